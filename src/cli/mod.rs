@@ -1,0 +1,1 @@
+//! Adapter: the command line, one file for each command.

@@ -1,0 +1,1 @@
+//! Adapter: where nodes and rollout targets are read and rewritten.

@@ -1,0 +1,1 @@
+//! Adapter: the pass: observe, plan, apply, report.

@@ -1,0 +1,324 @@
+//! Pure: `images/*.yaml`.
+
+use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::kernel::KernelFamily;
+
+/// The version of farrier's definition language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ApiVersion {
+    /// `farrier.dev/v1alpha1`.
+    #[serde(rename = "farrier.dev/v1alpha1")]
+    V1Alpha1,
+}
+
+/// A definition's metadata.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Metadata {
+    /// Name: a DNS label (RFC 1123), unique among definitions of its kind.
+    pub name: ImageName,
+}
+
+/// A DNS label: 1 to 63 characters of `[a-z0-9-]`, a letter or digit at both ends.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+pub struct ImageName(#[schemars(regex(pattern = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))] String);
+
+/// Why a string is not a definition's name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a name: 1 to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends")]
+pub struct ImageNameError(pub String);
+
+impl ImageName {
+    /// The name's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ImageName {
+    type Err = ImageNameError;
+
+    fn from_str(text: &str) -> Result<Self, ImageNameError> {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if (1..=63).contains(&text.len())
+            && text.chars().all(inner)
+            && !text.starts_with('-')
+            && !text.ends_with('-')
+        {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ImageNameError(text.chars().take(80).collect()))
+        }
+    }
+}
+
+impl TryFrom<String> for ImageName {
+    type Error = ImageNameError;
+
+    fn try_from(text: String) -> Result<Self, ImageNameError> {
+        text.parse()
+    }
+}
+
+impl From<ImageName> for String {
+    fn from(name: ImageName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for ImageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One file of `images/`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DriverImage {
+    /// Always `farrier.dev/v1alpha1`.
+    pub api_version: ApiVersion,
+    /// Always `DriverImage`.
+    pub kind: DriverImageKind,
+    /// The image's name.
+    pub metadata: Metadata,
+    /// What it says.
+    pub spec: DriverImageSpec,
+}
+
+/// The one value of an image's `kind`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DriverImageKind {
+    /// `DriverImage`.
+    DriverImage,
+}
+
+/// How a driver image is built and where it goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DriverImageSpec {
+    /// The driver's version.
+    pub version: VersionSpec,
+    /// The template's name: `templates/<template>.Dockerfile.hbs`.
+    pub template: String,
+    /// Values for the template, as `{{vars.<name>}}`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub vars: BTreeMap<String, String>,
+    /// What is compiled; each arrives in the build context as `sources/<name>/`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sources: Vec<SourceSpec>,
+    /// Patches, in order; those whose range holds the kernel arrive as `patches/<number>-<file name>`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub patches: Vec<PatchSpec>,
+    /// The nodes that the image is for.
+    #[serde(default)]
+    pub nodes: NodeSelector,
+    /// Range over the release's `x.y.z`, such as `>=4.18, <6.18`; every kernel when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<semver::VersionReq>,
+    /// Module names that must be in the payload and must pass the check.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modules: Vec<String>,
+    /// What surrounds the payload.
+    #[serde(default)]
+    pub runtime: RuntimeSpec,
+    /// Who makes the final image.
+    #[serde(default)]
+    pub output: Output,
+    /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
+    /// `kernel_release`, `os_id`, `os_version`, `arch`.
+    #[serde(default = "default_tags")]
+    pub tags: Vec<String>,
+    /// What to do when the tag exists with another input hash.
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+    /// What is rewritten when a kernel changes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rollout: Vec<RolloutSpec>,
+}
+
+/// The Network Operator's precompiled form, see `contracts.md` section 3.
+fn default_tags() -> Vec<String> {
+    vec!["{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}".to_owned()]
+}
+
+/// A driver's version: written down, or that of one of its `apt` sources.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum VersionSpec {
+    /// Written down.
+    Literal(String),
+    /// The upstream part of the version of the package behind the named `apt` source.
+    FromSource {
+        /// The source's name.
+        source: String,
+    },
+}
+
+/// One input that is compiled.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SourceSpec {
+    /// Its directory under `sources/` in the build context.
+    pub name: ImageName,
+    /// Where it comes from: exactly one of `path`, `url`, `apt`.
+    pub from: SourceOrigin,
+    /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the
+    /// tree (`usr/src/nvidia-open-kernel.tar.xz`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unpack: Option<String>,
+    /// The part of the (unpacked) tree that is used, as a relative path in which the last component
+    /// may hold one `*`; it must match exactly once. Default: the whole tree.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subdir: Option<String>,
+}
+
+/// Where a source comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum SourceOrigin {
+    /// A file (archive) or directory, relative to the definitions directory.
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// Expected sha256 of the file, hexadecimal. Not for directories.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sha256: Option<String>,
+    },
+    /// A download; archives are unpacked.
+    Url {
+        /// The address, `http` or `https`.
+        url: String,
+        /// sha256 of the file, hexadecimal.
+        sha256: String,
+    },
+    /// A package of a Debian-like archive, unpacked (not installed).
+    Apt(AptSource),
+}
+
+/// A package whose files are a source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AptSource {
+    /// The package's name.
+    pub package: String,
+    /// Its exact version; the suite's newest when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    /// Where to look for it.
+    #[serde(flatten)]
+    pub suites: crate::kernel::AptSuites,
+}
+
+/// A patch, applied by the template.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct PatchSpec {
+    /// The file, relative to the definitions directory.
+    pub path: PathBuf,
+    /// Range over the release's `x.y.z`; every kernel when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<semver::VersionReq>,
+}
+
+/// Nodes by label; an empty selector matches every node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeSelector {
+    /// Every one of these labels must be there with this value.
+    #[serde(default)]
+    pub match_labels: BTreeMap<String, String>,
+}
+
+/// What surrounds the payload in the image.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RuntimeSpec {
+    /// The image below the payload; nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<RuntimeBase>,
+    /// The image's entrypoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<String>,
+    /// Environment variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+}
+
+/// The image below the payload: exactly one field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum RuntimeBase {
+    /// Made with mmdebstrap from packages.
+    Bootstrap(crate::kernel::BootstrapSpec),
+    /// A reference to an image that exists.
+    Image(String),
+}
+
+/// Who makes the final image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Output {
+    /// farrier, from the payload that the `modules` stage leaves in `/out`.
+    #[default]
+    Payload,
+    /// The engine: the template is a complete Dockerfile.
+    Image,
+}
+
+/// What to do when a tag exists with another input hash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum OnConflict {
+    /// Report it and change nothing.
+    #[default]
+    Refuse,
+    /// Replace it.
+    Overwrite,
+}
+
+/// One thing whose image field is rewritten.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", tag = "strategy", deny_unknown_fields)]
+pub enum RolloutSpec {
+    /// A DaemonSet of the cluster whose nodes share one kernel.
+    Image {
+        /// The DaemonSet's namespace.
+        namespace: String,
+        /// The DaemonSet's name.
+        #[serde(rename = "daemonSet")]
+        daemon_set: String,
+        /// The container or init container whose image is set.
+        container: String,
+    },
+    /// A DaemonSet in a directory of manifests beside the cluster (GitOps).
+    File {
+        /// The file or directory, relative to the definitions directory.
+        path: PathBuf,
+        /// The DaemonSet's namespace.
+        namespace: String,
+        /// The DaemonSet's name.
+        #[serde(rename = "daemonSet")]
+        daemon_set: String,
+        /// The container or init container whose image is set.
+        container: String,
+    },
+}
+
+/// Everything that the definitions directory holds, beside the built-in defaults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Definitions {
+    /// Driver images, by name.
+    pub images: BTreeMap<ImageName, DriverImage>,
+    /// Kernel families in file-name order.
+    pub families: Vec<KernelFamily>,
+    /// Template texts by name.
+    pub templates: BTreeMap<String, String>,
+    /// Where relative paths in definitions start.
+    pub root: PathBuf,
+}

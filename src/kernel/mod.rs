@@ -1,0 +1,16 @@
+//! Pure: what a kernel is called, which target it is, and which family its headers come from.
+
+mod compiler;
+mod family;
+mod label;
+mod release;
+mod target;
+
+pub use compiler::{Compiler, CompilerKind, CompilerTextError};
+pub use family::{
+    AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, Toolchain,
+    match_family,
+};
+pub use label::{KernelLabel, LabelError};
+pub use release::{KernelRelease, ReleaseError};
+pub use target::{Architecture, ArchitectureError, KernelTarget, OsId, OsNameError, OsVersion};

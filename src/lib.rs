@@ -1,0 +1,20 @@
+//! farrier builds, checks, publishes and rolls out driver-container images for the kernels that a
+//! Kubernetes fleet runs, or is about to run.
+//!
+//! Dependencies point one way: `cli` -> `controller` -> adapters -> pure modules.
+#![forbid(unsafe_code)]
+
+pub mod archive;
+pub mod cache;
+pub mod cli;
+pub mod cluster;
+pub mod controller;
+pub mod engine;
+pub mod headers;
+pub mod image;
+pub mod kernel;
+pub mod kmod;
+pub mod oci;
+pub mod plan;
+pub mod registry;
+pub mod template;

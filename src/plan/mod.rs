@@ -1,0 +1,1 @@
+//! Pure: from a snapshot, the definitions and the clock to a plan.

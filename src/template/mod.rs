@@ -1,0 +1,1 @@
+//! Pure: Dockerfile templates, rendered strictly.
