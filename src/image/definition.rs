@@ -120,6 +120,7 @@ pub struct DriverImageSpec {
     pub nodes: NodeSelector,
     /// Range over the release's `x.y.z`, such as `>=4.18, <6.18`; every kernel when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub kernels: Option<semver::VersionReq>,
     /// Module names that must be in the payload and must pass the check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -223,6 +224,7 @@ pub struct PatchSpec {
     pub path: PathBuf,
     /// Range over the release's `x.y.z`; every kernel when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub kernels: Option<semver::VersionReq>,
 }
 
