@@ -42,6 +42,36 @@ pub struct ReferenceError {
     pub what: &'static str,
 }
 
+impl ReferenceError {
+    fn new(text: &str, what: &'static str) -> Self {
+        Self { text: text.chars().take(200).collect(), what }
+    }
+}
+
+/// A host name or address with an optional port.
+fn is_host(host: &str) -> bool {
+    let (name, port) = host.rsplit_once(':').map_or((host, None), |(name, port)| (name, Some(port)));
+    let port_fits = port.is_none_or(|port| port.parse::<u16>().is_ok());
+    !name.is_empty()
+        && port_fits
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || ".-".contains(c))
+        && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+/// Letters and digits, joined by `.`, `_`, `__` or any number of `-`.
+fn is_path_component(component: &str) -> bool {
+    let ends_well = |c: Option<char>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+    component.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c))
+        && ends_well(component.chars().next())
+        && ends_well(component.chars().next_back())
+        && !["..", "._", "_.", "___", ".-", "-."].iter().any(|run| component.contains(run))
+}
+
+/// The tag after the last `:` that is not a port's.
+fn split_tag(text: &str) -> Option<(&str, &str)> {
+    text.rsplit_once(':').filter(|(_, tag)| !tag.contains('/'))
+}
+
 impl Repository {
     /// The repository's text.
     pub fn as_str(&self) -> &str {
@@ -83,8 +113,18 @@ impl FromStr for Repository {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        let _ = text;
-        todo!("image")
+        // The OCI distribution specification's grammar; the host may have a port and upper-case letters.
+        let refused = || ReferenceError::new(text, "a repository ([host[:port]/]path of a-z, 0-9 and ._-)");
+        let (host, path) = match text.split_once('/') {
+            Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => (Some(host), path),
+            _ => (None, text),
+        };
+        let host_fits = host.is_none_or(is_host);
+        if text.len() <= 255 && host_fits && path.split('/').all(is_path_component) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(refused())
+        }
     }
 }
 
@@ -92,8 +132,12 @@ impl FromStr for Tag {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        let _ = text;
-        todo!("image")
+        let inner = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        if (1..=128).contains(&text.len()) && text.chars().all(inner) && !text.starts_with(['.', '-']) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ReferenceError::new(text, "a tag (1 to 128 of A-Za-z0-9_.-, not starting with . or -)"))
+        }
     }
 }
 
@@ -101,8 +145,12 @@ impl FromStr for Digest {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        let _ = text;
-        todo!("image")
+        let hex = text.strip_prefix("sha256:").unwrap_or_default();
+        if hex.len() == 64 && hex.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c)) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ReferenceError::new(text, "a digest (sha256: and 64 lower-case hexadecimal digits)"))
+        }
     }
 }
 
@@ -110,8 +158,15 @@ impl FromStr for ImageReference {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        let _ = text;
-        todo!("image")
+        // With both a tag and a digest the digest decides, as in every container runtime.
+        if let Some((name, digest)) = text.split_once('@') {
+            let name = split_tag(name).map_or(name, |(name, _)| name);
+            return Ok(Self { repository: name.parse()?, version: Version::Digest(digest.parse()?) });
+        }
+        match split_tag(text) {
+            Some((name, tag)) => Ok(Self { repository: name.parse()?, version: Version::Tag(tag.parse()?) }),
+            None => Err(ReferenceError::new(text, "an image reference with a tag or a digest")),
+        }
     }
 }
 
@@ -146,5 +201,36 @@ impl fmt::Display for Version {
 impl fmt::Display for ImageReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.repository, self.version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_come_apart_and_together() {
+        let digest = format!("sha256:{}", "ab".repeat(32));
+        for text in [
+            "127.0.0.1:5000/drivers/mstflint:4.33.0_1-6.1.0-47-amd64-debian12-amd64".to_owned(),
+            "localhost:5000/x:1".to_owned(),
+            "registry.example/team/image__x-y:latest".to_owned(),
+            format!("registry.example/a@{digest}"),
+        ] {
+            assert_eq!(text.parse::<ImageReference>().unwrap().to_string(), text);
+        }
+        let both: ImageReference = format!("registry.example:443/a:tag@{digest}").parse().unwrap();
+        assert_eq!(both.to_string(), format!("registry.example:443/a@{digest}"));
+    }
+
+    #[test]
+    fn hostile_references_are_refused() {
+        for text in [
+            "", ":tag", "a", "a:", "A/b:tag", "localhost/UPPER:1", "a/../b:1", "a//b:1", "a/b:-x", "host:port/a:1",
+            "a b:1", "a:$(reboot)", "a@sha256:12", "a:1\n", "host:99999/a:1", &format!("{}:1", "a".repeat(300)),
+        ] {
+            assert!(text.parse::<ImageReference>().is_err(), "{text:?}");
+        }
+        assert!("a".repeat(129).parse::<Tag>().is_err());
     }
 }

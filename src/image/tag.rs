@@ -1,7 +1,9 @@
 //! Pure: the tags of a driver image for one kernel target.
 
+use std::collections::BTreeMap;
+
 use super::Tag;
-use crate::kernel::KernelTarget;
+use crate::kernel::{KernelLabel, KernelTarget};
 
 /// What tag patterns may name.
 #[derive(Clone, Debug)]
@@ -40,6 +42,73 @@ pub enum TagError {
 
 /// Renders the patterns, in order, each result once.
 pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Tag>, TagError> {
-    let _ = (patterns, inputs);
-    todo!("image")
+    let TagInputs { version, target } = inputs;
+    let KernelTarget { os, os_version, release, arch } = target;
+    let label = KernelLabel::of(release);
+    let mut values = BTreeMap::from([
+        ("version", tag_safe(version)),
+        ("kernel_release", tag_safe(release.as_str())),
+        ("os_id", os.to_string()),
+        ("os_version", os_version.to_string()),
+        ("arch", arch.to_string()),
+    ]);
+    if let Some(label) = &label {
+        values.insert("kernel_label", label.to_string());
+    }
+    let mut tags = Vec::new();
+    for pattern in patterns {
+        if label.is_none() && pattern.contains("kernel_label") {
+            return Err(TagError::NoLabel(release.to_string()));
+        }
+        let text = crate::template::render_line(pattern, &values)
+            .map_err(|reason| TagError::Pattern { pattern: pattern.clone(), reason })?;
+        let tag: Tag = text.parse().map_err(|_| TagError::Form { pattern: pattern.clone(), text: text.clone() })?;
+        if !tags.contains(&tag) {
+            tags.push(tag);
+        }
+    }
+    Ok(tags)
+}
+
+/// The text with every character that a tag may not hold replaced by `_`.
+fn tag_safe(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tags(patterns: &[&str], version: &str, release: &str) -> Result<Vec<String>, TagError> {
+        let target = KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        };
+        let patterns: Vec<_> = patterns.iter().map(|p| (*p).to_owned()).collect();
+        let tags = render_tags(&patterns, &TagInputs { version, target: &target })?;
+        Ok(tags.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn tags_are_those_that_the_operators_compute() {
+        let network = "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}";
+        let gpu = "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}";
+        assert_eq!(
+            tags(&[network, gpu, network], "25.10-1.2.8.0-0", "6.1.192-acme+").unwrap(),
+            ["25.10-1.2.8.0-0-6.1.192-acme-debian12-amd64", "25.10-1.2.8.0-0-6.1.192-acme-debian12"]
+        );
+        assert_eq!(tags(&["{{version}}"], "4.33.0+1", "6.1.0").unwrap(), ["4.33.0_1"]);
+    }
+
+    #[test]
+    fn bad_patterns_say_what_is_wrong() {
+        let message = |pattern: &str| tags(&[pattern], "1", "6.1.0").unwrap_err().to_string();
+        assert!(message("{{kernel}}").contains("kernel"), "{}", message("{{kernel}}"));
+        assert!(message("-{{version}}").contains("not a tag"));
+        assert!(message("{{version").contains("{{version"));
+        let long = tags(&["{{kernel_label}}"], "1", &format!("6.1.{}", "9".repeat(60))).unwrap_err();
+        assert!(matches!(long, TagError::NoLabel(_)));
+    }
 }

@@ -143,6 +143,27 @@ pub struct BootstrapSpec {
 
 /// The first family, in file-name order, that matches the target.
 pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> Option<&'a KernelFamily> {
-    let _ = (families, target);
-    todo!("kernel")
+    families.iter().find(|family| family.spec.matches.is_match(target))
+}
+
+impl FamilyMatch {
+    /// Does every field that is given match?
+    pub fn is_match(&self, target: &KernelTarget) -> bool {
+        let Self { os, os_version, release, arch } = self;
+        (os.is_empty() || os.iter().any(|os| os == target.os.as_str()))
+            && os_version.as_deref().is_none_or(|pattern| whole_match(pattern, target.os_version.as_str()))
+            && release.as_deref().is_none_or(|pattern| whole_match(pattern, target.release.as_str()))
+            && arch.is_none_or(|arch| arch == target.arch)
+    }
+}
+
+/// The expression over the whole text. Loading a definition has proven that it compiles; one that does
+/// not matches nothing.
+fn whole_match(pattern: &str, text: &str) -> bool {
+    whole(pattern).is_ok_and(|expression| expression.is_match(text))
+}
+
+/// The regular expression of a definition, anchored at both ends.
+pub fn whole(pattern: &str) -> Result<regex::Regex, regex::Error> {
+    regex::RegexBuilder::new(&format!("^(?:{pattern})$")).size_limit(1 << 20).build()
 }

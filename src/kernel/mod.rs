@@ -9,7 +9,7 @@ mod target;
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
     AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, Toolchain,
-    match_family,
+    match_family, whole,
 };
 pub use label::{KernelLabel, LabelError};
 pub use release::{KernelRelease, ReleaseError};

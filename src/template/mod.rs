@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use handlebars::{Handlebars, RenderErrorReason};
 use serde::Serialize;
 
-use crate::kernel::KernelTarget;
+use crate::kernel::{KernelLabel, KernelTarget};
 
 /// What a template may name. An unknown variable is an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,15 +44,124 @@ pub struct TemplateError {
 }
 
 impl TemplateContext {
-    /// The context of one image for one kernel.
+    /// The context of one image (name, version) for one kernel, without lists and variables.
     pub fn new(toolchain: &str, image: (&str, &str), target: &KernelTarget) -> Self {
-        let _ = (toolchain, image, target);
-        todo!("template")
+        let KernelTarget { os, os_version, release, arch } = target;
+        let map = |pairs: &[(&str, String)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+        let version = release.version();
+        let mut kernel: BTreeMap<String, String> = map(&[
+            ("release", release.to_string()),
+            ("version", version.to_string()),
+            ("major", version.major.to_string()),
+            ("minor", version.minor.to_string()),
+        ]);
+        if let Some(label) = KernelLabel::of(release) {
+            kernel.insert("label".to_owned(), label.to_string());
+        }
+        Self {
+            toolchain: toolchain.to_owned(),
+            kernel,
+            os: map(&[("id", os.to_string()), ("version", os_version.to_string())]),
+            arch: arch.to_string(),
+            image: map(&[("name", image.0.to_owned()), ("version", image.1.to_owned())]),
+            modules: Vec::new(),
+            sources: Vec::new(),
+            patches: Vec::new(),
+            vars: BTreeMap::new(),
+        }
+    }
+
+    /// A line break in a value would start a new instruction of the Dockerfile.
+    fn value_with_line_break(&self) -> Option<&str> {
+        let Self { toolchain, kernel, os, arch, image, modules, sources, patches, vars } = self;
+        let maps = [kernel, os, image, vars].into_iter().flat_map(BTreeMap::values);
+        let lists = [modules, sources, patches].into_iter().flatten();
+        maps.chain(lists).chain([toolchain, arch]).map(String::as_str).find(|value| value.contains(['\n', '\r']))
     }
 }
 
 /// Renders a template; `name` is for messages.
 pub fn render(name: &str, text: &str, context: &TemplateContext) -> Result<String, TemplateError> {
-    let _ = (name, text, context);
-    todo!("template")
+    let failed = |line: Option<usize>, reason: String| TemplateError {
+        template: name.to_owned(),
+        line: line.unwrap_or_default(),
+        reason,
+    };
+    if let Some(value) = context.value_with_line_break() {
+        return Err(failed(None, format!("the value {value:?} holds a line break")));
+    }
+    let mut engine = engine();
+    engine
+        .register_template_string(name, text)
+        .map_err(|error| failed(error.pos().map(|(line, _)| line), error.reason().to_string()))?;
+    engine.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
+}
+
+/// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
+pub fn render_line(text: &str, values: &BTreeMap<&str, String>) -> Result<String, String> {
+    let mut engine = engine();
+    engine.register_template_string("line", text).map_err(|error| format!("{}: {text}", error.reason()))?;
+    engine.render("line", values).map_err(|error| reason(&error))
+}
+
+/// Strict, so that a mistyped variable is no empty string; and nothing is escaped, because a Dockerfile is
+/// no HTML.
+fn engine() -> Handlebars<'static> {
+    let mut engine = Handlebars::new();
+    engine.set_strict_mode(true);
+    engine.register_escape_fn(handlebars::no_escape);
+    engine
+}
+
+fn reason(error: &handlebars::RenderError) -> String {
+    match error.reason() {
+        RenderErrorReason::MissingVariable(Some(path)) => format!("there is no variable {path}"),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn context() -> TemplateContext {
+        let target = KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0-47-amd64".parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        };
+        let mut context = TemplateContext::new("localhost/base:1", ("mstflint", "4.33"), &target);
+        context.sources = vec!["mstflint".to_owned()];
+        context.vars.insert("dir".to_owned(), "kernel<&>".to_owned());
+        context
+    }
+
+    #[test]
+    fn every_value_is_at_hand_and_nothing_is_escaped() {
+        let text = "FROM {{toolchain}}\n{{#each sources}}COPY sources/{{this}}/ /build/\n{{/each}}RUN make K={{kernel.release}} \
+                    V={{kernel.version}} {{kernel.major}}.{{kernel.minor}} {{os.id}}{{os.version}} {{arch}} {{image.name}} {{vars.dir}}\n";
+        insta::assert_snapshot!(render("t", text, &context()).unwrap(), @r"
+        FROM localhost/base:1
+        COPY sources/mstflint/ /build/
+        RUN make K=6.1.0-47-amd64 V=6.1.0 6.1 debian12 amd64 mstflint kernel<&>
+        ");
+    }
+
+    #[test]
+    fn an_unknown_variable_is_an_error_with_its_line() {
+        let message = |text: &str| render("kbuild", text, &context()).unwrap_err().to_string();
+        insta::assert_snapshot!(message("FROM {{toolchain}}\nRUN {{kernel.relase}}\n"), @"template kbuild line 2: there is no variable kernel.relase");
+        insta::assert_snapshot!(message("FROM x\n\n{{vars.missing}}\n"), @"template kbuild line 3: there is no variable vars.missing");
+        assert!(message("{{#each sources}}{{nonesuch}}{{/each}}").contains("nonesuch"));
+        assert!(message("{{#if vars.nonesuch}}x{{/if}}").contains("nonesuch"));
+        assert!(message("a\n{{#if arch}}x").contains("kbuild line"));
+    }
+
+    #[test]
+    fn a_line_break_in_a_value_starts_no_instruction() {
+        let mut context = context();
+        context.vars.insert("dir".to_owned(), "x\nRUN curl".to_owned());
+        assert!(render("t", "{{vars.dir}}", &context).unwrap_err().reason.contains("line break"));
+    }
 }
