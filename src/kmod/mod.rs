@@ -1,24 +1,24 @@
 //! Pure: kernel modules: ELF, modinfo, vermagic, symbol versions, and what the loader would say.
 
-use crate::kernel::{Architecture, KernelRelease};
+mod check;
+mod config;
+mod elf;
+mod facts;
+mod load_order;
+mod module;
+mod report;
+mod resolve;
+mod rules;
+mod symvers;
+mod vermagic;
 
-/// What a header set says about its kernel.
-#[derive(Clone, Debug)]
-pub struct KernelFacts {
-    /// The release, from `include/config/kernel.release` or `utsrelease.h`.
-    pub release: KernelRelease,
-    /// Architecture.
-    pub arch: Architecture,
-    /// `include/config/auto.conf`, parsed.
-    pub config: KernelConfig,
-    /// `Module.symvers`; `None` when the header set has none.
-    pub symbols: Option<SymbolTable>,
-}
+#[cfg(test)]
+mod testing;
 
-/// The kernel's configuration.
-#[derive(Clone, Debug, Default)]
-pub struct KernelConfig;
-
-/// A `Module.symvers`.
-#[derive(Clone, Debug, Default)]
-pub struct SymbolTable;
+pub use check::{CheckRequest, NeededTable, PayloadModule, check};
+pub use config::{ConfigError, KernelConfig};
+pub use facts::KernelFacts;
+pub use module::{Module, ModuleError, ModuleExport, UndefinedSymbol, module_name};
+pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict};
+pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
+pub use vermagic::{Difference, Vermagic};

@@ -1,0 +1,221 @@
+//! Pure: what the kernel's own loader would say about the modules of a payload.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{
+    CheckReport, Finding, KernelFacts, Module, ModuleError, ModuleReport, Rule, SymbolTable, Verdict,
+    load_order::{LoadOrder, load_order},
+    module_name,
+    resolve::{Import, Provider, Resolver},
+    rules::{self, Subject},
+};
+
+/// What is checked against what.
+#[derive(Clone, Copy, Debug)]
+pub struct CheckRequest<'a> {
+    /// The kernel, from its header set.
+    pub kernel: &'a KernelFacts,
+    /// What the images export that were compiled against, in the order of `needs`.
+    pub needs: &'a [NeededTable],
+    /// All modules of the payload.
+    pub modules: &'a [PayloadModule],
+    /// Names of modules that must be there, `-` and `_` being the same.
+    pub required: &'a [String],
+}
+
+/// What a needed image exports.
+#[derive(Clone, Debug)]
+pub struct NeededTable {
+    /// The image's name, or what else tells people where the table is from.
+    pub image: String,
+    /// The `Module.symvers` of its exposed headers.
+    pub symbols: SymbolTable,
+}
+
+/// A module file of a payload.
+#[derive(Clone, Debug)]
+pub struct PayloadModule {
+    /// The file, relative to the payload.
+    pub path: String,
+    /// What it says, or why it is no module.
+    pub module: Result<Module, ModuleError>,
+}
+
+/// Says what the kernel would say. The same request gives the same report, byte for byte.
+pub fn check(request: &CheckRequest<'_>) -> CheckReport {
+    let &CheckRequest { kernel, modules, required, .. } = request;
+    let resolver = Resolver::new(request);
+    let imports: Vec<Vec<Import<'_>>> = modules
+        .iter()
+        .map(|payload| payload.module.as_ref().map_or_else(|_| Vec::new(), |module| resolver.imports(module)))
+        .collect();
+    let needs: Vec<BTreeSet<usize>> = imports.iter().map(|imports| payload_needs(imports)).collect();
+    let order = load_order(&needs);
+    let tainted = inherited_taint(request, &order, &needs);
+
+    let mut reports: Vec<ModuleReport> = modules
+        .iter()
+        .zip(&imports)
+        .zip(&tainted)
+        .map(|((payload, imports), &tainted_by)| match &payload.module {
+            Ok(module) => report(
+                payload,
+                module.name.clone(),
+                rules::apply(&Subject { kernel, module, imports, tainted_by }),
+            ),
+            Err(error) => report(payload, module_name(&payload.path), vec![unreadable(error)]),
+        })
+        .collect();
+    follow_dependencies(&mut reports, &order, &needs);
+
+    let findings = [missing(&reports, required), duplicates(&reports)].concat();
+    let load_order = order.order.iter().filter_map(|&index| modules.get(index));
+    CheckReport {
+        kernel: kernel.release.to_string(),
+        architecture: kernel.arch,
+        verdict: worst(&findings).max(reports.iter().map(|report| report.verdict).max().unwrap_or_default()),
+        load_order: load_order
+            .filter_map(|p| p.module.as_ref().ok())
+            .map(|module| module.name.clone())
+            .collect(),
+        findings,
+        modules: reports,
+    }
+}
+
+fn worst(findings: &[Finding]) -> Verdict {
+    findings.iter().map(|finding| finding.verdict).max().unwrap_or_default()
+}
+
+fn report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> ModuleReport {
+    ModuleReport { path: payload.path.clone(), name, verdict: worst(&findings), findings }
+}
+
+fn unreadable(error: &ModuleError) -> Finding {
+    Finding {
+        rule: Rule::Elf,
+        verdict: error.verdict(),
+        subject: "file".to_owned(),
+        message: error.to_string(),
+        found: None,
+        wanted: None,
+        remedy: error.remedy().to_owned(),
+    }
+}
+
+fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
+    let provider = |import: &Import<'_>| match import.provider {
+        Provider::Payload { index, .. } => Some(index),
+        Provider::Needed { .. }
+        | Provider::Kernel(_)
+        | Provider::Replaced { .. }
+        | Provider::Nobody
+        | Provider::Untold => None,
+    };
+    imports.iter().filter_map(provider).collect()
+}
+
+/// For each module, the proprietary one of the payload whose taint it inherits, directly or through others.
+/// Linux inherits it since 5.9 (commit 262e6ae7081d).
+fn inherited_taint<'a>(
+    request: &CheckRequest<'a>,
+    order: &LoadOrder,
+    needs: &[BTreeSet<usize>],
+) -> Vec<Option<&'a str>> {
+    let mut inherited: Vec<Option<&'a str>> = vec![None; request.modules.len()];
+    if request.kernel.release.version() < semver::Version::new(5, 9, 0) {
+        return inherited;
+    }
+    let proprietary = |index: usize| {
+        let module = request.modules.get(index)?.module.as_ref().ok()?;
+        (!module.is_gpl_compatible()).then_some(module.name.as_str())
+    };
+    for &index in &order.order {
+        let mut needed = needs.get(index).into_iter().flatten();
+        let taint = needed
+            .find_map(|&needed| proprietary(needed).or_else(|| inherited.get(needed).copied().flatten()));
+        if let Some(place) = inherited.get_mut(index) {
+            *place = taint;
+        }
+    }
+    inherited
+}
+
+/// A module does not load if one that it needs does not. Goes through the load order, so that it carries on.
+fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &[BTreeSet<usize>]) {
+    for index in order.order.iter().copied().chain(order.circular.iter().copied()) {
+        let mut findings = Vec::new();
+        for needed in needs.get(index).into_iter().flatten().filter_map(|&needed| reports.get(needed)) {
+            if needed.verdict > Verdict::Loads {
+                findings.push(Finding {
+                    rule: Rule::Dependency,
+                    verdict: needed.verdict,
+                    subject: needed.name.clone(),
+                    message: match needed.verdict {
+                        Verdict::Refused => format!("needs {}, which the kernel refuses", needed.name),
+                        Verdict::Loads | Verdict::Unknown => {
+                            format!("needs {}, of which it is not known whether it loads", needed.name)
+                        }
+                    },
+                    found: None,
+                    wanted: None,
+                    remedy: format!("settle what is said of {}", needed.name),
+                });
+            }
+        }
+        if order.circular.contains(&index) {
+            findings.push(Finding {
+                rule: Rule::Dependency,
+                verdict: Verdict::Refused,
+                subject: "circle".to_owned(),
+                message: "needs, directly or through others, modules that need each other in a circle"
+                    .to_owned(),
+                found: None,
+                wanted: None,
+                remedy: "build the modules together, as their own makefile does".to_owned(),
+            });
+        }
+        if let Some(report) = reports.get_mut(index) {
+            report.verdict = report.verdict.max(worst(&findings));
+            report.findings.append(&mut findings);
+        }
+    }
+}
+
+fn missing(reports: &[ModuleReport], required: &[String]) -> Vec<Finding> {
+    let present: BTreeSet<&str> = reports.iter().map(|report| report.name.as_str()).collect();
+    let wanted: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
+    wanted
+        .into_iter()
+        .filter(|name| !present.contains(name.as_str()))
+        .map(|name| Finding {
+            rule: Rule::RequiredModule,
+            verdict: Verdict::Refused,
+            message: format!("module {name} is required, and the payload does not hold it"),
+            subject: name,
+            found: None,
+            wanted: None,
+            remedy: "look in the build log why it was not compiled or not installed under /out".to_owned(),
+        })
+        .collect()
+}
+
+fn duplicates(reports: &[ModuleReport]) -> Vec<Finding> {
+    let mut paths: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for report in reports {
+        paths.entry(&report.name).or_default().push(&report.path);
+    }
+    paths
+        .into_iter()
+        .filter(|(_, paths)| paths.len() > 1)
+        .map(|(name, paths)| Finding {
+            rule: Rule::DuplicateModule,
+            verdict: Verdict::Unknown,
+            subject: name.to_owned(),
+            message: format!("module {name} is in the payload {} times, and depmod takes one", paths.len()),
+            found: Some(paths.join(", ")),
+            wanted: None,
+            remedy: "install it once".to_owned(),
+        })
+        .collect()
+}

@@ -1,0 +1,234 @@
+//! Pure: a module file's ELF structure, checked as the kernel's loader checks it before it reads on.
+
+use object::{
+    LittleEndian, ReadRef,
+    elf::{self, FileHeader64, SectionHeader64, Sym64},
+    pod::slice_from_bytes,
+};
+
+use super::ModuleError;
+
+const LE: LittleEndian = LittleEndian;
+
+/// Bytes of one table that are read into memory. The largest known module with debug information, nvidia.ko,
+/// has 6 MB of names; a hostile file may claim any size.
+const MAX_TABLE: u64 = 256 << 20;
+
+/// Bytes of one name: eight times the kernel's limit. Without a bound, a million symbols that share one name
+/// of a hundred megabytes would keep a reader busy for hours.
+const MAX_NAME: usize = 4096;
+
+/// The section headers of a relocatable object, each section lying within the file.
+pub(super) struct Elf<'d, R> {
+    data: R,
+    machine: u16,
+    headers: &'d [SectionHeader64<LittleEndian>],
+    names: &'d [u8],
+}
+
+/// The one symbol table of a module.
+pub(super) struct Symbols<'d> {
+    entries: &'d [Sym64<LittleEndian>],
+    names: &'d [u8],
+}
+
+/// Where a symbol is defined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    Undefined,
+    Absolute,
+    Common,
+    Section(usize),
+    Other,
+}
+
+/// One symbol.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Symbol<'d> {
+    pub name: &'d [u8],
+    pub place: Place,
+    pub value: u64,
+    pub weak: bool,
+}
+
+impl<'d, R: ReadRef<'d>> Elf<'d, R> {
+    /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step.
+    pub fn parse(data: R) -> Result<Self, ModuleError> {
+        let length = data.len().map_err(|()| ModuleError::Read { what: "the file's length" })?;
+        let ident = data.read_bytes_at(0, 6).map_err(|()| ModuleError::NotElf)?;
+        if !ident.starts_with(&elf::ELFMAG) {
+            return Err(ModuleError::NotElf);
+        }
+        if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
+            return Err(ModuleError::Class);
+        }
+        let header: &FileHeader64<LittleEndian> =
+            data.read_at(0).map_err(|()| ModuleError::Header("the file ends in its header"))?;
+        if header.e_type.get(LE) != elf::ET_REL {
+            return Err(ModuleError::NotRelocatable(header.e_type.get(LE).0));
+        }
+        let count = usize::from(header.e_shnum.get(LE));
+        let table = (count * size_of::<SectionHeader64<LittleEndian>>()) as u64;
+        if usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LittleEndian>>() {
+            return Err(ModuleError::Header("its section headers have an impossible size"));
+        }
+        let offset = header.e_shoff.get(LE);
+        if offset >= length || table > length - offset {
+            return Err(ModuleError::Header("its section headers lie outside the file: it is truncated"));
+        }
+        let headers: &[SectionHeader64<LittleEndian>] = data
+            .read_slice_at(offset, count)
+            .map_err(|()| ModuleError::Header("its section headers cannot be read"))?;
+        let names_index = usize::from(header.e_shstrndx.get(LE).0);
+        let mut elf = Self { data, machine: header.e_machine.get(LE).0, headers, names: &[] };
+        let names = headers
+            .get(names_index)
+            .filter(|_| names_index != 0)
+            .ok_or(ModuleError::Header("it has no table of section names"))?;
+        elf.check_range(names_index, names, length)?;
+        elf.names = elf.contents(names_index)?;
+        if elf.names.last() != Some(&0) {
+            return Err(ModuleError::Header("its section names do not end"));
+        }
+        let first = headers.first().ok_or(ModuleError::Header("it has no sections"))?;
+        if first.sh_type.get(LE) != elf::SHT_NULL || first.sh_size.get(LE) != 0 || first.sh_addr.get(LE) != 0
+        {
+            return Err(ModuleError::Header("its first section is not empty"));
+        }
+        for (index, section) in headers.iter().enumerate().skip(1) {
+            let kind = section.sh_type.get(LE);
+            if kind == elf::SHT_NULL || kind == elf::SHT_NOBITS {
+                continue;
+            }
+            elf.check_range(index, section, length)?;
+            let allocated = section.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0;
+            if allocated && section.sh_name.get(LE) as usize >= elf.names.len() {
+                return Err(ModuleError::Header("a section's name lies outside the names"));
+            }
+        }
+        Ok(elf)
+    }
+
+    /// `e_machine`.
+    pub fn machine(&self) -> u16 {
+        self.machine
+    }
+
+    /// A section's name; empty where it has none.
+    pub fn name(&self, index: usize) -> &'d [u8] {
+        let offset = self.headers.get(index).map_or(0, |header| header.sh_name.get(LE) as usize);
+        string_at(self.names, offset).unwrap_or(b"")
+    }
+
+    /// The first section of this name that is loaded, which is the one that the kernel takes (`find_sec`).
+    pub fn find(&self, name: &str) -> Option<usize> {
+        (1..self.headers.len()).find(|&index| {
+            let allocated =
+                self.headers.get(index).is_some_and(|h| h.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0);
+            allocated && self.name(index) == name.as_bytes()
+        })
+    }
+
+    /// Is there any section of this name, loaded or not?
+    pub fn has(&self, name: &str) -> bool {
+        (1..self.headers.len()).any(|index| self.name(index) == name.as_bytes())
+    }
+
+    /// A section's bytes; none for one that has none in the file.
+    pub fn contents(&self, index: usize) -> Result<&'d [u8], ModuleError> {
+        let Some(header) = self.headers.get(index) else { return Ok(&[]) };
+        if header.sh_type.get(LE) == elf::SHT_NOBITS {
+            return Ok(&[]);
+        }
+        let size = header.sh_size.get(LE);
+        if size > MAX_TABLE {
+            return Err(ModuleError::TooLarge { section: self.label(index), size });
+        }
+        self.data
+            .read_bytes_at(header.sh_offset.get(LE), size)
+            .map_err(|()| ModuleError::Read { what: "a section" })
+    }
+
+    /// A section's size, whether or not the file holds its bytes.
+    pub fn size(&self, index: usize) -> u64 {
+        self.headers.get(index).map_or(0, |header| header.sh_size.get(LE))
+    }
+
+    /// The module's symbols. The kernel takes a module with exactly one table (`elf_validity_cache_index_sym`).
+    pub fn symbols(&self) -> Result<Symbols<'d>, ModuleError> {
+        let mut tables =
+            self.headers.iter().enumerate().filter(|(_, h)| h.sh_type.get(LE) == elf::SHT_SYMTAB);
+        let (index, header) = tables.next().ok_or(ModuleError::NoSymbols)?;
+        if tables.next().is_some() {
+            return Err(self.malformed(index, "is not the only symbol table"));
+        }
+        let link = header.sh_link.get(LE) as usize;
+        if link == 0 || link >= self.headers.len() {
+            return Err(self.malformed(index, "has no table of names"));
+        }
+        let names = self.contents(link)?;
+        if names.last() != Some(&0) {
+            return Err(self.malformed(link, "does not end with a zero byte"));
+        }
+        let bytes = self.contents(index)?;
+        let count = bytes.len() / size_of::<Sym64<LittleEndian>>();
+        let (entries, _) = slice_from_bytes(bytes, count)
+            .map_err(|()| self.malformed(index, "is not aligned in the file"))?;
+        Ok(Symbols { entries, names })
+    }
+
+    /// An error that names the section.
+    pub fn malformed(&self, index: usize, reason: &'static str) -> ModuleError {
+        ModuleError::Malformed { section: self.label(index), reason }
+    }
+
+    fn label(&self, index: usize) -> String {
+        match self.name(index) {
+            b"" => format!("number {index}"),
+            name => String::from_utf8_lossy(name).chars().take(64).collect(),
+        }
+    }
+
+    fn check_range(
+        &self,
+        index: usize,
+        header: &SectionHeader64<LittleEndian>,
+        length: u64,
+    ) -> Result<(), ModuleError> {
+        let (offset, size) = (header.sh_offset.get(LE), header.sh_size.get(LE));
+        match offset.checked_add(size) {
+            Some(end) if end <= length => Ok(()),
+            _ => Err(ModuleError::Outside { section: self.label(index), offset, size, length }),
+        }
+    }
+}
+
+impl<'d> Symbols<'d> {
+    /// All but the null symbol.
+    pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>, ModuleError>> {
+        let names = self.names;
+        self.entries.iter().skip(1).map(move |entry| {
+            let name =
+                string_at(names, entry.st_name.get(LE) as usize).ok_or_else(|| ModuleError::Malformed {
+                    section: ".symtab".to_owned(),
+                    reason: "names a symbol outside its names",
+                })?;
+            let place = match entry.st_shndx.get(LE) {
+                elf::SHN_UNDEF => Place::Undefined,
+                elf::SHN_ABS => Place::Absolute,
+                elf::SHN_COMMON => Place::Common,
+                index if index.0 < elf::SHN_LORESERVE => Place::Section(usize::from(index.0)),
+                _ => Place::Other,
+            };
+            let weak = entry.st_info.st_bind() == elf::STB_WEAK;
+            Ok(Symbol { name, place, value: entry.st_value.get(LE), weak })
+        })
+    }
+}
+
+/// The zero-terminated string at an offset. One of more than [`MAX_NAME`] bytes is none.
+pub(super) fn string_at(bytes: &[u8], offset: usize) -> Option<&[u8]> {
+    let rest = bytes.get(offset..)?;
+    let end = rest.iter().take(MAX_NAME).position(|&byte| byte == 0)?;
+    rest.get(..end)
+}

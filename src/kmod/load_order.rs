@@ -1,0 +1,80 @@
+//! Pure: in which order the modules of a payload are loaded.
+
+use std::collections::BTreeSet;
+
+/// The order in which modules can be loaded, each after those that it needs; ties by place in the request.
+pub(super) struct LoadOrder {
+    /// Places of modules that can be ordered.
+    pub order: Vec<usize>,
+    /// Places of modules that need each other in a circle, or need one that does.
+    pub circular: BTreeSet<usize>,
+}
+
+/// `needs[i]` holds the places of the modules that module `i` needs.
+pub(super) fn load_order(needs: &[BTreeSet<usize>]) -> LoadOrder {
+    let mut missing: Vec<usize> = needs.iter().map(BTreeSet::len).collect();
+    let mut users: Vec<Vec<usize>> = vec![Vec::new(); needs.len()];
+    for (module, needed) in needs.iter().enumerate() {
+        for &other in needed {
+            if let Some(list) = users.get_mut(other) {
+                list.push(module);
+            }
+        }
+    }
+    let mut ready: BTreeSet<usize> =
+        (0..needs.len()).filter(|&module| missing.get(module) == Some(&0)).collect();
+    let mut order = Vec::with_capacity(needs.len());
+    while let Some(module) = ready.pop_first() {
+        order.push(module);
+        for &user in users.get(module).into_iter().flatten() {
+            if let Some(count) = missing.get_mut(user) {
+                *count -= 1;
+                if *count == 0 {
+                    ready.insert(user);
+                }
+            }
+        }
+    }
+    let done: BTreeSet<usize> = order.iter().copied().collect();
+    LoadOrder { order, circular: (0..needs.len()).filter(|module| !done.contains(module)).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sets(needs: &[&[usize]]) -> Vec<BTreeSet<usize>> {
+        needs.iter().map(|list| list.iter().copied().collect()).collect()
+    }
+
+    #[test]
+    fn what_is_needed_comes_first() {
+        assert_eq!(load_order(&sets(&[&[2], &[], &[1]])).order, [1, 2, 0]);
+    }
+
+    #[test]
+    fn a_circle_is_told_apart() {
+        let LoadOrder { order, circular } = load_order(&sets(&[&[1], &[0], &[], &[0]]));
+        assert_eq!(order, [2]);
+        assert_eq!(circular, BTreeSet::from([0, 1, 3]));
+    }
+
+    proptest! {
+        #[test]
+        fn every_order_respects_the_needs(edges in prop::collection::vec((0_usize..20, 0_usize..20), 0..60)) {
+            let mut needs = vec![BTreeSet::new(); 20];
+            for (a, b) in edges {
+                if a != b {
+                    needs[a].insert(b);
+                }
+            }
+            let LoadOrder { order, circular } = load_order(&needs);
+            prop_assert_eq!(order.len() + circular.len(), 20);
+            for (place, module) in order.iter().enumerate() {
+                prop_assert!(needs[*module].iter().all(|n| order[..place].contains(n)));
+            }
+        }
+    }
+}

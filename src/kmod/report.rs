@@ -1,0 +1,131 @@
+//! Pure: what a check found out, for people and for programs.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use crate::kernel::Architecture;
+
+/// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Verdict {
+    /// Nothing speaks against it.
+    #[default]
+    Loads,
+    /// The header set cannot tell. Unknown is not fine.
+    Unknown,
+    /// The kernel would refuse it.
+    Refused,
+}
+
+impl Verdict {
+    /// The word of the vocabulary: `loads`, `unknown`, `refused`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loads => "loads",
+            Self::Unknown => "unknown",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// The rule of the loader that a finding is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Rule {
+    /// The file is a relocatable object for this machine, whole and well-formed.
+    Elf,
+    /// Its `vermagic` is the kernel's.
+    Vermagic,
+    /// The symbol versions that it was built with are those of the exporters.
+    SymbolVersion,
+    /// Every symbol that it needs is exported.
+    UndefinedSymbol,
+    /// It uses `EXPORT_SYMBOL_GPL` symbols only under a licence that is compatible.
+    Licence,
+    /// It imports the namespaces of the symbols that it uses.
+    Namespace,
+    /// It exports nothing that the kernel itself exports.
+    DuplicateExport,
+    /// The modules of the payload that it needs load.
+    Dependency,
+    /// A module that must be in the payload is there.
+    RequiredModule,
+    /// No two files of the payload are the same module.
+    DuplicateModule,
+}
+
+/// One reason for a verdict, or a warning that the loader would print.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// The rule.
+    pub rule: Rule,
+    /// What it means for the module. `loads` is a warning.
+    pub verdict: Verdict,
+    /// The symbol, field or module that it is about.
+    pub subject: String,
+    /// What is wrong, a lower-case fragment that names the subject.
+    pub message: String,
+    /// What the module has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub found: Option<String>,
+    /// What the kernel wants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<String>,
+    /// What to do about it, or what would settle it.
+    pub remedy: String,
+}
+
+impl fmt::Display for Finding {
+    /// One line without the remedy: what is wrong, what was found and what is wanted.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)?;
+        match (&self.found, &self.wanted) {
+            (Some(found), Some(wanted)) => write!(f, ": found {found}, wanted {wanted}"),
+            (Some(found), None) => write!(f, ": found {found}"),
+            (None, Some(wanted)) => write!(f, ": wanted {wanted}"),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// What was found out about one module.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ModuleReport {
+    /// The file, relative to the payload.
+    pub path: String,
+    /// The module's name as `lsmod` shows it; from the file's name where the file cannot be read.
+    pub name: String,
+    /// The worst of the findings.
+    pub verdict: Verdict,
+    /// Reasons, in the order of the loader's checks, then by subject.
+    pub findings: Vec<Finding>,
+}
+
+/// What the kernel would say about a payload.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckReport {
+    /// The kernel's release.
+    pub kernel: String,
+    /// The kernel's architecture.
+    pub architecture: Architecture,
+    /// The worst of the modules' verdicts and of `findings`.
+    pub verdict: Verdict,
+    /// What concerns the set and no single file of it.
+    pub findings: Vec<Finding>,
+    /// One for each file, in the order of their paths.
+    pub modules: Vec<ModuleReport>,
+    /// The names of the readable modules, each after those of the payload that it needs.
+    pub load_order: Vec<String>,
+}

@@ -1,0 +1,119 @@
+//! Pure: who, on the node, would provide each symbol that a module needs.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::{CheckRequest, ExportedSymbol, Module, ModuleExport, NeededTable, SymbolTable, UndefinedSymbol};
+
+/// The modules of a payload that can be read, and everything that they can be linked against.
+pub(super) struct Resolver<'a> {
+    kernel: Option<&'a SymbolTable>,
+    needs: &'a [NeededTable],
+    /// Symbol to payload module and its export.
+    exports: HashMap<&'a str, (usize, &'a Module, &'a ModuleExport)>,
+    /// Modules that replace the kernel's own of the same name, and whose they are: `None` is the payload.
+    replaced: BTreeMap<String, Option<&'a str>>,
+}
+
+/// One needed symbol and who provides it.
+pub(super) struct Import<'a> {
+    pub symbol: &'a UndefinedSymbol,
+    pub provider: Provider<'a>,
+}
+
+/// Who provides a symbol.
+pub(super) enum Provider<'a> {
+    /// Another module of the payload, by its place in the request.
+    Payload { index: usize, module: &'a Module, export: &'a ModuleExport },
+    /// A needed image's module.
+    Needed { image: &'a str, symbol: ExportedSymbol<'a> },
+    /// The kernel, or one of its own modules.
+    Kernel(ExportedSymbol<'a>),
+    /// One of the kernel's own modules would, if the payload or the needed image did not replace it by one
+    /// of the same name that does not.
+    Replaced { module: String, image: Option<&'a str> },
+    /// Nobody.
+    Nobody,
+    /// The header set has no symbol table, so it cannot be told.
+    Untold,
+}
+
+/// What matters of an export, whoever it is from.
+pub(super) struct Export<'a> {
+    /// `None` where a module of the payload does not tell.
+    pub crc: Option<u32>,
+    pub gpl_only: bool,
+    pub namespace: Option<&'a str>,
+}
+
+impl<'a> Resolver<'a> {
+    pub fn new(request: &CheckRequest<'a>) -> Self {
+        let mut exports = HashMap::new();
+        let mut replaced = BTreeMap::new();
+        for need in request.needs {
+            replaced
+                .extend(need.symbols.exporters().map(|e| (super::module_name(e), Some(need.image.as_str()))));
+        }
+        for (index, payload) in request.modules.iter().enumerate() {
+            let Ok(module) = &payload.module else { continue };
+            replaced.insert(module.name.clone(), None);
+            for export in &module.exports {
+                exports.entry(export.name.as_str()).or_insert((index, module, export));
+            }
+        }
+        Self { kernel: request.kernel.symbols.as_ref(), needs: request.needs, exports, replaced }
+    }
+
+    pub fn imports(&self, module: &'a Module) -> Vec<Import<'a>> {
+        let import = |symbol: &'a UndefinedSymbol| Import { symbol, provider: self.provider(&symbol.name) };
+        module.undefined.iter().map(import).collect()
+    }
+
+    /// The payload comes first, because it is what is loaded; then the images that it was compiled against; then
+    /// the kernel with those of its own modules that neither replaces.
+    fn provider(&self, symbol: &str) -> Provider<'a> {
+        if let Some(&(index, module, export)) = self.exports.get(symbol) {
+            return Provider::Payload { index, module, export };
+        }
+        for need in self.needs {
+            if let Some(symbol) = need.symbols.get(symbol) {
+                return Provider::Needed { image: &need.image, symbol };
+            }
+        }
+        let Some(kernel) = self.kernel else { return Provider::Untold };
+        let Some(found) = kernel.get(symbol) else { return Provider::Nobody };
+        let module = found.module_name();
+        match self.replaced.get(&module) {
+            Some(&image) => Provider::Replaced { module, image },
+            None => Provider::Kernel(found),
+        }
+    }
+}
+
+impl<'a> Provider<'a> {
+    /// The export, where there is one.
+    pub fn export(&self) -> Option<Export<'a>> {
+        match self {
+            Self::Payload { export, .. } => Some(Export {
+                crc: export.crc,
+                gpl_only: export.gpl_only,
+                namespace: export.namespace.as_deref(),
+            }),
+            Self::Needed { symbol, .. } | Self::Kernel(symbol) => {
+                Some(Export { crc: Some(symbol.crc), gpl_only: symbol.gpl_only, namespace: symbol.namespace })
+            }
+            Self::Replaced { .. } | Self::Nobody | Self::Untold => None,
+        }
+    }
+
+    /// The exporter, for people: `the kernel`, `ib_core of mofed`, `nvidia of this payload`.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Payload { module, .. } => format!("{} of this payload", module.name),
+            Self::Needed { image, symbol } => format!("{} of {image}", symbol.module_name()),
+            Self::Kernel(symbol) if symbol.module == "vmlinux" => "the kernel".to_owned(),
+            Self::Kernel(symbol) => format!("the kernel's {}", symbol.module_name()),
+            Self::Replaced { module, .. } => format!("the kernel's {module}"),
+            Self::Nobody | Self::Untold => "nobody".to_owned(),
+        }
+    }
+}

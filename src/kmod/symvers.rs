@@ -1,0 +1,321 @@
+//! Pure: `Module.symvers`: what a kernel, or a driver, exports, in which version.
+
+use std::collections::HashMap;
+
+/// Rows that a table may have. Distribution kernels export about 30,000 symbols.
+const MAX_ROWS: usize = 4_000_000;
+/// Bytes of one symbol's name (`KSYM_NAME_LEN` in the kernel's `include/linux/kallsyms.h`).
+const MAX_NAME: usize = 512;
+
+/// A `Module.symvers`: exported symbols by name. Names lie in one string and rows are 20 bytes, because a
+/// run holds one table for each kernel and needed image.
+#[derive(Clone, Debug, Default)]
+pub struct SymbolTable {
+    /// All names, one after the other.
+    names: String,
+    /// Sorted by name.
+    rows: Vec<Row>,
+    /// Exporting modules, as written: `vmlinux`, `drivers/infiniband/core/ib_core`.
+    modules: Vec<Box<str>>,
+    /// Namespaces.
+    namespaces: Vec<Box<str>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    crc: u32,
+    start: u32,
+    length: u16,
+    gpl_only: bool,
+    module: u32,
+    /// Index plus one; 0 is none.
+    namespace: u32,
+}
+
+/// One exported symbol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportedSymbol<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its version; 0 where the kernel was built without symbol versions.
+    pub crc: u32,
+    /// Who exports it: `vmlinux`, or a module's path without its ending.
+    pub module: &'a str,
+    /// Exported with `EXPORT_SYMBOL_GPL`.
+    pub gpl_only: bool,
+    /// The namespace that a user must import.
+    pub namespace: Option<&'a str>,
+}
+
+/// Why a text is not a symbol table.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SymbolTableError {
+    /// A line without the table's columns.
+    #[error("line {line} of the symbol table {reason}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// More than any kernel exports.
+    #[error("the symbol table has more than {MAX_ROWS} lines or 4 GiB of names")]
+    Size,
+}
+
+impl ExportedSymbol<'_> {
+    /// The exporter's name as `lsmod` shows it: `drivers/infiniband/core/ib_core` is `ib_core`.
+    pub fn module_name(&self) -> String {
+        super::module_name(self.module)
+    }
+}
+
+impl SymbolTable {
+    /// Reads a table of any kernel since 2.6: tab-separated `crc name module [export [namespace]]`; Linux 5.4
+    /// and 5.5 first shipped with the namespace as third column (put last by commit 5190044c2965). A
+    /// symbol that is there twice counts as it stands first.
+    pub fn parse(text: &str) -> Result<Self, SymbolTableError> {
+        let mut table = Self { names: String::with_capacity(text.len() / 2), ..Self::default() };
+        table.rows.reserve(text.len() / 64);
+        let (mut modules, mut namespaces) = (HashMap::new(), HashMap::new());
+        for (index, line) in text.lines().enumerate() {
+            if line.is_empty() {
+                continue;
+            }
+            let symbol =
+                columns(line).map_err(|reason| SymbolTableError::Line { line: index + 1, reason })?;
+            let start = u32::try_from(table.names.len()).map_err(|_| SymbolTableError::Size)?;
+            let length = u16::try_from(symbol.name.len()).map_err(|_| SymbolTableError::Size)?;
+            if table.rows.len() == MAX_ROWS {
+                return Err(SymbolTableError::Size);
+            }
+            table.names.push_str(symbol.name);
+            table.rows.push(Row {
+                crc: symbol.crc,
+                start,
+                length,
+                gpl_only: symbol.gpl_only,
+                module: intern(symbol.module, &mut modules, &mut table.modules)?,
+                namespace: match symbol.namespace {
+                    None => 0,
+                    Some(namespace) => intern(namespace, &mut namespaces, &mut table.namespaces)? + 1,
+                },
+            });
+        }
+        let Self { names, rows, .. } = &mut table;
+        // Stable, so that the first of several rows stays first.
+        rows.sort_by(|a, b| name_of(names, a).cmp(name_of(names, b)));
+        rows.dedup_by(|later, first| name_of(names, later) == name_of(names, first));
+        names.shrink_to_fit();
+        rows.shrink_to_fit();
+        Ok(table)
+    }
+
+    /// The symbol of this name.
+    pub fn get(&self, name: &str) -> Option<ExportedSymbol<'_>> {
+        let at = self.rows.binary_search_by(|row| name_of(&self.names, row).cmp(name)).ok()?;
+        self.rows.get(at).map(|row| self.symbol(row))
+    }
+
+    /// All symbols, by name.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = ExportedSymbol<'_>> {
+        self.rows.iter().map(|row| self.symbol(row))
+    }
+
+    /// How many symbols.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Nothing in it?
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Everybody who exports something, as written in the table.
+    pub fn exporters(&self) -> impl Iterator<Item = &str> {
+        self.modules.iter().map(AsRef::as_ref)
+    }
+
+    fn symbol(&self, row: &Row) -> ExportedSymbol<'_> {
+        ExportedSymbol {
+            name: name_of(&self.names, row),
+            crc: row.crc,
+            module: self.modules.get(row.module as usize).map_or("", AsRef::as_ref),
+            gpl_only: row.gpl_only,
+            namespace: (row.namespace as usize)
+                .checked_sub(1)
+                .and_then(|index| self.namespaces.get(index))
+                .map(AsRef::as_ref),
+        }
+    }
+}
+
+fn name_of<'a>(names: &'a str, row: &Row) -> &'a str {
+    let start = row.start as usize;
+    names.get(start..start + usize::from(row.length)).unwrap_or("")
+}
+
+fn intern<'t>(
+    text: &'t str,
+    known: &mut HashMap<&'t str, u32>,
+    list: &mut Vec<Box<str>>,
+) -> Result<u32, SymbolTableError> {
+    if let Some(&index) = known.get(text) {
+        return Ok(index);
+    }
+    let index = u32::try_from(list.len()).map_err(|_| SymbolTableError::Size)?;
+    list.push(text.into());
+    known.insert(text, index);
+    Ok(index)
+}
+
+fn columns(line: &str) -> Result<ExportedSymbol<'_>, &'static str> {
+    let mut fields = line.split('\t');
+    let crc = fields
+        .next()
+        .and_then(|field| field.strip_prefix("0x"))
+        .filter(|digits| digits.len() <= 8 && digits.bytes().all(|b| b.is_ascii_hexdigit()))
+        .and_then(|digits| u32::from_str_radix(digits, 16).ok())
+        .ok_or("does not start with a version such as 0x1234abcd")?;
+    let name = fields.next().filter(|name| !name.is_empty()).ok_or("names no symbol")?;
+    if name.len() > MAX_NAME || name.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control()) {
+        return Err("names no possible symbol");
+    }
+    let third = fields.next().ok_or("names no exporter")?;
+    let fourth = fields.next();
+    let fifth = fields.next();
+    if fields.next().is_some() {
+        return Err("has more than five columns");
+    }
+    let (module, export, namespace) = match (fourth, fifth) {
+        (None, _) => (third, "EXPORT_SYMBOL", ""),
+        (Some(fourth), Some(export)) if is_export(export) && !is_export(fourth) => (fourth, export, third),
+        (Some(export), namespace) => (third, export, namespace.unwrap_or("")),
+    };
+    if module.is_empty() {
+        return Err("names no exporter");
+    }
+    if !is_export(export) {
+        return Err("has no column of the form EXPORT_SYMBOL or EXPORT_SYMBOL_GPL");
+    }
+    Ok(ExportedSymbol {
+        name,
+        crc,
+        module,
+        // `EXPORT_SYMBOL_GPL_FUTURE` (until 5.9) still let everybody use the symbol, with a warning.
+        gpl_only: export.ends_with("_GPL"),
+        namespace: Some(namespace.trim()).filter(|namespace| !namespace.is_empty()),
+    })
+}
+
+/// `EXPORT_SYMBOL`, `EXPORT_SYMBOL_GPL`; until 5.9 also `EXPORT_SYMBOL_GPL_FUTURE` and `EXPORT_UNUSED_SYMBOL[_GPL]`.
+fn is_export(field: &str) -> bool {
+    matches!(
+        field,
+        "EXPORT_SYMBOL"
+            | "EXPORT_SYMBOL_GPL"
+            | "EXPORT_SYMBOL_GPL_FUTURE"
+            | "EXPORT_UNUSED_SYMBOL"
+            | "EXPORT_UNUSED_SYMBOL_GPL"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn reads_every_order_of_columns() {
+        let table = SymbolTable::parse(
+            "0x4c9d28b0\tphys_base\tvmlinux\tEXPORT_SYMBOL\t\n\
+             0x00000001\tnow\tdrivers/cxl/core/cxl_core\tEXPORT_SYMBOL_GPL\tCXL\n\
+             0x00000002\tolder\tUSB_STORAGE\tdrivers/usb/storage/usb-storage\tEXPORT_SYMBOL_GPL\n\
+             0x00000003\tolder_plain\t\tvmlinux\tEXPORT_SYMBOL\n\
+             0x00000004\tfour\tvmlinux\tEXPORT_SYMBOL_GPL_FUTURE\n\
+             0x00000005\tthree\tvmlinux\n",
+        )
+        .unwrap();
+        assert_eq!(table.len(), 6);
+        let now = table.get("now").unwrap();
+        assert_eq!((now.crc, now.gpl_only, now.namespace), (1, true, Some("CXL")));
+        assert_eq!(now.module_name(), "cxl_core");
+        let older = table.get("older").unwrap();
+        assert_eq!(
+            (older.module, older.module_name().as_str(), older.namespace),
+            ("drivers/usb/storage/usb-storage", "usb_storage", Some("USB_STORAGE"))
+        );
+        assert_eq!(table.get("older_plain").unwrap().namespace, None);
+        assert!(!table.get("four").unwrap().gpl_only);
+        assert_eq!(table.get("three").unwrap().module, "vmlinux");
+        assert_eq!(table.get("absent"), None);
+        assert_eq!(table.get(""), None);
+    }
+
+    #[test]
+    fn the_first_of_two_counts() {
+        let table =
+            SymbolTable::parse("0x2\ta\tvmlinux\tEXPORT_SYMBOL\t\n0x1\ta\tm\tEXPORT_SYMBOL\t\n").unwrap();
+        assert_eq!(table.get("a").unwrap().crc, 2);
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn names_the_line_that_is_wrong() {
+        let reason = |text: &str| SymbolTable::parse(text).unwrap_err().to_string();
+        assert_eq!(
+            reason("0x1\ta\tvmlinux\tEXPORT_SYMBOL\nversion https://git-lfs"),
+            "line 2 of the symbol table does not start with a version such as 0x1234abcd"
+        );
+        assert_eq!(reason("0x123456789\ta\tb\tEXPORT_SYMBOL"), reason("0x+1\ta\tb\tEXPORT_SYMBOL"));
+        assert_eq!(reason("0x1"), "line 1 of the symbol table names no symbol");
+        assert_eq!(
+            reason("0x1\ta b\tvmlinux\tEXPORT_SYMBOL"),
+            "line 1 of the symbol table names no possible symbol"
+        );
+        assert_eq!(reason("0x1\ta"), "line 1 of the symbol table names no exporter");
+        assert_eq!(reason("0x1\ta\t\tEXPORT_SYMBOL"), "line 1 of the symbol table names no exporter");
+        assert_eq!(
+            reason("0x1\ta\tvmlinux\tsomething"),
+            "line 1 of the symbol table has no column of the form EXPORT_SYMBOL or EXPORT_SYMBOL_GPL"
+        );
+        assert_eq!(
+            reason("0x1\ta\tb\tEXPORT_SYMBOL\tn\tx"),
+            "line 1 of the symbol table has more than five columns"
+        );
+        assert!(SymbolTable::parse(&format!("0x1\t{}\tvmlinux\tEXPORT_SYMBOL", "a".repeat(70_000))).is_err());
+    }
+
+    #[test]
+    fn an_empty_table_is_a_table() {
+        assert!(SymbolTable::parse("").unwrap().is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn never_panics(text in "[0x\\ta-f\\n\\PC]{0,200}") {
+            let _ = SymbolTable::parse(&text);
+        }
+
+        #[test]
+        fn finds_what_was_written(
+            rows in prop::collection::btree_map("[a-z_]{1,12}", (any::<u32>(), "[a-z/]{1,8}", any::<bool>(), "[A-Z]{0,4}"), 0..40)
+        ) {
+            let text: String = rows.iter().rev().map(|(name, (crc, module, gpl, namespace))| {
+                let gpl = if *gpl { "_GPL" } else { "" };
+                format!("0x{crc:08x}\t{name}\t{module}\tEXPORT_SYMBOL{gpl}\t{namespace}\n")
+            }).collect();
+            let table = SymbolTable::parse(&text).unwrap();
+            prop_assert_eq!(table.iter().count(), rows.len());
+            for (name, (crc, module, gpl_only, namespace)) in &rows {
+                let namespace = Some(namespace.as_str()).filter(|n| !n.is_empty());
+                prop_assert_eq!(
+                    table.get(name),
+                    Some(ExportedSymbol { name, crc: *crc, module, gpl_only: *gpl_only, namespace })
+                );
+            }
+        }
+    }
+}
