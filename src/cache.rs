@@ -1,6 +1,15 @@
 //! Adapter: the content-addressed, disposable cache directory, safe with several farriers at once.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::OsString,
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tempfile::{NamedTempFile, TempDir};
 
 /// The cache: every entry is complete or absent. An entry is made in a temporary directory beside its
 /// place and renamed; a lock file for each key keeps two farriers from making it twice.
@@ -19,22 +28,285 @@ pub struct CacheError {
     pub path: PathBuf,
     /// The system's answer.
     #[source]
-    pub source: std::io::Error,
+    pub source: io::Error,
+}
+
+/// Held while an entry is made; the system releases it even when the process is killed.
+#[derive(Debug)]
+pub struct CacheLock {
+    _file: File,
+}
+
+/// How a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockMode {
+    /// By one.
+    Exclusive,
+    /// By any number, while nobody has it exclusively.
+    Shared,
 }
 
 impl Cache {
     /// Opens (and makes) the directory.
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
-        std::fs::create_dir_all(&root).map_err(|source| CacheError {
-            action: "create cache directory",
-            path: root.clone(),
-            source,
-        })?;
+        create_dir_all(&root)?;
         Ok(Self { root })
+    }
+
+    /// `farrier` in `XDG_CACHE_HOME`, else in `.cache` of the home directory; `None` when neither is
+    /// an absolute path (the XDG specification has relative ones ignored).
+    pub fn default_root(xdg_cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+        let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|path| path.is_absolute());
+        absolute(xdg_cache_home)
+            .or_else(|| absolute(home).map(|home| home.join(".cache")))
+            .map(|base| base.join("farrier"))
     }
 
     /// Where it is.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// Where the entry is, or would be. Kinds and keys are single path components.
+    pub fn place(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
+        let path = self.root.join(component(&self.root, kind)?);
+        Ok(path.join(component(&path, key)?))
+    }
+
+    /// The entry if it is there; it is complete then.
+    pub fn get(&self, kind: &str, key: &str) -> Result<Option<PathBuf>, CacheError> {
+        let place = self.place(kind, key)?;
+        Ok(place.is_dir().then_some(place))
+    }
+
+    /// The entry, a directory, made by `make` in the temporary directory that it is given if it is not
+    /// there yet. When `make` fails or the future is dropped, the temporary directory is removed.
+    pub async fn get_or_make<F, M, E>(&self, kind: &str, key: &str, make: F) -> Result<PathBuf, E>
+    where
+        F: FnOnce(PathBuf) -> M,
+        M: Future<Output = Result<(), E>>,
+        E: From<CacheError>,
+    {
+        if let Some(place) = self.get(kind, key)? {
+            return Ok(place);
+        }
+        let place = self.place(kind, key)?;
+        // Declared before the temporary directory, so that it is released after that one's removal.
+        let _lock = self.lock(kind, key, LockMode::Exclusive).await?;
+        if place.is_dir() {
+            return Ok(place);
+        }
+        let parent = self.root.join(kind);
+        let prefix = format!(".tmp-{key}-");
+        create_dir_all(&parent)?;
+        // Under the lock they can only be those of processes that were killed.
+        remove_stale(&parent, &prefix)?;
+        let temporary = tempfile::Builder::new()
+            .prefix(&prefix)
+            .tempdir_in(&parent)
+            .map_err(error("create a temporary directory in", &parent))?;
+        make(temporary.path().to_owned()).await?;
+        publish(temporary, &place)?;
+        Ok(place)
+    }
+
+    /// Waits for the lock of a key. Dropping the future gives up the wait.
+    pub async fn lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<CacheLock, CacheError> {
+        let directory = self.root.join("locks");
+        create_dir_all(&directory)?;
+        let path = directory.join(component(&directory, &format!("{kind}-{key}"))?);
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(error("open lock file", &path))?;
+        // Asking again and again instead of waiting in the system: a thread that waits there can be
+        // neither cancelled nor abandoned when the program is told to end.
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let attempt = match mode {
+                LockMode::Exclusive => file.try_lock(),
+                LockMode::Shared => file.try_lock_shared(),
+            };
+            match attempt {
+                Ok(()) => return Ok(CacheLock { _file: file }),
+                Err(TryLockError::WouldBlock) => {
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(Duration::from_millis(100));
+                }
+                Err(TryLockError::Error(source)) => return Err(error("lock", &path)(source)),
+            }
+        }
+    }
+
+    /// A small JSON record. One that is damaged or of another form counts as absent: records only save
+    /// work.
+    pub fn read_record<T: DeserializeOwned>(&self, kind: &str, key: &str) -> Result<Option<T>, CacheError> {
+        let path = self.record_path(kind, key)?;
+        match fs::read(&path) {
+            Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(e) => Err(error("read", &path)(e)),
+        }
+    }
+
+    /// Writes a record, whole or not at all.
+    pub fn write_record<T: Serialize>(&self, kind: &str, key: &str, record: &T) -> Result<(), CacheError> {
+        let path = self.record_path(kind, key)?;
+        let parent = self.root.join("records").join(kind);
+        create_dir_all(&parent)?;
+        let file = NamedTempFile::with_prefix_in(".tmp-", &parent)
+            .map_err(error("create a temporary file in", &parent))?;
+        serde_json::to_writer(&file, record).map_err(|e| error("write", &path)(e.into()))?;
+        file.persist(&path).map_err(|e| error("write", &path)(e.error))?;
+        Ok(())
+    }
+
+    fn record_path(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
+        let path = self.root.join("records");
+        let path = path.join(component(&path, kind)?);
+        Ok(path.join(component(&path, &format!("{key}.json"))?))
+    }
+}
+
+/// Puts a finished temporary directory in its place.
+fn publish(temporary: TempDir, place: &Path) -> Result<(), CacheError> {
+    fs::rename(temporary.path(), place).map_err(error("rename a finished entry to", place))?;
+    // It is there under its name now: nothing is left to remove.
+    let _ = temporary.keep();
+    Ok(())
+}
+
+fn remove_stale(parent: &Path, prefix: &str) -> Result<(), CacheError> {
+    for entry in fs::read_dir(parent).map_err(error("list", parent))? {
+        let entry = entry.map_err(error("list", parent))?;
+        if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
+            let path = entry.path();
+            fs::remove_dir_all(&path).map_err(error("remove", &path))?;
+        }
+    }
+    Ok(())
+}
+
+/// A name that is one visible path component.
+fn component<'a>(parent: &Path, name: &'a str) -> Result<&'a str, CacheError> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._+~=:-".contains(c);
+    if (1..=255).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.') {
+        Ok(name)
+    } else {
+        Err(error("name a cache entry in", parent)(io::ErrorKind::InvalidInput.into()))
+    }
+}
+
+fn create_dir_all(path: &Path) -> Result<(), CacheError> {
+    fs::create_dir_all(path).map_err(error("create cache directory", path))
+}
+
+fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {
+    move |source| CacheError { action, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn cache() -> (TempDir, Cache) {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().join("cache")).unwrap();
+        (directory, cache)
+    }
+
+    fn left_over(cache: &Cache, kind: &str) -> Vec<String> {
+        let names = fs::read_dir(cache.root().join(kind)).unwrap();
+        names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[tokio::test]
+    async fn two_makers_make_one() {
+        let (_directory, cache) = cache();
+        // A second cache object has its own file handles, as a second process would.
+        let other = Cache::open(cache.root().to_owned()).unwrap();
+        let made = AtomicUsize::new(0);
+        let made = &made;
+        let make = |path: PathBuf| async move {
+            made.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+            fs::write(path.join("file"), "x").unwrap();
+            Ok::<(), CacheError>(())
+        };
+        let (a, b) =
+            tokio::join!(cache.get_or_make("kind", "key", make), other.get_or_make("kind", "key", make));
+        assert_eq!(a.unwrap(), b.unwrap());
+        assert_eq!(made.load(Ordering::SeqCst), 1);
+        assert_eq!(left_over(&cache, "kind"), ["key"]);
+    }
+
+    #[tokio::test]
+    async fn failure_and_cancellation_leave_nothing() {
+        let (_directory, cache) = cache();
+        let fail = |path: PathBuf| async move {
+            fs::write(path.join("half"), "x").unwrap();
+            Err(error("write", &path)(io::ErrorKind::StorageFull.into()))
+        };
+        cache.get_or_make::<_, _, CacheError>("kind", "key", fail).await.unwrap_err();
+        assert!(left_over(&cache, "kind").is_empty());
+
+        let (started, start) = tokio::sync::oneshot::channel();
+        let hang = |path: PathBuf| async move {
+            fs::write(path.join("half"), "x").unwrap();
+            started.send(()).unwrap();
+            std::future::pending::<Result<(), CacheError>>().await
+        };
+        tokio::select! {
+            _ = cache.get_or_make("kind", "key", hang) => unreachable!(),
+            () = async { start.await.unwrap() } => {}
+        }
+        assert!(left_over(&cache, "kind").is_empty());
+        // The lock is free again.
+        cache.get_or_make::<_, _, CacheError>("kind", "key", |_| async { Ok(()) }).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn leftovers_of_a_killed_process_are_removed() {
+        let (_directory, cache) = cache();
+        fs::create_dir_all(cache.root().join("kind/.tmp-key-abc/deep")).unwrap();
+        fs::create_dir_all(cache.root().join("kind/.tmp-other-abc")).unwrap();
+        cache.get_or_make::<_, _, CacheError>("kind", "key", |_| async { Ok(()) }).await.unwrap();
+        let mut names = left_over(&cache, "kind");
+        names.sort();
+        assert_eq!(names, [".tmp-other-abc", "key"]);
+    }
+
+    #[test]
+    fn records_round_trip_and_damage_is_absence() {
+        let (_directory, cache) = cache();
+        assert_eq!(cache.read_record::<Vec<u32>>("kind", "key").unwrap(), None);
+        cache.write_record("kind", "key", &vec![1, 2]).unwrap();
+        assert_eq!(cache.read_record("kind", "key").unwrap(), Some(vec![1, 2]));
+        fs::write(cache.root().join("records/kind/key.json"), "[1,").unwrap();
+        assert_eq!(cache.read_record::<Vec<u32>>("kind", "key").unwrap(), None);
+    }
+
+    #[test]
+    fn names_are_single_components() {
+        let (_directory, cache) = cache();
+        for name in ["", "..", ".hidden", "a/b", "a\0b", "a b", &"x".repeat(256)] {
+            cache.place("kind", name).unwrap_err();
+            cache.place(name, "key").unwrap_err();
+        }
+    }
+
+    #[test]
+    fn default_root_follows_xdg() {
+        let root = |xdg: Option<&str>, home: Option<&str>| {
+            Cache::default_root(xdg.map(Into::into), home.map(Into::into))
+        };
+        assert_eq!(root(Some("/x"), Some("/h")), Some("/x/farrier".into()));
+        assert_eq!(root(Some("relative"), Some("/h")), Some("/h/.cache/farrier".into()));
+        assert_eq!(root(None, Some("/h")), Some("/h/.cache/farrier".into()));
+        assert_eq!(root(Some(""), None), None);
     }
 }

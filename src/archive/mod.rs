@@ -1,0 +1,291 @@
+//! Adapter: unpacking of untrusted archives.
+
+mod entry;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::File,
+    io::{self, BufReader, Read},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use entry::{Extensions, Names};
+use tar::EntryType;
+use tree::Tree;
+
+/// Bounds on what an archive may hold.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Entries.
+    pub entries: u64,
+    /// Bytes of all files together, unpacked.
+    pub bytes: u64,
+    /// Path components of one entry.
+    pub depth: usize,
+}
+
+impl Default for Limits {
+    /// 500,000 entries, 16 GiB, 64 levels: several times the largest driver tree.
+    fn default() -> Self {
+        Self { entries: 500_000, bytes: 16 << 30, depth: 64 }
+    }
+}
+
+/// Why an archive was not unpacked.
+#[derive(Debug, thiserror::Error)]
+pub enum UnpackError {
+    /// A path that leaves the destination, is absolute, or holds `..`.
+    #[error("entry {0:?} would be outside the archive's own tree")]
+    Outside(String),
+    /// A path that leads through a symbolic link of the same archive.
+    #[error("entry {0:?} would be written through a symbolic link")]
+    ThroughLink(String),
+    /// A device, a socket, a FIFO.
+    #[error("entry {0:?} is a {1}, which no source or payload holds")]
+    Kind(String, &'static str),
+    /// Over a limit.
+    #[error("archive holds more than {0}")]
+    Limit(String),
+    /// Truncated or damaged.
+    #[error("archive is damaged or truncated")]
+    Damaged(#[source] io::Error),
+    /// The archive cannot be opened, or the program that unwraps it cannot be run.
+    #[error("open {path}")]
+    Open {
+        /// The archive.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Writing failed.
+    #[error("write {path}")]
+    Write {
+        /// What was written.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The forms that [`unpack_file`] knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// An uncompressed tar.
+    Tar,
+    /// A tar in gzip, of one or more members.
+    Gzip,
+    /// A tar in xz.
+    Xz,
+    /// A tar in Zstandard.
+    Zstd,
+    /// A Debian binary package; its files are what is unpacked.
+    Deb,
+}
+
+impl Format {
+    /// Tells the form by a file's first bytes (512 suffice).
+    pub fn detect(start: &[u8]) -> Option<Self> {
+        const MAGIC: [(&[u8], Format); 4] = [
+            (b"\x1f\x8b", Format::Gzip),
+            (b"\xfd7zXZ\0", Format::Xz),
+            (b"\x28\xb5\x2f\xfd", Format::Zstd),
+            (b"!<arch>\n", Format::Deb),
+        ];
+        let compressed = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
+        // POSIX and GNU tar write this at the same place of an entry's header.
+        compressed.or_else(|| (start.get(257..262)? == b"ustar").then_some(Self::Tar))
+    }
+
+    /// Tells the form of a file; `None` for one that is no archive.
+    pub fn of(path: &Path) -> io::Result<Option<Self>> {
+        let mut start = Vec::with_capacity(512);
+        File::open(path)?.take(512).read_to_end(&mut start)?;
+        Ok(Self::detect(&start))
+    }
+}
+
+/// Unpacks a tar stream (not compressed) into `dest`, which exists. Regular files, directories, hard
+/// and symbolic links; modes kept without set-id bits, times kept, owners not kept. A symbolic link may
+/// point anywhere, but nothing is ever written through one. What was written before an error stays: give
+/// it a directory that is thrown away then.
+pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+    let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
+    let mut tree = Tree::new(dest, limits.depth);
+    let mut extensions = Extensions::default();
+    let (mut entries, mut bytes, mut end) = (0, 0, 0);
+    // Raw: the crate's own handling of long names reads them into memory without a bound.
+    for entry in archive.entries().map_err(UnpackError::Damaged)?.raw(true) {
+        let mut entry = entry.map_err(UnpackError::Damaged)?;
+        end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
+        entries += 1;
+        if entries > limits.entries {
+            return Err(UnpackError::Limit(format!("{} entries", limits.entries)));
+        }
+        if extensions.absorb(&mut entry)? {
+            continue;
+        }
+        if entry.header().entry_type().is_file() {
+            bytes = u64::saturating_add(bytes, entry.size());
+            if bytes > limits.bytes {
+                return Err(too_big(limits));
+            }
+        }
+        let names = std::mem::take(&mut extensions).names(&entry)?;
+        unpack_entry(&mut tree, &names, &mut entry)?;
+    }
+    if !extensions.is_empty() {
+        return Err(truncated());
+    }
+    let mut stream = archive.into_inner();
+    // The crate takes an end of file between two entries for the end of the archive; a whole one goes on
+    // with a block of zeros.
+    if stream.bytes < end.saturating_add(BLOCK) {
+        return Err(truncated());
+    }
+    // Read on to the end: the checksums of a compressed stream come last, and a program that writes into
+    // a pipe must be able to finish.
+    let rest = io::copy(&mut stream.by_ref().take(limits.bytes), &mut io::sink());
+    if rest.map_err(UnpackError::Damaged)? >= limits.bytes { Err(too_big(limits)) } else { Ok(()) }
+}
+
+fn unpack_entry(
+    tree: &mut Tree<'_>,
+    names: &Names,
+    entry: &mut tar::Entry<'_, impl Read>,
+) -> Result<(), UnpackError> {
+    let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
+    match entry.header().entry_type() {
+        // Before POSIX a directory was a file whose name ends in a slash.
+        EntryType::Regular if names.path.as_encoded_bytes().ends_with(b"/") => {
+            tree.directory(&names.path, mode)?;
+        }
+        EntryType::Regular | EntryType::Continuous => {
+            let (size, modified) = (entry.size(), entry.header().mtime().unwrap_or(0));
+            tree.file(&names.path, mode, modified, entry, size)?;
+        }
+        EntryType::Directory => tree.directory(&names.path, mode)?,
+        EntryType::Symlink => tree.symlink(&names.path, &names.link)?,
+        EntryType::Link => tree.hard_link(&names.path, &names.link)?,
+        other => {
+            return Err(UnpackError::Kind(names.path.to_string_lossy().into_owned(), entry::kind(other)));
+        }
+    }
+    Ok(())
+}
+
+/// As [`unpack_tar`], for a file in one of the known [formats](Format) (told by its first bytes).
+pub fn unpack_file(archive: &Path, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+    unpack_file_unless(&AtomicBool::new(false), archive, dest, limits)
+}
+
+/// As [`unpack_file`]; ends with an error soon after `stop` becomes true.
+pub fn unpack_file_unless(
+    stop: &AtomicBool,
+    archive: &Path,
+    dest: &Path,
+    limits: &Limits,
+) -> Result<(), UnpackError> {
+    let open = |source| UnpackError::Open { path: archive.to_owned(), source };
+    let format = Format::of(archive).map_err(open)?;
+    let file = || File::open(archive).map(|inner| Stoppable { inner, stop }).map_err(open);
+    match format {
+        Some(Format::Tar) => unpack_tar(BufReader::new(file()?), dest, limits),
+        Some(Format::Gzip) => {
+            unpack_tar(flate2::bufread::MultiGzDecoder::new(BufReader::new(file()?)), dest, limits)
+        }
+        Some(Format::Xz) => {
+            let stream =
+                liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
+                    .map_err(|e| UnpackError::Damaged(e.into()))?;
+            let decoder = liblzma::bufread::XzDecoder::new_stream(BufReader::new(file()?), stream);
+            unpack_tar(decoder, dest, limits)
+        }
+        Some(Format::Zstd) => {
+            let decoder = zstd::Decoder::new(file()?).map_err(UnpackError::Damaged)?;
+            unpack_tar(decoder, dest, limits)
+        }
+        Some(Format::Deb) => unpack_deb(stop, archive, dest, limits),
+        None => Err(UnpackError::Damaged(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "its first bytes are those of no tar, gzip, xz, zstd or Debian package",
+        ))),
+    }
+}
+
+/// The files of a Debian binary package, through `dpkg-deb`, which knows every form of it.
+fn unpack_deb(stop: &AtomicBool, package: &Path, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+    let open = |source| UnpackError::Open { path: package.to_owned(), source };
+    let mut child = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(open)?;
+    let result = match child.stdout.take() {
+        Some(inner) => unpack_tar(BufReader::new(Stoppable { inner, stop }), dest, limits),
+        None => Err(open(io::ErrorKind::BrokenPipe.into())),
+    };
+    if result.is_err() {
+        // It may be waiting for a reader. Having ended already is no fault.
+        let _ = child.kill();
+    }
+    let status = child.wait().map_err(open)?;
+    result?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(UnpackError::Damaged(io::Error::other(format!("dpkg-deb ended with {status}"))))
+    }
+}
+
+/// A tar is made of blocks of this many bytes.
+const BLOCK: u64 = 512;
+
+/// Twice what `xz -9` asks for; a file that asks for more is not one that a source comes in.
+const XZ_MEMORY: u64 = 128 << 20;
+
+fn too_big(limits: &Limits) -> UnpackError {
+    UnpackError::Limit(format!("{} bytes", limits.bytes))
+}
+
+fn truncated() -> UnpackError {
+    UnpackError::Damaged(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Counts what was read.
+struct Counted<R> {
+    inner: R,
+    bytes: u64,
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.bytes += count as u64;
+        Ok(count)
+    }
+}
+
+/// Fails once it is told to stop.
+struct Stoppable<'a, R> {
+    inner: R,
+    stop: &'a AtomicBool,
+}
+
+impl<R: Read> Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("stopped"));
+        }
+        self.inner.read(buffer)
+    }
+}

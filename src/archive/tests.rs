@@ -1,0 +1,274 @@
+use std::{io::Write, os::unix::fs::PermissionsExt};
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+/// What a test puts into an archive.
+enum Item<'a> {
+    File(&'a str, u32, &'a [u8]),
+    Dir(&'a str, u32),
+    Symlink(&'a str, &'a str),
+    Hardlink(&'a str, &'a str),
+    Special(&'a str, EntryType),
+}
+
+/// A header whose names are put in as they are: the crate's own setters refuse hostile ones.
+fn header(kind: EntryType, name: &str, link: &str, mode: u32, size: u64) -> tar::Header {
+    let mut header = tar::Header::new_ustar();
+    header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+    header.as_old_mut().linkname[..link.len()].copy_from_slice(link.as_bytes());
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_size(size);
+    header.set_mtime(1_700_000_000);
+    header.set_cksum();
+    header
+}
+
+fn tarball(items: &[Item<'_>]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for item in items {
+        let (header, data): (_, &[u8]) = match item {
+            Item::File(name, mode, data) => {
+                (header(EntryType::Regular, name, "", *mode, data.len() as u64), data)
+            }
+            Item::Dir(name, mode) => (header(EntryType::Directory, name, "", *mode, 0), b""),
+            Item::Symlink(name, to) => (header(EntryType::Symlink, name, to, 0o777, 0), b""),
+            Item::Hardlink(name, to) => (header(EntryType::Link, name, to, 0o644, 0), b""),
+            Item::Special(name, kind) => (header(*kind, name, "", 0o644, 0), b""),
+        };
+        builder.append(&header, data).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn unpack(tar: &[u8]) -> (TempDir, Result<(), UnpackError>) {
+    // A directory inside another, so that an escape would be seen.
+    let outer = tempfile::tempdir().unwrap();
+    std::fs::create_dir(outer.path().join("dest")).unwrap();
+    let result = unpack_tar(tar, &outer.path().join("dest"), &Limits::default());
+    let names: Vec<_> = std::fs::read_dir(outer.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["dest"]);
+    (outer, result)
+}
+
+#[test]
+fn files_directories_and_links() {
+    let (outer, result) = unpack(&tarball(&[
+        Item::Dir("./", 0o755),
+        Item::Dir("./sub/", 0o500),
+        Item::File("./sub/tool", 0o4755, b"tool"),
+        Item::File("implied/parent/file", 0o640, b""),
+        Item::Symlink("./abs", "/etc/passwd"),
+        Item::Symlink("./sub/up", "../../../up"),
+        Item::Hardlink("same", "./sub/tool"),
+        Item::File("sub/tool2", 0o444, b"first"),
+        Item::File("sub/tool2", 0o444, b"second"),
+    ]));
+    result.unwrap();
+    let dest = outer.path().join("dest");
+    let mode = |name: &str| std::fs::metadata(dest.join(name)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode("sub"), 0o700);
+    assert_eq!(mode("sub/tool"), 0o755);
+    assert_eq!(mode("implied/parent"), 0o755);
+    assert_eq!(mode("implied/parent/file"), 0o640);
+    assert_eq!(std::fs::read(dest.join("same")).unwrap(), b"tool");
+    assert_eq!(std::fs::read(dest.join("sub/tool2")).unwrap(), b"second");
+    assert_eq!(std::fs::read_link(dest.join("abs")).unwrap(), Path::new("/etc/passwd"));
+    let modified = std::fs::metadata(dest.join("sub/tool")).unwrap().modified().unwrap();
+    assert_eq!(modified.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs(), 1_700_000_000);
+}
+
+#[test]
+fn nothing_is_written_outside() {
+    for name in ["/etc/evil", "../evil", "a/../../evil", "..", "./"] {
+        let (_outer, result) = unpack(&tarball(&[Item::File(name, 0o644, b"x")]));
+        // A file called `./` is a directory of the old form, and the root itself.
+        assert_eq!(matches!(result, Err(UnpackError::Outside(_))), name != "./", "{name}: {result:?}");
+    }
+}
+
+#[test]
+fn nothing_is_written_through_a_link() {
+    let through: [&[Item<'_>]; 6] = [
+        &[Item::Symlink("link", ".."), Item::File("link/evil", 0o644, b"x")],
+        &[Item::Symlink("link", ".."), Item::Dir("link/evil", 0o755)],
+        &[Item::Symlink("link", ".."), Item::Dir("link", 0o777)],
+        &[Item::Symlink("a", ".."), Item::Symlink("b", "a"), Item::Symlink("b/c/evil", "x")],
+        &[Item::Symlink("link", "/etc"), Item::Hardlink("stolen", "link/passwd")],
+        &[Item::Symlink("link", "/etc/passwd"), Item::Hardlink("stolen", "link")],
+    ];
+    for items in through {
+        let (_outer, result) = unpack(&tarball(items));
+        assert!(matches!(result, Err(UnpackError::ThroughLink(_))), "{result:?}");
+    }
+    // A file that comes after a link of its name takes the link's place.
+    let (outer, result) =
+        unpack(&tarball(&[Item::Symlink("name", "../evil"), Item::File("name", 0o644, b"x")]));
+    result.unwrap();
+    assert!(std::fs::symlink_metadata(outer.path().join("dest/name")).unwrap().is_file());
+}
+
+#[test]
+fn hard_links_stay_inside() {
+    for target in ["/etc/passwd", "../../etc/passwd", ""] {
+        let (_outer, result) = unpack(&tarball(&[Item::Hardlink("stolen", target)]));
+        assert!(matches!(result, Err(UnpackError::Outside(_))), "{target}: {result:?}");
+    }
+    let (_outer, result) = unpack(&tarball(&[Item::Hardlink("a", "absent")]));
+    assert!(matches!(result, Err(UnpackError::Write { .. })), "{result:?}");
+}
+
+#[test]
+fn special_files_are_refused() {
+    for (kind, name) in [(EntryType::Fifo, "FIFO"), (EntryType::Char, "device"), (EntryType::Block, "device")]
+    {
+        let (_outer, result) = unpack(&tarball(&[Item::Special("node", kind)]));
+        assert!(matches!(result, Err(UnpackError::Kind(_, found)) if found == name), "{result:?}");
+    }
+}
+
+#[test]
+fn a_directory_is_never_replaced() {
+    let (_outer, result) = unpack(&tarball(&[Item::File("d/file", 0o644, b"x"), Item::Symlink("d", "/etc")]));
+    assert!(matches!(result, Err(UnpackError::Write { .. })), "{result:?}");
+}
+
+#[test]
+fn limits_hold() {
+    let directory = tempfile::tempdir().unwrap();
+    let tar = tarball(&[Item::File("a/b/c", 0o644, &[0; 1000]), Item::Dir("d", 0o755)]);
+    let limits = Limits { entries: 2, bytes: 11_000, depth: 3 };
+    unpack_tar(&tar[..], directory.path(), &limits).unwrap();
+    for tight in
+        [Limits { entries: 1, ..limits }, Limits { bytes: 999, ..limits }, Limits { depth: 2, ..limits }]
+    {
+        let result = unpack_tar(&tar[..], directory.path(), &tight);
+        assert!(matches!(result, Err(UnpackError::Limit(_))), "{result:?}");
+    }
+    // Zeros without an end behind the archive.
+    let endless = tar.chain(io::repeat(0));
+    assert!(matches!(unpack_tar(endless, directory.path(), &limits), Err(UnpackError::Limit(_))));
+}
+
+#[test]
+fn long_names_are_read_but_not_without_a_bound() {
+    let long = format!("{}/file", "directory/".repeat(30));
+    let directory = tempfile::tempdir().unwrap();
+    let mut gnu = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(1);
+    header.set_mode(0o644);
+    gnu.append_data(&mut header, &long, &b"x"[..]).unwrap();
+    unpack_tar(&gnu.into_inner().unwrap()[..], directory.path(), &Limits::default()).unwrap();
+    assert!(directory.path().join(&long).is_file());
+
+    let mut posix = tar::Builder::new(Vec::new());
+    let records = [("path", long.as_bytes()), ("SCHILY.xattr.x", b"two\nlines")];
+    posix.append_pax_extensions(records).unwrap();
+    posix.append(&self::header(EntryType::Regular, "short", "", 0o600, 1), &b"y"[..]).unwrap();
+    unpack_tar(&posix.into_inner().unwrap()[..], directory.path(), &Limits::default()).unwrap();
+    assert_eq!(std::fs::read(directory.path().join(&long)).unwrap(), b"y");
+
+    let mut bomb = Vec::new();
+    bomb.extend_from_slice(self::header(EntryType::GNULongName, "x", "", 0, 1 << 32).as_bytes());
+    let result = unpack_tar(bomb.chain(io::repeat(b'a')), directory.path(), &Limits::default());
+    assert!(matches!(result, Err(UnpackError::Limit(_))), "{result:?}");
+}
+
+#[test]
+fn every_truncation_is_seen() {
+    let tar = tarball(&[Item::File("a", 0o644, &[0; 700]), Item::File("b", 0o644, &[0; 512])]);
+    let contents = tar.len() - 1024;
+    for length in (0..=contents).step_by(64) {
+        let (_outer, result) = unpack(&tar[..length]);
+        assert!(matches!(result, Err(UnpackError::Damaged(_))), "{length}: {result:?}");
+    }
+    // Some writers put one block of zeros instead of two.
+    unpack(&tar[..contents + 512]).1.unwrap();
+}
+
+fn compress(format: Format, tar: &[u8]) -> Vec<u8> {
+    match format {
+        Format::Gzip => {
+            // Two members, as parallel compressors write them.
+            let mut all = Vec::new();
+            for part in tar.chunks(tar.len() / 2) {
+                let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+                encoder.write_all(part).unwrap();
+                all.extend(encoder.finish().unwrap());
+            }
+            all
+        }
+        Format::Xz => {
+            let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 1);
+            encoder.write_all(tar).unwrap();
+            encoder.finish().unwrap()
+        }
+        Format::Zstd => zstd::encode_all(tar, 1).unwrap(),
+        Format::Tar | Format::Deb => tar.to_vec(),
+    }
+}
+
+#[test]
+fn compressed_files_and_their_truncation() {
+    let noise: Vec<u8> = (0..40_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let tar = tarball(&[Item::File("noise", 0o644, &noise)]);
+    let directory = tempfile::tempdir().unwrap();
+    for format in [Format::Tar, Format::Gzip, Format::Xz, Format::Zstd] {
+        let bytes = compress(format, &tar);
+        let path = directory.path().join(format!("{format:?}"));
+        let dest = directory.path().join(format!("{format:?}.d"));
+        std::fs::create_dir(&dest).unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(Format::of(&path).unwrap(), Some(format));
+        unpack_file(&path, &dest, &Limits::default()).unwrap();
+        assert_eq!(std::fs::read(dest.join("noise")).unwrap(), noise);
+        for length in [bytes.len() / 2, 600] {
+            std::fs::write(&path, &bytes[..length]).unwrap();
+            let result = unpack_file(&path, &dest, &Limits::default());
+            assert!(matches!(result, Err(UnpackError::Damaged(_))), "{format:?} {length}: {result:?}");
+        }
+    }
+    std::fs::write(directory.path().join("text"), "no archive").unwrap();
+    let result = unpack_file(&directory.path().join("text"), directory.path(), &Limits::default());
+    assert!(matches!(result, Err(UnpackError::Damaged(_))));
+}
+
+#[test]
+fn a_full_disk_is_named() {
+    let file = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut sink = io::LineWriter::new(file);
+    // The system's own answer, so that the error is the one that `hint` looks for.
+    let source = sink.write_all(b"x\n").unwrap_err();
+    assert_eq!(source.kind(), io::ErrorKind::StorageFull);
+    let error = UnpackError::Write { path: "tree/file".into(), source };
+    assert_eq!(error.to_string(), "write tree/file");
+}
+
+#[test]
+fn stopping_ends_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("a.tar");
+    std::fs::write(&path, tarball(&[Item::File("a", 0o644, b"x")])).unwrap();
+    let result = unpack_file_unless(&AtomicBool::new(true), &path, directory.path(), &Limits::default());
+    assert!(matches!(result, Err(UnpackError::Damaged(_))));
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_do_no_harm(mut bytes in proptest::collection::vec(any::<u8>(), 0..3000), valid in any::<bool>()) {
+        if valid {
+            // Damage inside a good archive reaches further than noise does.
+            let mut tar = tarball(&[Item::File("a/b", 0o644, b"data"), Item::Symlink("c", "a")]);
+            for (place, byte) in bytes.iter().enumerate().take(40) {
+                let index = (place * 37 + usize::from(*byte)) % tar.len();
+                tar[index] ^= byte;
+            }
+            bytes = tar;
+        }
+        let _ = unpack(&bytes);
+    }
+}

@@ -1,0 +1,190 @@
+//! Pure: what can go wrong while fetching, whether trying again helps, and what to do about it.
+
+use std::path::PathBuf;
+
+use crate::{archive::UnpackError, cache::CacheError};
+
+/// A fault while fetching. "There are no such headers" is none: see
+/// [`HeaderLookup`](super::HeaderLookup).
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The cache directory.
+    #[error("use the cache")]
+    Cache(#[from] CacheError),
+    /// An archive that cannot be unpacked.
+    #[error("unpack {what}")]
+    Unpack {
+        /// The archive.
+        what: String,
+        /// Why.
+        #[source]
+        source: UnpackError,
+    },
+    /// A program that cannot be started.
+    #[error("start {program}")]
+    Start {
+        /// Which one.
+        program: &'static str,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A program that failed.
+    #[error("{action}: {message}")]
+    Program {
+        /// What it was to do.
+        action: String,
+        /// Its own words.
+        message: String,
+        /// Whether its words speak of a network or a mirror that may be better soon.
+        transient: bool,
+    },
+    /// The host's apt configuration has no entry to derive a suite's address from.
+    #[error("find an apt source for suite {suite}: the host has no entry for it")]
+    NoAptSource {
+        /// The suite.
+        suite: String,
+    },
+    /// A definition's value that has no place in an apt source, a package name or a path.
+    #[error("use {value:?} as {what}: {why}")]
+    Value {
+        /// What it should be.
+        what: &'static str,
+        /// The value, cut to 200 characters.
+        value: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A package that no suite has.
+    #[error("find package {package} in {suites}")]
+    NoPackage {
+        /// Its name, with its version where one was asked for.
+        package: String,
+        /// Where it was looked for.
+        suites: String,
+    },
+    /// A digest that differs.
+    #[error("verify {what}: its sha256 is {found}, wanted {wanted}")]
+    Checksum {
+        /// The file.
+        what: String,
+        /// As computed, hexadecimal.
+        found: String,
+        /// As said, hexadecimal.
+        wanted: String,
+    },
+    /// A download that ended too early.
+    #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
+    Truncated {
+        /// The address.
+        url: String,
+        /// Bytes.
+        got: u64,
+        /// Bytes.
+        wanted: u64,
+    },
+    /// A server's refusal.
+    #[error("download {url}: the server answers {status}")]
+    Status {
+        /// The address.
+        url: String,
+        /// The HTTP status.
+        status: u16,
+    },
+    /// A download that failed.
+    #[error("download {url}")]
+    Transfer {
+        /// The address.
+        url: String,
+        /// Why.
+        #[source]
+        source: reqwest::Error,
+    },
+    /// A tree that is not laid out as the definition says.
+    #[error("find {wanted} in {what}: {found}")]
+    Layout {
+        /// What was looked for.
+        wanted: String,
+        /// The source.
+        what: String,
+        /// What is there.
+        found: String,
+    },
+    /// A file of this machine.
+    #[error("{action} {path}")]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The work was cut short because the program is ending.
+    #[error("fetching was interrupted")]
+    Interrupted,
+}
+
+impl FetchError {
+    /// Whether the same thing may work in a moment without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Program { transient, .. } => *transient,
+            Self::Truncated { .. } | Self::Transfer { .. } => true,
+            Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
+            Self::Cache(_)
+            | Self::Unpack { .. }
+            | Self::Start { .. }
+            | Self::NoAptSource { .. }
+            | Self::Value { .. }
+            | Self::NoPackage { .. }
+            | Self::Checksum { .. }
+            | Self::Layout { .. }
+            | Self::Io { .. }
+            | Self::Interrupted => false,
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Start { program, source } if source.kind() == std::io::ErrorKind::NotFound => {
+                return Some(format!("install {program}, or put it in the search path"));
+            }
+            Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
+            Self::NoPackage { .. } => "check the package's name, the suites and the components",
+            Self::Checksum { .. } => {
+                "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
+            }
+            Self::Status { status: 401 | 403, .. } => "the server wants credentials or refuses this client",
+            Self::Status { status: 404 | 410, .. } => "check the address",
+            Self::Cache(e) if e.source.kind() == std::io::ErrorKind::StorageFull => FULL,
+            Self::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => FULL,
+            Self::Unpack { source: UnpackError::Write { source, .. }, .. }
+                if source.kind() == std::io::ErrorKind::StorageFull =>
+            {
+                FULL
+            }
+            Self::Unpack { source: UnpackError::Damaged(_), .. } => {
+                "the archive is incomplete or not an archive: fetch it again"
+            }
+            Self::Program { message, .. } => return program_hint(message),
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+}
+
+const FULL: &str = "the disk is full: free some room; the cache directory can be deleted at any time";
+
+fn program_hint(message: &str) -> Option<String> {
+    let hint = if message.contains("does not have a Release file") {
+        "the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it"
+    } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
+        "the archive's key is not known: set `signedBy` to its keyring"
+    } else {
+        return None;
+    };
+    Some(hint.to_owned())
+}
