@@ -15,6 +15,7 @@ pub mod image;
 pub mod kernel;
 pub mod kmod;
 pub mod oci;
+pub mod payload;
 pub mod plan;
 pub mod registry;
 pub mod template;
