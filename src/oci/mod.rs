@@ -1,1 +1,17 @@
 //! Pure: images in OCI form: layers, configuration, manifest, annotations. Bytes in, bytes out.
+
+pub mod annotations;
+mod assemble;
+mod base;
+pub mod docker_archive;
+mod layer;
+mod manifest;
+pub mod media_type;
+mod scan;
+
+pub use annotations::{CheckVerdict, FactsError, ImageFacts};
+pub use assemble::{Assembled, Assembly, CREATED, assemble};
+pub use base::Base;
+pub use layer::{EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};
+pub use manifest::{AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform};
+pub use scan::{LayerReader, TopLevel, plain_path, top_level_entry};

@@ -1,7 +1,25 @@
 //! Adapter: where images are kept: a registry (OCI distribution protocol) or a layout directory.
 
+mod auth;
+mod challenge;
+mod credentials;
+mod error;
+mod http;
+mod layout;
+mod location;
+mod name;
+mod remote;
+mod tls;
+
 use std::path::Path;
 
+pub use self::{
+    credentials::CredentialFile,
+    error::RegistryError,
+    layout::LayoutRegistry,
+    location::{LocationError, RegistryLocation, RegistryOptions, connect},
+    remote::RemoteRegistry,
+};
 use crate::image::{Digest, Repository, Tag, Version};
 
 /// A manifest as stored.
@@ -22,71 +40,6 @@ pub enum Upload {
     Sent(u64),
     /// The registry had the blob.
     Present,
-}
-
-/// What a registry answered.
-#[derive(Debug, thiserror::Error)]
-pub enum RegistryError {
-    /// No connection, or it broke. Transient.
-    #[error("reach {host} to {action}")]
-    Unreachable {
-        /// Whom.
-        host: String,
-        /// For what.
-        action: String,
-        /// Why not.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// 5xx, 429. Transient.
-    #[error("{host} answered {status} to {action}")]
-    Server {
-        /// Who.
-        host: String,
-        /// HTTP status.
-        status: u16,
-        /// To what.
-        action: String,
-    },
-    /// 401, 403, or no credentials for a registry that wants some. Permanent.
-    #[error("{host} refused to {action}: {reason}")]
-    Denied {
-        /// Who.
-        host: String,
-        /// What.
-        action: String,
-        /// Its words.
-        reason: String,
-    },
-    /// Anything else that it answered. Permanent.
-    #[error("{host} answered to {action}: {reason}")]
-    Protocol {
-        /// Who.
-        host: String,
-        /// What.
-        action: String,
-        /// Its words.
-        reason: String,
-    },
-    /// Content that is not what its digest says. Transient once, then permanent.
-    #[error("{action}: content is {found}, wanted {wanted}")]
-    Digest {
-        /// What was done.
-        action: String,
-        /// What was asked for.
-        wanted: Digest,
-        /// What came.
-        found: Digest,
-    },
-    /// A file of this machine.
-    #[error("{action}")]
-    Io {
-        /// What was done, to what.
-        action: String,
-        /// The system's answer.
-        #[source]
-        source: std::io::Error,
-    },
 }
 
 /// A place for images. Everything is checked by digest.

@@ -1,0 +1,219 @@
+//! Pure: the annotations that farrier puts on manifests, and reads back.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use super::{ImageError, ImageManifest};
+use crate::{
+    image::{Digest, InputHash},
+    kernel::KernelRelease,
+};
+
+/// RFC 3339 time of creation (OCI image spec, `annotations.md`, as all of `org.opencontainers`).
+pub const CREATED: &str = "org.opencontainers.image.created";
+/// Title for people.
+pub const TITLE: &str = "org.opencontainers.image.title";
+/// Version of the packaged software.
+pub const VERSION: &str = "org.opencontainers.image.version";
+/// Digest of the base image's manifest.
+pub const BASE_DIGEST: &str = "org.opencontainers.image.base.digest";
+/// Reference of the base image.
+pub const BASE_NAME: &str = "org.opencontainers.image.base.name";
+/// In a layout's index: the name that a manifest goes by.
+pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// The input hash, 64 hexadecimal digits.
+pub const INPUT_HASH: &str = "farrier.dev/input-hash";
+/// The exact kernel release.
+pub const KERNEL_RELEASE: &str = "farrier.dev/kernel-release";
+/// The driver's version.
+pub const DRIVER_VERSION: &str = "farrier.dev/driver-version";
+/// Digest of the payload tree, which does not depend on the base image.
+pub const PAYLOAD_DIGEST: &str = "farrier.dev/payload-digest";
+/// The check report's verdict.
+pub const CHECK_VERDICT: &str = "farrier.dev/check-verdict";
+/// Operating system as `<id>-<version>`.
+pub const OS: &str = "farrier.dev/os";
+/// The compiler and toolchain image.
+pub const TOOLCHAIN: &str = "farrier.dev/toolchain";
+
+/// Longest value that is read back.
+const MAX_VALUE: usize = 4096;
+
+/// A check report's verdict, as recorded in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CheckVerdict {
+    /// Every module loads on the kernel.
+    Loads,
+    /// At least one module is refused.
+    Refused,
+    /// Nothing is refused, and something could not be told.
+    Unknown,
+}
+
+impl CheckVerdict {
+    /// The word in the annotation.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loads => "loads",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl fmt::Display for CheckVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A word that is no verdict.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a verdict (loads, refused, unknown)")]
+pub struct VerdictError(pub String);
+
+impl FromStr for CheckVerdict {
+    type Err = VerdictError;
+
+    fn from_str(text: &str) -> Result<Self, VerdictError> {
+        [Self::Loads, Self::Refused, Self::Unknown]
+            .into_iter()
+            .find(|verdict| verdict.as_str() == text)
+            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
+    }
+}
+
+/// What a published manifest says about itself. An absent annotation is `None`: images of others
+/// have none of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageFacts {
+    /// Input hash.
+    pub input_hash: Option<InputHash>,
+    /// Kernel release.
+    pub kernel_release: Option<KernelRelease>,
+    /// Driver version, for people.
+    pub driver_version: Option<String>,
+    /// Payload digest.
+    pub payload_digest: Option<Digest>,
+    /// Check verdict.
+    pub verdict: Option<CheckVerdict>,
+    /// Operating system, for people.
+    pub os: Option<String>,
+    /// Toolchain, for people.
+    pub toolchain: Option<String>,
+}
+
+/// Why a manifest gives no facts.
+#[derive(Debug, thiserror::Error)]
+pub enum FactsError {
+    /// It is no image manifest.
+    #[error("read image facts")]
+    Manifest(#[from] ImageError),
+    /// An annotation of farrier's that farrier did not write.
+    #[error("annotation {key} holds {value:?}")]
+    Value {
+        /// Which one.
+        key: &'static str,
+        /// Its value, cut to 80 characters.
+        value: String,
+    },
+}
+
+impl ImageFacts {
+    /// Reads a manifest's bytes, which are not trusted.
+    pub fn from_manifest(bytes: &[u8]) -> Result<Self, FactsError> {
+        Self::from_annotations(&ImageManifest::parse(bytes)?.annotations)
+    }
+
+    /// Reads annotations, which are not trusted.
+    pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self, FactsError> {
+        Ok(Self {
+            input_hash: typed(annotations, INPUT_HASH)?,
+            kernel_release: typed(annotations, KERNEL_RELEASE)?,
+            driver_version: text(annotations, DRIVER_VERSION)?,
+            payload_digest: typed(annotations, PAYLOAD_DIGEST)?,
+            verdict: typed(annotations, CHECK_VERDICT)?,
+            os: text(annotations, OS)?,
+            toolchain: text(annotations, TOOLCHAIN)?,
+        })
+    }
+
+    /// The same as annotations.
+    pub fn to_annotations(&self) -> BTreeMap<String, String> {
+        let Self { input_hash, kernel_release, driver_version, payload_digest, verdict, os, toolchain } =
+            self;
+        [
+            (INPUT_HASH, input_hash.map(|hash| hash.to_string())),
+            (KERNEL_RELEASE, kernel_release.as_ref().map(ToString::to_string)),
+            (DRIVER_VERSION, driver_version.clone()),
+            (PAYLOAD_DIGEST, payload_digest.as_ref().map(ToString::to_string)),
+            (CHECK_VERDICT, verdict.map(|verdict| verdict.to_string())),
+            (OS, os.clone()),
+            (TOOLCHAIN, toolchain.clone()),
+        ]
+        .into_iter()
+        .filter_map(|(key, value)| Some((key.to_owned(), value?)))
+        .collect()
+    }
+}
+
+fn typed<T: FromStr>(
+    annotations: &BTreeMap<String, String>,
+    key: &'static str,
+) -> Result<Option<T>, FactsError> {
+    let parse = |value: &String| value.parse().map_err(|_| refused(key, value));
+    annotations.get(key).map(parse).transpose()
+}
+
+/// Free text is shown to people, so it must not steer their terminal.
+fn text(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Option<String>, FactsError> {
+    match annotations.get(key) {
+        Some(value) if value.len() > MAX_VALUE || value.chars().any(char::is_control) => {
+            Err(refused(key, value))
+        }
+        value => Ok(value.cloned()),
+    }
+}
+
+fn refused(key: &'static str, value: &str) -> FactsError {
+    FactsError::Value { key, value: value.chars().take(80).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts() -> ImageFacts {
+        ImageFacts {
+            input_hash: Some("ab".repeat(32).parse().unwrap()),
+            kernel_release: Some("6.1.192-acme+".parse().unwrap()),
+            driver_version: Some("25.10".to_owned()),
+            payload_digest: Some(Digest::of(b"payload")),
+            verdict: Some(CheckVerdict::Loads),
+            os: Some("debian-12".to_owned()),
+            toolchain: None,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        assert_eq!(ImageFacts::from_annotations(&facts().to_annotations()).unwrap(), facts());
+    }
+
+    #[test]
+    fn foreign_and_hostile_values() {
+        assert_eq!(ImageFacts::from_annotations(&BTreeMap::new()).unwrap(), ImageFacts::default());
+        for (key, value) in [
+            (KERNEL_RELEASE, "../../etc"),
+            (INPUT_HASH, "ab"),
+            (CHECK_VERDICT, "fine"),
+            (PAYLOAD_DIGEST, "sha256:../.."),
+            (DRIVER_VERSION, "1\u{1b}[2J"),
+        ] {
+            let annotations = [(key.to_owned(), value.to_owned())].into();
+            let error = ImageFacts::from_annotations(&annotations).unwrap_err();
+            assert!(matches!(error, FactsError::Value { key: k, .. } if k == key));
+        }
+        assert!(ImageFacts::from_manifest(b"<html>").is_err());
+    }
+}

@@ -1,0 +1,162 @@
+//! Pure: reads layers of others: decompression and the type of single entries.
+
+use std::{
+    io::{self, BufRead, BufReader, Read},
+    path::{Component, Path, PathBuf},
+};
+
+use flate2::bufread::MultiGzDecoder;
+use tar::EntryType;
+
+/// A layer's tar stream, whatever its blob is compressed with (told by its first bytes, because
+/// media types are wrong now and then, and `docker save` gives none).
+pub enum LayerReader<'a, R: Read> {
+    /// Not compressed.
+    Plain(BufReader<R>),
+    /// gzip; several members one after the other are allowed (pigz, eStargz).
+    Gzip(Box<MultiGzDecoder<BufReader<R>>>),
+    /// zstd.
+    Zstd(Box<zstd::Decoder<'a, BufReader<R>>>),
+}
+
+impl<R: Read> LayerReader<'_, R> {
+    /// Looks at the first bytes.
+    pub fn new(blob: R) -> io::Result<Self> {
+        let mut blob = BufReader::with_capacity(128 << 10, blob);
+        let start = blob.fill_buf()?;
+        Ok(if start.starts_with(&[0x1f, 0x8b]) {
+            Self::Gzip(Box::new(MultiGzDecoder::new(blob)))
+        } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+            Self::Zstd(Box::new(zstd::Decoder::with_buffer(blob)?))
+        } else {
+            Self::Plain(blob)
+        })
+    }
+
+    /// Is the blob compressed?
+    pub fn is_compressed(&self) -> bool {
+        !matches!(self, Self::Plain(_))
+    }
+}
+
+impl<R: Read> Read for LayerReader<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(inner) => inner.read(buffer),
+            Self::Gzip(inner) => inner.read(buffer),
+            Self::Zstd(inner) => inner.read(buffer),
+        }
+    }
+}
+
+/// What a layer says about a name in the image's root.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TopLevel {
+    /// A symbolic link.
+    Symlink(PathBuf),
+    /// Anything else that exists.
+    Other,
+    /// Deleted here.
+    Deleted,
+}
+
+/// Looks a name up in a layer's tar stream. The OCI image spec allows one entry for each path in a
+/// layer, so reading ends at the first.
+pub fn top_level_entry(tar: impl Read, name: &str) -> io::Result<Option<TopLevel>> {
+    let whiteout = format!(".wh.{name}");
+    let mut archive = tar::Archive::new(tar);
+    for entry in archive.entries()? {
+        let entry = entry?;
+        let Some(path) = plain_path(&entry.path()?) else { continue };
+        if path == Path::new(name) {
+            return Ok(Some(match (entry.header().entry_type(), entry.link_name()?) {
+                (EntryType::Symlink, Some(target)) => TopLevel::Symlink(target.into_owned()),
+                _ => TopLevel::Other,
+            }));
+        }
+        if path == Path::new(&whiteout) {
+            return Ok(Some(TopLevel::Deleted));
+        }
+    }
+    Ok(None)
+}
+
+/// An entry's path below the image's root: without `./`, `/` at the start or `.` inside. `None` for the
+/// root itself and for paths with `..`.
+pub fn plain_path(path: &Path) -> Option<PathBuf> {
+    let mut plain = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => plain.push(name),
+            Component::CurDir | Component::RootDir => {}
+            Component::ParentDir | Component::Prefix(_) => return None,
+        }
+    }
+    (plain.components().next().is_some()).then_some(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn tar_of(entries: &[(&str, EntryType, &str)]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (path, kind, link) in entries {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(*kind);
+            header.set_size(0);
+            header.set_mode(0o755);
+            if *kind == EntryType::Symlink {
+                builder.append_link(&mut header, path, link).unwrap();
+            } else {
+                builder.append_data(&mut header, path, io::empty()).unwrap();
+            }
+        }
+        builder.into_inner().unwrap()
+    }
+
+    #[test]
+    fn finds_the_entry_in_every_compression() {
+        let tar = tar_of(&[
+            ("./", EntryType::Directory, ""),
+            ("./bin/lib", EntryType::Regular, ""),
+            ("./lib", EntryType::Symlink, "usr/lib"),
+        ]);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&tar).unwrap();
+        for (blob, compressed) in [
+            (tar.clone(), false),
+            (gzip.finish().unwrap(), true),
+            (zstd::encode_all(&tar[..], 1).unwrap(), true),
+        ] {
+            let reader = LayerReader::new(&blob[..]).unwrap();
+            assert_eq!(reader.is_compressed(), compressed);
+            let found = top_level_entry(reader, "lib").unwrap();
+            assert_eq!(found, Some(TopLevel::Symlink("usr/lib".into())));
+        }
+    }
+
+    #[test]
+    fn directories_deletions_and_absence() {
+        let find = |tar: &[u8]| top_level_entry(tar, "lib").unwrap();
+        assert_eq!(find(&tar_of(&[("lib/", EntryType::Directory, "")])), Some(TopLevel::Other));
+        assert_eq!(find(&tar_of(&[(".wh.lib", EntryType::Regular, "")])), Some(TopLevel::Deleted));
+        assert_eq!(find(&tar_of(&[("lib/x", EntryType::Regular, "")])), None);
+        assert!(top_level_entry(&tar_of(&[("a", EntryType::Regular, "")])[..100], "lib").is_err());
+    }
+
+    #[test]
+    fn plain_paths() {
+        for (path, plain) in [
+            ("./lib/x", Some("lib/x")),
+            ("/lib", Some("lib")),
+            ("../x", None),
+            ("a/../b", None),
+            ("./", None),
+        ] {
+            assert_eq!(plain_path(Path::new(path)), plain.map(PathBuf::from), "{path}");
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Adapter: images that an engine made (`output: image`): import for publication, modules for the check.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    io::{self, BufReader, BufWriter},
+    path::{Path, PathBuf},
+};
+
+use tar::EntryType;
+
+use super::layer::is_link_into_usr;
+use crate::oci::{
+    Layer, LayerReader, compress,
+    docker_archive::{ArchiveError, ImageArchive, part},
+    plain_path,
+};
+
+/// Larger than all modules of any distribution's kernel together.
+const MAX_MODULE_BYTES: u64 = 8 << 30;
+
+/// Why an engine's image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The archive.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// A layer is not what the configuration says.
+    #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
+    DiffId {
+        /// Counted from 1.
+        number: usize,
+        /// Its digest.
+        found: String,
+        /// The configuration's words.
+        wanted: String,
+    },
+    /// More modules than there can be.
+    #[error("modules of the image archive have more than {MAX_MODULE_BYTES} bytes")]
+    TooLarge,
+    /// A file or directory of this machine.
+    #[error("{action} {path}")]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// An engine's image as files.
+#[derive(Clone, Debug)]
+pub struct ArchiveImage {
+    /// The configuration's bytes.
+    pub config: Vec<u8>,
+    /// The layers, the lowest first, each with its file.
+    pub layers: Vec<(PathBuf, Layer)>,
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImportError {
+    let path = path.to_owned();
+    move |source| ImportError::Io { action, path, source }
+}
+
+/// Reads a `docker save` archive and writes its layers into `work_dir`, compressed. Blocks.
+///
+/// Compressed layers are compressed again, so that the same image gives the same digests whichever
+/// engine saved it.
+pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveImage, ImportError> {
+    let mut file = File::open(archive).map_err(failed("open", archive))?;
+    let image = ImageArchive::open(BufReader::new(&file))?;
+    let mut layers = Vec::new();
+    for (index, (extent, wanted)) in image.layers.iter().zip(&image.diff_ids).enumerate() {
+        let temporary =
+            tempfile::NamedTempFile::new_in(work_dir).map_err(failed("create a file in", work_dir))?;
+        let blob = part(&mut file, *extent).map_err(failed("read", archive))?;
+        let layer = LayerReader::new(blob)
+            .and_then(|tar| compress(tar, BufWriter::with_capacity(256 << 10, temporary.as_file())))
+            .map_err(failed("compress a layer into", temporary.path()))?;
+        if layer.diff_id.as_str() != wanted {
+            let found = layer.diff_id.to_string();
+            return Err(ImportError::DiffId { number: index + 1, found, wanted: wanted.clone() });
+        }
+        let path = work_dir.join(layer.digest.hex());
+        temporary.persist(&path).map_err(|error| failed("rename to", &path)(error.error))?;
+        layers.push((path, layer));
+    }
+    Ok(ArchiveImage { config: image.config, layers })
+}
+
+/// Writes the modules (`*.ko`, also compressed) under any `lib/modules/` of an image archive into `dest`, as
+/// the stacked layers leave them; `usr/lib/modules` becomes `lib/modules`. Returns how many. Blocks.
+pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize, ImportError> {
+    let mut file = File::open(archive).map_err(failed("open", archive))?;
+    let image = ImageArchive::open(BufReader::new(&file))?;
+    let mut left = MAX_MODULE_BYTES;
+    for extent in &image.layers {
+        let blob = part(&mut file, *extent).map_err(failed("read", archive))?;
+        let tar = LayerReader::new(blob).map_err(failed("read", archive))?;
+        apply_layer(tar, archive, dest, &mut left)?;
+    }
+    let is_file = |found: &walkdir::DirEntry| found.file_type().is_file();
+    Ok(walkdir::WalkDir::new(dest).into_iter().filter_map(Result::ok).filter(is_file).count())
+}
+
+/// Only directories and regular files are ever made below `dest`, so no path leads out of it.
+fn apply_layer(tar: impl io::Read, archive: &Path, dest: &Path, left: &mut u64) -> Result<(), ImportError> {
+    let damaged = || failed("read a layer of", archive);
+    let mut written = HashSet::new();
+    let mut tar = tar::Archive::new(tar);
+    for entry in tar.entries().map_err(damaged())? {
+        let mut entry = entry.map_err(damaged())?;
+        let Some(named) = plain_path(&entry.path().map_err(damaged())?) else { continue };
+        let kind = entry.header().entry_type();
+        let link = entry.link_name().map_err(damaged())?;
+        let merge_link =
+            kind == EntryType::Symlink && link.as_deref().is_some_and(|to| is_link_into_usr(&named, to));
+        // `lib -> usr/lib` replaces nothing: both are one directory in `dest`.
+        if kind == EntryType::Directory || merge_link {
+            continue;
+        }
+        let hard_link = if kind == EntryType::Link {
+            link.as_deref().and_then(plain_path).map(without_usr)
+        } else {
+            None
+        };
+        let path = without_usr(named);
+        let place = dest.join(&path);
+        match whiteout(&path) {
+            Some(Whiteout::Opaque) => {
+                clear(place.parent().unwrap_or(dest), &written)?;
+                continue;
+            }
+            Some(Whiteout::Entry(name)) => {
+                remove(&place.with_file_name(name))?;
+                continue;
+            }
+            None => {}
+        }
+        let source = hard_link.map(|target| dest.join(target));
+        if source.as_deref() == Some(&place) {
+            continue;
+        }
+        // Whatever the entry is, it replaces what lower layers had there.
+        remove(&place)?;
+        let content = match source {
+            // A link to something that was not written is a link to something that is no module.
+            Some(source) if source.is_file() => Some(source),
+            None if kind == EntryType::Regular => None,
+            _ => continue,
+        };
+        if !is_module(&path) {
+            continue;
+        }
+        make_parents(dest, &place)?;
+        if let Some(source) = content {
+            fs::copy(&source, &place).map_err(failed("write", &place))?;
+        } else {
+            let size = entry.size();
+            *left = left.checked_sub(size).ok_or(ImportError::TooLarge)?;
+            let mut out = File::create(&place).map_err(failed("create", &place))?;
+            if io::copy(&mut entry, &mut out).map_err(failed("write", &place))? != size {
+                return Err(damaged()(io::ErrorKind::UnexpectedEof.into()));
+            }
+        }
+        written.insert(place);
+    }
+    Ok(())
+}
+
+/// A deletion (OCI image spec, `layer.md`, "whiteouts").
+enum Whiteout {
+    /// Of what lower layers have in this directory.
+    Opaque,
+    /// Of one name beside the marker.
+    Entry(String),
+}
+
+fn whiteout(path: &Path) -> Option<Whiteout> {
+    match path.file_name()?.to_str()?.strip_prefix(".wh.")? {
+        ".wh..opq" => Some(Whiteout::Opaque),
+        // Such names would lead up and out of the directory.
+        "" | "." | ".." => None,
+        name => Some(Whiteout::Entry(name.to_owned())),
+    }
+}
+
+/// Removes the files of lower layers below a directory.
+fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<(), ImportError> {
+    for found in walkdir::WalkDir::new(directory).into_iter().filter_map(Result::ok) {
+        if found.file_type().is_file() && !keep.contains(found.path()) {
+            remove(found.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn without_usr(path: PathBuf) -> PathBuf {
+    match path.strip_prefix("usr") {
+        Ok(rest) if rest.starts_with("lib") => rest.to_owned(),
+        _ => path,
+    }
+}
+
+/// A module below a `lib/modules` directory.
+fn is_module(path: &Path) -> bool {
+    let names: Vec<_> = path.iter().collect();
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let module = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| name.ends_with(end));
+    module && names.windows(2).any(|pair| pair[0] == "lib" && pair[1] == "modules")
+}
+
+/// Makes the directories above a file; a file of a lower layer in their way is replaced, as a runtime would.
+fn make_parents(dest: &Path, file: &Path) -> Result<(), ImportError> {
+    let inner = file.parent().and_then(|parent| parent.strip_prefix(dest).ok());
+    let mut place = dest.to_owned();
+    for name in inner.unwrap_or(Path::new("")) {
+        place.push(name);
+        if !place.is_dir() {
+            remove(&place)?;
+            fs::create_dir(&place).map_err(failed("create directory", &place))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove(place: &Path) -> Result<(), ImportError> {
+    let gone = if place.is_dir() { fs::remove_dir_all(place) } else { fs::remove_file(place) };
+    match gone {
+        Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Err(failed("remove", place)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "archive_image_tests.rs"]
+mod tests;

@@ -1,0 +1,285 @@
+//! Adapter: assemble: a payload directory becomes a layer file.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, BufWriter},
+    os::unix::fs::MetadataExt as _,
+    path::{Component, Path, PathBuf},
+};
+
+use walkdir::WalkDir;
+
+use crate::{
+    image::Digest,
+    oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry},
+};
+
+/// Every entry's modification time, in seconds since 1970.
+const MTIME: u64 = 0;
+/// The names that a usr-merged system has as links into `usr/`
+/// (<https://systemd.io/THE_CASE_FOR_THE_USR_MERGE/>).
+const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
+
+/// Why a payload does not become a layer.
+#[derive(Debug, thiserror::Error)]
+pub enum LayerFileError {
+    /// A device, a socket, a FIFO.
+    #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
+    Kind(PathBuf),
+    /// Two entries with one place on a usr-merged base.
+    #[error("payload entries {first:?} and {second:?} would both be {place:?} on the usr-merged base")]
+    Conflict {
+        /// One.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+        /// Their place.
+        place: PathBuf,
+    },
+    /// A top-level `lib`, `bin`, ... that is neither a directory nor the link that the base has.
+    #[error("payload entry {0:?} would replace the link of the usr-merged base")]
+    HidesBase(PathBuf),
+    /// The layer cannot be written.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    /// A file or directory of this machine.
+    #[error("{action} {path}")]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl LayerFileError {
+    /// What to do about it, where that is clear.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Conflict { .. } | Self::HidesBase(_) => {
+                Some("let the template install below /out/usr instead".to_owned())
+            }
+            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Some("free some space; nothing incomplete was left".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { action, path, source }
+    }
+}
+
+/// A payload as a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PayloadLayer {
+    /// The layer, in the file that was asked for.
+    pub layer: Layer,
+    /// Digest of the payload tree, the same on every base.
+    pub payload_digest: Digest,
+}
+
+/// One entry of the payload.
+struct Entry {
+    /// Where it lies on this machine; `None` for a directory that only the layer has.
+    source: Option<PathBuf>,
+    mode: u32,
+    kind: Kind,
+}
+
+enum Kind {
+    Directory,
+    File { size: u64 },
+    Symlink { target: PathBuf },
+}
+
+type Tree = BTreeMap<PathBuf, Entry>;
+
+/// Writes the payload directory as a layer into `out`, which appears whole or not at all. Blocks; memory is
+/// a few hundred bytes for each entry.
+pub fn write_payload_layer(
+    payload: &Path,
+    usr_merged_base: bool,
+    out: &Path,
+) -> Result<PayloadLayer, LayerFileError> {
+    let tree = walk(payload)?;
+    let moved = usr_merged_base && tree.keys().any(|path| is_merged(path));
+    if !moved {
+        let layer = write_layer(&tree, out)?;
+        let payload_digest = layer.diff_id.clone();
+        return Ok(PayloadLayer { layer, payload_digest });
+    }
+    let payload_digest = digest(&tree)?;
+    let layer = write_layer(&usr_merge(tree)?, out)?;
+    Ok(PayloadLayer { layer, payload_digest })
+}
+
+fn walk(payload: &Path) -> Result<Tree, LayerFileError> {
+    let mut tree = Tree::new();
+    for found in WalkDir::new(payload).min_depth(1).follow_links(false) {
+        let found = found.map_err(|error| {
+            let path = error.path().unwrap_or(payload).to_owned();
+            LayerFileError::io("read payload", &path)(error.into())
+        })?;
+        let path = found.path();
+        let metadata = fs::symlink_metadata(path).map_err(LayerFileError::io("read payload", path))?;
+        let relative = path.strip_prefix(payload).unwrap_or(path).to_owned();
+        let kind = if metadata.is_dir() {
+            Kind::Directory
+        } else if metadata.is_file() {
+            Kind::File { size: metadata.len() }
+        } else if metadata.is_symlink() {
+            Kind::Symlink { target: fs::read_link(path).map_err(LayerFileError::io("read payload", path))? }
+        } else {
+            return Err(LayerFileError::Kind(relative));
+        };
+        tree.insert(relative, Entry { source: Some(path.to_owned()), mode: metadata.mode(), kind });
+    }
+    Ok(tree)
+}
+
+fn is_merged(path: &Path) -> bool {
+    path.components().next().is_some_and(|first| MERGED.iter().any(|name| first.as_os_str() == *name))
+}
+
+/// Moves what lies below top-level `lib`, `bin`, `sbin` and `lib64` to below `usr`.
+///
+/// On a usr-merged base these names are symbolic links. A layer that has a real `lib` directory replaces
+/// the link, and with it everything that the base keeps in `usr/lib`, its dynamic loader first.
+fn usr_merge(tree: Tree) -> Result<Tree, LayerFileError> {
+    let usr = Path::new("usr");
+    let mut merged = Tree::new();
+    let mut origins: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
+    for (path, mut entry) in tree {
+        let place = if is_merged(&path) {
+            if path.components().count() == 1 {
+                match &entry.kind {
+                    Kind::Directory => {}
+                    // The payload was merged like the base: the base has this link already.
+                    Kind::Symlink { target } if is_link_into_usr(&path, target) => continue,
+                    _ => return Err(LayerFileError::HidesBase(path)),
+                }
+            }
+            if let Kind::Symlink { target } = &mut entry.kind {
+                *target = one_level_deeper(&path, target);
+            }
+            usr.join(&path)
+        } else {
+            path.clone()
+        };
+        match merged.get(&place) {
+            Some(Entry { kind: Kind::Directory, .. }) if matches!(entry.kind, Kind::Directory) => continue,
+            Some(_) => {
+                let first = origins.remove(&place).unwrap_or_else(|| place.clone());
+                return Err(LayerFileError::Conflict { first, second: path, place });
+            }
+            None => {}
+        }
+        origins.insert(place.clone(), path);
+        merged.insert(place, entry);
+    }
+    match merged.get(usr) {
+        None => {
+            merged.insert(usr.to_owned(), Entry { source: None, mode: 0o755, kind: Kind::Directory });
+        }
+        Some(Entry { kind: Kind::Directory, .. }) => {}
+        Some(_) => return Err(LayerFileError::HidesBase(usr.to_owned())),
+    }
+    Ok(merged)
+}
+
+/// Is this the link that a usr-merged system has, such as `lib -> usr/lib`?
+pub(super) fn is_link_into_usr(name: &Path, target: &Path) -> bool {
+    target.strip_prefix("/").unwrap_or(target) == Path::new("usr").join(name)
+}
+
+/// A relative link that climbs out of its top-level directory needs one more `..` below `usr`; where it then
+/// arrives in `usr/../x`, the base's links lead on.
+fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
+    // Directories between the link and the image's root.
+    let mut depth = link.components().count() - 1;
+    for component in target.components() {
+        match component {
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir if depth <= 1 => return Path::new("..").join(target),
+            Component::ParentDir => depth -= 1,
+            Component::CurDir => {}
+            Component::RootDir | Component::Prefix(_) => break,
+        }
+    }
+    target.to_owned()
+}
+
+/// A link's target and an open file live as long as the entry that is written.
+fn each_entry(
+    tree: &Tree,
+    mut write: impl FnMut(&Path, u32, EntryKind<'_>) -> Result<(), LayerError>,
+) -> Result<(), LayerFileError> {
+    for (path, entry) in tree {
+        match (&entry.kind, &entry.source) {
+            (Kind::File { size }, Some(source)) => {
+                let mut file = File::open(source).map_err(LayerFileError::io("open", source))?;
+                write(path, entry.mode, EntryKind::File { size: *size, content: &mut file })?;
+            }
+            (Kind::Symlink { target }, _) => write(path, entry.mode, EntryKind::Symlink { target })?,
+            (Kind::Directory, _) | (Kind::File { .. }, None) => {
+                write(path, entry.mode, EntryKind::Directory)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn digest(tree: &Tree) -> Result<Digest, LayerFileError> {
+    let mut digester = TreeDigester::new(MTIME);
+    each_entry(tree, |path, mode, kind| digester.entry(path, mode, kind))?;
+    Ok(digester.finish()?)
+}
+
+fn write_layer(tree: &Tree, out: &Path) -> Result<Layer, LayerFileError> {
+    let directory = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let file = tempfile::Builder::new()
+        .prefix(&prefix_of(out))
+        .tempfile_in(directory)
+        .map_err(LayerFileError::io("create a file in", directory))?;
+    let mut writer = LayerWriter::new(BufWriter::with_capacity(256 << 10, file), MTIME);
+    each_entry(tree, |path, mode, kind| writer.entry(path, mode, kind))?;
+    let (layer, buffered) = writer.finish()?;
+    let file = buffered.into_inner().map_err(|error| LayerFileError::io("write", out)(error.into_error()))?;
+    file.persist(out).map_err(|error| LayerFileError::io("rename to", out)(error.error))?;
+    Ok(layer)
+}
+
+fn prefix_of(out: &Path) -> OsString {
+    let mut prefix = OsString::from(".");
+    prefix.push(out.file_name().unwrap_or_default());
+    prefix.push(".");
+    prefix
+}
+
+/// Does the image made of these layer files (the lowest first) have `lib` as a link into `usr`? Blocks.
+pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool, LayerFileError> {
+    let name = "lib";
+    // From the top: the first layer that mentions the name decides, and big base layers are rarely read.
+    for path in layers.iter().rev() {
+        let failed = || LayerFileError::io("read layer", path);
+        let file = File::open(path).map_err(failed())?;
+        let tar = LayerReader::new(file).map_err(failed())?;
+        match top_level_entry(tar, name).map_err(failed())? {
+            Some(TopLevel::Symlink(target)) => return Ok(is_link_into_usr(Path::new(name), &target)),
+            Some(TopLevel::Other | TopLevel::Deleted) => return Ok(false),
+            None => {}
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! Adapter: authorization: which header a request needs, from credentials, challenges and token servers.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use reqwest::header::{HeaderValue, WWW_AUTHENTICATE};
+use serde::Deserialize;
+use url::{Url, form_urlencoded};
+
+use super::{
+    RegistryError,
+    challenge::{self, Challenge},
+    credentials::{Credential, CredentialFile},
+    error::excerpt,
+    http::{Transport, body_start},
+    name::RemoteName,
+};
+
+/// What a token server that does not say means (distribution's token specification).
+const DEFAULT_LIFETIME: u64 = 60;
+/// Tokens are renewed this much earlier, for clocks and slow requests.
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// What a request does to the repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Access {
+    Pull,
+    Push,
+}
+
+impl Access {
+    fn actions(self) -> &'static str {
+        match self {
+            Self::Pull => "pull",
+            Self::Push => "pull,push",
+        }
+    }
+}
+
+/// A header's value, and until when it is good.
+#[derive(Clone)]
+struct Grant {
+    header: HeaderValue,
+    until: Option<Instant>,
+}
+
+/// One lock for each (authority, repository, access): concurrent requests wait for one token instead of
+/// asking for one each, and other repositories do not wait.
+type Slot = Arc<tokio::sync::Mutex<Option<Grant>>>;
+
+pub(super) struct Authorizer {
+    credentials: CredentialFile,
+    slots: Mutex<HashMap<(String, String, Access), Slot>>,
+}
+
+#[derive(Deserialize)]
+struct TokenAnswer {
+    #[serde(default)]
+    token: String,
+    #[serde(default)]
+    access_token: String,
+    expires_in: Option<u64>,
+}
+
+impl Authorizer {
+    pub(super) fn new(credentials: CredentialFile) -> Self {
+        Self { credentials, slots: Mutex::default() }
+    }
+
+    fn slot(&self, name: &RemoteName, access: Access) -> Slot {
+        let key = (name.authority.clone(), name.path.clone(), access);
+        // A poisoned lock protects a map that is always consistent.
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
+    }
+
+    /// The header that a request to the repository had better carry, as far as that is known.
+    pub(super) async fn known(&self, name: &RemoteName, access: Access) -> Option<HeaderValue> {
+        let good = |grant: &Grant| grant.until.is_none_or(|until| Instant::now() < until);
+        let mut candidates = vec![access];
+        if access == Access::Pull {
+            // A token to push with is also one to pull with.
+            candidates.insert(0, Access::Push);
+        }
+        for access in candidates {
+            let slot = self.slot(name, access);
+            let grant = slot.lock().await;
+            if let Some(grant) = grant.as_ref().filter(|grant| good(grant)) {
+                return Some(grant.header.clone());
+            }
+        }
+        None
+    }
+
+    /// Answers the 401 in `refusal` to a request that carried `used`; `None` when nothing better is to be had.
+    pub(super) async fn answer(
+        &self,
+        transport: &Transport,
+        name: &RemoteName,
+        access: Access,
+        action: &str,
+        refusal: &reqwest::Response,
+        used: Option<&HeaderValue>,
+    ) -> Result<Option<HeaderValue>, RegistryError> {
+        let slot = self.slot(name, access);
+        let mut grant = slot.lock().await;
+        match grant.as_ref().map(|grant| &grant.header) {
+            // Another request got a new one in the meantime.
+            Some(newer) if Some(newer) != used => return Ok(Some(newer.clone())),
+            _ => *grant = None,
+        }
+        let challenges: Vec<_> = refusal
+            .headers()
+            .get_all(WWW_AUTHENTICATE)
+            .iter()
+            .filter_map(|value| value.to_str().ok())
+            .flat_map(challenge::parse)
+            .collect();
+        let bearer = challenges.iter().find(|c| matches!(c, Challenge::Bearer { .. }));
+        let Some(challenge) = bearer.or(challenges.first()) else { return Ok(None) };
+
+        let credential = self.credential(name, action).await?;
+        let new = match challenge {
+            Challenge::Basic => match credential {
+                Some(Credential::Password { user, password }) => {
+                    Some(Grant { header: basic(&user, &password), until: None })
+                }
+                _ => None,
+            },
+            Challenge::Bearer { realm, service } => {
+                let query = TokenQuery { name, access, action, realm, service: service.as_deref() };
+                Some(query.send(transport, credential).await?)
+            }
+        };
+        // The same header again would be refused again.
+        *grant = new.filter(|new| Some(&new.header) != used);
+        Ok(grant.as_ref().map(|grant| grant.header.clone()))
+    }
+
+    async fn credential(&self, name: &RemoteName, action: &str) -> Result<Option<Credential>, RegistryError> {
+        let (file, host, path) = (self.credentials.clone(), name.host.clone(), name.path.clone());
+        let found = tokio::task::spawn_blocking(move || file.find(&host, &path)).await;
+        found.unwrap_or_else(|panic| Err(panic.to_string())).map_err(|reason| RegistryError::Denied {
+            host: name.host.clone(),
+            action: action.to_owned(),
+            reason: format!("its credentials cannot be used: {reason}"),
+        })
+    }
+
+    /// Why a 401 stays one, in words.
+    pub(super) fn explain(&self, name: &RemoteName, used: Option<&HeaderValue>) -> String {
+        match used {
+            Some(value) if value.as_bytes().starts_with(b"Basic ") => {
+                format!("the user name or password in {} is wrong", self.credentials.describe())
+            }
+            Some(_) => "its token server gave a token that it does not accept".to_owned(),
+            None => format!(
+                "it wants credentials, and {} has none for {}",
+                self.credentials.describe(),
+                name.host
+            ),
+        }
+    }
+}
+
+fn basic(user: &str, password: &str) -> HeaderValue {
+    use base64::Engine as _;
+    let encoded = base64::engine::general_purpose::STANDARD.encode(format!("{user}:{password}"));
+    sensitive(&format!("Basic {encoded}")).unwrap_or_else(|| HeaderValue::from_static("Basic"))
+}
+
+fn sensitive(text: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::from_str(text).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// One question to a token server.
+struct TokenQuery<'a> {
+    name: &'a RemoteName,
+    access: Access,
+    action: &'a str,
+    realm: &'a str,
+    service: Option<&'a str>,
+}
+
+impl TokenQuery<'_> {
+    async fn send(
+        &self,
+        transport: &Transport,
+        credential: Option<Credential>,
+    ) -> Result<Grant, RegistryError> {
+        let url = self.realm(transport)?;
+        let scope = format!("repository:{}:{}", self.name.path, self.access.actions());
+        let client = transport.client(&authority_of(&url));
+        let request = match credential {
+            // OAuth2 form of the token specification; identity tokens cannot be sent in the other one.
+            Some(Credential::IdentityToken(token)) => {
+                let mut form = form_urlencoded::Serializer::new(String::new());
+                form.append_pair("grant_type", "refresh_token")
+                    .append_pair("client_id", "farrier")
+                    .append_pair("refresh_token", &token)
+                    .append_pair("scope", &scope);
+                form.extend_pairs(self.service.map(|service| ("service", service)));
+                let kind = "application/x-www-form-urlencoded";
+                client.post(url).header(reqwest::header::CONTENT_TYPE, kind).body(form.finish())
+            }
+            password => {
+                let mut url = url;
+                url.query_pairs_mut()
+                    .append_pair("scope", &scope)
+                    .extend_pairs(self.service.map(|service| ("service", service)));
+                let request = client.get(url);
+                match password {
+                    Some(Credential::Password { user, password }) => {
+                        request.header(reqwest::header::AUTHORIZATION, basic(&user, &password))
+                    }
+                    _ => request,
+                }
+            }
+        };
+        let asked = Instant::now();
+        let mut response = transport.execute(request, &self.name.host, self.action).await?;
+        let status = response.status();
+        let body = body_start(&mut response, 1 << 20).await.unwrap_or_default();
+        let (host, action) = (self.name.host.clone(), self.action.to_owned());
+        match status.as_u16() {
+            200..=299 => {}
+            400 | 401 | 403 => {
+                let reason = format!("its token server answered {}: {}", status.as_u16(), excerpt(&body));
+                return Err(RegistryError::Denied { host, action, reason });
+            }
+            status @ (429 | 500..=599) => return Err(RegistryError::Server { host, status, action }),
+            status => {
+                let reason = format!("its token server answered {status}: {}", excerpt(&body));
+                return Err(RegistryError::Protocol { host, action, reason });
+            }
+        }
+        let garbage = || RegistryError::Protocol {
+            host: self.name.host.clone(),
+            action: self.action.to_owned(),
+            reason: "its token server's answer holds no token".to_owned(),
+        };
+        let answer: TokenAnswer = serde_json::from_slice(&body).map_err(|_| garbage())?;
+        let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
+        let header =
+            sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(garbage)?;
+        let lifetime = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
+        Ok(Grant { header, until: Some(asked + lifetime.saturating_sub(MARGIN)) })
+    }
+
+    /// The token server gets the password, so it must be as trustworthy as the registry.
+    fn realm(&self, transport: &Transport) -> Result<Url, RegistryError> {
+        let refused = |reason: &str| RegistryError::Protocol {
+            host: self.name.host.clone(),
+            action: self.action.to_owned(),
+            reason: format!("its token server {} {reason}", excerpt(self.realm.as_bytes())),
+        };
+        let url = Url::parse(self.realm).map_err(|_| refused("is no address"))?;
+        match url.scheme() {
+            "https" => Ok(url),
+            "http" if transport.allows_plain(&authority_of(&url)) => Ok(url),
+            _ => Err(refused("is not reached through https")),
+        }
+    }
+}
+
+/// `host[:port]` of an address.
+pub(super) fn authority_of(url: &Url) -> String {
+    let host = url.host_str().unwrap_or_default();
+    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
+}

@@ -1,0 +1,115 @@
+//! Pure: `WWW-Authenticate` headers (RFC 9110, section 11.6.1).
+
+/// What a registry wants to see.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Challenge {
+    /// User name and password.
+    Basic,
+    /// A token from a token server
+    /// (<https://distribution.github.io/distribution/spec/auth/token/>).
+    Bearer {
+        /// The token server.
+        realm: String,
+        /// What it knows the registry as.
+        service: Option<String>,
+    },
+}
+
+/// The challenges of one header, in its order; schemes that farrier does not know are left out.
+pub(super) fn parse(header: &str) -> Vec<Challenge> {
+    let mut challenges = Vec::new();
+    let mut current: Option<(String, Vec<(String, String)>)> = None;
+    let mut rest = header;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', ',']);
+        let end = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        if word.is_empty() {
+            // Nothing left, or a `=` where none can be: what follows cannot be understood.
+            break;
+        }
+        let next = after.trim_start_matches([' ', '\t']);
+        if let Some(value) = next.strip_prefix('=') {
+            let (value, after_value) = value_of(value.trim_start_matches([' ', '\t']));
+            if let Some((_, parameters)) = &mut current {
+                parameters.push((word.to_ascii_lowercase(), value));
+            }
+            rest = after_value;
+        } else {
+            challenges.extend(current.take().and_then(finish));
+            current = Some((word.to_ascii_lowercase(), Vec::new()));
+            rest = after;
+        }
+    }
+    challenges.extend(current.and_then(finish));
+    challenges
+}
+
+/// A token or quoted string, and what follows it.
+fn value_of(text: &str) -> (String, &str) {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
+        return (text[..end].to_owned(), &text[end..]);
+    };
+    let mut value = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return (value, &quoted[at + 1..]),
+            '\\' => value.extend(characters.next().map(|(_, escaped)| escaped)),
+            _ => value.push(character),
+        }
+    }
+    (value, "")
+}
+
+fn finish((scheme, parameters): (String, Vec<(String, String)>)) -> Option<Challenge> {
+    let find = |name: &str| parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+    match scheme.as_str() {
+        "basic" => Some(Challenge::Basic),
+        "bearer" => Some(Challenge::Bearer { realm: find("realm")?, service: find("service") }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bearer(realm: &str, service: Option<&str>) -> Challenge {
+        Challenge::Bearer { realm: realm.to_owned(), service: service.map(str::to_owned) }
+    }
+
+    #[test]
+    fn registries_of_this_world() {
+        assert_eq!(
+            parse(
+                r#"Bearer realm="https://auth.example/token",service="registry.example",scope="repository:a/b:pull,push""#
+            ),
+            [bearer("https://auth.example/token", Some("registry.example"))]
+        );
+        assert_eq!(parse(r#"Basic realm="basic-realm""#), [Challenge::Basic]);
+        assert_eq!(parse("BASIC"), [Challenge::Basic]);
+        assert_eq!(
+            parse(r#"Negotiate, Basic realm="a, b", bearer REALM = "https://x" , service=y"#),
+            [Challenge::Basic, bearer("https://x", Some("y"))]
+        );
+        assert_eq!(parse(r#"Bearer realm="a\"b"#), [bearer(r#"a"b"#, None)]);
+    }
+
+    #[test]
+    fn damaged_headers() {
+        for header in ["", "=", ",,,", "Bearer", r#"Bearer service="x""#, "Digest realm=x"] {
+            assert_eq!(parse(header), [], "{header:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_is_an_answer(header in "\\PC{0,80}") {
+            let _ = parse(&header);
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! Adapter: an OCI image layout directory (image-spec `image-layout.md`), several repositories in one.
+//!
+//! An image goes by `<repository>:<tag>` (or `<repository>@<digest>`) in `org.opencontainers.image.ref.name`,
+//! which is what `skopeo inspect oci:PATH:<repository>:<tag>` and its relatives look for. They accept letters
+//! and digits with single `-._:@+/` or `--` between them, so an image whose tag holds, say, `__` is found by
+//! them only by its digest.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::{self, BufReader, ErrorKind, Read, Write},
+    path::{Path, PathBuf},
+};
+
+use sha2::Digest as _;
+
+use super::{Registry, RegistryError, StoredManifest, Upload};
+use crate::{
+    image::{Digest, Repository, Tag, Version},
+    oci::{AnyManifest, Descriptor, ImageIndex, MAX_MANIFEST, annotations::REF_NAME},
+};
+
+/// What every layout has in `oci-layout`.
+const LAYOUT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
+/// Held by who changes the index. Not part of the specification; other tools pass it over.
+const LOCK: &str = ".farrier.lock";
+
+/// Images in a directory. Blobs and index are written beside their place and renamed.
+#[derive(Clone, Debug)]
+pub struct LayoutRegistry {
+    root: PathBuf,
+}
+
+impl LayoutRegistry {
+    /// The directory is made by the first push.
+    pub fn new(root: PathBuf) -> Self {
+        Self { root }
+    }
+
+    fn blob(&self, digest: &Digest) -> PathBuf {
+        self.root.join("blobs/sha256").join(digest.hex())
+    }
+
+    fn prepare(&self) -> Result<(), RegistryError> {
+        let blobs = self.root.join("blobs/sha256");
+        fs::create_dir_all(&blobs).map_err(RegistryError::io(format!("create {}", blobs.display())))?;
+        let marker = self.root.join("oci-layout");
+        if !marker.exists() {
+            replace(&marker, |file| file.write_all(LAYOUT))?;
+        }
+        Ok(())
+    }
+
+    fn index(&self) -> Result<ImageIndex, RegistryError> {
+        let path = self.root.join("index.json");
+        let bytes = match read_bounded(&path) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(ImageIndex::empty()),
+            Err(error) => return Err(RegistryError::io(format!("read {}", path.display()))(error)),
+        };
+        ImageIndex::parse(&bytes).map_err(|error| self.protocol("read its index", &error.to_string()))
+    }
+
+    fn protocol(&self, action: &str, reason: &str) -> RegistryError {
+        RegistryError::Protocol {
+            host: self.describe(),
+            action: action.to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    fn find(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        let index = self.index()?;
+        let found = index.manifests.into_iter().find(|descriptor| {
+            let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
+            match version {
+                Version::Tag(_) => name == format!("{repository}{version}"),
+                Version::Digest(digest) => descriptor.digest == *digest && is_of(name, repository),
+            }
+        });
+        let Some(descriptor) = found else { return Ok(None) };
+        let path = self.blob(&descriptor.digest);
+        let action = format!("read {}", path.display());
+        let bytes = read_bounded(&path).map_err(RegistryError::io(action.as_str()))?;
+        let digest = Digest::of(&bytes);
+        if digest != descriptor.digest {
+            return Err(RegistryError::Digest { action, wanted: descriptor.digest, found: digest });
+        }
+        Ok(Some(StoredManifest { digest, media_type: descriptor.media_type, bytes }))
+    }
+
+    fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload, RegistryError> {
+        self.prepare()?;
+        let place = self.blob(digest);
+        if place.exists() {
+            return Ok(Upload::Present);
+        }
+        let mut from = Hashing { inner: from, hash: sha2::Sha256::new() };
+        let mut sent = 0;
+        let temporary = temporary_beside(&place, |file| {
+            sent = io::copy(&mut from, file)?;
+            Ok(())
+        })?;
+        let found = Digest::from_sha256(&from.hash.finalize().into());
+        if found != *digest {
+            let action = format!("copy {what} to {}", self.describe());
+            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
+        }
+        persist(temporary, &place)?;
+        Ok(Upload::Sent(sent))
+    }
+
+    fn push_image(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Digest, RegistryError> {
+        let action = format!("add {repository}{version}");
+        let digest = Digest::of(bytes);
+        if let Version::Digest(wanted) = version
+            && *wanted != digest
+        {
+            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
+        }
+        let manifest =
+            AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, &error.to_string()))?;
+        let needed = match &manifest {
+            AnyManifest::Image(image) => std::iter::once(&image.config).chain(&image.layers).collect(),
+            AnyManifest::Index(index) => index.manifests.iter().collect::<Vec<_>>(),
+        };
+        if let Some(missing) = needed.iter().find(|descriptor| !self.blob(&descriptor.digest).exists()) {
+            return Err(self.protocol(&action, &format!("blob {} is missing", missing.digest)));
+        }
+        self.push_file(&digest, bytes, "manifest")?;
+
+        let _lock = self.lock()?;
+        let mut index = self.index()?;
+        let name = format!("{repository}{version}");
+        index.manifests.retain(|descriptor| descriptor.annotations.get(REF_NAME) != Some(&name));
+        index.manifests.push(Descriptor {
+            media_type: media_type.to_owned(),
+            digest: digest.clone(),
+            size: bytes.len() as u64,
+            platform: None,
+            annotations: BTreeMap::from([(REF_NAME.to_owned(), name)]),
+        });
+        let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
+        replace(&self.root.join("index.json"), |file| file.write_all(&text))?;
+        Ok(digest)
+    }
+
+    /// Waits for other writers. The lock goes with the file handle, also when farrier is killed.
+    fn lock(&self) -> Result<File, RegistryError> {
+        let path = self.root.join(LOCK);
+        let action = || RegistryError::io(format!("lock {}", path.display()));
+        let file = File::create(&path).map_err(action())?;
+        file.lock().map_err(action())?;
+        Ok(file)
+    }
+
+    fn copy_out(&self, digest: &Digest, to: &Path) -> Result<(), RegistryError> {
+        let place = self.blob(digest);
+        let action = format!("copy {} to {}", place.display(), to.display());
+        let file = File::open(&place).map_err(RegistryError::io(action.as_str()))?;
+        let mut from = Hashing { inner: file, hash: sha2::Sha256::new() };
+        let temporary = temporary_beside(to, |file| io::copy(&mut from, file).map(drop))?;
+        let found = Digest::from_sha256(&from.hash.finalize().into());
+        if found != *digest {
+            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
+        }
+        persist(temporary, to)
+    }
+
+    /// File work away from the asynchronous threads.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
+    ) -> Result<T, RegistryError> {
+        let layout = self.clone();
+        match tokio::task::spawn_blocking(move || work(&layout)).await {
+            Ok(result) => result,
+            Err(stopped) => {
+                Err(RegistryError::io(format!("use {}", self.describe()))(io::Error::other(stopped)))
+            }
+        }
+    }
+}
+
+/// Does the name belong to the repository, under whatever tag or digest?
+fn is_of(name: &str, repository: &Repository) -> bool {
+    name.strip_prefix(repository.as_str()).is_some_and(|rest| rest.starts_with([':', '@']))
+}
+
+struct Hashing<R> {
+    inner: R,
+    hash: sha2::Sha256,
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        Ok(count)
+    }
+}
+
+fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // One more than is allowed, so that what is too long is refused where it is parsed.
+    BufReader::new(File::open(path)?).take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn temporary_beside(
+    place: &Path,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<tempfile::NamedTempFile, RegistryError> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let directory = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let action = || RegistryError::io(format!("write {}", place.display()));
+    let mut file = tempfile::Builder::new()
+        .prefix(".farrier-")
+        // A layout is handed on to other users; tempfile's own default is for its owner only.
+        .permissions(fs::Permissions::from_mode(0o644))
+        .tempfile_in(directory)
+        .map_err(action())?;
+    fill(file.as_file_mut()).map_err(action())?;
+    Ok(file)
+}
+
+fn persist(temporary: tempfile::NamedTempFile, place: &Path) -> Result<(), RegistryError> {
+    let action = format!("rename to {}", place.display());
+    temporary.persist(place).map(drop).map_err(|error| RegistryError::io(action)(error.error))
+}
+
+fn replace(place: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), RegistryError> {
+    persist(temporary_beside(place, fill)?, place)
+}
+
+#[async_trait::async_trait]
+impl Registry for LayoutRegistry {
+    fn describe(&self) -> String {
+        format!("oci:{}", self.root.display())
+    }
+
+    async fn manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        let (repository, version) = (repository.clone(), version.clone());
+        self.blocking(move |layout| layout.find(&repository, &version)).await
+    }
+
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        let prefix = format!("{repository}:");
+        let index = self.blocking(Self::index).await?;
+        let names = index.manifests.iter().filter_map(|d| d.annotations.get(REF_NAME));
+        Ok(names.filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect())
+    }
+
+    async fn has_blob(&self, _repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        let digest = digest.clone();
+        self.blocking(move |layout| Ok(layout.blob(&digest).exists())).await
+    }
+
+    async fn push_blob(
+        &self,
+        _repository: &Repository,
+        digest: &Digest,
+        file: &Path,
+    ) -> Result<Upload, RegistryError> {
+        let (digest, path) = (digest.clone(), file.to_owned());
+        self.blocking(move |layout| {
+            let file = File::open(&path).map_err(RegistryError::io(format!("open {}", path.display())))?;
+            layout.push_file(&digest, file, &path.display().to_string())
+        })
+        .await
+    }
+
+    async fn push_bytes(&self, _repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+        let bytes = bytes.to_vec();
+        self.blocking(move |layout| layout.push_file(&Digest::of(&bytes), &bytes[..], "bytes")).await
+    }
+
+    async fn fetch_blob(
+        &self,
+        _repository: &Repository,
+        digest: &Digest,
+        to: &Path,
+    ) -> Result<(), RegistryError> {
+        let (digest, to) = (digest.clone(), to.to_owned());
+        self.blocking(move |layout| layout.copy_out(&digest, &to)).await
+    }
+
+    async fn push_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Digest, RegistryError> {
+        let (repository, version) = (repository.clone(), version.clone());
+        let (media_type, bytes) = (media_type.to_owned(), bytes.to_vec());
+        self.blocking(move |layout| layout.push_image(&repository, &version, &media_type, &bytes)).await
+    }
+}
+
+#[cfg(test)]
+#[path = "layout_tests.rs"]
+mod tests;

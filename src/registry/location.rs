@@ -1,0 +1,142 @@
+//! Adapter: which registry: an address, its options, the connection.
+
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+
+use super::{CredentialFile, LayoutRegistry, Registry, RegistryError, RemoteRegistry, name};
+use crate::image::{ReferenceError, Repository};
+
+/// Where images go: `host[:port][/prefix]` or `oci:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegistryLocation {
+    /// A registry.
+    Remote {
+        /// `host[:port]`.
+        host: String,
+        /// What every repository starts with, if anything.
+        prefix: Option<String>,
+    },
+    /// An OCI layout directory.
+    Layout(PathBuf),
+}
+
+/// Why a string is no location.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a registry: wanted host[:port][/prefix] or oci:PATH, {reason}")]
+pub struct LocationError {
+    /// The text, cut to 200 characters.
+    pub text: String,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// How to talk to registries.
+#[derive(Clone, Debug, Default)]
+pub struct RegistryOptions {
+    /// Credentials.
+    pub credentials: CredentialFile,
+    /// Certificates (PEM) that are trusted beside the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Hosts (`host` or `host:port`) beside loopback that may be talked to in plain HTTP.
+    pub insecure: Vec<String>,
+}
+
+impl RegistryLocation {
+    /// The repository of a name here.
+    pub fn repository(&self, name: &str) -> Result<Repository, ReferenceError> {
+        match self {
+            Self::Remote { host, prefix: Some(prefix) } => format!("{host}/{prefix}/{name}").parse(),
+            Self::Remote { host, prefix: None } => format!("{host}/{name}").parse(),
+            Self::Layout(_) => name.parse(),
+        }
+    }
+}
+
+impl FromStr for RegistryLocation {
+    type Err = LocationError;
+
+    fn from_str(text: &str) -> Result<Self, LocationError> {
+        let refuse = |reason: &str| {
+            Err(LocationError { text: text.chars().take(200).collect(), reason: reason.to_owned() })
+        };
+        if let Some(path) = text.strip_prefix("oci:") {
+            if path.is_empty() {
+                return refuse("the path is missing");
+            }
+            // What follows a colon would be taken for the image's name by every tool that reads layouts.
+            if path.contains(':') {
+                return refuse("a layout's path cannot hold a colon");
+            }
+            return Ok(Self::Layout(PathBuf::from(path)));
+        }
+        if text.contains("://") {
+            return refuse("without a scheme");
+        }
+        let (host, prefix) = match text.trim_end_matches('/').split_once('/') {
+            Some((host, prefix)) => (host, Some(prefix.to_owned())),
+            None => (text.trim_end_matches('/'), None),
+        };
+        if !name::is_host(host) {
+            return refuse("the host needs a dot or a port, or to be localhost");
+        }
+        let location = Self::Remote { host: host.to_owned(), prefix };
+        match location.repository("x") {
+            Ok(_) => Ok(location),
+            Err(error) => refuse(&error.to_string()),
+        }
+    }
+}
+
+impl fmt::Display for RegistryLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Remote { host, prefix: Some(prefix) } => write!(f, "{host}/{prefix}"),
+            Self::Remote { host, prefix: None } => f.write_str(host),
+            Self::Layout(path) => write!(f, "oci:{}", path.display()),
+        }
+    }
+}
+
+/// Gets ready to use a location; nothing is contacted yet. A remote registry serves every host, since a
+/// [`Repository`] holds its own.
+pub fn connect(
+    location: &RegistryLocation,
+    options: RegistryOptions,
+) -> Result<Arc<dyn Registry>, RegistryError> {
+    Ok(match location {
+        RegistryLocation::Remote { .. } => Arc::new(RemoteRegistry::new(location.to_string(), options)?),
+        RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms() {
+        let remote = |host: &str, prefix: Option<&str>| RegistryLocation::Remote {
+            host: host.to_owned(),
+            prefix: prefix.map(str::to_owned),
+        };
+        for (text, location, repository) in [
+            ("127.0.0.1:5000/drivers", remote("127.0.0.1:5000", Some("drivers")), "127.0.0.1:5000/drivers/x"),
+            ("localhost:5000", remote("localhost:5000", None), "localhost:5000/x"),
+            ("r.example/a/b/", remote("r.example", Some("a/b")), "r.example/a/b/x"),
+            ("oci:out/images", RegistryLocation::Layout("out/images".into()), "x"),
+        ] {
+            let parsed: RegistryLocation = text.parse().unwrap();
+            assert_eq!(parsed, location);
+            assert_eq!(parsed.repository("x").unwrap().as_str(), repository);
+            assert_eq!(parsed.to_string().parse::<RegistryLocation>().unwrap(), location);
+        }
+    }
+
+    #[test]
+    fn mistakes() {
+        for text in
+            ["", "oci:", "oci:/a:b", "https://r.example/x", "drivers", "r.example/UPPER", "r.example/a b"]
+        {
+            assert!(text.parse::<RegistryLocation>().is_err(), "{text:?}");
+        }
+    }
+}

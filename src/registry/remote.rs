@@ -1,0 +1,350 @@
+//! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; registries from
+//! Docker's 2.x on).
+
+use std::path::Path;
+
+use bytes::Bytes;
+use reqwest::{
+    Method, Response,
+    header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK, LOCATION},
+};
+use serde::Deserialize;
+use sha2::Digest as _;
+use tokio::io::AsyncWriteExt as _;
+use url::Url;
+
+use super::{
+    Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
+    auth::Access,
+    error::excerpt,
+    http::{Call, Http, Payload},
+    name::RemoteName,
+};
+use crate::{
+    image::{Digest, Repository, Tag, Version},
+    oci::{MAX_MANIFEST, media_type},
+};
+
+/// Tags asked for at once.
+const TAGS_PAGE: usize = 1000;
+/// Pages of tags; a registry that gives more goes in circles.
+const MAX_TAG_PAGES: usize = 1000;
+
+/// Registries over HTTP. One client serves every host.
+pub struct RemoteRegistry {
+    description: String,
+    http: Http,
+}
+
+#[derive(Deserialize)]
+struct TagList {
+    tags: Option<Vec<String>>,
+}
+
+impl RemoteRegistry {
+    /// Prepares the client; nothing is contacted. `description` is for people.
+    pub fn new(description: String, options: RegistryOptions) -> Result<Self, RegistryError> {
+        Ok(Self { description, http: Http::new(&options)? })
+    }
+
+    async fn exists(
+        &self,
+        name: &RemoteName,
+        digest: &Digest,
+        access: Access,
+    ) -> Result<bool, RegistryError> {
+        let action = format!("look for blob {digest} in {}", name.path);
+        let url = self.http.url(name, &format!("blobs/{digest}"), &action).await?;
+        let call = Call {
+            name,
+            access,
+            action: &action,
+            method: Method::HEAD,
+            url,
+            headers: Vec::new(),
+            payload: Payload::None,
+        };
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            200 => Ok(true),
+            404 => Ok(false),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+
+    /// HEAD, POST for a place, PUT all of it there.
+    async fn upload(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        size: u64,
+        payload: Payload<'_>,
+    ) -> Result<Upload, RegistryError> {
+        let name = &RemoteName::of(repository);
+        // With the token for pushing from the start, so that there is only one.
+        if self.exists(name, digest, Access::Push).await? {
+            return Ok(Upload::Present);
+        }
+        let action = format!("push blob {digest} to {}", name.path);
+        let start = Call {
+            name,
+            access: Access::Push,
+            action: &action,
+            method: Method::POST,
+            url: self.http.url(name, "blobs/uploads/", &action).await?,
+            headers: Vec::new(),
+            payload: Payload::None,
+        };
+        let response = self.http.send(&start).await?;
+        if response.status().as_u16() != 202 {
+            return Err(self.http.unexpected(&start, response).await);
+        }
+        let mut url = location(&start, &response)?;
+        url.query_pairs_mut().append_pair("digest", digest.as_str());
+        let headers = vec![(CONTENT_TYPE, "application/octet-stream".to_owned())];
+        let put = Call { method: Method::PUT, url, headers, payload, ..start };
+        let response = self.http.send(&put).await?;
+        match response.status().as_u16() {
+            201 | 204 => Ok(Upload::Sent(size)),
+            _ => Err(self.http.unexpected(&put, response).await),
+        }
+    }
+}
+
+/// Where the upload goes: absolute or relative, with or without a query.
+fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
+    let protocol = |reason: &str| RegistryError::Protocol {
+        host: call.name.host.clone(),
+        action: call.action.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let text = header(response.headers(), &LOCATION).ok_or_else(|| protocol("202 without a location"))?;
+    let url = response.url().join(text).map_err(|_| protocol("its upload location is no address"))?;
+    match (call.url.scheme(), url.scheme()) {
+        (_, "https") | ("http", "http") => Ok(url),
+        _ => Err(protocol("its upload location is not reached through https")),
+    }
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &reqwest::header::HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// The address of the next page (RFC 8288), on the same host only.
+fn next_page(response: &Response) -> Option<Url> {
+    let link = header(response.headers(), &LINK)?;
+    let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
+    let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
+    let url = response.url().join(target).ok()?;
+    (next && url.origin() == response.url().origin()).then_some(url)
+}
+
+#[async_trait::async_trait]
+impl Registry for RemoteRegistry {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("fetch manifest of {}{version}", name.path);
+        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Pull,
+            action: &action,
+            method: Method::GET,
+            url,
+            headers: vec![(ACCEPT, media_type::MANIFESTS.join(", "))],
+            payload: Payload::None,
+        };
+        let mut response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            200 => {}
+            404 => return Ok(None),
+            _ => return Err(self.http.unexpected(&call, response).await),
+        }
+        let said = header(response.headers(), &CONTENT_TYPE)
+            .and_then(|value| value.split(';').next())
+            .map(|value| value.trim().to_owned());
+        let promised = response
+            .headers()
+            .get("docker-content-digest")
+            .and_then(|value| value.to_str().ok()?.parse::<Digest>().ok());
+        let bytes = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
+        let digest = Digest::of(&bytes);
+        let wanted = match version {
+            Version::Digest(wanted) => Some(wanted.clone()),
+            Version::Tag(_) => promised,
+        };
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != digest) {
+            return Err(RegistryError::Digest { action, wanted, found: digest });
+        }
+        let Some(media_type) = media_type_of(&bytes, said.as_deref()) else {
+            let reason = format!("not a manifest: {}", excerpt(&bytes));
+            return Err(RegistryError::Protocol { host: name.host.clone(), action, reason });
+        };
+        Ok(Some(StoredManifest { digest, media_type, bytes }))
+    }
+
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("list tags of {}", name.path);
+        let first = self.http.url(name, &format!("tags/list?n={TAGS_PAGE}"), &action).await?;
+        let mut next = Some(first);
+        let mut tags = Vec::new();
+        let mut pages = 0;
+        while let Some(url) = next.take() {
+            let call = Call {
+                name,
+                access: Access::Pull,
+                action: &action,
+                method: Method::GET,
+                url,
+                headers: vec![(ACCEPT, "application/json".to_owned())],
+                payload: Payload::None,
+            };
+            let protocol = |reason: String| RegistryError::Protocol {
+                host: name.host.clone(),
+                action: action.clone(),
+                reason,
+            };
+            let mut response = self.http.send(&call).await?;
+            match response.status().as_u16() {
+                200 => {}
+                404 => return Ok(tags),
+                _ => return Err(self.http.unexpected(&call, response).await),
+            }
+            pages += 1;
+            if pages > MAX_TAG_PAGES {
+                return Err(protocol(format!("more than {MAX_TAG_PAGES} pages")));
+            }
+            next = next_page(&response);
+            let body = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
+            let list: TagList = serde_json::from_slice(&body)
+                .map_err(|_| protocol(format!("not a list of tags: {}", excerpt(&body))))?;
+            // What is no tag cannot be one that farrier looks for.
+            tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
+        }
+        Ok(tags)
+    }
+
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        self.exists(&RemoteName::of(repository), digest, Access::Pull).await
+    }
+
+    async fn push_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        file: &Path,
+    ) -> Result<Upload, RegistryError> {
+        let metadata =
+            tokio::fs::metadata(file).await.map_err(RegistryError::io(format!("open {}", file.display())))?;
+        let size = metadata.len();
+        self.upload(repository, digest, size, Payload::File { path: file, size }).await
+    }
+
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
+        self.upload(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
+    }
+
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        to: &Path,
+    ) -> Result<(), RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("fetch blob {digest} of {}", name.path);
+        let url = self.http.url(name, &format!("blobs/{digest}"), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Pull,
+            action: &action,
+            method: Method::GET,
+            url,
+            headers: Vec::new(),
+            payload: Payload::None,
+        };
+        let mut response = self.http.send(&call).await?;
+        if response.status().as_u16() != 200 {
+            return Err(self.http.unexpected(&call, response).await);
+        }
+        let directory = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let writing = || RegistryError::io(format!("write {}", to.display()));
+        let temporary = tempfile::NamedTempFile::new_in(directory).map_err(writing())?;
+        let file = temporary.reopen().map_err(writing())?;
+        let mut out = tokio::io::BufWriter::with_capacity(1 << 20, tokio::fs::File::from_std(file));
+        let mut hash = sha2::Sha256::new();
+        while let Some(chunk) = self.http.chunk(&call, &mut response).await? {
+            hash.update(&chunk);
+            out.write_all(&chunk).await.map_err(writing())?;
+        }
+        out.flush().await.map_err(writing())?;
+        let found = Digest::from_sha256(&hash.finalize().into());
+        if found != *digest {
+            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
+        }
+        temporary.persist(to).map_err(|error| writing()(error.error))?;
+        Ok(())
+    }
+
+    async fn push_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Digest, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("push manifest to {}{version}", name.path);
+        let digest = Digest::of(bytes);
+        if let Version::Digest(wanted) = version
+            && *wanted != digest
+        {
+            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
+        }
+        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Push,
+            action: &action,
+            method: Method::PUT,
+            url,
+            headers: vec![(CONTENT_TYPE, media_type.to_owned())],
+            payload: Payload::Bytes(Bytes::copy_from_slice(bytes)),
+        };
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            200..=202 => Ok(digest),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+}
+
+fn reference(version: &Version) -> &str {
+    match version {
+        Version::Tag(tag) => tag.as_str(),
+        Version::Digest(digest) => digest.as_str(),
+    }
+}
+
+/// A manifest's own word, else the header's; `None` when the bytes are no JSON object.
+fn media_type_of(bytes: &[u8], said: Option<&str>) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape {
+        media_type: Option<String>,
+        #[serde(rename = "schemaVersion")]
+        _schema_version: serde::de::IgnoredAny,
+    }
+    let shape: Shape = serde_json::from_slice(bytes).ok()?;
+    let said = said.filter(|said| media_type::MANIFESTS.contains(said)).map(str::to_owned);
+    Some(shape.media_type.or(said).unwrap_or_else(|| media_type::OCI_MANIFEST.to_owned()))
+}
