@@ -1,6 +1,13 @@
 //! Adapter: where nodes and rollout targets are read and rewritten.
 
+mod dir;
+mod edit;
+mod manifest;
+mod yaml;
+
 use std::path::PathBuf;
+
+pub use dir::Directory;
 
 use crate::plan::{ClusterSnapshot, ImageChange};
 
