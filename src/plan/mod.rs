@@ -1,1 +1,32 @@
 //! Pure: from a snapshot, the definitions and the clock to a plan.
+//!
+//! Two phases, because what is looked up in the registry depends on the inputs: [`matrix`] says which
+//! image each kernel target calls for, under which names and with which input hash; [`plan`] then
+//! compares that with what the registry and the cluster hold, and decides. Both can be called again
+//! after every build, with the same answer for the same arguments.
+
+mod cell;
+mod decide;
+mod matrix;
+mod node;
+mod reasons;
+mod retry;
+mod rollout;
+mod selector;
+mod snapshot;
+mod table;
+mod text;
+
+pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
+pub use decide::{
+    Conflict, Failure, HeldBack, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags, Published,
+    PublishedVerdict, UnknownState, UpToDate, plan,
+};
+pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
+pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
+pub use reasons::{BuildReason, HoldReason, SkipReason};
+pub use retry::delay;
+pub use rollout::{ImageChange, Manifests, PlannedRollout, RolloutDecision, RolloutTarget, Strategy};
+pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
+pub use snapshot::{ClusterSnapshot, Container, DaemonSetFacts, NodeFacts, Owner};
+pub use table::table;

@@ -1,0 +1,256 @@
+//! Adapter: a directory of manifests (`dir:PATH`), read as a cluster and rewritten in place.
+//!
+//! Nothing but the image value's bytes changes in a file. So the record of what a rewrite replaced, which
+//! a live cluster gets as annotations, is not written here: a directory's history is its version control.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File, Metadata},
+    io::{self, Read, Write},
+    os::unix::fs::{MetadataExt, fchown},
+    path::{Path, PathBuf},
+};
+
+use walkdir::WalkDir;
+
+use super::{
+    Cluster, ClusterError, edit,
+    manifest::{self, DaemonSet, Manifest},
+};
+use crate::plan::{ClusterSnapshot, ImageChange};
+
+/// Bounds on what is read: generous for a real fleet, and far from what a machine cannot hold.
+const FILE_BYTES: u64 = 32 << 20;
+const TOTAL_BYTES: u64 = 256 << 20;
+const FILES: usize = 50_000;
+
+/// A directory of manifests, or a single file.
+///
+/// All `*.yaml`, `*.yml` and `*.json` files below it are read; hidden files and directories are not, nor
+/// is anything that a symbolic link reaches outside of it.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    root: PathBuf,
+}
+
+impl Directory {
+    /// Opens a directory or file, which must exist.
+    pub fn open(path: &Path) -> Result<Self, ClusterError> {
+        let root = fs::canonicalize(path).map_err(io_error("open", path))?;
+        Ok(Self { root })
+    }
+
+    /// Reads every manifest. Blocking.
+    ///
+    /// A file that is not YAML is an error and not passed over: a node that is not seen could be the one
+    /// that a rewrite breaks.
+    pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
+        let mut snapshot = ClusterSnapshot::default();
+        for path in self.files()? {
+            let Manifest { nodes, daemon_sets } = parse(&path, &read_text(&path)?)?;
+            snapshot.nodes.extend(nodes);
+            snapshot.daemon_sets.extend(daemon_sets.into_iter().map(|found| found.facts));
+        }
+        Ok(snapshot)
+    }
+
+    /// Sets one container's image. Blocking. The file is replaced in one step, or not at all.
+    pub fn apply(&self, change: &ImageChange) -> Result<(), ClusterError> {
+        let object = object_name(change);
+        let refused = |reason: String| ClusterError::Refused { object: object.clone(), reason };
+        let mut found: Vec<(PathBuf, String, DaemonSet)> = Vec::new();
+        for path in self.files()? {
+            let text = read_text(&path)?;
+            let Manifest { nodes: _, daemon_sets } = parse(&path, &text)?;
+            for daemon_set in daemon_sets {
+                let facts = &daemon_set.facts;
+                if facts.namespace == change.namespace && facts.name == change.daemon_set {
+                    found.push((path.clone(), text.clone(), daemon_set));
+                }
+            }
+        }
+        let [(path, text, daemon_set)] = found.as_slice() else {
+            return Err(refused(format!("{} DaemonSets of this name are there", found.len())));
+        };
+        let containers = &daemon_set.facts.containers;
+        let mut named = containers.iter().zip(&daemon_set.images).filter(|(c, _)| c.name == change.container);
+        let (Some((container, image)), None) = (named.next(), named.next()) else {
+            return Err(refused("the DaemonSet has not exactly one such container".to_owned()));
+        };
+        let to = change.to.to_string();
+        if container.image == to {
+            return Ok(());
+        }
+        if let Some(reason) = &container.fixed {
+            return Err(refused(reason.clone()));
+        }
+        if container.image != change.expected {
+            return Err(ClusterError::Conflict {
+                object,
+                expected: change.expected.clone(),
+                found: container.image.clone(),
+            });
+        }
+        let scalar = image.as_ref().ok_or_else(|| refused("the container has no image field".to_owned()))?;
+        let edited = edit::replace(text, scalar, &to).map_err(refused)?;
+        replace_file(path, text, &edited, || ClusterError::Conflict {
+            object: object.clone(),
+            expected: change.expected.clone(),
+            found: "a file that somebody else is writing".to_owned(),
+        })
+    }
+
+    /// The manifest files, sorted, each once.
+    fn files(&self) -> Result<BTreeSet<PathBuf>, ClusterError> {
+        let hidden = |entry: &walkdir::DirEntry| {
+            entry.depth() > 0 && entry.file_name().as_encoded_bytes().starts_with(b".")
+        };
+        let mut files = BTreeSet::new();
+        for entry in WalkDir::new(&self.root).into_iter().filter_entry(|entry| !hidden(entry)) {
+            let entry = entry.map_err(|error| ClusterError::Io {
+                action: "list",
+                path: error.path().unwrap_or(&self.root).to_path_buf(),
+                source: error.into(),
+            })?;
+            if entry.depth() > 0 && !is_manifest_name(entry.path()) {
+                continue;
+            }
+            let path = if entry.path_is_symlink() {
+                // A mounted ConfigMap is made of links to hidden files of the same directory.
+                let target = fs::canonicalize(entry.path()).map_err(io_error("follow", entry.path()))?;
+                if !target.starts_with(&self.root) {
+                    tracing::warn!(path = %entry.path().display(), "symbolic link leads outside, not read");
+                    continue;
+                }
+                target
+            } else {
+                entry.into_path()
+            };
+            if path.is_file() {
+                files.insert(path);
+            }
+        }
+        let too_large = |reason: String| Err(ClusterError::TooLarge { path: self.root.clone(), reason });
+        if files.len() > FILES {
+            return too_large(format!("more than {FILES} files"));
+        }
+        let mut total = 0;
+        for path in &files {
+            total += fs::metadata(path).map_err(io_error("read", path))?.len();
+        }
+        if total > TOTAL_BYTES {
+            return too_large(format!("{total} bytes in all, more than {TOTAL_BYTES}"));
+        }
+        Ok(files)
+    }
+}
+
+#[async_trait::async_trait]
+impl Cluster for Directory {
+    fn describe(&self) -> String {
+        format!("manifests in {}", self.root.display())
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        let this = self.clone();
+        self.blocking("read", move || this.read()).await
+    }
+
+    async fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError> {
+        let (this, change) = (self.clone(), change.clone());
+        self.blocking("rewrite", move || this.apply(&change)).await
+    }
+}
+
+impl Directory {
+    async fn blocking<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        work: impl FnOnce() -> Result<T, ClusterError> + Send + 'static,
+    ) -> Result<T, ClusterError> {
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| {
+            Err(ClusterError::Io { action, path: self.root.clone(), source: io::Error::other(stopped) })
+        })
+    }
+}
+
+fn is_manifest_name(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ["yaml", "yml", "json"].iter().any(|known| ending == *known))
+}
+
+fn object_name(change: &ImageChange) -> String {
+    let ImageChange { namespace, daemon_set, container, expected: _, to: _ } = change;
+    format!("DaemonSet {namespace}/{daemon_set}, container {container}")
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClusterError {
+    let path = path.to_path_buf();
+    move |source| ClusterError::Io { action, path, source }
+}
+
+fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
+    manifest::read(text).map_err(|fault| ClusterError::Manifest {
+        path: path.to_path_buf(),
+        line: fault.at.line,
+        column: fault.at.column,
+        reason: fault.reason,
+    })
+}
+
+fn read_text(path: &Path) -> Result<String, ClusterError> {
+    let file = File::open(path).map_err(io_error("read", path))?;
+    let mut bytes = Vec::new();
+    // The bound is on what is read, since a file can grow after its size was asked for.
+    file.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+    if bytes.len() as u64 > FILE_BYTES {
+        let reason = format!("more than {FILE_BYTES} bytes");
+        return Err(ClusterError::TooLarge { path: path.to_path_buf(), reason });
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line_start = valid.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+        ClusterError::Manifest {
+            path: path.to_path_buf(),
+            line: 1 + valid.iter().filter(|byte| **byte == b'\n').count(),
+            column: 1 + String::from_utf8_lossy(&valid[line_start..]).chars().count(),
+            reason: "the text is not UTF-8".to_owned(),
+        }
+    })
+}
+
+/// Writes beside the file and renames, so that readers see the old text or the new one. Mode and owner
+/// stay. `changed` is the error when the file no longer holds what the edit was made from.
+fn replace_file(
+    path: &Path,
+    before: &str,
+    after: &str,
+    changed: impl FnOnce() -> ClusterError,
+) -> Result<(), ClusterError> {
+    let parent = path.parent().unwrap_or(Path::new("."));
+    let metadata = fs::metadata(path).map_err(io_error("read", path))?;
+    let mut temporary = tempfile::Builder::new()
+        .prefix(".farrier-")
+        .tempfile_in(parent)
+        .map_err(io_error("write beside", path))?;
+    temporary.write_all(after.as_bytes()).map_err(io_error("write beside", path))?;
+    keep_owner_and_mode(temporary.as_file(), &metadata).map_err(io_error("keep mode of", path))?;
+    temporary.as_file().sync_all().map_err(io_error("write beside", path))?;
+    if read_text(path)? != before {
+        return Err(changed());
+    }
+    temporary.persist(path).map_err(|error| io_error("replace", path)(error.error))?;
+    // The rename is durable once the directory is.
+    File::open(parent).and_then(|parent| parent.sync_all()).map_err(io_error("flush", parent))
+}
+
+fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {
+    let own = file.metadata()?;
+    if (own.uid(), own.gid()) != (metadata.uid(), metadata.gid()) {
+        // Only root can give a file away; for others the file becomes theirs, as with any editor.
+        match fchown(file, Some(metadata.uid()), Some(metadata.gid())) {
+            Err(error) if error.kind() != io::ErrorKind::PermissionDenied => return Err(error),
+            Ok(()) | Err(_) => {}
+        }
+    }
+    file.set_permissions(metadata.permissions())
+}

@@ -1,0 +1,200 @@
+//! Pure: nodes and DaemonSets in the text of a manifest.
+
+use std::collections::BTreeMap;
+
+use granit_parser::ScalarStyle;
+
+use super::yaml::{Fault, Place, Scalar, documents};
+use crate::plan::{
+    Container, DaemonSetFacts, NodeAffinity, NodeFacts, Operator, Owner, Requirement, SelectorTerm,
+};
+
+/// What a text holds; other kinds are passed over.
+#[derive(Debug, Default)]
+pub(super) struct Manifest {
+    pub(super) nodes: Vec<NodeFacts>,
+    pub(super) daemon_sets: Vec<DaemonSet>,
+}
+
+/// A DaemonSet and where its containers' images stand.
+#[derive(Debug)]
+pub(super) struct DaemonSet {
+    pub(super) facts: DaemonSetFacts,
+    /// The image scalar of each of `facts.containers`, in their order.
+    pub(super) images: Vec<Option<Scalar>>,
+}
+
+/// Reads a text.
+pub(super) fn read(text: &str) -> Result<Manifest, Fault> {
+    let mut manifest = Manifest::default();
+    for document in documents(text)? {
+        object(&document, None, &mut manifest)?;
+    }
+    Ok(manifest)
+}
+
+/// Documents that are no Kubernetes object (values files, an empty document) are passed over.
+fn object(place: &Place, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), Fault> {
+    // An untyped list item has the kind that its list is named after.
+    let kind = match (place.get("kind"), kind_of_items) {
+        (Some(kind), _) if kind.scalar().is_some() => kind.string()?.to_owned(),
+        (None, Some(kind)) => kind.to_owned(),
+        _ => return Ok(()),
+    };
+    let version = match place.get("apiVersion") {
+        Some(version) if version.scalar().is_some() => version.string()?.to_owned(),
+        _ => String::new(),
+    };
+    let untyped = version.is_empty() && kind_of_items.is_some();
+    if let Some(item_kind) = kind.strip_suffix("List") {
+        let items = place.get("items").filter(|items| !items.is_null());
+        let Some(items) = items.as_ref().and_then(Place::items) else { return Ok(()) };
+        for item in items {
+            object(&item, Some(item_kind).filter(|kind| !kind.is_empty()), manifest)?;
+        }
+    } else if kind == "Node" && (version == "v1" || untyped) {
+        manifest.nodes.push(node(place)?);
+    } else if kind == "DaemonSet" && (version == "apps/v1" || untyped) {
+        manifest.daemon_sets.push(daemon_set(place)?);
+    }
+    Ok(())
+}
+
+fn node(place: &Place) -> Result<NodeFacts, Fault> {
+    let metadata = required(place, "metadata")?;
+    let info = path(place, &["status", "nodeInfo"]);
+    let info = |key: &str| info.as_ref().map_or(Ok(String::new()), |info| text(info, key));
+    Ok(NodeFacts {
+        name: required(&metadata, "name")?.string()?.to_owned(),
+        labels: strings(&metadata, "labels")?,
+        kernel_version: info("kernelVersion")?,
+        architecture: info("architecture")?,
+        os_image: info("osImage")?,
+    })
+}
+
+fn daemon_set(place: &Place) -> Result<DaemonSet, Fault> {
+    let metadata = required(place, "metadata")?;
+    let pod = required(&required(&required(place, "spec")?, "template")?, "spec")?;
+    let namespace = text(&metadata, "namespace")?;
+    let mut containers = Vec::new();
+    let mut images = Vec::new();
+    for list in ["initContainers", "containers"] {
+        for item in sequence(&pod, list)? {
+            let image = item.get("image").filter(|image| !image.is_null());
+            containers.push(Container {
+                name: required(&item, "name")?.string()?.to_owned(),
+                image: image.as_ref().map_or(Ok(""), Place::string)?.to_owned(),
+                fixed: why_fixed(image.as_ref()),
+            });
+            images.push(image.as_ref().and_then(Place::scalar).cloned());
+        }
+    }
+    let facts = DaemonSetFacts {
+        namespace: if namespace.is_empty() { "default".to_owned() } else { namespace },
+        name: required(&metadata, "name")?.string()?.to_owned(),
+        containers,
+        node_selector: strings(&pod, "nodeSelector")?,
+        affinity: affinity(&pod)?,
+        owner: owner(&metadata)?,
+    };
+    Ok(DaemonSet { facts, images })
+}
+
+/// Why an image cannot be set where it is written.
+fn why_fixed(image: Option<&Place>) -> Option<String> {
+    let Some(image) = image else { return Some("the container has no image field".to_owned()) };
+    let scalar = image.scalar()?;
+    let reason = if image.shared {
+        "the value is anchored, an alias or merged in, so that other places may share it"
+    } else if matches!(scalar.style, ScalarStyle::Literal | ScalarStyle::Folded) {
+        "the value is a block scalar"
+    } else if !scalar.tag.is_empty() {
+        "the value has a tag"
+    } else {
+        return None;
+    };
+    Some(format!("{reason} (line {})", image.node.at.line))
+}
+
+fn owner(metadata: &Place) -> Result<Option<Owner>, Fault> {
+    for reference in sequence(metadata, "ownerReferences")? {
+        if reference.get("controller").is_some_and(|controller| controller.is_true()) {
+            return Ok(Some(Owner { kind: text(&reference, "kind")?, name: text(&reference, "name")? }));
+        }
+    }
+    Ok(None)
+}
+
+fn affinity(pod: &Place) -> Result<NodeAffinity, Fault> {
+    if pod.get("nodeName").is_some_and(|name| !name.is_null()) {
+        return Ok(NodeAffinity::Unsupported("the pod template has a nodeName".to_owned()));
+    }
+    let required = path(pod, &["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"]);
+    let Some(required) = required else { return Ok(NodeAffinity::Any) };
+    let mut terms = Vec::new();
+    for term in sequence(&required, "nodeSelectorTerms")? {
+        let mut lists = [Vec::new(), Vec::new()];
+        for (list, key) in lists.iter_mut().zip(["matchExpressions", "matchFields"]) {
+            for item in sequence(&term, key)? {
+                let operator = text(&item, "operator")?;
+                let Some(operator) = Operator::parse(&operator) else {
+                    return Ok(NodeAffinity::Unsupported(format!("operator {operator:?}")));
+                };
+                let values = sequence(&item, "values")?;
+                let values = values.iter().map(|value| value.string().map(str::to_owned));
+                list.push(Requirement {
+                    key: text(&item, "key")?,
+                    operator,
+                    values: values.collect::<Result<_, _>>()?,
+                });
+            }
+        }
+        let [expressions, fields] = lists;
+        terms.push(SelectorTerm { expressions, fields });
+    }
+    if terms.is_empty() {
+        // The API refuses this; whoever wrote it meant something else.
+        return Ok(NodeAffinity::Unsupported("no nodeSelectorTerms".to_owned()));
+    }
+    Ok(NodeAffinity::Terms(terms))
+}
+
+fn required(place: &Place, key: &str) -> Result<Place, Fault> {
+    place
+        .get(key)
+        .filter(|value| !value.is_null())
+        .ok_or_else(|| place.fault(&format!("field {key:?} is missing")))
+}
+
+/// Follows keys as far as there is something.
+fn path(place: &Place, keys: &[&str]) -> Option<Place> {
+    keys.iter().try_fold(place.clone(), |place, key| place.get(key).filter(|value| !value.is_null()))
+}
+
+/// A string; empty where there is none.
+fn text(place: &Place, key: &str) -> Result<String, Fault> {
+    match place.get(key).filter(|value| !value.is_null()) {
+        Some(value) => value.string().map(str::to_owned),
+        None => Ok(String::new()),
+    }
+}
+
+/// A list; empty where there is none.
+fn sequence(place: &Place, key: &str) -> Result<Vec<Place>, Fault> {
+    match place.get(key).filter(|value| !value.is_null()) {
+        Some(value) => match value.items() {
+            Some(items) => Ok(items.collect()),
+            None => Err(value.fault(&format!("field {key:?} is not a list"))),
+        },
+        None => Ok(Vec::new()),
+    }
+}
+
+/// A mapping of strings; empty where there is none.
+fn strings(place: &Place, key: &str) -> Result<BTreeMap<String, String>, Fault> {
+    let Some(value) = place.get(key).filter(|value| !value.is_null()) else { return Ok(BTreeMap::new()) };
+    let entries =
+        value.entries().ok_or_else(|| value.fault(&format!("field {key:?} is not a mapping of strings")))?;
+    entries.iter().map(|(key, value)| Ok((key.string()?.to_owned(), value.string()?.to_owned()))).collect()
+}

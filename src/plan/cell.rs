@@ -1,0 +1,329 @@
+//! Pure: one driver image for one kernel target: its names, Dockerfile and input hash.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde::Serialize;
+
+use super::{SkipReason, text};
+use crate::{
+    image::{
+        Definitions, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
+        PatchSpec, ReferenceError, Repository, RuntimeSpec, SourceSpec, TagInputs, Version, render_tags,
+    },
+    kernel::{KernelFamily, KernelTarget, match_family},
+    template::{self, TemplateContext},
+};
+
+/// farrier's build format. It changes when the same inputs would give other bytes, for example because
+/// layers are packed differently.
+pub const BUILD_FORMAT: &str = "farrier.dev/build/1";
+
+/// What the definitions leave open and an adapter found out about one image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedImage {
+    /// The driver's version.
+    pub version: String,
+    /// Each source's identity (package version and digest, or the file's digest) by its name.
+    pub sources: BTreeMap<String, String>,
+    /// Each patch's sha256 by its index in `spec.patches`.
+    pub patches: BTreeMap<usize, String>,
+    /// Identity of the runtime base, where the image has one.
+    pub base_identity: Option<String>,
+}
+
+/// Where images are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageLocation {
+    /// What repositories start with: `host[:port][/path]`; empty inside a layout directory.
+    pub prefix: String,
+    /// Can nodes pull from it? Not from a layout directory.
+    pub pullable: bool,
+}
+
+impl ImageLocation {
+    /// The repository of an image.
+    pub fn repository(&self, image: &ImageName) -> Result<Repository, ReferenceError> {
+        match self.prefix.trim_end_matches('/') {
+            "" => image.as_str().parse(),
+            prefix => format!("{prefix}/{image}").parse(),
+        }
+    }
+}
+
+/// What a cell is made from. Failed look-ups are kept with their reasons: they concern the cells that
+/// need them and no others.
+#[derive(Clone, Copy, Debug)]
+pub struct CellInputs<'a> {
+    /// Images, families, templates.
+    pub definitions: &'a Definitions,
+    /// What was found out about each image.
+    pub resolved: &'a BTreeMap<ImageName, Result<ResolvedImage, String>>,
+    /// Each family's toolchain identity, by the family's name.
+    pub toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
+    /// Where images are kept.
+    pub location: &'a ImageLocation,
+}
+
+/// A patch that applies to the cell's kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CellPatch {
+    /// Its index in `spec.patches`.
+    pub index: usize,
+    /// Its name in the build context, below `patches/`: `001-foo.patch`.
+    pub name: String,
+}
+
+/// One driver image for one kernel target.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Cell {
+    /// The image.
+    #[serde(serialize_with = "text::one")]
+    pub image: ImageName,
+    /// The driver's version.
+    pub version: String,
+    /// The kernel target.
+    #[serde(serialize_with = "text::target")]
+    pub target: KernelTarget,
+    /// The kernel family.
+    #[serde(serialize_with = "text::one")]
+    pub family: ImageName,
+    /// The name that it is published and looked up under.
+    #[serde(serialize_with = "text::one")]
+    pub reference: ImageReference,
+    /// Further names for the same image.
+    #[serde(serialize_with = "text::many")]
+    pub further: Vec<ImageReference>,
+    /// Over everything that can change the image.
+    #[serde(serialize_with = "text::one")]
+    pub input_hash: InputHash,
+    /// The rendered Dockerfile.
+    #[serde(skip)]
+    pub dockerfile: String,
+    /// The engine's local name of the image with toolchain and header set.
+    #[serde(skip)]
+    pub base_name: String,
+    /// The patches that apply, in order.
+    #[serde(skip)]
+    pub patches: Vec<CellPatch>,
+    /// Names of the nodes that call for it; empty for announced kernels.
+    pub nodes: Vec<String>,
+}
+
+impl Cell {
+    /// All its names.
+    pub fn references(&self) -> impl Iterator<Item = &ImageReference> {
+        std::iter::once(&self.reference).chain(&self.further)
+    }
+}
+
+/// Works out one image for one kernel target; no node calls for it yet.
+pub fn cell_for(
+    inputs: &CellInputs<'_>,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<Cell, SkipReason> {
+    let CellInputs { definitions, resolved, toolchains, location } = inputs;
+    let name = &image.metadata.name;
+    let spec = &image.spec;
+    if let Some(range) = &spec.kernels
+        && !range.matches(&target.release.version())
+    {
+        return Err(SkipReason::KernelOutOfRange { range: range.to_string() });
+    }
+    let family = match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)?;
+    let unresolved = |detail: String| SkipReason::Unresolved { detail };
+    let resolved = match resolved.get(name) {
+        Some(Ok(resolved)) => resolved,
+        Some(Err(detail)) => return Err(unresolved(detail.clone())),
+        None => return Err(unresolved("its sources were not looked up".to_owned())),
+    };
+    let toolchain = toolchain_identity(toolchains, family)?;
+    let headers = canonical("headers", &family.spec.headers)?;
+    let base_name = base_name(toolchain, &headers, target);
+
+    let patches: Vec<CellPatch> = spec
+        .patches
+        .iter()
+        .enumerate()
+        .filter(|(_, patch)| patch.kernels.as_ref().is_none_or(|r| r.matches(&target.release.version())))
+        .map(|(index, patch)| CellPatch { index, name: patch_name(index, patch) })
+        .collect();
+
+    let dockerfile = dockerfile(definitions, image, resolved, &patches, &base_name, target)?;
+    let (reference, further) = references(location, image, resolved, target)?;
+    let input_hash = input_hash(
+        &HashInputs { spec, resolved, patches: &patches, toolchain, headers: &headers, target },
+        &dockerfile,
+    )?;
+    Ok(Cell {
+        image: name.clone(),
+        version: resolved.version.clone(),
+        target: target.clone(),
+        family: family.metadata.name.clone(),
+        reference,
+        further,
+        input_hash,
+        dockerfile,
+        base_name,
+        patches,
+        nodes: Vec::new(),
+    })
+}
+
+fn toolchain_identity<'a>(
+    toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
+    family: &KernelFamily,
+) -> Result<&'a str, SkipReason> {
+    let failed = |detail: &str| SkipReason::Toolchain {
+        family: family.metadata.name.to_string(),
+        detail: detail.to_owned(),
+    };
+    match toolchains.get(&family.metadata.name) {
+        Some(Ok(identity)) => Ok(identity),
+        Some(Err(detail)) => Err(failed(detail)),
+        None => Err(failed("it was not looked up")),
+    }
+}
+
+fn dockerfile(
+    definitions: &Definitions,
+    image: &DriverImage,
+    resolved: &ResolvedImage,
+    patches: &[CellPatch],
+    base_name: &str,
+    target: &KernelTarget,
+) -> Result<String, SkipReason> {
+    let spec = &image.spec;
+    let text = definitions
+        .templates
+        .get(&spec.template)
+        .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.clone() })?;
+    let mut context =
+        TemplateContext::new(base_name, (image.metadata.name.as_str(), &resolved.version), target);
+    context.modules.clone_from(&spec.modules);
+    context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+    context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
+    context.vars.clone_from(&spec.vars);
+    template::render(&spec.template, text, &context)
+        .map_err(|error| SkipReason::Template { detail: error.to_string() })
+}
+
+fn references(
+    location: &ImageLocation,
+    image: &DriverImage,
+    resolved: &ResolvedImage,
+    target: &KernelTarget,
+) -> Result<(ImageReference, Vec<ImageReference>), SkipReason> {
+    let repository = location
+        .repository(&image.metadata.name)
+        .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
+    let tags = render_tags(&image.spec.tags, &TagInputs { version: &resolved.version, target })
+        .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
+    let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
+    let mut references = tags.into_iter().map(reference);
+    let first = references.next().ok_or(SkipReason::NoTags)?;
+    Ok((first, references.collect()))
+}
+
+/// `localhost/` keeps engines from looking for it in a registry.
+fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("toolchain", toolchain)
+        .add("headers", headers)
+        .add("release", target.release.as_str())
+        .add("arch", target.arch.as_str());
+    let hash = hasher.finish().to_string();
+    format!("localhost/farrier/base:{}", &hash[..24])
+}
+
+/// The number keeps the order and tells files of one name apart. Whatever the file is called, its name
+/// in the context is safe in a shell word.
+fn patch_name(index: usize, patch: &PatchSpec) -> String {
+    let file = patch.path.file_name().map(Path::new).map(Path::to_string_lossy).unwrap_or_default();
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    format!("{:03}-{}", index + 1, file.chars().map(safe).collect::<String>())
+}
+
+struct HashInputs<'a> {
+    spec: &'a DriverImageSpec,
+    resolved: &'a ResolvedImage,
+    patches: &'a [CellPatch],
+    toolchain: &'a str,
+    headers: &'a str,
+    target: &'a KernelTarget,
+}
+
+fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
+    let HashInputs { spec, resolved, patches, toolchain, headers, target } = inputs;
+    // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
+    // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
+    let DriverImageSpec {
+        version: _,
+        template: _,
+        vars: _,
+        sources,
+        patches: _,
+        nodes: _,
+        kernels: _,
+        modules,
+        runtime,
+        output,
+        tags: _,
+        on_conflict: _,
+        rollout: _,
+    } = spec;
+    let KernelTarget { os, os_version, release, arch } = target;
+    let RuntimeSpec { base, entrypoint, env } = runtime;
+
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("dockerfile", dockerfile)
+        .add("os", os.as_str())
+        .add("os-version", os_version.as_str())
+        .add("release", release.as_str())
+        .add("arch", arch.as_str())
+        .add("headers", headers)
+        .add("toolchain", toolchain)
+        .add("version", &resolved.version)
+        .add("modules", canonical("modules", modules)?)
+        .add("output", canonical("output", output)?)
+        .add("entrypoint", canonical("runtime.entrypoint", entrypoint)?)
+        .add("env", canonical("runtime.env", env)?);
+    for SourceSpec { name, from: _, unpack, subdir } in sources {
+        let identity = resolved
+            .sources
+            .get(name.as_str())
+            .ok_or_else(|| SkipReason::Unresolved { detail: format!("source {name} was not looked up") })?;
+        hasher
+            .add("source", name.as_str())
+            .add("identity", identity)
+            .add("unpack", canonical("unpack", unpack)?)
+            .add("subdir", canonical("subdir", subdir)?);
+    }
+    for CellPatch { index, name } in *patches {
+        let sha256 = resolved
+            .patches
+            .get(index)
+            .ok_or_else(|| SkipReason::Unresolved { detail: format!("patch {name} was not looked up") })?;
+        hasher.add("patch", name).add("sha256", sha256);
+    }
+    match (base, &resolved.base_identity) {
+        (None, _) => {}
+        (Some(_), Some(identity)) => {
+            hasher.add("base", identity);
+        }
+        (Some(_), None) => {
+            return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
+        }
+    }
+    Ok(hasher.finish())
+}
+
+/// The canonical form of a part of a definition: JSON with fields in the order of their declaration and
+/// maps in the order of their keys.
+fn canonical(part: &str, value: &impl Serialize) -> Result<String, SkipReason> {
+    serde_json::to_string(value)
+        .map_err(|error| SkipReason::Definition { detail: format!("{part} cannot be hashed: {error}") })
+}

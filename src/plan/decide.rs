@@ -1,0 +1,371 @@
+//! Pure: the second phase: what to do, given what the registry and the cluster hold.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    str::FromStr,
+    sync::Arc,
+};
+
+use serde::Serialize;
+
+use super::{
+    BuildReason, Cell, ClusterSnapshot, HoldReason, LeftAlone, Manifests, Matrix, PlannedRollout,
+    RolloutDecision, Skipped, rollout::rollouts, text,
+};
+use crate::{
+    image::{Definitions, Digest, ImageName, ImageReference, InputHash, OnConflict, Version},
+    kernel::KernelTarget,
+};
+
+/// What a published image's check report says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PublishedVerdict {
+    /// Every module loads.
+    Loads,
+    /// Nothing speaks against it, and not everything could be told.
+    Unknown,
+    /// Some module does not load.
+    Refused,
+}
+
+impl PublishedVerdict {
+    /// The word that annotations use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Loads => "loads",
+            Self::Unknown => "unknown",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl fmt::Display for PublishedVerdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A word that is no verdict.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a verdict: loads, unknown or refused")]
+pub struct VerdictError(pub String);
+
+impl FromStr for PublishedVerdict {
+    type Err = VerdictError;
+
+    fn from_str(text: &str) -> Result<Self, VerdictError> {
+        [Self::Loads, Self::Unknown, Self::Refused]
+            .into_iter()
+            .find(|verdict| verdict.as_str() == text)
+            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
+    }
+}
+
+/// An image that a registry holds under a tag, as its manifest describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The manifest's digest.
+    pub digest: Digest,
+    /// Its input hash; `None` for images that are not farrier's.
+    pub input_hash: Option<InputHash>,
+    /// Its check report's verdict.
+    pub verdict: Option<PublishedVerdict>,
+    /// The kernel release that it says it is for.
+    pub kernel_release: Option<String>,
+}
+
+/// A try that failed, kept so that it is not repeated for nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// When.
+    pub at: jiff::Timestamp,
+    /// How, in one line.
+    pub message: String,
+    /// Will the same inputs fail again?
+    pub permanent: bool,
+}
+
+/// What the registry and earlier passes say about a matrix.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// What each reference of the matrix names; absent where the registry has no such tag.
+    pub published: BTreeMap<ImageReference, Published>,
+    /// References that could not be looked up, with the fault.
+    pub unreachable: BTreeMap<ImageReference, String>,
+    /// The last failure of these inputs.
+    pub failures: BTreeMap<InputHash, Failure>,
+}
+
+/// What a plan is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInputs<'a> {
+    /// The definitions that the matrix was made from.
+    pub definitions: &'a Definitions,
+    /// The first phase's result.
+    pub matrix: &'a Matrix,
+    /// The registry and earlier failures.
+    pub observed: &'a Observed,
+    /// The snapshot that the matrix was made from.
+    pub snapshot: &'a ClusterSnapshot,
+    /// DaemonSets of the directories that `file` rollouts name, by the path in the definition.
+    pub manifests: &'a Manifests,
+    /// Can nodes pull the images ([`super::ImageLocation::pullable`])?
+    pub pullable: bool,
+    /// Is the verdict `unknown` good enough for a rollout?
+    pub allow_unknown: bool,
+}
+
+/// What is done, what is not, and why. Its JSON form is stable: field and reason names do not change
+/// their meaning within one `apiVersion` of the definitions; new ones may come.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// Images to build, check and publish.
+    pub builds: Vec<PlannedBuild>,
+    /// Images that are there and lack some of their further names.
+    pub tags: Vec<PlannedTags>,
+    /// Images that are there.
+    pub up_to_date: Vec<UpToDate>,
+    /// Tags that hold something else.
+    pub conflicts: Vec<Conflict>,
+    /// Images that failed before with the same inputs.
+    pub held_back: Vec<HeldBack>,
+    /// Images about which the registry gave no answer.
+    pub unknown: Vec<UnknownState>,
+    /// Images that cannot be built for a target.
+    pub skipped: Vec<Skipped>,
+    /// Nodes whose kernel target is not known.
+    pub left_alone: Vec<LeftAlone>,
+    /// Image fields, and what becomes of them.
+    pub rollouts: Vec<PlannedRollout>,
+}
+
+/// An image to build.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedBuild {
+    /// Which.
+    #[serde(serialize_with = "text::shared")]
+    pub cell: Arc<Cell>,
+    /// Why.
+    #[serde(serialize_with = "text::explained")]
+    pub why: BuildReason,
+}
+
+/// An image that is published and lacks names.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedTags {
+    /// Which.
+    #[serde(serialize_with = "text::shared")]
+    pub cell: Arc<Cell>,
+    /// What the names are to point to.
+    #[serde(serialize_with = "text::one")]
+    pub digest: Digest,
+    /// The names to write.
+    #[serde(serialize_with = "text::many")]
+    pub references: Vec<ImageReference>,
+}
+
+/// An image that is published with these very inputs.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UpToDate {
+    /// Which.
+    #[serde(serialize_with = "text::shared")]
+    pub cell: Arc<Cell>,
+    /// Its digest.
+    #[serde(serialize_with = "text::one")]
+    pub digest: Digest,
+    /// Its check report's verdict.
+    pub verdict: Option<PublishedVerdict>,
+}
+
+/// A tag that holds something else than these inputs give (guarantee 3).
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Conflict {
+    /// Which image.
+    #[serde(serialize_with = "text::shared")]
+    pub cell: Arc<Cell>,
+    /// The tag.
+    #[serde(serialize_with = "text::one")]
+    pub reference: ImageReference,
+    /// Input hash of what is there, if it has one.
+    #[serde(serialize_with = "text::optional")]
+    pub theirs: Option<InputHash>,
+    /// What to do.
+    pub remedy: &'static str,
+}
+
+/// An image that failed before with the same inputs.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldBack {
+    /// Which.
+    #[serde(serialize_with = "text::shared")]
+    pub cell: Arc<Cell>,
+    /// When it failed.
+    pub at: jiff::Timestamp,
+    /// How.
+    pub message: String,
+}
+
+/// An image about which the registry gave no answer.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnknownState {
+    /// Which.
+    #[serde(serialize_with = "text::shared")]
+    pub cell: Arc<Cell>,
+    /// The reference that was looked up.
+    #[serde(serialize_with = "text::one")]
+    pub reference: ImageReference,
+    /// What happened instead.
+    pub message: String,
+}
+
+/// How a changed driver gets past a tag that must not change.
+const REMEDY: &str = "change the version or the tag pattern, delete the tag, or set onConflict: overwrite";
+
+/// Where a cell stands; what rollouts ask for.
+pub(super) enum CellState<'a> {
+    /// Published under this digest.
+    Published(&'a Published),
+    /// Will be built.
+    Building,
+    /// Will not be there, for this reason.
+    Absent(String),
+}
+
+/// The state of every cell.
+pub(super) type CellStates<'a> = HashMap<(&'a ImageName, &'a KernelTarget), (&'a Cell, CellState<'a>)>;
+
+impl Plan {
+    /// Is there nothing to do?
+    pub fn is_idle(&self) -> bool {
+        let rewrites = |rollout: &PlannedRollout| {
+            matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. })
+        };
+        self.builds.is_empty() && self.tags.is_empty() && !self.rollouts.iter().any(rewrites)
+    }
+
+    /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
+    /// reasons of the cluster's shape (mixed kernels, no nodes) are findings and not failures.
+    pub fn has_failures(&self) -> bool {
+        let Self {
+            builds: _,
+            tags: _,
+            up_to_date: _,
+            conflicts,
+            held_back,
+            unknown,
+            skipped: _,
+            left_alone: _,
+            rollouts,
+        } = self;
+        let broken = |rollout: &PlannedRollout| {
+            matches!(
+                &rollout.decision,
+                RolloutDecision::Hold(
+                    HoldReason::NotFound
+                        | HoldReason::Ambiguous { .. }
+                        | HoldReason::Unreadable { .. }
+                        | HoldReason::NoContainer { .. }
+                        | HoldReason::Fixed { .. }
+                        | HoldReason::ClaimedTwice { .. }
+                )
+            )
+        };
+        !conflicts.is_empty() || !held_back.is_empty() || !unknown.is_empty() || rollouts.iter().any(broken)
+    }
+}
+
+/// Decides.
+pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
+    let PlanInputs { matrix, .. } = inputs;
+    let mut plan =
+        Plan { skipped: matrix.skipped.clone(), left_alone: matrix.left_alone.clone(), ..Plan::default() };
+    let mut states = CellStates::with_capacity(matrix.cells.len());
+    for cell in &matrix.cells {
+        let state = decide(inputs, cell, &mut plan);
+        states.insert((&cell.image, &cell.target), (cell, state));
+    }
+    plan.rollouts = rollouts(inputs, &states);
+    plan
+}
+
+fn decide<'a>(inputs: &PlanInputs<'a>, cell: &Arc<Cell>, plan: &mut Plan) -> CellState<'a> {
+    let Observed { published, unreachable, failures } = inputs.observed;
+    let on_conflict =
+        inputs.definitions.images.get(&cell.image).map_or(OnConflict::Refuse, |image| image.spec.on_conflict);
+
+    let lookup = |reference| unreachable.get(reference).map(|message| (reference, message));
+    if let Some((reference, message)) = cell.references().find_map(lookup) {
+        plan.unknown.push(UnknownState {
+            cell: Arc::clone(cell),
+            reference: reference.clone(),
+            message: message.clone(),
+        });
+        return CellState::Absent(message.clone());
+    }
+
+    let is_ours = |found: &&Published| found.input_hash == Some(cell.input_hash);
+    let other = cell
+        .references()
+        .find_map(|reference| Some((reference, published.get(reference).filter(|p| !is_ours(p))?)));
+    let ours = cell.references().filter_map(|reference| published.get(reference)).find(is_ours);
+    if let (Some((reference, found)), OnConflict::Refuse) = (other, on_conflict) {
+        plan.conflicts.push(Conflict {
+            cell: Arc::clone(cell),
+            reference: reference.clone(),
+            theirs: found.input_hash,
+            remedy: REMEDY,
+        });
+        return CellState::Absent(format!("{reference} holds an image of other inputs"));
+    }
+
+    if let Some(found) = ours {
+        let lacking: Vec<ImageReference> =
+            cell.references().filter(|r| !published.get(*r).is_some_and(|p| is_ours(&p))).cloned().collect();
+        if !lacking.is_empty() {
+            plan.tags.push(PlannedTags {
+                cell: Arc::clone(cell),
+                digest: found.digest.clone(),
+                references: lacking,
+            });
+        }
+        plan.up_to_date.push(UpToDate {
+            cell: Arc::clone(cell),
+            digest: found.digest.clone(),
+            verdict: found.verdict,
+        });
+        return CellState::Published(found);
+    }
+
+    let why = match (failures.get(&cell.input_hash), other) {
+        (Some(&Failure { at, ref message, permanent: true }), _) => {
+            plan.held_back.push(HeldBack { cell: Arc::clone(cell), at, message: message.clone() });
+            return CellState::Absent(format!("failed before with the same inputs: {message}"));
+        }
+        (Some(&Failure { at, ref message, permanent: false }), _) => {
+            BuildReason::RetryAfterFailure { at, detail: message.clone() }
+        }
+        (None, Some((_, found))) => BuildReason::Overwrite { theirs: found.input_hash },
+        (None, None) => BuildReason::NotPublished,
+    };
+    plan.builds.push(PlannedBuild { cell: Arc::clone(cell), why });
+    CellState::Building
+}
+
+impl Published {
+    /// The reference that names exactly this image.
+    pub(super) fn pinned(&self, reference: &ImageReference) -> ImageReference {
+        ImageReference {
+            repository: reference.repository.clone(),
+            version: Version::Digest(self.digest.clone()),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Pure: which kernel target a node runs, when its labels and its own words agree.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::NodeFacts;
+use crate::kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion};
+
+/// NFD's label for the operating system's id.
+pub const OS_ID_LABEL: &str = "feature.node.kubernetes.io/system-os_release.ID";
+/// NFD's label for the operating system's version.
+pub const OS_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.VERSION_ID";
+/// NFD's label for the kernel release.
+pub const KERNEL_LABEL: &str = "feature.node.kubernetes.io/kernel-version.full";
+/// The kubelet's label for the architecture.
+pub const ARCH_LABEL: &str = "kubernetes.io/arch";
+
+/// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum NodeReason {
+    /// A label that Node Feature Discovery sets is not there.
+    MissingLabel {
+        /// The label's key.
+        label: &'static str,
+    },
+    /// The kernel label is not that of the running kernel: a reboot that NFD has not seen yet, or a
+    /// label that somebody else wrote.
+    KernelLabelDiffers {
+        /// The label's value.
+        label: String,
+        /// `nodeInfo.kernelVersion`.
+        release: String,
+    },
+    /// The architecture label is not that of the node.
+    ArchitectureLabelDiffers {
+        /// The label's value.
+        label: String,
+        /// `nodeInfo.architecture`.
+        architecture: String,
+    },
+    /// A value of the node is not of the form that such values have.
+    Malformed {
+        /// What is wrong, with the value.
+        detail: String,
+    },
+    /// Two nodes of the snapshot have this name.
+    DefinedTwice,
+}
+
+impl fmt::Display for NodeReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MissingLabel { label } => write!(f, "label {label} is missing"),
+            Self::KernelLabelDiffers { label, release } => {
+                write!(f, "kernel label {label:?} contradicts the running kernel {release:?}")
+            }
+            Self::ArchitectureLabelDiffers { label, architecture } => {
+                write!(f, "architecture label {label:?} contradicts the node's architecture {architecture:?}")
+            }
+            Self::Malformed { detail } => f.write_str(detail),
+            Self::DefinedTwice => f.write_str("two nodes have this name"),
+        }
+    }
+}
+
+/// The labels that decide a node's target.
+pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL, ARCH_LABEL];
+
+/// The kernel target that a node runs.
+pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
+    let release: KernelRelease = node.kernel_version.parse().map_err(malformed)?;
+    let arch: Architecture = node.architecture.parse().map_err(malformed)?;
+    let label = |key: &'static str| match node.labels.get(key) {
+        Some(value) if !value.is_empty() => Ok(value.as_str()),
+        _ => Err(NodeReason::MissingLabel { label: key }),
+    };
+
+    let kernel_label = label(KERNEL_LABEL)?;
+    if KernelLabel::of(&release).is_none_or(|expected| expected.as_str() != kernel_label) {
+        return Err(NodeReason::KernelLabelDiffers {
+            label: shortened(kernel_label),
+            release: release.as_str().to_owned(),
+        });
+    }
+    // The kubelet writes both from the same source; a node may come without the label, not with another.
+    if let Some(value) = node.labels.get(ARCH_LABEL)
+        && *value != node.architecture
+    {
+        return Err(NodeReason::ArchitectureLabelDiffers {
+            label: shortened(value),
+            architecture: node.architecture.clone(),
+        });
+    }
+    let os: OsId = label(OS_ID_LABEL)?.parse().map_err(malformed)?;
+    let os_version: OsVersion = label(OS_VERSION_LABEL)?.parse().map_err(malformed)?;
+    Ok(KernelTarget { os, os_version, release, arch })
+}
+
+fn malformed(error: impl std::error::Error) -> NodeReason {
+    NodeReason::Malformed { detail: error.to_string() }
+}
+
+/// Labels come from strangers: no message carries more than a label may hold.
+fn shortened(value: &str) -> String {
+    value.chars().take(80).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(release: &str, label: &str) -> NodeFacts {
+        NodeFacts {
+            name: "n".to_owned(),
+            labels: [(OS_ID_LABEL, "debian"), (OS_VERSION_LABEL, "12"), (KERNEL_LABEL, label)]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into(),
+            kernel_version: release.to_owned(),
+            architecture: "amd64".to_owned(),
+            os_image: String::new(),
+        }
+    }
+
+    #[test]
+    fn agreeing_nodes_have_a_target() {
+        let target = node_target(&node("6.1.192-acme+", "6.1.192-acme")).unwrap();
+        assert_eq!(target.to_string(), "6.1.192-acme+ (debian 12, amd64)");
+    }
+
+    #[test]
+    fn a_label_that_lags_behind_a_reboot_is_no_target() {
+        let reason = node_target(&node("6.1.0-48-amd64", "6.1.0-47-amd64")).unwrap_err();
+        insta::assert_snapshot!(reason, @r#"kernel label "6.1.0-47-amd64" contradicts the running kernel "6.1.0-48-amd64""#);
+    }
+
+    #[test]
+    fn each_label_is_needed() {
+        for missing in [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL] {
+            let mut facts = node("6.1.0-47-amd64", "6.1.0-47-amd64");
+            facts.labels.remove(missing);
+            assert_eq!(node_target(&facts), Err(NodeReason::MissingLabel { label: missing }));
+            facts.labels.insert(missing.to_owned(), String::new());
+            assert_eq!(node_target(&facts), Err(NodeReason::MissingLabel { label: missing }));
+        }
+    }
+
+    #[test]
+    fn hostile_values_are_no_target() {
+        for release in ["", "6.1.0$(reboot)", "../../etc", "6.1.0\n", &"6.1".repeat(40)] {
+            let reason = node_target(&node(release, "6.1.0")).unwrap_err();
+            assert!(matches!(reason, NodeReason::Malformed { .. }), "{release:?}: {reason:?}");
+        }
+        let mut facts = node("6.1.0-47-amd64", "6.1.0-47-amd64");
+        facts.labels.insert(OS_ID_LABEL.to_owned(), "../debian".to_owned());
+        assert!(matches!(node_target(&facts), Err(NodeReason::Malformed { .. })));
+        facts.labels.insert(KERNEL_LABEL.to_owned(), "\u{1b}[2J".repeat(1000));
+        let message = node_target(&facts).unwrap_err().to_string();
+        assert!(message.len() < 700 && !message.contains('\u{1b}'), "{message}");
+    }
+
+    #[test]
+    fn architectures_must_agree_and_be_supported() {
+        let mut facts = node("6.1.0-47-amd64", "6.1.0-47-amd64");
+        facts.labels.insert(ARCH_LABEL.to_owned(), "arm64".to_owned());
+        assert!(matches!(node_target(&facts), Err(NodeReason::ArchitectureLabelDiffers { .. })));
+        facts.labels.remove(ARCH_LABEL);
+        facts.architecture = "s390x".to_owned();
+        insta::assert_snapshot!(node_target(&facts).unwrap_err(), @r#"architecture "s390x" is not supported; amd64 and arm64 are"#);
+    }
+}

@@ -1,0 +1,261 @@
+//! Pure: why something is, or is not, built or rolled out: for people (`Display`) and for programs (the
+//! `reason` field of the JSON form, stable words in kebab case).
+
+use std::{collections::BTreeMap, fmt};
+
+use serde::Serialize;
+
+use super::{NodeReason, Owner, text};
+use crate::image::{ImageName, ImageReference, InputHash};
+
+/// Why an image is not built for a kernel target. None of these changes by trying again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum SkipReason {
+    /// The image's `kernels` range does not hold the kernel's version.
+    KernelOutOfRange {
+        /// The range.
+        range: String,
+    },
+    /// No kernel family matches the target.
+    NoFamily,
+    /// The image's version, sources, patches or base could not be found out.
+    Unresolved {
+        /// Why not.
+        detail: String,
+    },
+    /// The family's toolchain could not be found out.
+    Toolchain {
+        /// The family.
+        family: String,
+        /// Why not.
+        detail: String,
+    },
+    /// The template's name is not among the definitions.
+    NoTemplate {
+        /// The name.
+        template: String,
+    },
+    /// The template cannot be rendered for this target.
+    Template {
+        /// Template, line, variable.
+        detail: String,
+    },
+    /// A tag pattern gives no tag for this target.
+    Tag {
+        /// Pattern and result.
+        detail: String,
+    },
+    /// The image has no tag patterns, so nothing could find it again.
+    NoTags,
+    /// The image's name gives no repository at the configured place.
+    Repository {
+        /// The name.
+        detail: String,
+    },
+    /// A definition that cannot be written down (a path that is not UTF-8).
+    Definition {
+        /// Which part.
+        detail: String,
+    },
+    /// Other targets have the same tag: one would overwrite the other.
+    TagCollision {
+        /// The name that several targets have.
+        #[serde(serialize_with = "text::one")]
+        reference: ImageReference,
+        /// The other targets.
+        others: Vec<String>,
+    },
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KernelOutOfRange { range } => write!(f, "the image is for kernels {range}"),
+            Self::NoFamily => f.write_str("no kernel family matches"),
+            Self::Unresolved { detail }
+            | Self::Template { detail }
+            | Self::Tag { detail }
+            | Self::Repository { detail }
+            | Self::Definition { detail } => f.write_str(detail),
+            Self::Toolchain { family, detail } => write!(f, "toolchain of family {family}: {detail}"),
+            Self::NoTemplate { template } => write!(f, "there is no template {template:?}"),
+            Self::NoTags => f.write_str("the image has no tags"),
+            Self::TagCollision { reference, others } => {
+                write!(f, "tag collision: {reference} would also be {}", others.join(" and "))
+            }
+        }
+    }
+}
+
+/// Why an image is built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum BuildReason {
+    /// The tag is not there.
+    NotPublished,
+    /// The tag is there with other inputs, and the definition says `onConflict: overwrite`.
+    Overwrite {
+        /// What is replaced: its input hash, if it has one.
+        #[serde(serialize_with = "text::optional")]
+        theirs: Option<InputHash>,
+    },
+    /// The last try failed for a reason that passes.
+    RetryAfterFailure {
+        /// When.
+        at: jiff::Timestamp,
+        /// How.
+        detail: String,
+    },
+}
+
+impl fmt::Display for BuildReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotPublished => f.write_str("not in the registry"),
+            Self::Overwrite { theirs: Some(theirs) } => {
+                write!(f, "inputs changed since {} (onConflict: overwrite)", theirs.short())
+            }
+            Self::Overwrite { theirs: None } => {
+                f.write_str("the tag holds an image of unknown inputs (onConflict: overwrite)")
+            }
+            Self::RetryAfterFailure { at, detail } => {
+                write!(f, "tried at {at:.0} and failed for a passing reason: {detail}")
+            }
+        }
+    }
+}
+
+/// Why an image field is left as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum HoldReason {
+    /// The cluster or directory has no such DaemonSet.
+    NotFound,
+    /// It has several of that name.
+    Ambiguous {
+        /// How many.
+        count: usize,
+    },
+    /// The manifests could not be read.
+    Unreadable {
+        /// Why not.
+        detail: String,
+    },
+    /// The DaemonSet has no such container, or two of them.
+    NoContainer {
+        /// The containers that it has.
+        found: Vec<String>,
+    },
+    /// The container's image cannot be set where it is written.
+    Fixed {
+        /// Why not.
+        detail: String,
+    },
+    /// Two rollouts of the definitions would write the same field.
+    ClaimedTwice {
+        /// The images whose rollouts these are.
+        #[serde(serialize_with = "text::many")]
+        images: Vec<ImageName>,
+    },
+    /// An operator owns the DaemonSet and would put its own image back.
+    Owned {
+        /// The owner.
+        owner: Owner,
+        /// What to set instead.
+        remedy: String,
+    },
+    /// The DaemonSet's affinity is not understood, so neither is which nodes it reaches.
+    Affinity {
+        /// What is not understood.
+        detail: String,
+    },
+    /// No node is reached, so there is no kernel to choose the image for.
+    NoNodes,
+    /// A reached node's kernel is not known.
+    UnknownNode {
+        /// The first such node.
+        node: String,
+        /// How many there are.
+        count: usize,
+        /// Why its kernel is not known.
+        why: NodeReason,
+    },
+    /// The reached nodes run different kernels, and one image is for one kernel.
+    MixedKernels {
+        /// Number of nodes by kernel target.
+        kernels: BTreeMap<String, usize>,
+    },
+    /// There will be no image for that kernel in this pass.
+    NoImage {
+        /// The kernel target.
+        kernel: String,
+        /// Why not.
+        detail: String,
+    },
+    /// The image is there, but its check report does not say that its modules load.
+    NotPassed {
+        /// The image.
+        #[serde(serialize_with = "text::one")]
+        image: ImageReference,
+        /// The verdict, if it has one.
+        verdict: Option<super::PublishedVerdict>,
+    },
+    /// The image is there, but was made for another kernel release.
+    OtherKernel {
+        /// The image.
+        #[serde(serialize_with = "text::one")]
+        image: ImageReference,
+        /// The release that it says it is for.
+        found: Option<String>,
+    },
+    /// Images go to a layout directory, from which no node can pull.
+    NotPullable,
+}
+
+impl fmt::Display for HoldReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotFound => f.write_str("there is no such DaemonSet"),
+            Self::Ambiguous { count } => write!(f, "there are {count} DaemonSets of this name"),
+            Self::Unreadable { detail } => write!(f, "manifests cannot be read: {detail}"),
+            Self::NoContainer { found } => {
+                write!(f, "the DaemonSet has not exactly one such container; it has {}", found.join(", "))
+            }
+            Self::Fixed { detail } => write!(f, "its image cannot be set: {detail}"),
+            Self::ClaimedTwice { images } => {
+                let images: Vec<_> = images.iter().map(ImageName::as_str).collect();
+                write!(f, "several rollouts name this container: {}", images.join(", "))
+            }
+            Self::Owned { owner: Owner { kind, name }, remedy } => {
+                write!(f, "{kind} {name} owns the DaemonSet and would undo the change; {remedy}")
+            }
+            Self::Affinity { detail } => write!(f, "its node affinity is not understood: {detail}"),
+            Self::NoNodes => f.write_str("it reaches no node"),
+            Self::UnknownNode { node, count: 1, why } => write!(f, "kernel of node {node} unknown: {why}"),
+            Self::UnknownNode { node, count, why } => {
+                write!(f, "kernel of node {node} and {} more unknown: {why}", count - 1)
+            }
+            Self::MixedKernels { kernels } => {
+                f.write_str("its nodes run different kernels: ")?;
+                for (number, (kernel, nodes)) in kernels.iter().enumerate() {
+                    let comma = if number == 0 { "" } else { ", " };
+                    write!(f, "{comma}{kernel} on {nodes}")?;
+                }
+                Ok(())
+            }
+            Self::NoImage { kernel, detail } => write!(f, "no image for {kernel}: {detail}"),
+            Self::NotPassed { image, verdict: Some(verdict) } => {
+                write!(f, "the check of {image} says {verdict}")
+            }
+            Self::NotPassed { image, verdict: None } => write!(f, "{image} has no check report"),
+            Self::OtherKernel { image, found: Some(found) } => {
+                write!(f, "{image} was made for kernel {found:?}")
+            }
+            Self::OtherKernel { image, found: None } => {
+                write!(f, "{image} does not say for which kernel it is")
+            }
+            Self::NotPullable => f.write_str("nodes cannot pull from a layout directory"),
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Pure: which nodes a pod template's node affinity admits (Kubernetes API, `NodeSelectorTerm`).
+
+use super::NodeFacts;
+
+/// The required part of a pod's node affinity.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodeAffinity {
+    /// None given: every node.
+    #[default]
+    Any,
+    /// A node must satisfy at least one of these terms.
+    Terms(Vec<SelectorTerm>),
+    /// Something that farrier does not understand, in words. Nothing is rewritten then.
+    Unsupported(String),
+}
+
+/// One term: a node must satisfy all of its requirements. An empty term admits no node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SelectorTerm {
+    /// `matchExpressions`, over labels.
+    pub expressions: Vec<Requirement>,
+    /// `matchFields`; only `metadata.name` exists.
+    pub fields: Vec<Requirement>,
+}
+
+/// One requirement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Requirement {
+    /// The label's key or the field's name.
+    pub key: String,
+    /// How values are compared.
+    pub operator: Operator,
+    /// What they are compared with.
+    pub values: Vec<String>,
+}
+
+/// How a requirement compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operator {
+    /// One of the values.
+    In,
+    /// None of the values, or no such label.
+    NotIn,
+    /// There is such a label.
+    Exists,
+    /// There is none.
+    DoesNotExist,
+    /// An integer above the value.
+    Gt,
+    /// An integer below the value.
+    Lt,
+}
+
+impl Operator {
+    /// From the API's spelling.
+    pub fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "In" => Self::In,
+            "NotIn" => Self::NotIn,
+            "Exists" => Self::Exists,
+            "DoesNotExist" => Self::DoesNotExist,
+            "Gt" => Self::Gt,
+            "Lt" => Self::Lt,
+            _ => return None,
+        })
+    }
+}
+
+impl Requirement {
+    fn admits(&self, found: Option<&str>) -> bool {
+        let listed = |value: &str| self.values.iter().any(|v| v == value);
+        match self.operator {
+            Operator::In => found.is_some_and(listed),
+            Operator::NotIn => !found.is_some_and(listed),
+            Operator::Exists => found.is_some(),
+            Operator::DoesNotExist => found.is_none(),
+            Operator::Gt => self.integers(found).is_some_and(|(found, bound)| found > bound),
+            Operator::Lt => self.integers(found).is_some_and(|(found, bound)| found < bound),
+        }
+    }
+
+    fn integers(&self, found: Option<&str>) -> Option<(i64, i64)> {
+        let [bound] = self.values.as_slice() else { return None };
+        Some((found?.parse().ok()?, bound.parse().ok()?))
+    }
+}
+
+impl SelectorTerm {
+    /// `None`: a field that farrier does not know.
+    fn admits(&self, node: &NodeFacts) -> Option<bool> {
+        let Self { expressions, fields } = self;
+        if fields.iter().any(|field| field.key != "metadata.name") {
+            return None;
+        }
+        let empty = expressions.is_empty() && fields.is_empty();
+        Some(
+            !empty
+                && expressions.iter().all(|r| r.admits(node.labels.get(&r.key).map(String::as_str)))
+                && fields.iter().all(|r| r.admits(Some(&node.name))),
+        )
+    }
+}
+
+impl NodeAffinity {
+    /// Does it admit this node? `None` where it is not understood.
+    pub fn admits(&self, node: &NodeFacts) -> Option<bool> {
+        match self {
+            Self::Any => Some(true),
+            Self::Unsupported(_) => None,
+            Self::Terms(terms) => {
+                let answers: Option<Vec<bool>> = terms.iter().map(|term| term.admits(node)).collect();
+                answers.map(|answers| answers.contains(&true))
+            }
+        }
+    }
+
+    /// Does it look at single nodes' names?
+    pub fn names_nodes(&self) -> bool {
+        matches!(self, Self::Terms(terms) if terms.iter().any(|term| !term.fields.is_empty()))
+    }
+
+    /// The label keys that it looks at.
+    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
+        let terms = match self {
+            Self::Terms(terms) => terms.as_slice(),
+            Self::Any | Self::Unsupported(_) => &[],
+        };
+        terms.iter().flat_map(|term| &term.expressions).map(|requirement| requirement.key.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requirement(key: &str, operator: Operator, values: &[&str]) -> Requirement {
+        Requirement {
+            key: key.to_owned(),
+            operator,
+            values: values.iter().map(|v| (*v).to_owned()).collect(),
+        }
+    }
+
+    fn term(expressions: Vec<Requirement>) -> SelectorTerm {
+        SelectorTerm { expressions, fields: Vec::new() }
+    }
+
+    fn node() -> NodeFacts {
+        NodeFacts {
+            name: "n1".to_owned(),
+            labels: [("zone", "a"), ("cores", "16")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            ..NodeFacts::default()
+        }
+    }
+
+    #[test]
+    fn operators_compare_as_the_scheduler_does() {
+        let cases = [
+            (requirement("zone", Operator::In, &["b", "a"]), true),
+            (requirement("zone", Operator::In, &["b"]), false),
+            (requirement("none", Operator::In, &["b"]), false),
+            (requirement("zone", Operator::NotIn, &["a"]), false),
+            (requirement("none", Operator::NotIn, &["a"]), true),
+            (requirement("zone", Operator::Exists, &[]), true),
+            (requirement("zone", Operator::DoesNotExist, &[]), false),
+            (requirement("none", Operator::DoesNotExist, &[]), true),
+            (requirement("cores", Operator::Gt, &["8"]), true),
+            (requirement("cores", Operator::Lt, &["16"]), false),
+            (requirement("zone", Operator::Gt, &["8"]), false),
+            (requirement("cores", Operator::Gt, &["8", "9"]), false),
+        ];
+        for (requirement, expected) in cases {
+            let affinity = NodeAffinity::Terms(vec![term(vec![requirement.clone()])]);
+            assert_eq!(affinity.admits(&node()), Some(expected), "{requirement:?}");
+        }
+    }
+
+    #[test]
+    fn terms_are_alternatives_and_requirements_are_not() {
+        let a = requirement("zone", Operator::In, &["a"]);
+        let b = requirement("zone", Operator::In, &["b"]);
+        let both = NodeAffinity::Terms(vec![term(vec![a.clone(), b.clone()])]);
+        let either = NodeAffinity::Terms(vec![term(vec![b]), term(vec![a])]);
+        assert_eq!((both.admits(&node()), either.admits(&node())), (Some(false), Some(true)));
+    }
+
+    #[test]
+    fn empty_terms_admit_nothing() {
+        assert_eq!(NodeAffinity::Terms(Vec::new()).admits(&node()), Some(false));
+        assert_eq!(NodeAffinity::Terms(vec![SelectorTerm::default()]).admits(&node()), Some(false));
+    }
+
+    #[test]
+    fn fields_other_than_the_name_are_not_understood() {
+        let by_field = |key: &str| {
+            NodeAffinity::Terms(vec![SelectorTerm {
+                expressions: Vec::new(),
+                fields: vec![requirement(key, Operator::In, &["n1"])],
+            }])
+        };
+        assert_eq!(by_field("metadata.name").admits(&node()), Some(true));
+        assert_eq!(by_field("metadata.uid").admits(&node()), None);
+        assert_eq!(NodeAffinity::Unsupported("x".to_owned()).admits(&node()), None);
+    }
+}
