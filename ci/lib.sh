@@ -146,13 +146,13 @@ YAML
 host_source() {
     local suite="$1" uri release main='' keys=/usr/share/keyrings/debian-archive-keyring.gpg
     need_packages debian-archive-keyring
+    # shellcheck disable=SC2016 # apt's own variables
     while IFS='|' read -r uri release; do
         if [ "$release" = "$suite" ]; then
             echo "deb [signed-by=$keys] $uri $suite ${2:-main}"
             return
         fi
         if [[ "$uri" == */debian/ ]]; then main="${uri%/}"; fi
-        # shellcheck disable=SC2016 # apt's own variables
     done < <(apt-get indextargets --format '$(REPO_URI)|$(RELEASE)' 'Created-By: Packages' | sort -u)
     if [ -z "$main" ]; then
         need_packages debootstrap
