@@ -90,7 +90,10 @@ engine_answers() { docker version --format '{{.Server.Version}}' > /dev/null 2>&
 
 # Uses the Docker engine that answers, or starts one whose data lies in the state directory.
 start_engine() {
-    need_packages docker.io
+    # Some distributions have the client in a package of its own. An engine from elsewhere (docker-ce)
+    # conflicts with the distribution's, so nothing is installed beside it.
+    if ! command -v dockerd > /dev/null && ! engine_answers; then need_packages docker.io; fi
+    if ! command -v docker > /dev/null; then need_packages docker-cli; fi
     if alive "$state/dockerd.pid"; then export DOCKER_HOST="unix://$state/docker.sock"; fi
     if engine_answers; then return 0; fi
     say "starting a Docker engine of our own"
