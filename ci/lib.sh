@@ -1,0 +1,235 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034 # variables for the callers
+# What ci/quickstart, ci/test and ci/bench share: packages, engine, registry, kernels, nodes.
+# Sourced, never run. Callers set `state`: the directory that holds all that a run makes.
+
+: "${state:?the caller sets the state directory}"
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+farrier="$root/target/release/farrier"
+
+if [ -t 2 ]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
+
+say() { printf '%s==> %s%s\n' "$bold" "$*" "$plain" >&2; }
+
+die() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 1
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# Installs those of the named packages that are missing.
+need_packages() {
+    local package missing=()
+    for package in "$@"; do
+        # shellcheck disable=SC2016 # dpkg's own variable
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    say "installing ${missing[*]}"
+    as_root apt-get update -q >&2
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >&2
+    # Debian starts a registry on port 5000 with the package; ours gets a port of its own.
+    if [[ " ${missing[*]} " == *" docker-registry "* ]] && [ -d /run/systemd/system ]; then
+        as_root systemctl disable --quiet --now docker-registry >&2 || true
+    fi
+}
+
+# rust-toolchain.toml names the version; rustup fetches it by itself.
+need_rust() {
+    if ! command -v cargo > /dev/null; then
+        if apt-cache show rustup > /dev/null 2>&1; then
+            need_packages rustup
+        else
+            die "no cargo found: install rustup (this distribution's own Rust is too old), then run this again"
+        fi
+    fi
+    need_packages gcc libc6-dev
+}
+
+build_farrier() {
+    say "building farrier"
+    (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
+}
+
+# alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has
+# another command line, and ours all name the state directory.
+alive() {
+    local pid
+    pid="$(cat "$1" 2>/dev/null)" || return 1
+    [ -n "$pid" ] && tr '\0' ' ' 2>/dev/null < "/proc/$pid/cmdline" | grep -qF -- "$state"
+}
+
+# stop PIDFILE: ends that process, and only that, and waits for it.
+stop() {
+    local pid
+    if alive "$1"; then
+        pid="$(cat "$1")"
+        as_root kill "$pid" 2>/dev/null || true
+        wait_until 20 not alive "$1" || as_root kill -KILL "$pid" 2>/dev/null || true
+    fi
+    as_root rm -f "$1"
+}
+
+not() { ! "$@"; }
+
+# wait_until SECONDS COMMAND...: polls a condition.
+wait_until() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@"; do
+        [ "$SECONDS" -lt "$deadline" ] || return 1
+        sleep 0.1
+    done
+}
+
+engine_answers() { docker version --format '{{.Server.Version}}' > /dev/null 2>&1; }
+
+# Uses the Docker engine that answers, or starts one whose data lies in the state directory.
+start_engine() {
+    # Some distributions have the client in a package of its own. An engine from elsewhere (docker-ce)
+    # conflicts with the distribution's, so nothing is installed beside it.
+    if ! command -v dockerd > /dev/null && ! engine_answers; then need_packages docker.io; fi
+    if ! command -v docker > /dev/null; then need_packages docker-cli; fi
+    if alive "$state/dockerd.pid"; then export DOCKER_HOST="unix://$state/docker.sock"; fi
+    if engine_answers; then return 0; fi
+    say "starting a Docker engine of our own"
+    mkdir -p "$state"
+    export DOCKER_HOST="unix://$state/docker.sock"
+    # No bridge and no firewall rules: build steps have no network, so the host's stays untouched.
+    # shellcheck disable=SC2016 # the inner shell's arguments
+    as_root sh -c 'exec "$@" > "$0" 2>&1 < /dev/null' "$state/dockerd.log" \
+        dockerd --data-root "$state/docker" --exec-root "$state/docker-run" --pidfile "$state/dockerd.pid" \
+        --host "$DOCKER_HOST" --group "$(id -g)" \
+        --bridge none --iptables=false --ip6tables=false --ip-forward=false &
+    wait_until 30 engine_answers || {
+        tail -n 5 "$state/dockerd.log" >&2
+        die "dockerd does not answer; its log is $state/dockerd.log"
+    }
+}
+
+registry_answers() { curl --silent --fail --output /dev/null "http://127.0.0.1:$registry_port/v2/"; }
+
+# Starts docker-registry on a free loopback port, or finds the one of an earlier run. Sets `registry`.
+start_registry() {
+    need_packages docker-registry curl
+    mkdir -p "$state/registry"
+    if alive "$state/registry.pid"; then
+        registry_port="$(cat "$state/registry.port")"
+    else
+        say "starting a registry"
+        registry_port="$(cat "$state/registry.port" 2>/dev/null || true)"
+        while [ -z "$registry_port" ] || (: < "/dev/tcp/127.0.0.1/$registry_port") 2>/dev/null; do
+            registry_port=$((20000 + RANDOM % 10000))
+        done
+        echo "$registry_port" > "$state/registry.port"
+        cat > "$state/registry.yml" <<YAML
+version: 0.1
+log: {level: info, accesslog: {disabled: false}}
+storage:
+  filesystem: {rootdirectory: $state/registry}
+  delete: {enabled: true}
+http: {addr: "127.0.0.1:$registry_port"}
+YAML
+        docker-registry serve "$state/registry.yml" > "$state/registry.log" 2>&1 < /dev/null &
+        echo $! > "$state/registry.pid"
+        wait_until 10 registry_answers || {
+            tail -n 5 "$state/registry.log" >&2
+            die "the registry does not answer; its log is $state/registry.log"
+        }
+    fi
+    registry="127.0.0.1:$registry_port/drivers"
+}
+
+# host_source SUITE: the `deb` line of a Debian 12 suite: the host's own entry; else its main Debian
+# entry, else the default that debootstrap ships with, for that suite.
+host_source() {
+    local suite="$1" uri release main='' keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    need_packages debian-archive-keyring
+    # shellcheck disable=SC2016 # apt's own variables
+    while IFS='|' read -r uri release; do
+        if [ "$release" = "$suite" ]; then
+            echo "deb [signed-by=$keys] $uri $suite ${2:-main}"
+            return
+        fi
+        if [[ "$uri" == */debian/ ]]; then main="${uri%/}"; fi
+    done < <(apt-get indextargets --format '$(REPO_URI)|$(RELEASE)' 'Created-By: Packages' | sort -u)
+    if [ -z "$main" ]; then
+        need_packages debootstrap
+        main="$(sed -n 's/^default_mirror //p' /usr/share/debootstrap/scripts/sid)"
+    fi
+    if [[ "$suite" == *-security ]]; then main="$main-security"; fi
+    echo "deb [signed-by=$keys] $main/ $suite ${2:-main}"
+}
+
+# private_apt SUITE [COMPONENT]: makes a private apt configuration that knows this suite only, and
+# prints its file, for APT_CONFIG. The host's lists stay as they are.
+private_apt() {
+    local dir="$state/apt/$1-${2:-main}"
+    if [ ! -f "$dir/updated" ] || [ -n "$(find "$dir/updated" -mmin +60)" ]; then
+        mkdir -p "$dir/state/lists/partial" "$dir/cache/archives/partial"
+        : > "$dir/status"
+        host_source "$1" "${2:-main}" > "$dir/sources.list"
+        cat > "$dir/apt.conf" <<CONF
+Dir::State "$dir/state";
+Dir::State::status "$dir/status";
+Dir::Cache "$dir/cache";
+Dir::Etc::sourcelist "$dir/sources.list";
+Dir::Etc::sourceparts "-";
+APT::Sandbox::User "$(id -un)";
+Acquire::Languages "none";
+Acquire::Retries "3";
+CONF
+        APT_CONFIG="$dir/apt.conf" apt-get update -qq >&2 || die "apt-get update failed for $1"
+        touch "$dir/updated"
+    fi
+    echo "$dir/apt.conf"
+}
+
+# debian_kernels SUITE COUNT: the newest 6.1 kernels of a Debian 12 suite, oldest of them first.
+debian_kernels() {
+    local config arch
+    arch="$(dpkg --print-architecture)"
+    config="$(private_apt "$1")"
+    APT_CONFIG="$config" apt-cache pkgnames linux-headers-6.1. |
+        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$arch\)\$/\1/p" | sort -V | tail -n "$2"
+}
+
+# node FILE NAME KERNEL [LABEL...]: a Debian 12 Node as NFD labels it; without KERNEL's labels when the
+# fourth argument is `unlabelled`. Labels are `key=value`.
+node() {
+    local file="$1" name="$2" kernel="$3" label
+    shift 3
+    {
+        cat <<YAML
+apiVersion: v1
+kind: Node
+metadata:
+  name: $name
+  labels:
+    kubernetes.io/hostname: $name
+YAML
+        if [ "${1:-}" = unlabelled ]; then
+            shift
+        else
+            cat <<YAML
+    feature.node.kubernetes.io/kernel-version.full: $(tr -c 'A-Za-z0-9_.\n-' _ <<< "$kernel")
+    feature.node.kubernetes.io/system-os_release.ID: debian
+    feature.node.kubernetes.io/system-os_release.VERSION_ID: "12"
+YAML
+        fi
+        for label in "$@"; do printf '    %s: "%s"\n' "${label%%=*}" "${label#*=}"; done
+        cat <<YAML
+status:
+  nodeInfo:
+    architecture: $(dpkg --print-architecture)
+    kernelVersion: $kernel
+    operatingSystem: linux
+    osImage: Debian GNU/Linux 12 (bookworm)
+    containerRuntimeVersion: containerd://1.7.27
+YAML
+    } > "$file"
+}
