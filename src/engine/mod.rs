@@ -1,5 +1,16 @@
 //! Adapter: engines, which run a rendered Dockerfile and hand back what it left.
 
+mod bridge;
+mod buildah;
+mod connect;
+mod context;
+pub mod diagnosis;
+mod docker;
+mod dockerfile;
+mod error;
+mod file_log;
+mod lines;
+
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -7,6 +18,11 @@ use std::{
 };
 
 use tokio_util::sync::CancellationToken;
+
+pub use connect::{EngineChoice, EngineEnv, connect};
+pub use diagnosis::{Diagnoser, Diagnosis};
+pub use error::EngineError;
+pub use file_log::FileLog;
 
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,53 +68,25 @@ pub struct BuildJob {
     pub context: Vec<ContextEntry>,
     /// Where output goes.
     pub log: Arc<dyn BuildLog>,
-    /// Stops the run; nothing of it is left behind.
+    /// Stops the run; nothing of it is left behind. Cancelling is the way to stop: a future that is
+    /// merely dropped cannot clean up in the engine.
     pub cancel: CancellationToken,
 }
 
-/// What went wrong in an engine.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// No engine answers, or the named one does not.
-    #[error("no build engine: {tried}")]
-    Unavailable {
-        /// Each one tried, with its answer.
-        tried: String,
-    },
-    /// A step of the Dockerfile exited with a failure. Permanent.
-    #[error("build step failed: {message}")]
-    Step {
-        /// The engine's words, with the step and its exit code.
-        message: String,
-    },
-    /// The engine itself failed or went away. Transient.
-    #[error("{engine} failed to {action}")]
-    Engine {
-        /// Which engine.
-        engine: EngineKind,
-        /// What it was to do.
-        action: String,
-        /// Its words.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// What the build left cannot be unpacked.
-    #[error("payload refused")]
-    Payload(#[from] crate::archive::UnpackError),
-    /// A file of this machine.
-    #[error("{action} {path}")]
-    Io {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The job was cancelled.
-    #[error("build cancelled")]
-    Cancelled,
+/// A name and a password for a registry.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// The user.
+    pub username: String,
+    /// The password or token.
+    pub password: String,
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { username, password: _ } = self;
+        f.debug_struct("Credentials").field("username", username).field("password", &"***").finish()
+    }
 }
 
 /// Runs Dockerfiles. `RUN` has no network.
@@ -113,7 +101,11 @@ pub trait Engine: Send + Sync {
     /// Is there a local image of this name?
     async fn has_image(&self, name: &str) -> Result<bool, EngineError>;
 
-    /// Runs the Dockerfile and keeps its final image under a local name.
+    /// Fetches an image from its registry into the engine.
+    async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError>;
+
+    /// Runs the Dockerfile and keeps its final image under a local name, labelled
+    /// `farrier.dev/cache=base`.
     async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError>;
 
     /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into `dest` (an empty directory) and
@@ -123,4 +115,15 @@ pub trait Engine: Send + Sync {
     /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive and leaves
     /// nothing in the engine.
     async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn credentials_do_not_print_the_password() {
+        let shown = format!("{:?}", Credentials { username: "u".into(), password: "s3cret".into() });
+        assert!(shown.contains('u') && !shown.contains("s3cret"));
+    }
 }

@@ -1,0 +1,155 @@
+//! Adapter: a storage directory for one run of buildah.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+};
+
+use super::EngineError;
+
+/// Names of our directories, beside buildah's own storage.
+const PREFIX: &str = "farrier-run-";
+/// Held locked for as long as the run lives.
+const LOCK: &str = "lock";
+
+/// Where the machine's storage is, and which driver it has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Storage {
+    root: PathBuf,
+    driver: String,
+}
+
+/// One run's directory: `root` and `run` for containers, `context` and all temporary files.
+pub(super) struct RunStore {
+    dir: tempfile::TempDir,
+    _lock: File,
+}
+
+impl Storage {
+    /// Reads what `buildah info` prints.
+    pub(super) fn parse(info: &str) -> Option<Self> {
+        let info: serde_json::Value = serde_json::from_str(info).ok()?;
+        let store = info.get("store")?;
+        let text = |key: &str| store.get(key)?.as_str().map(str::to_owned);
+        let root = PathBuf::from(text("GraphRoot")?);
+        root.is_absolute().then_some(())?;
+        Some(Self { root, driver: text("GraphDriverName")? })
+    }
+
+    /// The machine's storage.
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Beside the storage: on a file system that its driver is known to work on.
+    fn parent(&self) -> &Path {
+        self.root.parent().unwrap_or(&self.root)
+    }
+
+    /// Makes a run's directory.
+    pub(super) fn create_run(&self, id: &str) -> Result<RunStore, EngineError> {
+        let parent = self.parent();
+        let fail = |source| EngineError::io("create a storage in", parent, source);
+        let prefix = format!("{PREFIX}{id}-");
+        let dir = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent).map_err(fail)?;
+        let lock = File::create(dir.path().join(LOCK)).map_err(fail)?;
+        lock.lock().map_err(fail)?;
+        for name in ["context", "tmp"] {
+            fs::create_dir(dir.path().join(name)).map_err(fail)?;
+        }
+        Ok(RunStore { dir, _lock: lock })
+    }
+
+    /// Removes the directories of runs that were killed before they could do so: theirs are unlocked.
+    pub(super) fn remove_stale(&self) {
+        let Ok(entries) = fs::read_dir(self.parent()) else { return };
+        for entry in entries.flatten() {
+            if !entry.file_name().to_string_lossy().starts_with(PREFIX) {
+                continue;
+            }
+            // A directory without its lock is being made at this moment.
+            let Ok(lock) = File::open(entry.path().join(LOCK)) else { continue };
+            if lock.try_lock().is_ok()
+                && let Err(error) = fs::remove_dir_all(entry.path())
+            {
+                tracing::warn!(path = %entry.path().display(), %error, "cannot remove a dead build's directory");
+            }
+        }
+    }
+}
+
+impl RunStore {
+    /// The directory.
+    pub(super) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The build context.
+    pub(super) fn context(&self) -> PathBuf {
+        self.path().join("context")
+    }
+
+    /// For temporary files.
+    pub(super) fn temporary(&self) -> PathBuf {
+        self.path().join("tmp")
+    }
+
+    /// buildah's options to work here, with the machine's images at hand.
+    pub(super) fn options(&self, storage: &Storage) -> [String; 8] {
+        let below = |name: &str| self.path().join(name).display().to_string();
+        [
+            "--root".to_owned(),
+            below("root"),
+            "--runroot".to_owned(),
+            below("run"),
+            "--storage-driver".to_owned(),
+            storage.driver.clone(),
+            "--storage-opt".to_owned(),
+            format!("additionalimagestore={}", storage.root.display()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn storage(root: &Path) -> Storage {
+        Storage { root: root.join("storage"), driver: "overlay".to_owned() }
+    }
+
+    #[test]
+    fn reads_what_buildah_prints() {
+        let info = r#"{"host": {}, "store": {"GraphDriverName": "overlay", "GraphRoot": "/var/lib/containers/storage"}}"#;
+        let storage = Storage::parse(info).unwrap();
+        assert_eq!(storage.root(), Path::new("/var/lib/containers/storage"));
+        assert_eq!(storage.driver, "overlay");
+        assert_eq!(Storage::parse(r#"{"store": {"GraphRoot": "x", "GraphDriverName": "vfs"}}"#), None);
+        assert_eq!(Storage::parse("Error"), None);
+    }
+
+    #[test]
+    fn a_run_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = storage(dir.path()).create_run("job").unwrap();
+        assert!(run.context().is_dir());
+        drop(run);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn only_dead_runs_are_stale() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = storage(dir.path());
+        let alive = storage.create_run("alive").unwrap();
+        let dead = dir.path().join(format!("{PREFIX}dead-1"));
+        let (young, other) = (dir.path().join(format!("{PREFIX}young-1")), dir.path().join("other"));
+        for path in [&dead, &young, &other] {
+            fs::create_dir(path).unwrap();
+        }
+        fs::write(dead.join(LOCK), "").unwrap();
+        storage.remove_stale();
+        assert!(alive.path().is_dir() && young.is_dir() && other.is_dir());
+        assert!(!dead.exists());
+    }
+}

@@ -1,0 +1,245 @@
+//! Adapter: the build context, as a tar stream or as a directory.
+
+use std::{
+    fs,
+    io::{self, Write},
+    os::unix::fs::symlink,
+    path::{Component, Path, PathBuf},
+};
+
+use tar::{Builder, EntryType, Header, HeaderMode};
+use walkdir::WalkDir;
+
+use super::{ContextEntry, EngineError};
+
+/// The Dockerfile's own name in the context, which no entry of ours bears.
+pub(super) const DOCKERFILE: &str = ".farrier.Dockerfile";
+
+/// Something found below an entry.
+struct Found {
+    /// Its place in the context.
+    dest: PathBuf,
+    /// Its place on this machine.
+    from: PathBuf,
+    metadata: fs::Metadata,
+}
+
+/// Writes the context as tar, while walking it: names in order, owner root, times and modes as they are.
+pub(super) fn write_tar(
+    dockerfile: &str,
+    entries: &[ContextEntry],
+    out: &mut impl Write,
+) -> Result<(), EngineError> {
+    let mut tar = Builder::new(out);
+    let mut header = Header::new_gnu();
+    header.set_mode(0o644);
+    header.set_size(dockerfile.len() as u64);
+    tar.append_data(&mut header, DOCKERFILE, dockerfile.as_bytes()).map_err(send_failed)?;
+    for entry in entries {
+        walk(entry, |found| append(&mut tar, found))?;
+    }
+    tar.finish().map_err(send_failed)
+}
+
+fn append(tar: &mut Builder<impl Write>, found: &Found) -> Result<(), EngineError> {
+    let Found { dest, from, metadata } = found;
+    let fail = |source| EngineError::io("send to the build context", from, source);
+    let mut header = Header::new_gnu();
+    header.set_metadata_in_mode(metadata, HeaderMode::Complete);
+    header.set_uid(0);
+    header.set_gid(0);
+    if metadata.is_symlink() {
+        header.set_size(0);
+        header.set_entry_type(EntryType::Symlink);
+        let target = fs::read_link(from).map_err(fail)?;
+        tar.append_link(&mut header, dest, &target).map_err(fail)
+    } else if metadata.is_dir() {
+        header.set_size(0);
+        tar.append_data(&mut header, dest, io::empty()).map_err(fail)
+    } else {
+        // A file that shrinks or grows meanwhile would shift all that follows: the header's size holds.
+        let file = fs::File::open(from).map_err(fail)?;
+        let mut exact = Exact { left: metadata.len(), file };
+        tar.append_data(&mut header, dest, &mut exact).map_err(fail)
+    }
+}
+
+/// Reads exactly as many bytes as the header says, or fails.
+struct Exact {
+    left: u64,
+    file: fs::File,
+}
+
+impl io::Read for Exact {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let limit = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
+        if limit == 0 {
+            return Ok(0);
+        }
+        match self.file.read(&mut into[..limit])? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "file became shorter while it was read")),
+            count => {
+                self.left -= count as u64;
+                Ok(count)
+            }
+        }
+    }
+}
+
+/// Lays the context out below `root`: hard links where the file system lets us, copies elsewhere.
+pub(super) fn stage(entries: &[ContextEntry], root: &Path) -> Result<(), EngineError> {
+    for entry in entries {
+        if let Some(parent) = checked(&entry.dest)?.parent() {
+            let parent = root.join(parent);
+            fs::create_dir_all(&parent).map_err(|source| EngineError::io("create", parent, source))?;
+        }
+        walk(entry, |found| {
+            let to = root.join(&found.dest);
+            place(found, &to)
+                .map_err(|source| EngineError::io("add to the build context", &found.from, source))
+        })?;
+    }
+    Ok(())
+}
+
+fn place(found: &Found, to: &Path) -> io::Result<()> {
+    let Found { dest: _, from, metadata } = found;
+    if metadata.is_symlink() {
+        symlink(fs::read_link(from)?, to)
+    } else if metadata.is_dir() {
+        match fs::create_dir(to) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && to.is_dir() => {}
+            other => other?,
+        }
+        fs::set_permissions(to, metadata.permissions())
+    } else {
+        // The engine only reads its context, so that sharing the file is safe. Other file system, too many
+        // links, protected links: all mean a copy.
+        fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()))
+    }
+}
+
+/// Visits an entry and all below it, directories before their content, names in order.
+fn walk(
+    entry: &ContextEntry,
+    mut visit: impl FnMut(&Found) -> Result<(), EngineError>,
+) -> Result<(), EngineError> {
+    let dest = checked(&entry.dest)?;
+    for item in WalkDir::new(&entry.from).sort_by_file_name() {
+        let item = item.map_err(|error| EngineError::io("read", &entry.from, error.into()))?;
+        let fail = |source| EngineError::io("read", item.path(), source);
+        // The entry itself may be a link to what is meant; below it links stay links.
+        let metadata =
+            if item.depth() == 0 { fs::metadata(item.path()) } else { fs::symlink_metadata(item.path()) }
+                .map_err(fail)?;
+        if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
+            return Err(fail(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "neither file, directory nor symbolic link",
+            )));
+        }
+        let below = item.path().strip_prefix(&entry.from).map_err(|error| fail(io::Error::other(error)))?;
+        let (dest, from) = if item.depth() == 0 {
+            (dest.to_owned(), fs::canonicalize(item.path()).map_err(fail)?)
+        } else {
+            (dest.join(below), item.path().to_owned())
+        };
+        visit(&Found { dest, from, metadata })?;
+    }
+    Ok(())
+}
+
+/// The place of an entry, which must be relative and stay inside the context.
+fn checked(dest: &str) -> Result<&Path, EngineError> {
+    let path = Path::new(dest);
+    let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
+    if dest.is_empty() || dest == DOCKERFILE || !inside {
+        let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a place inside the build context");
+        return Err(EngineError::io("add to the build context", dest, reason));
+    }
+    Ok(path)
+}
+
+fn send_failed(source: io::Error) -> EngineError {
+    EngineError::io("send", "the build context", source)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    fn tree() -> (tempfile::TempDir, Vec<ContextEntry>) {
+        let dir = tempfile::tempdir().unwrap();
+        let src = dir.path().join("src");
+        fs::create_dir_all(src.join("sub")).unwrap();
+        fs::write(src.join("sub/run.sh"), "#!/bin/sh\n").unwrap();
+        fs::set_permissions(src.join("sub/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(src.join("n".repeat(180)), "long").unwrap();
+        symlink("/etc/passwd", src.join("link")).unwrap();
+        symlink(&src, dir.path().join("entry")).unwrap();
+        let entries = vec![
+            ContextEntry { dest: "sources/x".into(), from: dir.path().join("entry") },
+            ContextEntry { dest: "patches/1.patch".into(), from: src.join("sub/run.sh") },
+        ];
+        (dir, entries)
+    }
+
+    fn tar_of(entries: &[ContextEntry]) -> Vec<u8> {
+        let mut out = Vec::new();
+        write_tar("FROM scratch\n", entries, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn tar_holds_everything_as_root_and_in_order() {
+        let (_dir, entries) = tree();
+        let bytes = tar_of(&entries);
+        assert_eq!(bytes, tar_of(&entries));
+        let mut found = BTreeMap::new();
+        let mut archive = tar::Archive::new(bytes.as_slice());
+        for entry in archive.entries().unwrap() {
+            let entry = entry.unwrap();
+            let header = entry.header();
+            assert_eq!((header.uid().unwrap(), header.gid().unwrap()), (0, 0));
+            let path = entry.path().unwrap().into_owned();
+            found.insert(path, (header.entry_type(), header.mode().unwrap() & 0o777));
+        }
+        assert_eq!(found[Path::new("sources/x")].0, EntryType::Directory);
+        assert_eq!(found[Path::new("sources/x/link")].0, EntryType::Symlink);
+        assert_eq!(found[Path::new("sources/x/sub/run.sh")], (EntryType::Regular, 0o755));
+        assert!(found.contains_key(&Path::new("sources/x").join("n".repeat(180))));
+        assert!(
+            found.contains_key(Path::new("patches/1.patch")) && found.contains_key(Path::new(DOCKERFILE))
+        );
+    }
+
+    #[test]
+    fn staging_keeps_links_and_modes() {
+        let (dir, entries) = tree();
+        let root = dir.path().join("staged");
+        fs::create_dir(&root).unwrap();
+        stage(&entries, &root).unwrap();
+        assert_eq!(fs::read_link(root.join("sources/x/link")).unwrap(), Path::new("/etc/passwd"));
+        let mode = fs::metadata(root.join("sources/x/sub/run.sh")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+        assert_eq!(fs::read_to_string(root.join("patches/1.patch")).unwrap(), "#!/bin/sh\n");
+    }
+
+    #[test]
+    fn places_outside_the_context_are_refused() {
+        for dest in ["", "/etc", "../x", "a/../../b", DOCKERFILE] {
+            assert!(checked(dest).is_err(), "{dest}");
+        }
+        assert!(checked("kernel/usr/src").is_ok());
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
+        let entries = [ContextEntry { dest: "x".into(), from: dir.path().to_owned() }];
+        assert!(write_tar("", &entries, &mut Vec::new()).is_err());
+    }
+}

@@ -1,0 +1,319 @@
+//! Adapter: the `docker` engine: the classic builder behind Docker's or Podman's socket.
+
+mod output;
+mod sweep;
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, RandomState},
+    path::Path,
+    pin::pin,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use bollard::{
+    API_DEFAULT_VERSION, Docker,
+    auth::DockerCredentials,
+    errors::Error,
+    models::ContainerCreateBody,
+    query_parameters::{
+        BuildImageOptions, CreateContainerOptions, CreateImageOptions, DownloadFromContainerOptions,
+        TagImageOptions,
+    },
+};
+use futures::StreamExt;
+
+use self::output::Output;
+use super::{
+    BuildJob, Credentials, Engine, EngineError, EngineKind, bridge,
+    context::{self, DOCKERFILE},
+    dockerfile,
+    error::chain,
+};
+
+/// Label of everything that a build makes: the job's id.
+const BUILD_LABEL: &str = "farrier.dev/build";
+/// Label of everything that one run makes, by which it is found and removed. A job's id may be used again;
+/// this is not.
+const RUN_LABEL: &str = "farrier.dev/run";
+/// Label of images that are kept.
+const CACHE_LABEL: &str = "farrier.dev/cache";
+
+/// How long the daemon may take to answer at all when it is looked for.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// For short calls. Removing a large image takes the daemon seconds, on a busy disk minutes.
+const CALL_TIMEOUT: Duration = Duration::from_mins(10);
+/// Until a build, a pull or an export says its first word: the context is sent before.
+const STREAM_TIMEOUT: Duration = Duration::from_hours(24);
+/// How long a cancelled build may take to end in good order before its connection is cut.
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
+
+/// A connection to a daemon.
+pub(super) struct DockerEngine {
+    /// For short calls.
+    client: Docker,
+    /// For builds and other long answers.
+    streaming: Docker,
+    description: String,
+}
+
+/// What names one run in the engine.
+struct Run {
+    id: String,
+    nonce: String,
+    /// The builder was cut off before it came to its end: it may make one thing more.
+    unobserved: AtomicBool,
+}
+
+impl Run {
+    fn new(id: &str) -> Self {
+        // The standard library's hasher keys are the system's randomness.
+        let nonce = format!("{id}-{:016x}", RandomState::new().hash_one(std::process::id()));
+        Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false) }
+    }
+}
+
+impl DockerEngine {
+    /// Connects and agrees on a version of the API. `address` is `unix://PATH` or `tcp://HOST:PORT`.
+    pub(super) async fn connect(address: &str) -> Result<Self, String> {
+        let seconds = CONNECT_TIMEOUT.as_secs();
+        let client = if address.starts_with("tcp://") || address.starts_with("http://") {
+            Docker::connect_with_http(address, seconds, API_DEFAULT_VERSION)
+        } else if let Some(path) = address.strip_prefix("unix://") {
+            Docker::connect_with_unix(path, seconds, API_DEFAULT_VERSION)
+        } else {
+            return Err("only unix:// and tcp:// addresses are supported".to_owned());
+        };
+        let answer = |error: Error| match error {
+            Error::SocketNotFoundError(_) => "no such socket".to_owned(),
+            error => chain(&error),
+        };
+        let client = client.map_err(answer)?.negotiate_version().await.map_err(answer)?;
+        let version = client.version().await.map_err(answer)?;
+        let is_podman = version.components.iter().flatten().any(|part| part.name.contains("Podman"));
+        let name = if is_podman { "podman" } else { "docker" };
+        Ok(Self {
+            description: format!("{name} {} at {address}", version.version.unwrap_or_default()),
+            streaming: client.clone().with_timeout(STREAM_TIMEOUT),
+            client: client.with_timeout(CALL_TIMEOUT),
+        })
+    }
+
+    /// Runs the Dockerfile up to `target` (all of it when empty) and gives the image's id.
+    async fn build(
+        &self,
+        run: &Run,
+        job: &BuildJob,
+        target: &str,
+        labels: &[(&str, &str)],
+    ) -> Result<String, EngineError> {
+        let mut labels = labels.to_vec();
+        labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
+        let text = dockerfile::label_stages(&job.dockerfile, &labels);
+        let entries = job.context.clone();
+        let (body, writer) = bridge::stream_from_writer(move |out| context::write_tar(&text, &entries, out));
+        // No cache: an input that changed must not meet a step that did not. No pull: bases are there.
+        let options = BuildImageOptions {
+            dockerfile: DOCKERFILE.to_owned(),
+            target: target.to_owned(),
+            networkmode: Some("none".to_owned()),
+            nocache: true,
+            rm: true,
+            forcerm: true,
+            ..BuildImageOptions::default()
+        };
+        let mut output = Output::new(job.log.as_ref());
+        let mut stream =
+            pin!(self.streaming.build_image(options, None, Some(bollard::body_try_stream(body))));
+        let built = loop {
+            tokio::select! {
+                biased;
+                () = job.cancel.cancelled() => {
+                    self.stop(run, stream.as_mut()).await;
+                    break Err(EngineError::Cancelled);
+                }
+                item = stream.next() => match item {
+                    Some(Ok(info)) => output.take(info),
+                    Some(Err(error)) => break Err(output.failure(error)),
+                    None => break output.image(),
+                }
+            }
+        };
+        if built.as_ref().is_err_and(EngineError::is_transient) {
+            run.unobserved.store(true, Ordering::Relaxed);
+        }
+        // A context that could not be read is why the daemon complained, and says more.
+        match writer.await {
+            Ok(Err(error)) if built.is_err() && !job.cancel.is_cancelled() && !is_send_failure(&error) => {
+                Err(error)
+            }
+            _ => built,
+        }
+    }
+
+    /// Ends a build in good order: its step's container is removed, so that the step fails and the builder
+    /// comes to its end, which we see. Only a builder that does not stop is cut off: it would go on to the
+    /// next edge between steps unobserved.
+    async fn stop<S: futures::Stream + Unpin>(&self, run: &Run, mut stream: S) {
+        let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
+        loop {
+            if let Err(error) = self.remove_containers(run).await {
+                tracing::debug!(error = %chain(&error), "cannot remove containers of a cancelled build yet");
+            }
+            let pause = (tokio::time::Instant::now() + Duration::from_millis(100)).min(deadline);
+            match tokio::time::timeout_at(pause, async { while stream.next().await.is_some() {} }).await {
+                Ok(()) => return,
+                Err(_) if tokio::time::Instant::now() >= deadline => {
+                    run.unobserved.store(true, Ordering::Relaxed);
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    async fn payload(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+        let image = self.build(run, job, "modules", &[]).await?;
+        // Never started: a container is the only way to an image's files.
+        let body = ContainerCreateBody {
+            image: Some(image),
+            cmd: Some(vec!["/none".to_owned()]),
+            labels: Some(HashMap::from([(RUN_LABEL.to_owned(), run.nonce.clone())])),
+            network_disabled: Some(true),
+            ..ContainerCreateBody::default()
+        };
+        let container = self
+            .client
+            .create_container(None::<CreateContainerOptions>, body)
+            .await
+            .map_err(fault("open the modules stage"))?;
+        let options = DownloadFromContainerOptions { path: "/out".to_owned() };
+        let stream = self.streaming.download_from_container(&container.id, Some(options));
+        bridge::unpack_out(stream, dest, &job.cancel, |error| match error {
+            Error::DockerResponseServerError { status_code: 404, .. } => EngineError::no_out(),
+            error => fault("read the payload")(error),
+        })
+        .await
+    }
+
+    async fn archive(&self, run: &Run, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+        let image = self.build(run, job, "", &[]).await?;
+        bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
+    }
+
+    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<String, EngineError> {
+        let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
+        let (repo, tag) = split_tag(name);
+        let options =
+            TagImageOptions { repo: Some(repo.to_owned()), tag: Some(tag.unwrap_or("latest").to_owned()) };
+        self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))?;
+        Ok(image)
+    }
+
+    /// Removes what a run left, but for `keep`. The run's own outcome counts more than this one's.
+    async fn clean(&self, run: &Run, keep: Option<&str>) {
+        if let Err(error) = self.sweep(run, keep).await {
+            tracing::warn!(build = %run.id, error = %chain(&error), "something of this build is left in the engine");
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Engine for DockerEngine {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Docker
+    }
+
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn has_image(&self, name: &str) -> Result<bool, EngineError> {
+        match self.client.inspect_image(name).await {
+            Ok(_) => Ok(true),
+            Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(false),
+            Err(error) => Err(fault("look for an image")(error)),
+        }
+    }
+
+    async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {
+        // Without a tag the daemon would fetch every tag there is.
+        let from = match split_tag(reference) {
+            (_, Some(_)) => reference.to_owned(),
+            (repo, None) if repo.contains('@') => reference.to_owned(),
+            (repo, None) => format!("{repo}:latest"),
+        };
+        let options = CreateImageOptions { from_image: Some(from), ..CreateImageOptions::default() };
+        let credentials = credentials.map(|Credentials { username, password }| DockerCredentials {
+            username: Some(username.clone()),
+            password: Some(password.clone()),
+            ..DockerCredentials::default()
+        });
+        let mut stream = pin!(self.streaming.create_image(Some(options), None, credentials));
+        while let Some(step) = stream.next().await {
+            step.map_err(|error| EngineError::from_pull(EngineKind::Docker, reference, chain(&error)))?;
+        }
+        Ok(())
+    }
+
+    async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError> {
+        let run = Run::new(&job.id);
+        let named = self.named(&run, job, name).await;
+        self.clean(&run, named.as_deref().ok()).await;
+        named.map(|_| ())
+    }
+
+    async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+        let run = Run::new(&job.id);
+        let result = self.payload(&run, job, dest).await;
+        self.clean(&run, None).await;
+        result
+    }
+
+    async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+        let run = Run::new(&job.id);
+        let result = self.archive(&run, job, dest).await;
+        self.clean(&run, None).await;
+        result
+    }
+}
+
+/// Makes the daemon's fault into ours.
+fn fault(action: &'static str) -> impl Fn(Error) -> EngineError {
+    move |error| EngineError::engine(EngineKind::Docker, action, error)
+}
+
+/// The writer of the context only saw that the daemon had hung up.
+fn is_send_failure(error: &EngineError) -> bool {
+    matches!(error, EngineError::Io { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// An image's name without its tag, and the tag: a colon behind the last slash.
+fn split_tag(name: &str) -> (&str, Option<&str>) {
+    let start = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name[start..].split_once(':') {
+        Some((last, tag)) if !last.contains('@') => (&name[..start + last.len()], Some(tag)),
+        _ => (name, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_are_told_from_ports_and_digests() {
+        assert_eq!(split_tag("localhost:5000/a/b"), ("localhost:5000/a/b", None));
+        assert_eq!(split_tag("localhost:5000/a/b:1"), ("localhost:5000/a/b", Some("1")));
+        assert_eq!(split_tag("b:1"), ("b", Some("1")));
+        assert_eq!(split_tag("r/b@sha256:00"), ("r/b@sha256:00", None));
+    }
+
+    #[test]
+    fn runs_of_one_job_differ() {
+        let (a, b) = (Run::new("job"), Run::new("job"));
+        assert_ne!(a.nonce, b.nonce);
+        assert!(a.nonce.starts_with("job-"));
+    }
+}

@@ -1,0 +1,189 @@
+//! Adapter: what the classic builder says while it works.
+
+use bollard::{errors::Error, models::BuildInfo};
+
+use super::super::{BuildLog, EngineError, EngineKind, error::chain, lines::LineSplitter};
+
+/// Reads a build's answer: hands lines on, remembers the step under way and the image that came out.
+pub(super) struct Output<'a> {
+    log: &'a dyn BuildLog,
+    splitter: LineSplitter,
+    step: Option<String>,
+    image: Option<String>,
+}
+
+impl<'a> Output<'a> {
+    pub(super) fn new(log: &'a dyn BuildLog) -> Self {
+        Self { log, splitter: LineSplitter::default(), step: None, image: None }
+    }
+
+    /// Takes one message.
+    pub(super) fn take(&mut self, info: BuildInfo) {
+        if let Some(id) = info.aux.and_then(|aux| aux.id) {
+            self.image = Some(id);
+        }
+        let Self { log, splitter, step, image } = self;
+        let mut line = |line: &str| {
+            if let Some(instruction) = instruction(line) {
+                *step = Some(instruction.to_owned());
+            } else if let Some(id) = line.strip_prefix("Successfully built ")
+                && image.is_none()
+            {
+                // Podman does not always send the id apart.
+                *image = Some(id.trim().to_owned());
+            }
+            log.line(line);
+        };
+        if let Some(text) = info.stream {
+            splitter.feed(text.as_bytes(), &mut line);
+        }
+        // The progress of a pull would be thousands of lines.
+        if let (Some(status), None) = (info.status, info.progress_detail) {
+            line(&status);
+        }
+    }
+
+    /// The image, once the answer has come to its end.
+    pub(super) fn image(mut self) -> Result<String, EngineError> {
+        self.flush();
+        self.image.ok_or_else(|| {
+            EngineError::engine(EngineKind::Docker, "build", "the daemon hung up before the build ended")
+        })
+    }
+
+    /// Sorts a failed build: the step's fault or the daemon's?
+    pub(super) fn failure(mut self, error: Error) -> EngineError {
+        self.flush();
+        match error {
+            Error::DockerStreamError { error } => {
+                self.log.line(&error);
+                let message = match (&self.step, exit_code(&error)) {
+                    (Some(step), Some(code)) => format!("{step}: exit code {code}"),
+                    (Some(step), None) => format!("{step}: {error}"),
+                    (None, _) => error,
+                };
+                EngineError::from_build(EngineKind::Docker, message)
+            }
+            // 4xx: the Dockerfile does not parse, or has no such stage. The builder answers 500 to some of these.
+            Error::DockerResponseServerError { status_code, message }
+                if status_code < 500 || message.contains("ockerfile") || message.contains("build stage") =>
+            {
+                EngineError::from_build(EngineKind::Docker, message)
+            }
+            error => {
+                let words = chain(&error);
+                if super::super::error::is_disk_full(&words) {
+                    EngineError::from_build(EngineKind::Docker, words)
+                } else {
+                    EngineError::engine(EngineKind::Docker, "build", error)
+                }
+            }
+        }
+    }
+
+    fn flush(&mut self) {
+        self.splitter.finish(|line| self.log.line(line));
+    }
+}
+
+/// `Step 3/7 : RUN make` -> `RUN make`; Podman writes `STEP 3/7: RUN make`.
+fn instruction(line: &str) -> Option<&str> {
+    let rest = line.strip_prefix("Step ").or_else(|| line.strip_prefix("STEP "))?;
+    let (count, instruction) = rest.split_once(':')?;
+    let (step, total) = count.trim().split_once('/')?;
+    let number = |text: &str| text.parse::<u32>().is_ok();
+    (number(step) && number(total)).then(|| instruction.trim())
+}
+
+/// The number in `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman).
+fn exit_code(message: &str) -> Option<u32> {
+    ["returned a non-zero code: ", "exit status "].iter().find_map(|words| {
+        let (_, rest) = message.split_once(words)?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
+        digits.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use bollard::models::ImageId;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Lines(Mutex<Vec<String>>);
+
+    impl BuildLog for Lines {
+        fn line(&self, line: &str) {
+            self.0.lock().unwrap().push(line.to_owned());
+        }
+    }
+
+    fn said(text: &str) -> BuildInfo {
+        BuildInfo { stream: Some(text.to_owned()), ..BuildInfo::default() }
+    }
+
+    fn run(log: &Lines, words: &[&str]) -> Output<'static> {
+        let log: &'static Lines = Box::leak(Box::new(Lines(Mutex::new(log.0.lock().unwrap().clone()))));
+        let mut output = Output::new(log);
+        words.iter().for_each(|text| output.take(said(text)));
+        output
+    }
+
+    #[test]
+    fn a_failed_step_is_named_with_its_code() {
+        let output =
+            run(&Lines::default(), &["Step 2/3 : RUN ma", "ke\n", " ---> Running in 0123456789ab\n"]);
+        let error = output.failure(Error::DockerStreamError {
+            error: "The command '/bin/sh -c make' returned a non-zero code: 2".to_owned(),
+        });
+        assert_eq!(error.to_string(), "build step failed: RUN make: exit code 2");
+    }
+
+    #[test]
+    fn a_daemon_that_hangs_up_is_transient() {
+        let error = run(&Lines::default(), &["Step 1/3 : FROM base\n"]).image().unwrap_err();
+        assert!(error.is_transient());
+    }
+
+    #[test]
+    fn a_full_disk_and_a_bad_dockerfile_are_permanent() {
+        let full = run(&Lines::default(), &[])
+            .failure(Error::DockerStreamError { error: "mkdir: no space left on device".into() });
+        assert!(matches!(full, EngineError::DiskFull { .. }));
+        let bad = run(&Lines::default(), &[]).failure(Error::DockerResponseServerError {
+            status_code: 400,
+            message: "dockerfile parse error line 1: unknown instruction: FRMO".into(),
+        });
+        assert!(matches!(bad, EngineError::Step { .. }));
+        let down = run(&Lines::default(), &[])
+            .failure(Error::DockerResponseServerError { status_code: 503, message: "busy".into() });
+        assert!(down.is_transient());
+    }
+
+    #[test]
+    fn the_image_comes_from_aux_or_else_from_the_text() {
+        let mut output = run(&Lines::default(), &["Successfully built 0123456789ab\n"]);
+        assert_eq!(
+            run(&Lines::default(), &["Successfully built 0123456789ab\n"]).image().unwrap(),
+            "0123456789ab"
+        );
+        output
+            .take(BuildInfo { aux: Some(ImageId { id: Some("sha256:00".into()) }), ..BuildInfo::default() });
+        assert_eq!(output.image().unwrap(), "sha256:00");
+    }
+
+    #[test]
+    fn steps_and_codes() {
+        assert_eq!(
+            instruction("Step 10/12 : COPY --from=modules /out /"),
+            Some("COPY --from=modules /out /")
+        );
+        assert_eq!(instruction("STEP 1/2: FROM scratch"), Some("FROM scratch"));
+        assert_eq!(instruction("Step aside: x"), None);
+        assert_eq!(exit_code("building at STEP \"RUN x\": while running runtime: exit status 17"), Some(17));
+        assert_eq!(exit_code("COPY failed"), None);
+    }
+}

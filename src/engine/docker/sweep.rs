@@ -1,0 +1,156 @@
+//! Adapter: removes from the daemon what a run made, found by the run's own label.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use bollard::{
+    errors::Error,
+    models::ImageSummary,
+    query_parameters::{
+        ListContainersOptions, ListImagesOptions, RemoveContainerOptions, RemoveImageOptions,
+    },
+};
+
+use super::{DockerEngine, EngineError, RUN_LABEL, Run, fault};
+
+/// Times that the daemon is asked before something that stays is reported: a builder that was cut off
+/// may still be at work on its last step.
+const ROUNDS: usize = 20;
+const PAUSE: Duration = Duration::from_millis(250);
+/// Times in a row that nothing may be found after a builder was cut off.
+const QUIET_ROUNDS: usize = 4;
+
+/// What became of the things that were to be removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removal {
+    /// None is left.
+    Done,
+    /// At least one is still there.
+    Stuck,
+}
+
+impl Removal {
+    fn of(stuck: bool) -> Self {
+        if stuck { Self::Stuck } else { Self::Done }
+    }
+}
+
+impl DockerEngine {
+    /// Removes the run's containers and images, but for the image `keep`.
+    pub(super) async fn sweep(&self, run: &Run, keep: Option<&str>) -> Result<(), EngineError> {
+        let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
+        let mut quiet = 0;
+        for _ in 0..ROUNDS {
+            let containers = self.remove_containers(run).await?;
+            let images = self.remove_images(run, keep).await?;
+            // What could be removed at once is gone; only what resisted is looked at again.
+            quiet = if containers == Removal::Stuck || images == Removal::Stuck { 0 } else { quiet + 1 };
+            if quiet == quiet_rounds {
+                return Ok(());
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(EngineError::engine(super::EngineKind::Docker, "clean up", "containers or images resist removal"))
+    }
+
+    /// Removes the run's containers, running or not.
+    pub(super) async fn remove_containers(&self, run: &Run) -> Result<Removal, EngineError> {
+        let options = ListContainersOptions {
+            all: true,
+            filters: Some(by_label(run)),
+            ..ListContainersOptions::default()
+        };
+        let containers =
+            self.client.list_containers(Some(options)).await.map_err(fault("list containers"))?;
+        let mut stuck = false;
+        for id in containers.into_iter().filter_map(|container| container.id) {
+            let options = RemoveContainerOptions { v: true, force: true, link: false };
+            let removed = self.client.remove_container(&id, Some(options)).await;
+            stuck |= !is_gone(removed, "remove a container")?;
+        }
+        Ok(Removal::of(stuck))
+    }
+
+    /// Removes the run's images, children first, and never a parent that is not the run's own. An
+    /// intermediate image cannot go while the image made from it stays.
+    async fn remove_images(&self, run: &Run, keep: Option<&str>) -> Result<Removal, EngineError> {
+        let options =
+            ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
+        let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
+        let mut stuck = false;
+        for id in children_first(&images, keep) {
+            let options = RemoveImageOptions { force: true, noprune: true, platforms: None };
+            stuck |= !is_gone(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
+        }
+        Ok(Removal::of(stuck))
+    }
+}
+
+fn by_label(run: &Run) -> HashMap<String, Vec<String>> {
+    HashMap::from([("label".to_owned(), vec![format!("{RUN_LABEL}={}", run.nonce)])])
+}
+
+/// Is it gone: removed now, or by somebody else before? 409: in use, or its removal is under way.
+fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool, EngineError> {
+    match removed {
+        Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),
+        Err(Error::DockerResponseServerError { status_code: 409 | 500, .. }) => Ok(false),
+        Err(error) => Err(fault(action)(error)),
+    }
+}
+
+/// The images in an order in which they can be removed, without `keep` and its ancestors.
+fn children_first<'a>(images: &'a [ImageSummary], keep: Option<&str>) -> Vec<&'a str> {
+    let parents: HashMap<&str, &str> =
+        images.iter().map(|image| (image.id.as_str(), image.parent_id.as_str())).collect();
+    let ancestors = |id: &'a str| {
+        // Bounded by the number of images, should a daemon answer with a circle.
+        std::iter::successors(parents.get(id).copied(), |id| parents.get(id).copied()).take(images.len())
+    };
+    let is_kept = |id: &str| {
+        keep.is_some_and(|keep| {
+            id == keep || id.strip_prefix("sha256:").is_some_and(|hex| hex.starts_with(keep))
+        })
+    };
+    let kept: HashSet<&str> = parents
+        .keys()
+        .filter(|id| is_kept(id))
+        .flat_map(|id| std::iter::once(*id).chain(ancestors(id)))
+        .collect();
+    let mut doomed: Vec<&str> = parents.keys().copied().filter(|id| !kept.contains(id)).collect();
+    doomed.sort_by_key(|id| (std::cmp::Reverse(ancestors(id).count()), *id));
+    doomed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(id: &str, parent: &str) -> ImageSummary {
+        ImageSummary { id: id.to_owned(), parent_id: parent.to_owned(), ..ImageSummary::default() }
+    }
+
+    #[test]
+    fn children_go_before_parents() {
+        let images = [image("a", "base"), image("c", "b"), image("b", "a"), image("x", "")];
+        let order = children_first(&images, None);
+        let place = |id| order.iter().position(|found| *found == id);
+        assert!(place("c") < place("b") && place("b") < place("a"));
+        assert_eq!(order.len(), 4);
+    }
+
+    #[test]
+    fn what_is_kept_keeps_its_parents() {
+        let images = [image("sha256:a1", ""), image("sha256:b2", "sha256:a1"), image("sha256:c3", "")];
+        assert_eq!(children_first(&images, Some("sha256:b2")), ["sha256:c3"]);
+        assert_eq!(children_first(&images, Some("b2")), ["sha256:c3"]);
+    }
+
+    #[test]
+    fn a_circle_ends() {
+        assert_eq!(children_first(&[image("a", "b"), image("b", "a")], None).len(), 2);
+    }
+}

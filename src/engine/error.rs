@@ -1,0 +1,214 @@
+//! Pure: what can go wrong in an engine, what to do about it, and how an engine's words are sorted.
+
+use std::{error::Error, fmt::Write as _, path::PathBuf};
+
+use super::EngineKind;
+
+/// What went wrong in an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// No engine answers, or the named one does not.
+    #[error("no build engine: {tried}")]
+    Unavailable {
+        /// Each one tried, with its answer.
+        tried: String,
+    },
+    /// A step of the Dockerfile exited with a failure, or the Dockerfile cannot be run. Permanent.
+    #[error("build step failed: {message}")]
+    Step {
+        /// The engine's words, with the step and its exit code.
+        message: String,
+    },
+    /// The engine's disk is full. Permanent until somebody makes room.
+    #[error("{engine} has no space left to {action}: {message}")]
+    DiskFull {
+        /// Which engine.
+        engine: EngineKind,
+        /// What it was to do.
+        action: String,
+        /// Its words.
+        message: String,
+    },
+    /// A registry does not have the image, or does not give it to us. Permanent.
+    #[error("{engine} cannot pull {reference}: {message}")]
+    Pull {
+        /// Which engine.
+        engine: EngineKind,
+        /// The image.
+        reference: String,
+        /// The registry's words.
+        message: String,
+    },
+    /// The engine itself failed or went away. Transient.
+    #[error("{engine} failed to {action}")]
+    Engine {
+        /// Which engine.
+        engine: EngineKind,
+        /// What it was to do.
+        action: String,
+        /// Its words.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// What the build left cannot be unpacked.
+    #[error("payload refused")]
+    Payload(#[from] crate::archive::UnpackError),
+    /// A file of this machine.
+    #[error("{action} {path}")]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The job was cancelled.
+    #[error("build cancelled")]
+    Cancelled,
+}
+
+impl EngineError {
+    /// May the same call succeed when tried again soon?
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Engine { .. })
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Unavailable { tried } if tried.contains("ermission denied") => Some(
+                "run farrier as root or as a member of the group that owns the socket, or choose another engine with --engine"
+                    .to_owned(),
+            ),
+            Self::Unavailable { .. } => Some(
+                "start the Docker daemon (`systemctl start docker`) or Podman's socket, or install buildah and run as root; --engine chooses one of them"
+                    .to_owned(),
+            ),
+            Self::Step { message } if message.contains("exit code 137") => {
+                Some("the step was killed: most likely the machine ran out of memory".to_owned())
+            }
+            Self::DiskFull { engine: EngineKind::Docker, .. } => {
+                Some("make room below Docker's data directory: `docker system df` shows what takes it".to_owned())
+            }
+            Self::DiskFull { engine: EngineKind::Buildah, .. } => {
+                Some("make room below buildah's storage: `buildah info` shows where it is".to_owned())
+            }
+            Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
+            Self::Engine { .. } => Some("see the engine's own log; farrier tries again by itself".to_owned()),
+            Self::Step { .. } | Self::Payload(_) | Self::Io { .. } | Self::Cancelled => None,
+        }
+    }
+
+    /// The `modules` stage ran, but there is no directory `/out` in it.
+    pub(super) fn no_out() -> Self {
+        Self::Step { message: "the modules stage left no /out".to_owned() }
+    }
+
+    pub(super) fn io(action: &'static str, path: impl Into<PathBuf>, source: std::io::Error) -> Self {
+        Self::Io { action, path: path.into(), source }
+    }
+
+    pub(super) fn engine(
+        engine: EngineKind,
+        action: impl Into<String>,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::Engine { engine, action: action.into(), source: source.into() }
+    }
+
+    /// Sorts a failed build by the engine's words: a full disk, or else a failed step.
+    pub(super) fn from_build(engine: EngineKind, message: String) -> Self {
+        if is_disk_full(&message) {
+            Self::DiskFull { engine, action: "build".to_owned(), message }
+        } else {
+            Self::Step { message }
+        }
+    }
+
+    /// Sorts a failed pull: what the registry refuses is permanent, all else may pass.
+    pub(super) fn from_pull(engine: EngineKind, reference: &str, message: String) -> Self {
+        const REFUSALS: [&str; 8] = [
+            "denied",
+            "unauthorized",
+            "not found",
+            "manifest unknown",
+            "name unknown",
+            "invalid reference",
+            "no matching manifest",
+            "authentication required",
+        ];
+        let lower = message.to_lowercase();
+        if is_disk_full(&message) {
+            Self::DiskFull { engine, action: format!("pull {reference}"), message }
+        } else if REFUSALS.iter().any(|words| lower.contains(words)) {
+            Self::Pull { engine, reference: reference.to_owned(), message }
+        } else {
+            Self::engine(engine, format!("pull {reference}"), message)
+        }
+    }
+}
+
+/// Is this the system's `ENOSPC` in an engine's words?
+pub(super) fn is_disk_full(message: &str) -> bool {
+    message.contains("no space left on device") || message.contains("disk quota exceeded")
+}
+
+/// An error with its causes, on one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let words = inner.to_string();
+        // Many HTTP errors repeat their cause's words in their own.
+        if !text.contains(&words) {
+            let _ = write!(text, ": {words}");
+        }
+        cause = inner.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_engine_faults_are_transient() {
+        assert!(EngineError::engine(EngineKind::Docker, "build", "connection reset").is_transient());
+        assert!(!EngineError::no_out().is_transient());
+        assert!(!EngineError::Cancelled.is_transient());
+    }
+
+    #[test]
+    fn a_full_disk_is_told_from_a_failed_step() {
+        let full = EngineError::from_build(EngineKind::Docker, "write /x: no space left on device".into());
+        assert!(matches!(full, EngineError::DiskFull { .. }));
+        assert!(full.hint().is_some_and(|hint| hint.contains("make room")));
+        let step = EngineError::from_build(EngineKind::Docker, "RUN make: exit code 2".into());
+        assert!(matches!(step, EngineError::Step { .. }));
+    }
+
+    #[test]
+    fn a_killed_step_hints_at_memory() {
+        let step = EngineError::Step { message: "RUN make: exit code 137".into() };
+        assert!(step.hint().is_some_and(|hint| hint.contains("memory")));
+    }
+
+    #[test]
+    fn refused_pulls_are_permanent_and_broken_ones_are_not() {
+        let sort = |words: &str| EngineError::from_pull(EngineKind::Docker, "r/x:1", words.to_owned());
+        assert!(matches!(sort("pull access denied for x"), EngineError::Pull { .. }));
+        assert!(matches!(sort("manifest unknown"), EngineError::Pull { .. }));
+        assert!(sort("dial tcp: connection refused").is_transient());
+    }
+
+    #[test]
+    fn unavailable_says_what_to_do() {
+        let denied = EngineError::Unavailable { tried: "docker: Permission denied (os error 13)".into() };
+        assert!(denied.hint().is_some_and(|hint| hint.contains("group")));
+        let absent = EngineError::Unavailable { tried: "docker: no socket".into() };
+        assert!(absent.hint().is_some_and(|hint| hint.contains("--engine")));
+    }
+}

@@ -1,0 +1,122 @@
+//! Pure: from chunks of terminal output to lines.
+
+/// Longest line that is kept whole; the rest of a longer one comes as further lines.
+const MAX_LINE: usize = 64 * 1024;
+
+/// Cuts output into lines: partial ones are held until their end comes, colour and cursor codes are
+/// dropped, and a lone carriage return (progress bars) ends a line too.
+#[derive(Debug, Default)]
+pub(super) struct LineSplitter {
+    pending: Vec<u8>,
+    escape: Escape,
+}
+
+/// Where in an ANSI escape sequence (ECMA-48) the input is.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Escape {
+    #[default]
+    None,
+    Start,
+    /// `ESC [`: until a byte of `@`..`~`.
+    Control,
+    /// `ESC ]`: until BEL or `ESC \`.
+    Command,
+    CommandEnd,
+}
+
+impl LineSplitter {
+    /// Takes a chunk and hands on each line that it completes.
+    pub(super) fn feed(&mut self, chunk: &[u8], mut line: impl FnMut(&str)) {
+        for &byte in chunk {
+            match (&self.escape, byte) {
+                (Escape::Start, b'[') => self.escape = Escape::Control,
+                (Escape::Start, b']') => self.escape = Escape::Command,
+                (Escape::Control, b'@'..=b'~') | (Escape::Command, 0x07) => self.escape = Escape::None,
+                (Escape::Command, 0x1b) => self.escape = Escape::CommandEnd,
+                (Escape::Start | Escape::CommandEnd, _) if byte != b'\n' => self.escape = Escape::None,
+                (Escape::Control | Escape::Command, _) if byte != b'\n' => {}
+                (_, b'\n') => {
+                    self.escape = Escape::None;
+                    self.flush(&mut line);
+                }
+                (_, 0x1b) => self.escape = Escape::Start,
+                (_, b'\r') => {
+                    if !self.pending.is_empty() {
+                        self.pending.push(b'\r');
+                    }
+                }
+                _ => {
+                    if self.pending.last() == Some(&b'\r') || self.pending.len() >= MAX_LINE {
+                        self.flush(&mut line);
+                    }
+                    self.pending.push(byte);
+                }
+            }
+        }
+    }
+
+    /// Hands on what is left at the end of the output.
+    pub(super) fn finish(&mut self, mut line: impl FnMut(&str)) {
+        if !self.pending.is_empty() {
+            self.flush(&mut line);
+        }
+    }
+
+    fn flush(&mut self, line: &mut impl FnMut(&str)) {
+        while self.pending.last() == Some(&b'\r') {
+            self.pending.pop();
+        }
+        line(&String::from_utf8_lossy(&self.pending));
+        self.pending.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn lines(chunks: &[&[u8]]) -> Vec<String> {
+        let (mut splitter, mut found) = (LineSplitter::default(), Vec::new());
+        for chunk in chunks {
+            splitter.feed(chunk, |line| found.push(line.to_owned()));
+        }
+        splitter.finish(|line| found.push(line.to_owned()));
+        found
+    }
+
+    #[test]
+    fn joins_partial_lines() {
+        assert_eq!(lines(&[b"ab", b"c\nd", b"\n\ne"]), ["abc", "d", "", "e"]);
+    }
+
+    #[test]
+    fn drops_colours_even_when_cut_in_two() {
+        assert_eq!(lines(&[b"\x1b[0;9", b"1mred\x1b[0m\n", b"\x1b]0;title\x07x\n"]), ["red", "x"]);
+    }
+
+    #[test]
+    fn carriage_returns_end_lines_once() {
+        assert_eq!(lines(&[b"10%\r20%\r\nend\r\n"]), ["10%", "20%", "end"]);
+    }
+
+    #[test]
+    fn an_open_escape_does_not_swallow_the_next_line() {
+        assert_eq!(lines(&[b"a\x1b[\nb\n"]), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_line_without_end_is_bounded() {
+        let huge = vec![b'x'; 3 * MAX_LINE];
+        assert!(lines(&[&huge]).iter().all(|line| line.len() <= MAX_LINE));
+    }
+
+    proptest! {
+        #[test]
+        fn chunking_does_not_matter(text in prop::collection::vec(prop_oneof![any::<u8>(), Just(b'\n'), Just(b'\r'), Just(0x1b), Just(b'[')], 0..200), cut in 0usize..200) {
+            let cut = cut.min(text.len());
+            prop_assert_eq!(lines(&[&text]), lines(&[&text[..cut], &text[cut..]]));
+        }
+    }
+}
