@@ -9,6 +9,7 @@ pub mod cache;
 pub mod cli;
 pub mod cluster;
 pub mod controller;
+pub mod definitions;
 pub mod engine;
 pub mod headers;
 pub mod image;

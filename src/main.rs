@@ -1,1 +1,5 @@
-fn main() {}
+//! The `farrier` command.
+
+fn main() -> std::process::ExitCode {
+    farrier::cli::main()
+}

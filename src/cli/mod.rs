@@ -1,1 +1,116 @@
 //! Adapter: the command line, one file for each command.
+
+mod args;
+mod build;
+pub mod check;
+mod env_vars;
+mod error;
+mod headers;
+mod plan;
+mod printer;
+mod render;
+mod run;
+mod schema;
+mod session;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+use tokio_util::sync::CancellationToken;
+
+use args::{Cli, Command, Global, LogForm};
+pub use error::{CliError, Exit};
+
+/// Parses the command line, runs the command and gives the exit code.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version go to standard output with code 0, mistakes to standard error with 2.
+            let _ = error.print();
+            return if error.use_stderr() { Exit::Wrong.into() } else { Exit::Done.into() };
+        }
+    };
+    start_logs(&cli.global);
+    // A provider can be installed once in a process; a second call would report the first one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            printer::message(&format!("error: start the runtime: {error}"));
+            return Exit::Failed.into();
+        }
+    };
+    let outcome = runtime.block_on(async {
+        let cancel = CancellationToken::new();
+        stop_on_signals(&cancel);
+        dispatch(cli, cancel).await
+    });
+    match outcome {
+        Ok(exit) => exit.into(),
+        Err(error) => {
+            printer::message(&error.render());
+            error.exit().into()
+        }
+    }
+}
+
+async fn dispatch(cli: Cli, cancel: CancellationToken) -> Result<Exit, CliError> {
+    let Cli { global, command } = cli;
+    match command {
+        Command::Plan(args) => plan::plan(&global, &args, cancel).await,
+        Command::Status(args) => plan::status(&global, &args, cancel).await,
+        Command::Render(args) => render::render(&global, &args).await,
+        Command::Headers(command) => headers::headers(&global, &command, cancel).await,
+        Command::Build(args) => build::build(&global, &args, cancel).await,
+        Command::Check(args) => check::check(&global, &args, cancel).await,
+        Command::Run(args) => run::run(&global, &args, cancel).await,
+        Command::Schema(args) => schema::schema(args.kind),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "farrier", &mut script);
+            printer::result(&String::from_utf8_lossy(&script))?;
+            Ok(Exit::Done)
+        }
+    }
+}
+
+fn start_logs(global: &Global) {
+    let default = match global.verbose {
+        0 => "warn,farrier=info",
+        1 => "info,farrier=debug",
+        _ => "debug,farrier=trace",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).unwrap_or_else(|_| default.into());
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    match global.log_format {
+        LogForm::Text => lines.with_ansi(colours).with_target(false).init(),
+        LogForm::Json => lines.json().init(),
+    }
+}
+
+/// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
+fn stop_on_signals(cancel: &CancellationToken) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let cancel = cancel.clone();
+    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+        tracing::warn!("signals cannot be caught; an interrupted build may leave containers behind");
+        return;
+    };
+    tokio::spawn(async move {
+        for first in [true, false] {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            if first {
+                printer::message("stopping: cleaning up (again: stop at once)");
+                cancel.cancel();
+            } else {
+                std::process::exit(130);
+            }
+        }
+    });
+}

@@ -1,1 +1,79 @@
-//! Adapter: the pass: observe, plan, apply, report.
+//! Adapter: the pass: observe, plan, build, check, assemble, publish, roll out, report.
+//!
+//! Decisions are made in [`crate::plan`]; here they are carried out.
+
+mod bases;
+mod build;
+mod error;
+mod failures;
+mod observe;
+mod pass;
+mod publish;
+mod report;
+mod retry;
+mod root_fs;
+mod single;
+mod text;
+
+use std::sync::Arc;
+
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+
+pub use build::{BuildOptions, Built};
+pub use error::{PassError, TargetError};
+pub use failures::Failures;
+pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
+pub use report::{Reporter, Stage};
+pub use retry::chain;
+pub use single::BuildOutcome;
+
+use crate::{
+    cache::Cache,
+    engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
+    headers::Fetcher,
+    image::Definitions,
+    registry::{Registry, RegistryLocation},
+};
+
+/// Everything that a pass works with.
+pub struct Controller {
+    /// What is to be built.
+    pub definitions: Definitions,
+    /// Fetches headers, sources and root file systems.
+    pub fetcher: Fetcher,
+    /// Header sets, logs, failures.
+    pub cache: Cache,
+    /// Where images go, as the user named it.
+    pub location: RegistryLocation,
+    /// The same, connected.
+    pub registry: Arc<dyn Registry>,
+    /// The distribution protocol, for base images that stand elsewhere.
+    pub remote: Arc<dyn Registry>,
+    /// What compiles; connected when the first build needs it, so that a pass with nothing to do
+    /// needs no engine.
+    pub engine: LazyEngine,
+    /// Hears what happens.
+    pub reporter: Arc<dyn Reporter>,
+    /// Stops the pass; nothing half-done is left behind.
+    pub cancel: CancellationToken,
+}
+
+/// An engine that is connected at its first use.
+pub struct LazyEngine {
+    choice: EngineChoice,
+    env: EngineEnv,
+    engine: OnceCell<Arc<dyn Engine>>,
+}
+
+impl LazyEngine {
+    /// Remembers the choice.
+    pub fn new(choice: EngineChoice, env: EngineEnv) -> Self {
+        Self { choice, env, engine: OnceCell::new() }
+    }
+
+    /// The engine, connected now if it was not.
+    pub async fn get(&self) -> Result<Arc<dyn Engine>, EngineError> {
+        self.engine.get_or_try_init(|| engine::connect(self.choice, &self.env)).await.cloned()
+    }
+}

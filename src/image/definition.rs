@@ -3,9 +3,12 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
+};
 
-use crate::kernel::KernelFamily;
+use crate::kernel::{AptSuites, KernelFamily};
 
 /// The version of farrier's definition language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -149,16 +152,50 @@ fn default_tags() -> Vec<String> {
 }
 
 /// A driver's version: written down, or that of one of its `apt` sources.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum VersionSpec {
-    /// Written down.
+    /// Written down. In YAML a version that looks like a number needs quotes: `1.10` is 1.1 otherwise.
     Literal(String),
     /// The upstream part of the version of the package behind the named `apt` source.
     FromSource {
         /// The source's name.
         source: String,
     },
+}
+
+impl<'de> Deserialize<'de> for VersionSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Form;
+
+        impl<'de> Visitor<'de> for Form {
+            type Value = VersionSpec;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a version in quotes (\"1.10\"), or {source: NAME} of an apt source")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<VersionSpec, E> {
+                let safe = |c: char| c.is_ascii_graphic();
+                if text.is_empty() || text.len() > 128 || !text.chars().all(safe) {
+                    return Err(E::custom("a version has 1 to 128 printable ASCII characters and no space"));
+                }
+                Ok(VersionSpec::Literal(text.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VersionSpec, A::Error> {
+                #[derive(Deserialize)]
+                #[serde(deny_unknown_fields)]
+                struct FromSource {
+                    source: String,
+                }
+                let FromSource { source } = FromSource::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(VersionSpec::FromSource { source })
+            }
+        }
+
+        deserializer.deserialize_any(Form)
+    }
 }
 
 /// One input that is compiled.
@@ -204,16 +241,51 @@ pub enum SourceOrigin {
 
 /// A package whose files are a source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(from = "AptSourceForm", into = "AptSourceForm")]
+#[schemars(with = "AptSourceForm")]
 pub struct AptSource {
     /// The package's name.
     pub package: String,
     /// Its exact version; the suite's newest when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Where to look for it.
-    #[serde(flatten)]
-    pub suites: crate::kernel::AptSuites,
+    pub suites: AptSuites,
+}
+
+/// [`AptSource`] as written: serde cannot refuse unknown fields of a flattened structure.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct AptSourceForm {
+    /// The package's name.
+    package: String,
+    /// Its exact version; the suite's newest when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    version: Option<String>,
+    /// Suites, such as `bookworm`, `sid`.
+    suites: Vec<String>,
+    /// Components; `main` when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    components: Vec<String>,
+    /// The archive's address; the host's own entry for the suite when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mirror: Option<String>,
+    /// Keyring that signs the archive; that of the host's entry when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signed_by: Option<PathBuf>,
+}
+
+impl From<AptSourceForm> for AptSource {
+    fn from(form: AptSourceForm) -> Self {
+        let AptSourceForm { package, version, suites, components, mirror, signed_by } = form;
+        Self { package, version, suites: AptSuites { suites, components, mirror, signed_by } }
+    }
+}
+
+impl From<AptSource> for AptSourceForm {
+    fn from(source: AptSource) -> Self {
+        let AptSource { package, version, suites: AptSuites { suites, components, mirror, signed_by } } = source;
+        Self { package, version, suites, components, mirror, signed_by }
+    }
 }
 
 /// A patch, applied by the template.

@@ -47,14 +47,15 @@ pub struct KernelFamilySpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FamilyMatch {
     /// Operating system ids (`ID` of os-release); empty means any.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    #[schemars(with = "OneOrMany")]
     pub os: Vec<String>,
     /// A regular expression over the operating system version, whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub os_version: Option<String>,
+    pub os_version: Option<Pattern>,
     /// A regular expression over the kernel release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub release: Option<String>,
+    pub release: Option<Pattern>,
     /// Processor architecture.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub arch: Option<Architecture>,
@@ -72,18 +73,51 @@ pub enum HeaderSource {
 
 /// Header packages; the packages of the same source package that they depend on come along.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(from = "AptHeadersForm", into = "AptHeadersForm")]
+#[schemars(with = "AptHeadersForm")]
 pub struct AptHeaders {
     /// Package names; `{{release}}` stands for the kernel release.
     pub packages: Vec<String>,
     /// Where to look for them.
-    #[serde(flatten)]
     pub from: AptSuites,
+}
+
+/// [`AptHeaders`] as written: serde cannot refuse unknown fields of a flattened structure.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct AptHeadersForm {
+    /// Package names; `{{release}}` stands for the kernel release.
+    packages: Vec<String>,
+    /// Suites, such as `bookworm`, `bookworm-security`.
+    suites: Vec<String>,
+    /// Components; `main` when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    components: Vec<String>,
+    /// The archive's address; the host's own entry for the suite when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mirror: Option<String>,
+    /// Keyring that signs the archive; that of the host's entry when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    signed_by: Option<PathBuf>,
+}
+
+impl From<AptHeadersForm> for AptHeaders {
+    fn from(form: AptHeadersForm) -> Self {
+        let AptHeadersForm { packages, suites, components, mirror, signed_by } = form;
+        Self { packages, from: AptSuites { suites, components, mirror, signed_by } }
+    }
+}
+
+impl From<AptHeaders> for AptHeadersForm {
+    fn from(headers: AptHeaders) -> Self {
+        let AptHeaders { packages, from: AptSuites { suites, components, mirror, signed_by } } = headers;
+        Self { packages, suites, components, mirror, signed_by }
+    }
 }
 
 /// Suites and components of a Debian-like archive.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptSuites {
     /// Suites, such as `bookworm`, `bookworm-security`, `sid`.
     pub suites: Vec<String>,
@@ -151,19 +185,76 @@ impl FamilyMatch {
     pub fn is_match(&self, target: &KernelTarget) -> bool {
         let Self { os, os_version, release, arch } = self;
         (os.is_empty() || os.iter().any(|os| os == target.os.as_str()))
-            && os_version.as_deref().is_none_or(|pattern| whole_match(pattern, target.os_version.as_str()))
-            && release.as_deref().is_none_or(|pattern| whole_match(pattern, target.release.as_str()))
+            && os_version.as_ref().is_none_or(|pattern| pattern.is_match(target.os_version.as_str()))
+            && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()))
             && arch.is_none_or(|arch| arch == target.arch)
     }
 }
 
-/// The expression over the whole text. Loading a definition has proven that it compiles; one that does
-/// not matches nothing.
-fn whole_match(pattern: &str, text: &str) -> bool {
-    whole(pattern).is_ok_and(|expression| expression.is_match(text))
+/// A regular expression over a whole text (anchored at both ends), compiled when the definition is read.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Pattern {
+    text: String,
+    compiled: regex::Regex,
 }
 
-/// The regular expression of a definition, anchored at both ends.
-pub fn whole(pattern: &str) -> Result<regex::Regex, regex::Error> {
-    regex::RegexBuilder::new(&format!("^(?:{pattern})$")).size_limit(1 << 20).build()
+impl Pattern {
+    /// Does the whole text match?
+    pub fn is_match(&self, text: &str) -> bool {
+        self.compiled.is_match(text)
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl TryFrom<String> for Pattern {
+    type Error = PatternError;
+
+    fn try_from(text: String) -> Result<Self, PatternError> {
+        let compiled = regex::RegexBuilder::new(&format!("^(?:{text})$")).size_limit(1 << 20).build();
+        match compiled {
+            Ok(compiled) => Ok(Self { text, compiled }),
+            Err(source) => Err(PatternError { reason: last_line(&source.to_string()), text }),
+        }
+    }
+}
+
+impl From<Pattern> for String {
+    fn from(pattern: Pattern) -> Self {
+        pattern.text
+    }
+}
+
+/// A text that is no regular expression.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not a regular expression: {reason}")]
+pub struct PatternError {
+    text: String,
+    reason: String,
+}
+
+/// The regex crate draws a picture first and says what is wrong last.
+fn last_line(text: &str) -> String {
+    text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+/// One text, or a list of them.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Ok(match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::One(text) => vec![text],
+        OneOrMany::Many(texts) => texts,
+    })
 }

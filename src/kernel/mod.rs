@@ -8,8 +8,8 @@ mod target;
 
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
-    AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, Toolchain,
-    match_family, whole,
+    AptSuites, BootstrapSpec, FamilyMatch, AptHeaders, HeaderSource, KernelFamily, KernelFamilySpec, Pattern, PatternError, TarballHeaders, Toolchain,
+    match_family,
 };
 pub use label::{KernelLabel, LabelError};
 pub use release::{KernelRelease, ReleaseError};

@@ -1,0 +1,226 @@
+//! The command line as clap parses it; `settings` turns it into what the commands use.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::env_vars as vars;
+use crate::engine::EngineChoice;
+
+/// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
+///
+/// Results go to standard output; progress and logs to standard error.
+/// Exit codes: 0 done; 1 some target failed; 2 the command, the configuration or a definition is wrong;
+/// 3 an outside system could not be reached; 130 interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "farrier", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub struct Global {
+    /// Directory with images/, kernels/ and templates/; what it lacks comes from the built-in definitions
+    #[arg(long, global = true, env = vars::FARRIER_DEFINITIONS, value_name = "DIR", hide_env_values = true)]
+    pub definitions: Option<PathBuf>,
+    /// Cache of headers, sources and logs [default: $XDG_CACHE_HOME/farrier]; it may be deleted at any time
+    #[arg(long, global = true, env = vars::FARRIER_CACHE_DIR, value_name = "DIR", hide_env_values = true)]
+    pub cache_dir: Option<PathBuf>,
+    /// Further root certificates for registries and downloads, PEM
+    #[arg(long, global = true, env = vars::FARRIER_CA_FILE, value_name = "FILE", hide_env_values = true)]
+    pub ca_file: Option<PathBuf>,
+    /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
+    #[arg(long, global = true, value_name = "HOST")]
+    pub insecure_registry: Vec<String>,
+    /// Look package lists up again when they are older than this many seconds
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
+    pub refresh: u64,
+    /// Form of the result
+    #[arg(short, long, global = true, value_enum, default_value_t = OutputForm::Table)]
+    pub output: OutputForm,
+    /// More log lines (-v: debug, -vv: trace)
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Form of log lines
+    #[arg(long, global = true, value_enum, default_value_t = LogForm::Text)]
+    pub log_format: LogForm,
+}
+
+/// Form of a result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OutputForm {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Form of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogForm {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show what would be built and rolled out, and why
+    Plan(PlanArgs),
+    /// Print the Dockerfile of one image for one kernel
+    Render(RenderArgs),
+    /// Fetch and list header sets
+    #[command(subcommand)]
+    Headers(HeadersCommand),
+    /// Build, check and, with --push, publish one image for one kernel
+    Build(BuildArgs),
+    /// Check modules against a kernel: will they load?
+    Check(CheckArgs),
+    /// The loop: observe, plan, build, check, publish, roll out
+    Run(RunArgs),
+    /// Show the matrix of images and kernels
+    Status(PlanArgs),
+    /// Print the JSON Schema of a definition
+    Schema(SchemaArgs),
+    /// Print shell completions
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Where images go.
+#[derive(Debug, Args)]
+pub struct RegistryArg {
+    /// Where images are published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: String,
+}
+
+/// Where nodes and rollout targets are.
+#[derive(Debug, Args)]
+pub struct ClusterArg {
+    /// Where nodes and rollout targets are: dir:PATH, a directory of manifests
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: String,
+}
+
+/// What compiles.
+#[derive(Debug, Args)]
+pub struct EngineArg {
+    /// The build engine; auto takes a Docker socket that answers, then Podman's, then buildah
+    #[arg(long, env = vars::FARRIER_ENGINE, value_enum, default_value_t = EngineChoice::Auto, hide_env_values = true)]
+    pub engine: EngineChoice,
+}
+
+/// A kernel target on the command line.
+#[derive(Debug, Args)]
+pub struct TargetArgs {
+    /// Kernel release, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Operating system id, as in os-release [default: this machine's]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+}
+
+#[derive(Debug, Args)]
+pub struct RenderArgs {
+    /// The driver image's name
+    pub image: String,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum HeadersCommand {
+    /// Fetch the header set of a kernel into the cache
+    Fetch(TargetArgs),
+    /// List the header sets in the cache
+    List,
+}
+
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// The driver image's name
+    pub image: String,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// Where images are published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// Publish the image
+    #[arg(long, requires = "registry")]
+    pub push: bool,
+    /// Build although an image with the same input hash is published, or the same inputs failed before
+    #[arg(long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst) and directories
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// An unpacked header tree to check against: `/`, or the build tree itself [default: as in a build]
+    #[arg(long, value_name = "DIR")]
+    pub headers: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// One pass, then exit
+    #[arg(long)]
+    pub once: bool,
+    /// Print what the run would do, and touch nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Seconds between passes
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "once")]
+    pub interval: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    /// The definition's kind
+    #[arg(value_enum, default_value_t = SchemaKind::DriverImage)]
+    pub kind: SchemaKind,
+}
+
+/// Kinds of definitions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SchemaKind {
+    /// images/*.yaml
+    DriverImage,
+    /// kernels/*.yaml
+    KernelFamily,
+}

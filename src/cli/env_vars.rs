@@ -1,0 +1,53 @@
+//! Every variable of the environment that farrier reads, with its meaning. Nothing else reads the
+//! environment.
+
+use std::{env, path::PathBuf};
+
+use crate::engine::EngineEnv;
+
+/// `--definitions`: the directory with `images/`, `kernels/` and `templates/`.
+pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
+/// `--registry`: where images are published, `host[:port]/path` or `oci:PATH`.
+pub const FARRIER_REGISTRY: &str = "FARRIER_REGISTRY";
+/// `--engine`: `auto`, `docker`, `podman` or `buildah`.
+pub const FARRIER_ENGINE: &str = "FARRIER_ENGINE";
+/// `--cluster`: `dir:PATH`.
+pub const FARRIER_CLUSTER: &str = "FARRIER_CLUSTER";
+/// `--ca-file`: further root certificates, PEM.
+pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";
+/// `--cache-dir`: where header sets, sources and logs are kept; it can be deleted at any time.
+pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
+/// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).
+pub const FARRIER_LOG: &str = "FARRIER_LOG";
+
+/// `$FARRIER_CACHE_DIR` is read by clap; this is the default: `$XDG_CACHE_HOME/farrier`, else
+/// `$HOME/.cache/farrier`, else a directory below the system's temporary one.
+pub fn default_cache_dir() -> PathBuf {
+    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    base.unwrap_or_else(env::temp_dir).join("farrier")
+}
+
+/// Docker's configuration files with credentials, the first that exists: `$REGISTRY_AUTH_FILE`,
+/// `$DOCKER_CONFIG/config.json`, `~/.docker/config.json`, `$XDG_RUNTIME_DIR/containers/auth.json`.
+pub fn registry_auth_file() -> Option<PathBuf> {
+    let candidates = [
+        absolute("REGISTRY_AUTH_FILE"),
+        absolute("DOCKER_CONFIG").map(|dir| dir.join("config.json")),
+        absolute("HOME").map(|home| home.join(".docker/config.json")),
+        absolute("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json")),
+    ];
+    candidates.into_iter().flatten().find(|path| path.is_file())
+}
+
+/// Where engines listen: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`, `$PATH`.
+pub fn engine_env() -> EngineEnv {
+    EngineEnv {
+        docker_host: env::var("DOCKER_HOST").ok().filter(|value| !value.is_empty()),
+        runtime_dir: absolute("XDG_RUNTIME_DIR"),
+    }
+}
+
+/// A variable that holds an absolute path; a relative one is ignored, as the XDG specification asks.
+fn absolute(name: &str) -> Option<PathBuf> {
+    env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
+}

@@ -1,0 +1,39 @@
+//! `farrier plan` and `farrier status`: what would be done, and how the matrix stands.
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliError, Exit,
+    args::{Global, OutputForm, PlanArgs},
+    printer, session,
+};
+use crate::{cluster::Cluster, controller::Controller, engine::EngineChoice, plan};
+
+/// `farrier plan`.
+pub async fn plan(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
+    let cluster = session::cluster(&args.cluster.cluster)?;
+    let controller = session::controller(global, &args.registry.registry, EngineChoice::Auto, cancel)?;
+    show(&controller, cluster.as_ref(), global.output).await
+}
+
+/// Prints the plan; the same for `plan` and `run --dry-run`.
+pub async fn show(controller: &Controller, cluster: &dyn Cluster, form: OutputForm) -> Result<Exit, CliError> {
+    let planned = controller.plan(cluster).await?;
+    printer::result(&match form {
+        OutputForm::Table => plan::table(&planned.plan),
+        OutputForm::Json => printer::json(&planned.plan)?,
+    })?;
+    Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
+}
+
+/// `farrier status`.
+pub async fn status(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
+    let cluster = session::cluster(&args.cluster.cluster)?;
+    let controller = session::controller(global, &args.registry.registry, EngineChoice::Auto, cancel)?;
+    let planned = controller.plan(cluster.as_ref()).await?;
+    printer::result(&match global.output {
+        OutputForm::Table => plan::status_table(&planned.plan),
+        OutputForm::Json => printer::json(&plan::status(&planned.plan))?,
+    })?;
+    Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
+}

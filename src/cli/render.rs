@@ -1,0 +1,20 @@
+//! `farrier render`: the Dockerfile of one image for one kernel.
+
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliError, Exit,
+    args::{Global, RenderArgs},
+    printer, session, settings,
+};
+use crate::engine::EngineChoice;
+
+/// Prints the Dockerfile.
+pub async fn render(global: &Global, args: &RenderArgs) -> Result<Exit, CliError> {
+    let target = settings::target(&args.target)?;
+    let name = settings::parse("image", &args.image)?;
+    let controller = session::controller(global, "localhost/farrier", EngineChoice::Auto, CancellationToken::new())?;
+    let cell = controller.cell(&name, &target).await?;
+    printer::result(&cell.dockerfile)?;
+    Ok(Exit::Done)
+}

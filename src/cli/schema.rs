@@ -1,0 +1,14 @@
+//! `farrier schema`: the JSON Schema of a definition.
+
+use super::{CliError, Exit, args::SchemaKind, printer};
+use crate::definitions;
+
+/// Prints the schema of one kind.
+pub fn schema(kind: SchemaKind) -> Result<Exit, CliError> {
+    let schema = match kind {
+        SchemaKind::DriverImage => definitions::schema::driver_image(),
+        SchemaKind::KernelFamily => definitions::schema::kernel_family(),
+    };
+    printer::result(&printer::json(&schema)?)?;
+    Ok(Exit::Done)
+}

@@ -1,0 +1,38 @@
+//! Joins settings, registry, cluster and engine into a controller.
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{CliError, args::Global, env_vars, printer::Progress, settings::{Settings, parse}};
+use crate::{
+    cluster::{Cluster, Directory},
+    controller::{Controller, LazyEngine},
+    engine::EngineChoice,
+    registry::{self, RegistryLocation},
+};
+
+/// A controller that publishes to `location`.
+pub fn controller(global: &Global, location: &str, engine: EngineChoice, cancel: CancellationToken) -> Result<Controller, CliError> {
+    let Settings { definitions, cache, fetcher, registry: options } = Settings::resolve(global)?;
+    let location: RegistryLocation = parse("--registry", location)?;
+    Ok(Controller {
+        definitions,
+        fetcher,
+        cache,
+        registry: registry::connect(&location, &options)?,
+        remote: registry::remote(&options)?,
+        location,
+        engine: LazyEngine::new(engine, env_vars::engine_env()),
+        reporter: Arc::new(Progress::new()),
+        cancel,
+    })
+}
+
+/// The cluster that `--cluster` names.
+pub fn cluster(text: &str) -> Result<Arc<dyn Cluster>, CliError> {
+    match text.split_once(':') {
+        Some(("dir", path)) if !path.is_empty() => Ok(Arc::new(Directory::open(PathBuf::from(path))?)),
+        _ => Err(CliError::Usage(format!("--cluster: {text:?} is not dir:PATH, the form that this version has"))),
+    }
+}

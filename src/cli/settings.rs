@@ -1,0 +1,102 @@
+//! Turns arguments and the environment into what the commands use.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
+
+use super::{
+    CliError,
+    args::{Global, TargetArgs},
+    env_vars,
+};
+use crate::{
+    cache::Cache,
+    definitions,
+    headers::{FetchOptions, Fetcher},
+    image::Definitions,
+    kernel::{Architecture, KernelTarget},
+    registry::RegistryOptions,
+};
+
+/// What every command works with.
+pub struct Settings {
+    /// The definitions, built-in and the user's.
+    pub definitions: Definitions,
+    /// The cache directory.
+    pub cache: Cache,
+    /// Fetches headers and sources.
+    pub fetcher: Fetcher,
+    /// How registries are reached.
+    pub registry: RegistryOptions,
+}
+
+impl Settings {
+    /// Reads the definitions and opens the cache.
+    pub fn resolve(global: &Global) -> Result<Self, CliError> {
+        let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
+        let definitions = definitions::load(directory.as_deref())?;
+        let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
+        let ca_pem = global.ca_file.as_deref().map(read_ca).transpose()?;
+        let options = FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
+        let fetcher = Fetcher::new(cache.clone(), options)?;
+        let registry = RegistryOptions {
+            ca_pem,
+            insecure: global.insecure_registry.clone(),
+            auth_file: env_vars::registry_auth_file(),
+        };
+        Ok(Self { definitions, cache, fetcher, registry })
+    }
+}
+
+fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
+    match path.canonicalize() {
+        Ok(path) if path.is_dir() => Ok(path),
+        Ok(path) => Err(CliError::Usage(format!("definitions {}: not a directory", path.display()))),
+        Err(error) => Err(CliError::Usage(format!("definitions {}: {error}", path.display()))),
+    }
+}
+
+fn read_ca(path: &Path) -> Result<Vec<u8>, CliError> {
+    fs::read(path).map_err(|error| CliError::Usage(format!("CA file {}: {error}", path.display())))
+}
+
+/// The kernel target of the arguments; the operating system and architecture default to this machine's.
+pub fn target(args: &TargetArgs) -> Result<KernelTarget, CliError> {
+    let host = if args.os.is_none() || args.os_version.is_none() { host_os() } else { (None, None) };
+    let os = args.os.clone().or(host.0).ok_or_else(|| CliError::Usage("no --os given, and this machine's os-release has no ID".to_owned()))?;
+    let os_version = args
+        .os_version
+        .clone()
+        .or(host.1)
+        .ok_or_else(|| CliError::Usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned()))?;
+    let arch = args.arch.as_deref().unwrap_or(std::env::consts::ARCH);
+    Ok(KernelTarget {
+        os: parse("--os", &os)?,
+        os_version: parse("--os-version", &os_version)?,
+        release: parse("--kernel", &args.kernel)?,
+        arch: parse::<Architecture>("--arch", arch)?,
+    })
+}
+
+/// Parses an argument's value; the message names the argument.
+pub fn parse<T>(argument: &str, text: &str) -> Result<T, CliError>
+where
+    T: FromStr,
+    T::Err: std::fmt::Display,
+{
+    text.parse().map_err(|error| CliError::Usage(format!("{argument}: {error}")))
+}
+
+/// `ID` and `VERSION_ID` of this machine's os-release.
+fn host_os() -> (Option<String>, Option<String>) {
+    let text = fs::read_to_string("/etc/os-release").or_else(|_| fs::read_to_string("/usr/lib/os-release")).unwrap_or_default();
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
+        let value = line.trim().trim_matches(['"', '\'']);
+        (!value.is_empty()).then(|| value.to_owned())
+    };
+    (value("ID"), value("VERSION_ID"))
+}

@@ -1,0 +1,187 @@
+//! Adapter: one image for one kernel, from headers to a published digest.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::task::spawn_blocking;
+
+use super::{Controller, Failures, Stage, TargetError, retry::with_retry};
+use crate::{
+    engine::{BuildJob, BuildLog, ContextEntry, Engine, EngineError, FileLog},
+    headers::HeaderSet,
+    image::{DriverImage, Output},
+    kernel::KernelFamily,
+    kmod::{self, CheckReport, CheckRequest, Verdict},
+    payload,
+    plan::Cell,
+};
+
+/// How one build is to be done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BuildOptions {
+    /// Publish the result.
+    pub push: bool,
+    /// May a tag that holds other content be replaced?
+    pub overwrite: bool,
+}
+
+/// What a build gave.
+#[derive(Debug)]
+pub struct Built {
+    /// The image's manifest digest.
+    pub digest: crate::image::Digest,
+    /// What the check said.
+    pub report: CheckReport,
+    /// Bytes sent to the registry; 0 when nothing was pushed.
+    pub pushed_bytes: u64,
+}
+
+/// What an engine left, ready to become an image.
+pub(super) struct Payload {
+    /// `/out`, unpacked; for an engine-made image only its modules.
+    pub tree: PathBuf,
+    /// The engine-made image, for `output: image`.
+    pub image: Option<payload::ArchiveImage>,
+    /// Keeps everything above until it is dropped.
+    pub work: tempfile::TempDir,
+}
+
+impl Controller {
+    /// Builds one cell: headers, base, sources, compile, check, assemble and, if asked for, publish.
+    pub async fn build(&self, cell: &Cell, options: BuildOptions) -> Result<Built, TargetError> {
+        let (image, family) = self.definitions_of(cell)?;
+        let subject = cell.subject();
+        self.reporter.stage(&subject, Stage::Headers);
+        let headers = self.header_set(cell, family).await?;
+        let engine = self.engine.get().await?;
+        self.ensure_base(engine.as_ref(), cell, family, &headers).await?;
+        let context = self.context(cell, image).await?;
+
+        self.reporter.stage(&subject, Stage::Compile);
+        let payload = self.compile(engine.as_ref(), cell, image, context).await?;
+
+        self.reporter.stage(&subject, Stage::Check);
+        let report = check(cell, image, &headers, &payload).await?;
+        if report.verdict == Verdict::Refused {
+            return Err(TargetError::Refused { summary: report.summary(), report: crate::cli::check::table(&report) });
+        }
+
+        self.reporter.stage(&subject, Stage::Assemble);
+        let assembled = self.assemble(cell, image, &payload, &headers, &report).await?;
+        let pushed_bytes = match options.push {
+            true => {
+                self.reporter.stage(&subject, Stage::Publish);
+                self.publish(cell, &assembled, options.overwrite).await?
+            }
+            false => 0,
+        };
+        Ok(Built { digest: assembled.digest().clone(), report, pushed_bytes })
+    }
+
+    /// The build context: sources and the patches that apply.
+    async fn context(&self, cell: &Cell, image: &DriverImage) -> Result<Vec<ContextEntry>, TargetError> {
+        let root = &self.definitions.root;
+        let mut context = Vec::new();
+        if !image.spec.sources.is_empty() {
+            self.reporter.stage(&cell.subject(), Stage::Sources);
+        }
+        for source in &image.spec.sources {
+            let fetched = with_retry("fetch source", &self.cancel, || self.fetcher.source(source, root)).await?;
+            context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
+        }
+        for patch in &cell.patches {
+            context.push(ContextEntry { dest: format!("patches/{}", patch.file_name), from: root.join(&patch.path) });
+        }
+        Ok(context)
+    }
+
+    /// Runs the engine and collects what it left.
+    async fn compile(&self, engine: &dyn Engine, cell: &Cell, image: &DriverImage, context: Vec<ContextEntry>) -> Result<Payload, TargetError> {
+        let work = self.work_dir()?;
+        let log_path = Failures::new(&self.cache).log_path(cell.image.as_str(), cell.target.release.as_str(), cell.input_hash);
+        let (reporter, subject) = (Arc::clone(&self.reporter), cell.subject());
+        let log = Arc::new(FileLog::create(&log_path, move |line| reporter.output(&subject, line))?);
+        let job = BuildJob {
+            id: job_id(cell),
+            dockerfile: cell.dockerfile.clone(),
+            context,
+            log: Arc::clone(&log) as Arc<dyn BuildLog>,
+            cancel: self.cancel.clone(),
+        };
+        let tree = work.path().join("payload");
+        fs::create_dir(&tree).map_err(|source| TargetError::Input { path: tree.clone(), source })?;
+        let outcome = match image.spec.output {
+            Output::Payload => engine.build_payload(&job, &tree).await.map(|()| None),
+            Output::Image => {
+                let archive = work.path().join("image.tar");
+                engine.build_archive(&job, &archive).await.map(|()| Some(archive))
+            }
+        };
+        let archive = match outcome {
+            Ok(archive) => archive,
+            Err(EngineError::Step { message }) => {
+                let (diagnosis, tail) = log.finish();
+                return Err(TargetError::Compile { diagnosis, message, tail, log: log_path });
+            }
+            Err(EngineError::Cancelled) => return Err(TargetError::Cancelled),
+            Err(other) => return Err(other.into()),
+        };
+        let image = match archive {
+            None => None,
+            Some(archive) => {
+                let (work, modules) = (work.path().to_owned(), tree.clone());
+                Some(blocking(move || payload::import_docker_archive(&archive, &work, &modules)).await?)
+            }
+        };
+        Ok(Payload { tree, image, work })
+    }
+
+    /// A directory of this build, removed when it is dropped.
+    fn work_dir(&self) -> Result<tempfile::TempDir, TargetError> {
+        let parent = self.cache.root().join("work");
+        fs::create_dir_all(&parent)
+            .and_then(|()| tempfile::Builder::new().prefix("build-").tempdir_in(&parent))
+            .map_err(|source| TargetError::Input { path: parent, source })
+    }
+
+    fn definitions_of<'a>(&'a self, cell: &Cell) -> Result<(&'a DriverImage, &'a KernelFamily), TargetError> {
+        let image = self.definitions.images.get(&cell.image);
+        let family = self.definitions.families.iter().find(|family| family.metadata.name == cell.family);
+        image.zip(family).ok_or_else(|| TargetError::Definition(cell.subject()))
+    }
+}
+
+/// Checks a payload against its kernel's header set.
+async fn check(cell: &Cell, image: &DriverImage, headers: &HeaderSet, payload: &Payload) -> Result<CheckReport, TargetError> {
+    let (tree, facts, required) = (payload.tree.clone(), headers.facts.clone(), image.spec.modules.clone());
+    let _ = cell;
+    blocking(move || {
+        let modules = payload::read_modules(&tree)?;
+        Ok(kmod::check(&CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &required }))
+    })
+    .await
+}
+
+/// Runs file-system and compression work off the async threads.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, TargetError> + Send + 'static) -> Result<T, TargetError> {
+    match spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(TargetError::Cancelled),
+        },
+    }
+}
+
+/// Names what an engine makes for this build: unique among all farriers of a machine.
+fn job_id(cell: &Cell) -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    format!("{}-{}-{}-{}", cell.image, cell.input_hash.short(), std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}

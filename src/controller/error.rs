@@ -1,0 +1,225 @@
+//! Adapter: why a target, or a whole pass, failed.
+
+use crate::{
+    cache::CacheError,
+    cluster::ClusterError,
+    engine::{Diagnosis, EngineError},
+    headers::FetchError,
+    image::ReferenceError,
+    kernel::Compiler,
+    oci::ImageError,
+    payload::{ImportError, PayloadError},
+    plan::SkipReason,
+    registry::RegistryError,
+};
+
+/// Why one image was not built or published for one kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// No suite and no directory has headers for this kernel.
+    #[error("no headers for this kernel: {looked_for}")]
+    HeadersMissing {
+        /// What was looked for, where.
+        looked_for: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The toolchain image lacks the kernel's compiler or a tool.
+    #[error("the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}")]
+    CompilerMissing {
+        /// The compiler from the header set.
+        wanted: Compiler,
+        /// The kernel family.
+        family: String,
+        /// What the probe found.
+        offered: String,
+    },
+    /// The driver does not compile against this kernel.
+    #[error("compile failed: {}", first_error(.diagnosis.as_ref(), .message))]
+    Compile {
+        /// The first compiler error, where one was recognised.
+        diagnosis: Option<Diagnosis>,
+        /// The engine's words.
+        message: String,
+        /// The last lines of the log.
+        tail: Vec<String>,
+        /// The whole log.
+        log: std::path::PathBuf,
+    },
+    /// The kernel would refuse the modules.
+    #[error("check refused the modules: {summary}")]
+    Refused {
+        /// The first findings.
+        summary: String,
+        /// The whole report, as a table.
+        report: String,
+    },
+    /// The tag was taken by other content while this build ran.
+    #[error("tag {tag} was published by somebody else during this build, with other inputs")]
+    Overtaken {
+        /// The reference.
+        tag: String,
+    },
+    /// The tag holds an image of other inputs (guarantee 3).
+    #[error("{reference} holds an image of other inputs")]
+    Conflict {
+        /// The reference.
+        reference: String,
+    },
+    /// The same inputs failed before, and would again.
+    #[error("the same inputs failed at {at}: {message}")]
+    FailedBefore {
+        /// When.
+        at: jiff::Timestamp,
+        /// How.
+        message: String,
+    },
+    /// There is nothing to build for this kernel.
+    #[error("{subject}: {reason}")]
+    Skipped {
+        /// `<image> for <target>`.
+        subject: String,
+        /// Why.
+        reason: SkipReason,
+    },
+    /// No definition has this name.
+    #[error("no driver image is named {name}; there is {}", .known.join(", "))]
+    NoImage {
+        /// The name.
+        name: String,
+        /// Those that exist.
+        known: Vec<String>,
+    },
+    /// `version: {source: ...}` names a source without a version.
+    #[error("image {image}: source {source_name} has no version; only apt sources have one")]
+    NoVersion {
+        /// The image.
+        image: String,
+        /// The source.
+        source_name: String,
+    },
+    /// A definition's file cannot be read.
+    #[error("read {path}")]
+    Input {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A base image that does not exist.
+    #[error("base image {0} does not exist")]
+    BaseMissing(String),
+    /// A reference in a definition.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Fetching.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The registry.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The payload.
+    #[error(transparent)]
+    Payload(#[from] PayloadError),
+    /// An engine-made image.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// The image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// Ctrl-C, SIGTERM.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+fn first_error(diagnosis: Option<&Diagnosis>, message: &str) -> String {
+    diagnosis.map_or_else(|| message.to_owned(), ToString::to_string)
+}
+
+impl TargetError {
+    /// A fault of an outside system that may pass within seconds: worth another try in this pass.
+    pub fn is_fault(&self) -> bool {
+        match self {
+            Self::Fetch(error) => error.is_transient(),
+            Self::Engine(error) => error.is_transient(),
+            Self::Registry(error) => error.is_transient(),
+            _ => false,
+        }
+    }
+
+    /// Will the same inputs fail again, so that trying again before one changes is a waste?
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::CompilerMissing { .. } | Self::Compile { .. } | Self::Refused { .. })
+    }
+
+    /// Was an outside system out of reach?
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Registry(RegistryError::Unreachable { .. } | RegistryError::Server { .. })
+            | Self::Engine(EngineError::Unavailable { .. }) => true,
+            Self::Fetch(error) => error.is_transient(),
+            _ => false,
+        }
+    }
+
+    /// What people want to see below the message: a report, the end of a log.
+    pub fn detail(&self) -> Vec<String> {
+        match self {
+            Self::Compile { diagnosis: None, tail, .. } => tail.clone(),
+            Self::Refused { report, .. } => report.lines().map(str::to_owned).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Is the command or a definition wrong, rather than the world?
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. })
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::HeadersMissing { hint, .. } => Some(hint.clone()),
+            Self::CompilerMissing { wanted, family, .. } => Some(format!(
+                "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
+            )),
+            Self::Compile { log, .. } => Some(format!(
+                "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
+                log.display()
+            )),
+            Self::Refused { .. } => Some("the modules do not fit this kernel: see the report above".to_owned()),
+            Self::Overtaken { .. } => Some("look at the other publisher's definitions, then run again".to_owned()),
+            Self::Conflict { .. } => Some(
+                "a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite"
+                    .to_owned(),
+            ),
+            Self::FailedBefore { .. } => Some("change an input, or build with --force".to_owned()),
+            Self::Fetch(error) => error.hint(),
+            Self::Engine(error) => error.hint(),
+            Self::Registry(error) => error.hint(),
+            Self::Payload(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// Why a pass could not be made at all.
+#[derive(Debug, thiserror::Error)]
+pub enum PassError {
+    /// Nodes and rollout targets could not be read.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The registry could not be asked.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}

@@ -1,0 +1,151 @@
+//! Adapter: the look-ups before a plan: what sources, patches and bases are at this moment, and what the
+//! registry holds.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use futures::{StreamExt, stream};
+
+use super::{Controller, TargetError, retry::{chain, with_retry}};
+use crate::{
+    headers::bootstrap_key,
+    image::{DriverImage, Digest, ImageName, ImageReference, RuntimeBase, VersionSpec},
+    kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
+    oci::ImageFacts,
+    plan::{Cell, Published, ResolvedImage},
+};
+
+/// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
+/// taken for an attack.
+const AT_ONCE: usize = 16;
+
+/// What definitions amount to at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct Resolved {
+    /// Versions, sources, patches and bases of the images, or why they are not known.
+    pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
+    /// Identities of the families' toolchains, or why they are not known.
+    pub toolchains: BTreeMap<ImageName, Result<String, String>>,
+    /// Was an outside system out of reach?
+    pub unreachable: bool,
+}
+
+/// What the registry answered.
+#[derive(Clone, Debug, Default)]
+pub struct Lookups {
+    /// What it holds.
+    pub published: BTreeMap<ImageReference, Published>,
+    /// References that could not be looked up, and why.
+    pub failed: BTreeMap<ImageReference, String>,
+    /// Was it out of reach?
+    pub unreachable: bool,
+}
+
+impl Controller {
+    /// Looks up what the given images, and the families of the given targets, amount to.
+    pub(super) async fn resolve(&self, images: &[&DriverImage], targets: &BTreeSet<KernelTarget>) -> Resolved {
+        let mut resolved = Resolved::default();
+        let images = stream::iter(images.iter().copied())
+            .map(|image| async { (image.metadata.name.clone(), self.resolve_image(image).await) })
+            .buffered(AT_ONCE);
+        for (name, outcome) in images.collect::<Vec<_>>().await {
+            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+            resolved.images.insert(name, outcome.map_err(|error| chain(&error)));
+        }
+        for family in targets.iter().filter_map(|target| match_family(&self.definitions.families, target)) {
+            let name = &family.metadata.name;
+            if resolved.toolchains.contains_key(name) {
+                continue;
+            }
+            let outcome = self.toolchain_identity(family).await;
+            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
+        }
+        resolved
+    }
+
+    async fn resolve_image(&self, image: &DriverImage) -> Result<ResolvedImage, TargetError> {
+        let root = &self.definitions.root;
+        let spec = &image.spec;
+        let mut sources = BTreeMap::new();
+        let mut versions = BTreeMap::new();
+        for source in &spec.sources {
+            let identity = with_retry("look up source", &self.cancel, || self.fetcher.source_identity(source, root)).await?;
+            versions.insert(source.name.as_str(), identity.version);
+            sources.insert(source.name.to_string(), identity.identity);
+        }
+        let version = match &spec.version {
+            VersionSpec::Literal(version) => version.clone(),
+            VersionSpec::FromSource { source } => versions
+                .remove(source.as_str())
+                .flatten()
+                .ok_or_else(|| TargetError::NoVersion { image: image.metadata.name.to_string(), source_name: source.clone() })?,
+        };
+        let mut patches = BTreeMap::new();
+        for (index, patch) in spec.patches.iter().enumerate() {
+            let path = root.join(&patch.path);
+            let bytes = tokio::fs::read(&path).await.map_err(|source| TargetError::Input { path, source })?;
+            patches.insert(index, Digest::of(&bytes).hex().to_owned());
+        }
+        let base_identity = match &spec.runtime.base {
+            None => None,
+            // The specification alone: the architecture is hashed with the target.
+            Some(RuntimeBase::Bootstrap(base)) => Some(bootstrap_key(base, Architecture::Amd64)),
+            Some(RuntimeBase::Image(reference)) => Some(self.resolve_reference(reference).await?.to_string()),
+        };
+        Ok(ResolvedImage { version, sources, patches, base_identity })
+    }
+
+    async fn toolchain_identity(&self, family: &KernelFamily) -> Result<String, TargetError> {
+        match &family.spec.toolchain {
+            // The specification alone: the architecture is hashed with the target.
+            Toolchain::Bootstrap(spec) => Ok(bootstrap_key(spec, Architecture::Amd64)),
+            Toolchain::Image(reference) => Ok(self.resolve_reference(reference).await?.to_string()),
+        }
+    }
+
+    /// What the registry holds under the cells' references.
+    pub(super) async fn published(&self, cells: &[Arc<Cell>]) -> Lookups {
+        let references = cells.iter().flat_map(|cell| cell.references.iter().cloned());
+        let found = stream::iter(references)
+            .map(|reference| async move {
+                let published = self.look_up(&reference).await;
+                (reference, published)
+            })
+            .buffer_unordered(AT_ONCE)
+            .collect::<Vec<_>>()
+            .await;
+        let mut lookups = Lookups::default();
+        for (reference, outcome) in found {
+            match outcome {
+                Ok(None) => {}
+                Ok(Some(published)) => {
+                    lookups.published.insert(reference, published);
+                }
+                Err(error) => {
+                    lookups.unreachable |= error.is_unreachable();
+                    let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+                    lookups.failed.insert(reference, format!("{}{hint}", chain(&error)));
+                }
+            }
+        }
+        lookups
+    }
+
+    /// What the registry holds under one reference.
+    pub(super) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
+        let manifest = with_retry("look up image", &self.cancel, || self.registry.manifest(&reference.repository, &reference.version)).await?;
+        Ok(manifest.map(|manifest| {
+            // A manifest that is not ours, or not even one, has no input hash: the plan reports a conflict.
+            let facts = ImageFacts::from_manifest(&manifest.bytes).unwrap_or_default();
+            Published {
+                digest: manifest.digest,
+                input_hash: facts.input_hash,
+                verdict: facts.check_verdict,
+                kernel_release: facts.kernel_release,
+            }
+        }))
+    }
+}

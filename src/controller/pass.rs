@@ -1,0 +1,266 @@
+//! Adapter: one pass over a cluster: observe, plan, apply, report.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use serde::Serialize;
+
+use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError, retry::chain};
+use crate::{
+    cluster::{Cluster, Directory},
+    image::{Definitions, DriverImage, ImageName, OnConflict, RolloutSpec},
+    kernel::{KernelTarget, match_family},
+    kmod::Verdict,
+    plan::{
+        self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs, Observed,
+        Plan, PlanInputs, PlannedRollout, RolloutDecision, Strategy, node_target,
+    },
+};
+
+/// A plan with what it was made from.
+pub struct Planned {
+    /// What is to be done.
+    pub plan: Plan,
+    /// Was an outside system out of reach while it was made?
+    pub unreachable: bool,
+    matrix: Matrix,
+    snapshot: ClusterSnapshot,
+    manifests: Manifests,
+}
+
+/// What became of one image for one kernel.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "outcome")]
+pub enum TargetReport {
+    /// It was built and published.
+    Built {
+        /// `<image> for <kernel release>`.
+        subject: String,
+        /// The image by digest.
+        image: String,
+        /// What the check said.
+        verdict: Verdict,
+        /// Bytes sent to the registry.
+        pushed_bytes: u64,
+    },
+    /// It was published already; tags that were missing were added.
+    Tagged {
+        /// `<image> for <kernel release>`.
+        subject: String,
+        /// The added names.
+        references: Vec<String>,
+    },
+    /// It failed.
+    Failed {
+        /// `<image> for <kernel release>`.
+        subject: String,
+        /// What failed, with its causes.
+        error: String,
+        /// What to do.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hint: Option<String>,
+        /// The check's report, or the last lines of the build log.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        detail: Vec<String>,
+    },
+}
+
+/// What became of one rewrite.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RolloutReport {
+    /// The rollout target with what was decided.
+    #[serde(flatten)]
+    pub planned: PlannedRollout,
+    /// Why the rewrite failed; absent where it was made or none was decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// What a pass did.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PassReport {
+    /// What became of each build.
+    pub targets: Vec<TargetReport>,
+    /// What became of each rollout target.
+    pub rollouts: Vec<RolloutReport>,
+    /// How things stand after the pass.
+    pub plan: Plan,
+    /// Was an outside system out of reach?
+    pub unreachable: bool,
+}
+
+impl PassReport {
+    /// Did some target fail, in this pass or in an earlier one with the same inputs?
+    pub fn failed(&self) -> bool {
+        self.plan.has_failures()
+            || self.targets.iter().any(|target| matches!(target, TargetReport::Failed { .. }))
+            || self.rollouts.iter().any(|rollout| rollout.error.is_some())
+    }
+}
+
+impl Controller {
+    /// Observes and plans; touches nothing.
+    pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, PassError> {
+        let snapshot = cluster.snapshot().await?;
+        let targets: BTreeSet<KernelTarget> = snapshot.nodes.iter().filter_map(|node| node_target(node).ok()).collect();
+        let called_for: Vec<&DriverImage> =
+            self.definitions.images.values().filter(|image| is_called_for(image, &snapshot)).collect();
+        let resolved = self.resolve(&called_for, &targets).await;
+        let location = self.image_location();
+        let matrix = plan::matrix(&MatrixInputs {
+            cells: CellInputs {
+                definitions: &self.definitions,
+                resolved: &resolved.images,
+                toolchains: &resolved.toolchains,
+                location: &location,
+            },
+            snapshot: &snapshot,
+            announced: &BTreeSet::new(),
+        });
+        let manifests = self.manifests().await;
+        self.decide(matrix, snapshot, manifests, resolved.unreachable).await
+    }
+
+    /// Asks the registry and the failure record, and decides.
+    async fn decide(&self, matrix: Matrix, snapshot: ClusterSnapshot, manifests: Manifests, unreachable: bool) -> Result<Planned, PassError> {
+        let lookups = self.published(&matrix.cells).await;
+        let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
+        let observed = Observed { published: lookups.published, unreachable: lookups.failed, failures };
+        let plan = plan::plan(&PlanInputs {
+            definitions: &self.definitions,
+            matrix: &matrix,
+            observed: &observed,
+            snapshot: &snapshot,
+            manifests: &manifests,
+            pullable: self.image_location().pullable,
+            allow_unknown: true,
+        });
+        Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot, manifests })
+    }
+
+    /// One pass. A target's failure does not stop the others; rollouts come last, decided anew from what
+    /// the registry then holds (guarantee 1).
+    pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
+        let Planned { plan, mut unreachable, matrix, snapshot, manifests } = self.plan(cluster).await?;
+        let mut targets = Vec::new();
+        for planned in &plan.tags {
+            targets.push(self.add_tags(&planned.cell, &planned.digest, &planned.references).await);
+        }
+        for planned in &plan.builds {
+            if self.cancel.is_cancelled() {
+                break;
+            }
+            let (report, out_of_reach) = self.build_planned(&planned.cell).await?;
+            unreachable |= out_of_reach;
+            targets.push(report);
+        }
+        let changed = !targets.is_empty();
+        let planned = match changed {
+            true => self.decide(matrix, snapshot, manifests, unreachable).await?,
+            false => Planned { plan, unreachable, matrix, snapshot, manifests },
+        };
+        let mut rollouts = Vec::new();
+        for rollout in &planned.plan.rollouts {
+            let error = match self.cancel.is_cancelled() {
+                true => None,
+                false => self.roll_out(cluster, rollout).await.err(),
+            };
+            rollouts.push(RolloutReport { planned: rollout.clone(), error });
+        }
+        Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
+    }
+
+    /// Builds one cell and records the outcome. The flag says whether something was out of reach.
+    async fn build_planned(&self, cell: &Cell) -> Result<(TargetReport, bool), PassError> {
+        let subject = cell.subject();
+        let overwrite = self.definitions.images.get(&cell.image).is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
+        let outcome = self.build(cell, BuildOptions { push: true, overwrite }).await;
+        self.record(cell, &outcome)?;
+        match outcome {
+            Ok(built) => {
+                self.reporter.finished(&subject, &format!("published {}", built.digest));
+                let image = format!("{}@{}", cell.reference().repository, built.digest);
+                let Built { report, pushed_bytes, .. } = built;
+                Ok((TargetReport::Built { subject, image, verdict: report.verdict, pushed_bytes }, false))
+            }
+            Err(error) => {
+                self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
+                let report = TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: error.detail() };
+                Ok((report, error.is_unreachable()))
+            }
+        }
+    }
+
+    /// Remembers a permanent failure, forgets it after a success.
+    pub(super) fn record(&self, cell: &Cell, outcome: &Result<Built, TargetError>) -> Result<(), PassError> {
+        let failures = Failures::new(&self.cache);
+        match outcome {
+            Ok(_) => failures.forget(cell.input_hash)?,
+            Err(error) if error.is_permanent() => {
+                let failure = Failure { at: jiff::Timestamp::now(), message: chain(error), permanent: true };
+                failures.remember(cell.input_hash, &failure)?;
+            }
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn add_tags(&self, cell: &Cell, digest: &crate::image::Digest, references: &[crate::image::ImageReference]) -> TargetReport {
+        let subject = cell.subject();
+        match self.tag(cell, digest, references).await {
+            Ok(()) => TargetReport::Tagged { subject, references: references.iter().map(ToString::to_string).collect() },
+            Err(error) => TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() },
+        }
+    }
+
+    /// Makes one rewrite, where one was decided.
+    async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<(), String> {
+        let Some(change) = rollout.change() else { return Ok(()) };
+        let outcome = match (&rollout.target.strategy, &rollout.target.path) {
+            (Strategy::File, Some(path)) => match Directory::open(self.definitions.root.join(path)) {
+                Ok(directory) => directory.set_image(&change).await,
+                Err(error) => Err(error),
+            },
+            _ => cluster.set_image(&change).await,
+        };
+        outcome.map_err(|error| chain(&error))
+    }
+
+    /// The DaemonSets in the directories that `file` rollouts name.
+    async fn manifests(&self) -> Manifests {
+        let paths: BTreeSet<&PathBuf> = self
+            .definitions
+            .images
+            .values()
+            .flat_map(|image| &image.spec.rollout)
+            .filter_map(|rollout| match rollout {
+                RolloutSpec::File { path, .. } => Some(path),
+                RolloutSpec::Image { .. } => None,
+            })
+            .collect();
+        let mut manifests = Manifests::new();
+        for path in paths {
+            let read = match Directory::open(self.definitions.root.join(path)) {
+                Ok(directory) => directory.snapshot().await,
+                Err(error) => Err(error),
+            };
+            manifests.insert(path.clone(), read.map(|snapshot| snapshot.daemon_sets).map_err(|error| chain(&error)));
+        }
+        manifests
+    }
+
+    pub(super) fn image_location(&self) -> ImageLocation {
+        self.location.image_location()
+    }
+}
+
+/// Does some node carry the labels that the image asks for?
+fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
+    let labels = &image.spec.nodes.match_labels;
+    snapshot.nodes.iter().any(|node| labels.iter().all(|(key, value)| node.labels.get(key) == Some(value)))
+}

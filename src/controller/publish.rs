@@ -1,0 +1,186 @@
+//! Adapter: turns a payload into an image, and pushes it: blobs first, tags last.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use super::{
+    Controller, TargetError,
+    bases::RuntimeBaseImage,
+    build::{Payload, blocking},
+    retry::with_retry,
+};
+use crate::{
+    headers::HeaderSet,
+    image::{Digest, DriverImage, ImageReference, Repository, Version},
+    kernel::KernelFamily,
+    kmod::{CheckReport, Verdict},
+    oci::{self, Assembled, Assembly, CheckVerdict, Descriptor, ImageFacts, ImageManifest, Layer, annotations, media_type},
+    payload,
+    plan::Cell,
+    registry::Upload,
+};
+
+/// An image that is ready to be pushed.
+pub(super) struct Image {
+    /// Configuration and manifest.
+    pub assembled: Assembled,
+    /// Its own layers, as files.
+    layers: Vec<(PathBuf, Layer)>,
+    /// The base, whose blobs the target repository may lack.
+    base: Option<RuntimeBaseImage>,
+}
+
+impl Controller {
+    /// Assembles the image of a checked payload.
+    pub(super) async fn assemble(
+        &self,
+        cell: &Cell,
+        image: &DriverImage,
+        payload: &Payload,
+        report: &CheckReport,
+    ) -> Result<Image, TargetError> {
+        let runtime = &image.spec.runtime;
+        let mut facts = ImageFacts {
+            input_hash: Some(cell.input_hash),
+            kernel_release: Some(cell.target.release.clone()),
+            driver_version: Some(cell.version.clone()),
+            payload_digest: None,
+            verdict: Some(published_verdict(report.verdict)),
+            os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
+            toolchain: Some(cell.toolchain.clone()),
+        };
+        let (base, layers) = match &payload.image {
+            Some(made) => (Some(engine_made(made, cell)?), made.layers.clone()),
+            None => {
+                let base = match &runtime.base {
+                    None => None,
+                    Some(spec) => Some(self.runtime_base(spec, cell.target.arch).await?),
+                };
+                let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
+                let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
+                let file = out.clone();
+                let written = blocking(move || Ok(payload::write_payload_layer(&tree, usr_merged, &file)?)).await?;
+                facts.payload_digest = Some(written.payload_digest);
+                (base, vec![(out, written.layer)])
+            }
+        };
+        let mut notes = facts.to_annotations();
+        notes.insert(annotations::TITLE.to_owned(), cell.image.to_string());
+        notes.insert(annotations::VERSION.to_owned(), cell.version.clone());
+        notes.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
+        // An engine-made image has its layers in `base` already.
+        let own: Vec<Layer> = match payload.image {
+            Some(_) => Vec::new(),
+            None => layers.iter().map(|(_, layer)| layer.clone()).collect(),
+        };
+        let assembled = oci::assemble(&Assembly {
+            base: base.as_ref().map(|base| &base.image),
+            layers: &own,
+            entrypoint: &runtime.entrypoint,
+            env: &runtime.env,
+            labels: &BTreeMap::new(),
+            annotations: &notes,
+            architecture: cell.target.arch,
+        })?;
+        let base = base.filter(|_| payload.image.is_none());
+        Ok(Image { assembled, layers, base })
+    }
+
+    /// Pushes what the registry lacks, then the manifest under every tag. Returns the bytes sent.
+    pub(super) async fn publish(&self, cell: &Cell, image: &Image, overwrite: bool) -> Result<u64, TargetError> {
+        let repository = &cell.reference().repository;
+        let mut sent = 0;
+        if let Some(base) = &image.base {
+            for layer in &base.image.layers {
+                sent += self.push_base_layer(repository, base, layer).await?;
+            }
+        }
+        for (file, layer) in &image.layers {
+            let upload = with_retry("push layer", &self.cancel, || self.registry.push_blob(repository, &layer.digest, file)).await?;
+            sent += bytes_of(upload);
+        }
+        let config = &image.assembled.config;
+        sent += bytes_of(with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, config)).await?);
+        for reference in cell.references() {
+            self.push_tag(cell, reference, &image.assembled.manifest, overwrite).await?;
+        }
+        Ok(sent)
+    }
+
+    /// Puts the manifest under one tag, unless the tag has got other content meanwhile (guarantee 3).
+    async fn push_tag(&self, cell: &Cell, reference: &ImageReference, manifest: &[u8], overwrite: bool) -> Result<(), TargetError> {
+        if let Some(found) = self.look_up(reference).await? {
+            if found.input_hash == Some(cell.input_hash) && !overwrite {
+                return Ok(());
+            }
+            if !overwrite {
+                return Err(TargetError::Overtaken { tag: reference.to_string() });
+            }
+        }
+        with_retry("push manifest", &self.cancel, || {
+            self.registry.push_manifest(&reference.repository, &reference.version, media_type::OCI_MANIFEST, manifest)
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Gives an image that is published further tags.
+    pub(super) async fn tag(&self, cell: &Cell, digest: &Digest, references: &[ImageReference]) -> Result<(), TargetError> {
+        let repository = &cell.reference().repository;
+        let by_digest = Version::Digest(digest.clone());
+        let stored = with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &by_digest)).await?;
+        let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
+        for reference in references {
+            with_retry("push manifest", &self.cancel, || {
+                self.registry.push_manifest(repository, &reference.version, &stored.media_type, &stored.bytes)
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Pushes one layer of a base from where it is kept, when the target repository lacks it.
+    async fn push_base_layer(&self, repository: &Repository, base: &RuntimeBaseImage, layer: &Descriptor) -> Result<u64, TargetError> {
+        if with_retry("look up layer", &self.cancel, || self.registry.has_blob(repository, &layer.digest)).await? {
+            return Ok(0);
+        }
+        let file = self.base_layer_file(base, layer).await?;
+        let upload = with_retry("push base layer", &self.cancel, || self.registry.push_blob(repository, &layer.digest, &file)).await?;
+        Ok(bytes_of(upload))
+    }
+}
+
+fn bytes_of(upload: Upload) -> u64 {
+    match upload {
+        Upload::Sent(bytes) => bytes,
+        Upload::Present => 0,
+    }
+}
+
+fn published_verdict(verdict: Verdict) -> CheckVerdict {
+    match verdict {
+        Verdict::Loads => CheckVerdict::Loads,
+        Verdict::Unknown => CheckVerdict::Unknown,
+        Verdict::Refused => CheckVerdict::Refused,
+    }
+}
+
+/// An image that the engine made, in the form that bases have: its configuration and layers are kept,
+/// annotations are added.
+fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<RuntimeBaseImage, TargetError> {
+    let descriptor = |media_type: &str, digest: Digest, size: u64| Descriptor {
+        media_type: media_type.to_owned(),
+        digest,
+        size,
+        platform: None,
+        annotations: BTreeMap::new(),
+    };
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        config: descriptor(media_type::OCI_CONFIG, Digest::of(&made.config), made.config.len() as u64),
+        layers: made.layers.iter().map(|(_, layer)| descriptor(layer.media_type, layer.digest.clone(), layer.size)).collect(),
+        annotations: BTreeMap::new(),
+    };
+    let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch)?;
+    Ok(RuntimeBaseImage { image, repository: cell.reference().repository.clone(), usr_merged: false })
+}

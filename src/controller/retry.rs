@@ -1,0 +1,60 @@
+//! Adapter: runs an action again after transient faults, by the delays that [`crate::plan::retry`] says.
+
+use std::future::Future;
+
+use tokio_util::sync::CancellationToken;
+
+use super::TargetError;
+use crate::plan::retry;
+
+/// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
+pub async fn with_retry<T, E, F>(what: &str, cancel: &CancellationToken, mut action: impl FnMut() -> F) -> Result<T, TargetError>
+where
+    F: Future<Output = Result<T, E>>,
+    E: Into<TargetError>,
+{
+    let mut attempt = 0;
+    loop {
+        let outcome = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(TargetError::Cancelled),
+            outcome = action() => outcome,
+        };
+        let error: TargetError = match outcome {
+            Ok(value) => return Ok(value),
+            Err(error) => error.into(),
+        };
+        let delay = if error.is_fault() { retry::delay(attempt, jitter()) } else { None };
+        let Some(delay) = delay else { return Err(error) };
+        attempt += 1;
+        tracing::warn!(what, attempt, ?delay, error = %chain(&error), "transient fault, trying again");
+        tokio::select! {
+            () = cancel.cancelled() => return Err(TargetError::Cancelled),
+            () = tokio::time::sleep(delay) => {}
+        }
+    }
+}
+
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.ends_with(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// A number in 0..1 that differs between processes and calls; it needs no quality beyond that.
+fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    let bits = RandomState::new().hash_one(std::process::id()) >> 11;
+    #[expect(clippy::cast_precision_loss, reason = "53 bits are left")]
+    let fraction = bits as f64 / (1_u64 << 53) as f64;
+    fraction
+}

@@ -1,0 +1,130 @@
+//! Adapter: reads definitions: the built-in ones, overlaid by the user's directory.
+
+mod builtin;
+mod error;
+pub mod schema;
+mod validate;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+pub use error::{DefinitionError, DefinitionErrors};
+
+use crate::{
+    image::{Definitions, DriverImage},
+    kernel::KernelFamily,
+};
+
+/// The largest definition file that is read; the shipped ones have about one KiB.
+const MAX_FILE: u64 = 1 << 20;
+
+/// A text with the name by which messages call it.
+#[derive(Clone, Debug)]
+struct File {
+    name: String,
+    text: String,
+}
+
+/// Loads the built-in definitions and, over them, those of `dir`.
+///
+/// Families: the directory's come first, in file-name order, then the built-in ones whose file name it does
+/// not replace. Templates: by name, the directory's win. Images: the directory's alone when it has an
+/// `images/`, else the built-in ones. Every mistake is reported, not only the first.
+pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
+    let mut errors = Vec::new();
+    let mut read = |name: &str, extensions: &[&str]| match dir {
+        Some(dir) => directory(&dir.join(name), name, extensions, &mut errors),
+        None => None,
+    };
+    let own_images = read("images", &["yaml", "yml"]);
+    let own_families = read("kernels", &["yaml", "yml"]).unwrap_or_default();
+    let own_templates = read("templates", &["hbs"]).unwrap_or_default();
+
+    let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
+    let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
+    let shipped = builtin::files(builtin::KERNELS, "kernels").into_iter().filter(|file| !replaced(file));
+    let families: Vec<File> = own_families.iter().cloned().chain(shipped).collect();
+
+    let mut definitions =
+        Definitions { root: dir.map_or_else(PathBuf::new, Path::to_path_buf), ..Definitions::default() };
+    for file in builtin::files(builtin::TEMPLATES, "templates").into_iter().chain(own_templates) {
+        if let Some(name) = template_name(&file.name) {
+            definitions.templates.insert(name.to_owned(), file.text);
+        }
+    }
+    let mut places = BTreeMap::new();
+    for file in &families {
+        for family in parse::<KernelFamily>(file, &mut errors) {
+            validate::family(file, &family, &definitions.families, &mut errors);
+            definitions.families.push(family);
+        }
+    }
+    for file in &images {
+        for image in parse::<DriverImage>(file, &mut errors) {
+            validate::image(file, &image, &definitions.templates, &mut errors);
+            let name = image.metadata.name.clone();
+            if let Some(first) = places.insert(name.clone(), file.name.clone()) {
+                errors.push(DefinitionError::at_text(file, name.as_str(), format!("image {name} is defined in {first} already")));
+            }
+            definitions.images.insert(name, image);
+        }
+    }
+    if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
+}
+
+/// `templates/kbuild.Dockerfile.hbs` is the template `kbuild`.
+fn template_name(file: &str) -> Option<&str> {
+    file.strip_prefix("templates/")?.strip_suffix(".Dockerfile.hbs")
+}
+
+/// The files of one directory in file-name order; `None` when there is no such directory.
+fn directory(path: &Path, name: &str, extensions: &[&str], errors: &mut Vec<DefinitionError>) -> Option<Vec<File>> {
+    let listing = match fs::read_dir(path) {
+        Ok(listing) => listing,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => {
+            errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
+            return None;
+        }
+    };
+    let mut files = Vec::new();
+    for entry in listing {
+        let path = match entry {
+            Ok(entry) => entry.path(),
+            Err(error) => {
+                errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
+                continue;
+            }
+        };
+        let Some(file_name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        let wanted = path.extension().and_then(|e| e.to_str()).is_some_and(|e| extensions.contains(&e));
+        if !wanted || file_name.starts_with('.') {
+            continue;
+        }
+        let name = format!("{name}/{file_name}");
+        let size = fs::metadata(&path).map(|metadata| metadata.len());
+        match size.and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(&path).map(Some) }) {
+            Ok(Some(text)) => files.push(File { name, text }),
+            Ok(None) => errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes"))),
+            Err(error) => errors.push(DefinitionError::of_file(&name, format!("cannot be read: {error}"))),
+        }
+    }
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Some(files)
+}
+
+/// The documents of one file. A file with a mistake gives none.
+fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<T> {
+    serde_saphyr::from_multiple(&file.text).unwrap_or_else(|error| {
+        errors.push(DefinitionError::of_yaml(file, &error));
+        Vec::new()
+    })
+}
+
+#[cfg(test)]
+mod tests;
