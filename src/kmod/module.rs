@@ -405,3 +405,6 @@ fn is_signed<'d, R: ReadRef<'d>>(data: R) -> bool {
 pub(super) fn crc_text(crc: u32) -> String {
     format!("{crc:#010x}")
 }
+
+#[cfg(test)]
+mod tests;
