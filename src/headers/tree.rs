@@ -325,7 +325,7 @@ mod tests {
         tree.write("usr/src/h/.config", "# comment\nCONFIG_X86_64=y\n");
         tree.write("usr/src/h/Module.symvers", "");
         tree.link("/lib/x/h", &format!("usr/lib/modules/{RELEASE}/build"));
-        tree.link("../../src", "usr/lib/x");
+        tree.link("../src", "usr/lib/x");
         fs::remove_dir_all(tree.0.path().join("lib")).unwrap();
         assert!(tree.read().unwrap().symbols.is_none());
     }
