@@ -4,6 +4,7 @@
 //! with an identity that changes exactly when the content does.
 
 mod error;
+mod tree;
 
 use std::{
     path::{Path, PathBuf},
@@ -11,6 +12,7 @@ use std::{
 };
 
 pub use error::FetchError;
+pub use tree::{TreeError, read_header_set};
 
 use crate::{
     cache::Cache,

@@ -219,3 +219,6 @@ fn duplicates(reports: &[ModuleReport]) -> Vec<Finding> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ mod symvers;
 mod vermagic;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use config::{ConfigError, KernelConfig};

@@ -269,9 +269,9 @@ fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap
     let extended = elf.find("__version_ext_crcs").zip(elf.find("__version_ext_names"));
     if let Some((crcs, names)) = extended {
         let (crc_bytes, name_bytes) = (elf.contents(crcs)?, elf.contents(names)?);
-        if name_bytes.last() != Some(&0) || crc_bytes.len() % 4 != 0 {
+        let Some((0, name_bytes)) = name_bytes.split_last().filter(|_| crc_bytes.len() % 4 == 0) else {
             return Err(elf.malformed(names, "does not fit the versions beside it"));
-        }
+        };
         let mut rest = name_bytes.split(|&byte| byte == 0);
         let mut versions = BTreeMap::new();
         for crc in crc_bytes.chunks_exact(4) {
@@ -405,3 +405,6 @@ fn is_signed<'d, R: ReadRef<'d>>(data: R) -> bool {
 pub(super) fn crc_text(crc: u32) -> String {
     format!("{crc:#010x}")
 }
+
+#[cfg(test)]
+mod tests;
