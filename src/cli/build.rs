@@ -40,7 +40,7 @@ pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken)
         return Ok(Exit::Interrupted);
     }
     let BuildOutcome { cell, digest, built } = outcome?;
-    let reference = cell.reference();
+    let reference = &cell.reference;
     let pinned = args.push.then(|| format!("{}@{digest}", reference.repository));
     let report = built.as_ref().map(|built| &built.report);
     let text = match global.output {
@@ -54,7 +54,7 @@ pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken)
             check: report,
         })?,
         OutputForm::Table => {
-            let table = report.map(super::check::table).unwrap_or_default();
+            let table = report.map(kmod::table).unwrap_or_default();
             let line = match (&pinned, &built) {
                 (Some(pinned), Some(_)) => format!("{reference}\n{pinned}"),
                 (Some(pinned), None) => format!("{reference} is up to date\n{pinned}"),

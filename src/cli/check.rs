@@ -1,6 +1,6 @@
 //! `farrier check`: will these modules load on that kernel?
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tokio_util::sync::CancellationToken;
 
@@ -11,8 +11,8 @@ use super::{
     settings::{self, Settings},
 };
 use crate::{
-    headers::tree,
-    kmod::{self, CheckRequest, KernelFacts, Verdict},
+    headers::read_header_set,
+    kmod::{self, CheckRequest, KernelFacts, PayloadModule, Verdict},
     payload,
 };
 
@@ -42,7 +42,7 @@ async fn facts(global: &Global, args: &CheckArgs) -> Result<KernelFacts, CliErro
     match &args.headers {
         Some(root) => {
             let target = settings::target(&args.target)?;
-            let (facts, _) = tree::read_header_set(root, &target.release, target.arch)?;
+            let (facts, _) = read_header_set(root, &target.release, target.arch)?;
             Ok(facts)
         }
         None => {
@@ -52,10 +52,10 @@ async fn facts(global: &Global, args: &CheckArgs) -> Result<KernelFacts, CliErro
     }
 }
 
-fn read(path: &Path) -> Result<Vec<payload::NamedModule>, CliError> {
+fn read(path: &Path) -> Result<Vec<PayloadModule>, CliError> {
     if path.is_dir() {
         Ok(payload::read_modules(path)?)
     } else {
-        Ok(vec![payload::read_module(&PathBuf::from(path))?])
+        Ok(payload::read_module(path)?.into_iter().collect())
     }
 }

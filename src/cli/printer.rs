@@ -24,6 +24,13 @@ pub fn result(text: &str) -> io::Result<()> {
     }
 }
 
+/// A table without borders, as the plan's.
+pub fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table.load_preset(comfy_table::presets::NOTHING).set_header(header);
+    table
+}
+
 /// The JSON form of a result.
 pub fn json(value: &impl serde::Serialize) -> io::Result<String> {
     serde_json::to_string_pretty(value).map_err(io::Error::from)

@@ -1,6 +1,6 @@
 //! Joins settings, registry, cluster and engine into a controller.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::Path, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
@@ -9,7 +9,7 @@ use crate::{
     cluster::{Cluster, Directory},
     controller::{Controller, LazyEngine},
     engine::EngineChoice,
-    registry::{self, RegistryLocation},
+    registry::{self, RegistryLocation, RemoteRegistry},
 };
 
 /// A controller that publishes to `location`.
@@ -20,8 +20,8 @@ pub fn controller(global: &Global, location: &str, engine: EngineChoice, cancel:
         definitions,
         fetcher,
         cache,
-        registry: registry::connect(&location, &options)?,
-        remote: registry::remote(&options)?,
+        registry: registry::connect(&location, options.clone())?,
+        remote: Arc::new(RemoteRegistry::new("registries".to_owned(), options)?),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         reporter: Arc::new(Progress::new()),
@@ -32,7 +32,7 @@ pub fn controller(global: &Global, location: &str, engine: EngineChoice, cancel:
 /// The cluster that `--cluster` names.
 pub fn cluster(text: &str) -> Result<Arc<dyn Cluster>, CliError> {
     match text.split_once(':') {
-        Some(("dir", path)) if !path.is_empty() => Ok(Arc::new(Directory::open(PathBuf::from(path))?)),
+        Some(("dir", path)) if !path.is_empty() => Ok(Arc::new(Directory::open(Path::new(path))?)),
         _ => Err(CliError::Usage(format!("--cluster: {text:?} is not dir:PATH, the form that this version has"))),
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     headers::{FetchOptions, Fetcher},
     image::Definitions,
     kernel::{Architecture, KernelTarget},
-    registry::RegistryOptions,
+    registry::{CredentialFile, RegistryOptions},
 };
 
 /// What every command works with.
@@ -39,13 +39,12 @@ impl Settings {
         let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
         let definitions = definitions::load(directory.as_deref())?;
         let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
-        let ca_pem = global.ca_file.as_deref().map(read_ca).transpose()?;
         let options = FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
-        let fetcher = Fetcher::new(cache.clone(), options)?;
+        let fetcher = Fetcher::new(cache.clone(), options);
         let registry = RegistryOptions {
-            ca_pem,
+            credentials: CredentialFile::new(env_vars::registry_auth_file()),
+            ca_file: global.ca_file.clone(),
             insecure: global.insecure_registry.clone(),
-            auth_file: env_vars::registry_auth_file(),
         };
         Ok(Self { definitions, cache, fetcher, registry })
     }
@@ -57,10 +56,6 @@ fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
         Ok(path) => Err(CliError::Usage(format!("definitions {}: not a directory", path.display()))),
         Err(error) => Err(CliError::Usage(format!("definitions {}: {error}", path.display()))),
     }
-}
-
-fn read_ca(path: &Path) -> Result<Vec<u8>, CliError> {
-    fs::read(path).map_err(|error| CliError::Usage(format!("CA file {}: {error}", path.display())))
 }
 
 /// The kernel target of the arguments; the operating system and architecture default to this machine's.

@@ -70,7 +70,7 @@ impl Controller {
         self.reporter.stage(&subject, Stage::Check);
         let report = check(cell, image, &headers, &payload).await?;
         if report.verdict == Verdict::Refused {
-            return Err(TargetError::Refused { summary: report.summary(), report: crate::cli::check::table(&report) });
+            return Err(TargetError::Refused { summary: report.summary(), report: kmod::table(&report) });
         }
 
         self.reporter.stage(&subject, Stage::Assemble);
@@ -97,7 +97,8 @@ impl Controller {
             context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         }
         for patch in &cell.patches {
-            context.push(ContextEntry { dest: format!("patches/{}", patch.file_name), from: root.join(&patch.path) });
+            let path = &image.spec.patches[patch.index].path;
+            context.push(ContextEntry { dest: format!("patches/{}", patch.name), from: root.join(path) });
         }
         Ok(context)
     }

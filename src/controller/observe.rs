@@ -108,7 +108,7 @@ impl Controller {
 
     /// What the registry holds under the cells' references.
     pub(super) async fn published(&self, cells: &[Arc<Cell>]) -> Lookups {
-        let references = cells.iter().flat_map(|cell| cell.references.iter().cloned());
+        let references = cells.iter().flat_map(|cell| cell.references().cloned());
         let found = stream::iter(references)
             .map(|reference| async move {
                 let published = self.look_up(&reference).await;

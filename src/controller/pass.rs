@@ -184,7 +184,7 @@ impl Controller {
         match outcome {
             Ok(built) => {
                 self.reporter.finished(&subject, &format!("published {}", built.digest));
-                let image = format!("{}@{}", cell.reference().repository, built.digest);
+                let image = format!("{}@{}", cell.reference.repository, built.digest);
                 let Built { report, pushed_bytes, .. } = built;
                 Ok((TargetReport::Built { subject, image, verdict: report.verdict, pushed_bytes }, false))
             }
@@ -222,7 +222,7 @@ impl Controller {
     async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<(), String> {
         let Some(change) = rollout.change() else { return Ok(()) };
         let outcome = match (&rollout.target.strategy, &rollout.target.path) {
-            (Strategy::File, Some(path)) => match Directory::open(self.definitions.root.join(path)) {
+            (Strategy::File, Some(path)) => match Directory::open(&self.definitions.root.join(path)) {
                 Ok(directory) => directory.set_image(&change).await,
                 Err(error) => Err(error),
             },
@@ -245,7 +245,7 @@ impl Controller {
             .collect();
         let mut manifests = Manifests::new();
         for path in paths {
-            let read = match Directory::open(self.definitions.root.join(path)) {
+            let read = match Directory::open(&self.definitions.root.join(path)) {
                 Ok(directory) => directory.snapshot().await,
                 Err(error) => Err(error),
             };

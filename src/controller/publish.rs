@@ -4,9 +4,9 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     Controller, TargetError,
-    bases::RuntimeBaseImage,
     build::{Payload, blocking},
     retry::with_retry,
+    root_fs::RuntimeBaseImage,
 };
 use crate::{
     headers::HeaderSet,
@@ -87,7 +87,7 @@ impl Controller {
 
     /// Pushes what the registry lacks, then the manifest under every tag. Returns the bytes sent.
     pub(super) async fn publish(&self, cell: &Cell, image: &Image, overwrite: bool) -> Result<u64, TargetError> {
-        let repository = &cell.reference().repository;
+        let repository = &cell.reference.repository;
         let mut sent = 0;
         if let Some(base) = &image.base {
             for layer in &base.image.layers {
@@ -125,7 +125,7 @@ impl Controller {
 
     /// Gives an image that is published further tags.
     pub(super) async fn tag(&self, cell: &Cell, digest: &Digest, references: &[ImageReference]) -> Result<(), TargetError> {
-        let repository = &cell.reference().repository;
+        let repository = &cell.reference.repository;
         let by_digest = Version::Digest(digest.clone());
         let stored = with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &by_digest)).await?;
         let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
@@ -182,5 +182,5 @@ fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<RuntimeBaseI
         annotations: BTreeMap::new(),
     };
     let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch)?;
-    Ok(RuntimeBaseImage { image, repository: cell.reference().repository.clone(), usr_merged: false })
+    Ok(RuntimeBaseImage { image, repository: cell.reference.repository.clone(), usr_merged: false })
 }

@@ -78,11 +78,8 @@ impl Controller {
                     false => Err(TargetError::Conflict { reference: reference.to_string() }),
                 };
             }
-            if reference == cell.reference() {
-                continue;
-            }
         }
-        Ok(self.look_up(cell.reference()).await?.map(|found| found.digest))
+        Ok(self.look_up(&cell.reference).await?.map(|found| found.digest))
     }
 
     fn image(&self, name: &ImageName) -> Result<&DriverImage, TargetError> {

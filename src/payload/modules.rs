@@ -61,13 +61,20 @@ pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>, PayloadError> 
             continue;
         };
         let path = entry.path().strip_prefix(payload).unwrap_or(entry.path()).to_string_lossy().into_owned();
-        modules.push(PayloadModule { path, module: read_module(entry.path(), compression)? });
+        modules.push(PayloadModule { path, module: parse_file(entry.path(), compression)? });
     }
     modules.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(modules)
 }
 
-fn read_module(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>, PayloadError> {
+/// One module file; `None` when its name is not that of a module.
+pub fn read_module(path: &Path) -> Result<Option<PayloadModule>, PayloadError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let Some(compression) = Compression::of(&name) else { return Ok(None) };
+    Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module: parse_file(path, compression)? }))
+}
+
+fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>, PayloadError> {
     let fault = |action| move |source| PayloadError { action, path: path.to_owned(), source };
     let file = File::open(path).map_err(fault("open"))?;
     let mut reader: Box<dyn Read> = match compression {

@@ -88,6 +88,8 @@ pub struct Cell {
     /// The kernel family.
     #[serde(serialize_with = "text::one")]
     pub family: ImageName,
+    /// The toolchain's identity.
+    pub toolchain: String,
     /// The name that it is published and looked up under.
     #[serde(serialize_with = "text::one")]
     pub reference: ImageReference,
@@ -111,6 +113,11 @@ pub struct Cell {
 }
 
 impl Cell {
+    /// For messages: `<image> for <kernel release>`.
+    pub fn subject(&self) -> String {
+        format!("{} for {}", self.image, self.target.release)
+    }
+
     /// All its names.
     pub fn references(&self) -> impl Iterator<Item = &ImageReference> {
         std::iter::once(&self.reference).chain(&self.further)
@@ -161,6 +168,7 @@ pub fn cell_for(
         version: resolved.version.clone(),
         target: target.clone(),
         family: family.metadata.name.clone(),
+        toolchain: toolchain.to_owned(),
         reference,
         further,
         input_hash,

@@ -10,7 +10,7 @@ mod decide;
 mod matrix;
 mod node;
 mod reasons;
-mod retry;
+pub mod retry;
 mod rollout;
 mod selector;
 mod snapshot;
@@ -25,7 +25,6 @@ pub use decide::{
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
-pub use retry::delay;
 pub use rollout::{ImageChange, Manifests, PlannedRollout, RolloutDecision, RolloutTarget, Strategy};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{ClusterSnapshot, Container, DaemonSetFacts, NodeFacts, Owner};
