@@ -369,3 +369,6 @@ impl Published {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -189,3 +189,6 @@ fn without_collisions(cells: Vec<Cell>) -> (Vec<Cell>, Vec<Skipped>) {
     }
     (kept, collided)
 }
+
+#[cfg(test)]
+mod tests;

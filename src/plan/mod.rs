@@ -7,6 +7,8 @@
 
 mod cell;
 mod decide;
+#[cfg(test)]
+mod fixtures;
 mod matrix;
 mod node;
 mod reasons;
@@ -28,4 +30,4 @@ pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{ImageChange, Manifests, PlannedRollout, RolloutDecision, RolloutTarget, Strategy};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{ClusterSnapshot, Container, DaemonSetFacts, NodeFacts, Owner};
-pub use table::table;
+pub use table::{summary, table};

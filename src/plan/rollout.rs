@@ -334,3 +334,6 @@ fn remedy(owner: &Owner) -> String {
     };
     format!("set {fields} of {} {} instead", owner.kind, owner.name)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,149 @@
 //! Pure: a plan as people read it.
-use super::Plan;
 
-/// The plan as tables and one closing line.
+use std::collections::BTreeMap;
+
+use comfy_table::{Table, presets};
+
+use super::{Plan, PlannedRollout, RolloutDecision};
+
+/// Names of nodes written out before the rest is only counted.
+const NAMED_NODES: usize = 3;
+
+/// The plan as tables, those without rows left out, and one closing line.
 pub fn table(plan: &Plan) -> String {
-    format!("{plan:?}")
+    let sections = [images(plan), rollouts(plan), left_alone(plan)];
+    let mut text: String = sections
+        .into_iter()
+        .filter(|table| !table.is_empty())
+        .flat_map(|table| [lines(&table), "\n".to_owned()])
+        .collect();
+    text.push_str(&summary(plan));
+    text.push('\n');
+    text
+}
+
+/// `2 images to build, 1 up to date, 1 field to rewrite`.
+pub fn summary(plan: &Plan) -> String {
+    let Plan { builds, tags, up_to_date, conflicts, held_back, unknown, skipped, left_alone, rollouts } =
+        plan;
+    let count =
+        |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
+    let parts = [
+        (builds.len(), "to build"),
+        (tags.len(), "to tag"),
+        (up_to_date.len(), "up to date"),
+        (conflicts.len(), "in conflict"),
+        (held_back.len(), "held back"),
+        (unknown.len(), "unknown"),
+        (skipped.len(), "skipped"),
+        (count(|d| matches!(d, RolloutDecision::Rewrite { .. })), "to rewrite"),
+        (count(|d| matches!(d, RolloutDecision::Pending { .. })), "to rewrite after their build"),
+        (count(|d| matches!(d, RolloutDecision::AlreadySet { .. })), "already set"),
+        (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
+        (left_alone.len(), "nodes left alone"),
+    ];
+    let said: Vec<String> =
+        parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    match (said.is_empty(), plan.is_idle()) {
+        (true, _) => "nothing to do".to_owned(),
+        (false, true) => format!("nothing to do: {}", said.join(", ")),
+        (false, false) => said.join(", "),
+    }
+}
+
+fn images(plan: &Plan) -> Table {
+    let Plan { builds, tags, up_to_date, conflicts, held_back, unknown, skipped, left_alone: _, rollouts: _ } =
+        plan;
+    let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
+    let mut add = |cell: &super::Cell, action, why| {
+        rows.push((cell.image.to_string(), cell.target.to_string(), cell.nodes.len(), action, why));
+    };
+    for build in builds {
+        add(&build.cell, "build", build.why.to_string());
+    }
+    for found in up_to_date {
+        let verdict = found.verdict.map_or("no check report", super::PublishedVerdict::as_str);
+        add(&found.cell, "up to date", format!("{} ({verdict})", found.digest));
+    }
+    for tag in tags {
+        let names: Vec<_> = tag.references.iter().map(ToString::to_string).collect();
+        add(&tag.cell, "tag", format!("{} also as {}", tag.digest, names.join(", ")));
+    }
+    for conflict in conflicts {
+        let theirs =
+            conflict.theirs.map_or("unknown inputs".to_owned(), |hash| format!("inputs {}", hash.short()));
+        let ours = conflict.cell.input_hash.short();
+        let why = format!("{} has {theirs}, wanted {ours}; {}", conflict.reference, conflict.remedy);
+        add(&conflict.cell, "conflict", why);
+    }
+    for held in held_back {
+        add(&held.cell, "held back", format!("failed at {:.0}: {}", held.at, held.message));
+    }
+    for unclear in unknown {
+        add(&unclear.cell, "unknown", format!("{}: {}", unclear.reference, unclear.message));
+    }
+    for skip in skipped {
+        rows.push((
+            skip.image.to_string(),
+            skip.target.to_string(),
+            skip.nodes,
+            "skip",
+            skip.why.to_string(),
+        ));
+    }
+    rows.sort();
+    let rows = rows.into_iter().map(|(image, kernel, nodes, action, why)| {
+        vec![image, kernel, nodes.to_string(), action.to_owned(), why]
+    });
+    plain(&["IMAGE", "KERNEL", "NODES", "ACTION", "WHY"], rows)
+}
+
+fn rollouts(plan: &Plan) -> Table {
+    let row = |rollout: &PlannedRollout| {
+        let (action, why) = match &rollout.decision {
+            RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
+            RolloutDecision::Pending { on } => ("rewrite later", format!("after {on} is published")),
+            RolloutDecision::AlreadySet { image } => ("already set", image.to_string()),
+            RolloutDecision::Hold(why) => ("hold", why.to_string()),
+        };
+        vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
+    };
+    plain(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
+}
+
+/// One row for each reason: of a fleet without labels, ten thousand rows would say nothing more.
+fn left_alone(plan: &Plan) -> Table {
+    let mut reasons: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for left in &plan.left_alone {
+        reasons.entry(left.why.to_string()).or_default().push(&left.node);
+    }
+    let row = |(why, nodes): (String, Vec<&str>)| {
+        let mut names = nodes[..nodes.len().min(NAMED_NODES)].join(", ");
+        if nodes.len() > NAMED_NODES {
+            names = format!("{names} and {} more", nodes.len() - NAMED_NODES);
+        }
+        vec![names, why]
+    };
+    plain(&["NODES LEFT ALONE", "WHY"], reasons.into_iter().map(row))
+}
+
+fn plain(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    for row in rows {
+        table.add_row(row.iter().map(|text| printable(text)));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table
+}
+
+/// Names and labels come from strangers; a terminal must not take them for commands.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn lines(table: &Table) -> String {
+    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }

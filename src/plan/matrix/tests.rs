@@ -1,0 +1,182 @@
+use super::super::{
+    CellInputs, SkipReason, cell_for,
+    fixtures::{K47, K48, World, image, name, resolved},
+};
+use crate::{
+    image::{InputHash, Output, RuntimeBase},
+    kernel::KernelTarget,
+};
+
+fn target(release: &str) -> KernelTarget {
+    KernelTarget {
+        os: "debian".parse().unwrap(),
+        os_version: "12".parse().unwrap(),
+        release: release.parse().unwrap(),
+        arch: "amd64".parse().unwrap(),
+    }
+}
+
+#[test]
+fn one_cell_for_each_kernel() {
+    let world = World::new(&[K47, K48, K47]);
+    let matrix = world.matrix();
+    let cells: Vec<_> = matrix.cells.iter().map(|c| (c.reference.to_string(), c.nodes.join(" "))).collect();
+    assert_eq!(
+        cells,
+        [
+            ("registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64".to_owned(), "n0 n2".to_owned()),
+            ("registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64".to_owned(), "n1".to_owned()),
+        ]
+    );
+    assert!(matrix.skipped.is_empty() && matrix.left_alone.is_empty());
+    let cell = &matrix.cells[0];
+    assert!(cell.dockerfile.contains(&format!("FROM {} AS modules", cell.base_name)), "{}", cell.dockerfile);
+    assert!(cell.base_name.starts_with("localhost/farrier/base:"), "{}", cell.base_name);
+}
+
+#[test]
+fn images_that_no_node_calls_for_have_no_cells() {
+    let mut world = World::new(&[K47]);
+    world.image("mft").spec.nodes.match_labels.insert("pci".to_owned(), "no".to_owned());
+    assert!(world.matrix().cells.is_empty());
+    world.announced.insert(target(K48));
+    let matrix = world.matrix();
+    assert_eq!((matrix.cells.len(), matrix.cells[0].nodes.len()), (1, 0));
+}
+
+#[test]
+fn nodes_of_unknown_kernel_are_left_alone() {
+    let mut world = World::new(&[K47, "6.1.0$(reboot)", K48, K48]);
+    world.snapshot.nodes[0].labels.remove(super::super::KERNEL_LABEL);
+    world.snapshot.nodes[3].name = "n2".to_owned();
+    let matrix = world.matrix();
+    assert!(matrix.cells.is_empty());
+    let left: Vec<_> = matrix.left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect();
+    insta::assert_snapshot!(left.join("\n"), @r#"
+    n0: label feature.node.kubernetes.io/kernel-version.full is missing
+    n1: kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are possible
+    n2: two nodes have this name
+    n2: two nodes have this name
+    "#);
+}
+
+#[test]
+fn two_kernels_with_one_tag_block_each_other() {
+    let world = World::new(&["6.1.0-acme+", "6.1.0-acme~", K47]);
+    let matrix = world.matrix();
+    assert_eq!(matrix.cells.len(), 1);
+    let reasons: Vec<_> = matrix.skipped.iter().map(|s| s.why.to_string()).collect();
+    insta::assert_snapshot!(reasons.join("\n"), @r"
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64)
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64)
+    ");
+}
+
+#[test]
+fn what_cannot_be_built_has_a_reason() {
+    let why = |change: fn(&mut World)| {
+        let mut world = World::new(&[K47]);
+        change(&mut world);
+        let matrix = world.matrix();
+        assert_eq!((matrix.cells.len(), matrix.skipped.len()), (0, 1));
+        matrix.skipped[0].why.to_string()
+    };
+    let reasons = [
+        why(|w| w.image("mft").spec.kernels = Some(">=6.2".parse().unwrap())),
+        why(|w| w.definitions.families.clear()),
+        why(|w| w.resolved = [(name("mft"), Err("no package foo in bookworm".to_owned()))].into()),
+        why(|w| w.resolved.clear()),
+        why(|w| w.toolchains = [(name("debian-12"), Err("no such suite".to_owned()))].into()),
+        why(|w| w.toolchains.clear()),
+        why(|w| w.definitions.templates.clear()),
+        why(|w| w.image("mft").spec.tags.clear()),
+        why(|w| w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b".to_owned()))),
+    ];
+    insta::assert_snapshot!(reasons.join("\n"), @r#"
+    the image is for kernels >=6.2
+    no kernel family matches
+    no package foo in bookworm
+    its sources were not looked up
+    toolchain of family debian-12: no such suite
+    toolchain of family debian-12: it was not looked up
+    there is no template "mft"
+    the image has no tags
+    the runtime base was not looked up
+    "#);
+    let mut world = World::new(&[K47]);
+    world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchian}}".to_owned());
+    assert!(matches!(world.matrix().skipped[0].why, SkipReason::Template { .. }));
+    world.image("mft").spec.tags = vec!["{{verzion}}".to_owned()];
+    world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned());
+    assert!(matches!(world.matrix().skipped[0].why, SkipReason::Tag { .. }));
+    world.image("mft").spec.tags = vec!["x".to_owned()];
+    world.location.prefix = "registry.test/UPPER CASE".to_owned();
+    assert!(matches!(world.matrix().skipped[0].why, SkipReason::Repository { .. }));
+}
+
+#[test]
+fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
+    fn hash(change: fn(&mut World)) -> InputHash {
+        let mut world = World::new(&[K47]);
+        change(&mut world);
+        world.matrix().cells[0].input_hash
+    }
+    fn found(world: &mut World) -> &mut super::super::ResolvedImage {
+        world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap()
+    }
+    let same = hash(|_| ());
+    for change in [
+        (|w| w.image("mft").spec.rollout.clear()) as fn(&mut World),
+        |w| w.image("mft").spec.tags = vec!["other".to_owned()],
+        |w| w.image("mft").spec.kernels = Some(">=6".parse().unwrap()),
+        |w| w.location.prefix = "elsewhere.test".to_owned(),
+        |w| w.snapshot.nodes[0].name = "other".to_owned(),
+    ] {
+        assert_eq!(hash(change), same);
+    }
+    let different: Vec<InputHash> = [
+        (|w| found(w).version = "4.34.0".to_owned()) as fn(&mut World),
+        |w| found(w).sources = [("src".to_owned(), "sha256:2".to_owned())].into(),
+        |w| w.image("mft").spec.sources[0].unpack = Some("a.tar".to_owned()),
+        |w| w.image("mft").spec.sources[0].subdir = Some("a.tar".to_owned()),
+        |w| w.image("mft").spec.modules.push("another".to_owned()),
+        |w| w.image("mft").spec.output = Output::Image,
+        |w| w.image("mft").spec.runtime.entrypoint.push("x".to_owned()),
+        |w| drop(w.image("mft").spec.runtime.env.insert("x".to_owned(), "y".to_owned())),
+        |w| {
+            w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b".to_owned()));
+            found(w).base_identity = Some("sha256:3".to_owned());
+        },
+        |w| drop(w.toolchains.insert(name("debian-12"), Ok("toolchain-2".to_owned()))),
+        |w| drop(w.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned())),
+        |w| {
+            let patch = serde_json::json!({"path": "patches/a b.patch", "kernels": ">=6.1"});
+            w.image("mft").spec.patches.push(serde_json::from_value(patch).unwrap());
+            found(w).patches.insert(0, "sha256:4".to_owned());
+        },
+    ]
+    .map(hash)
+    .into();
+    let distinct: std::collections::BTreeSet<_> = different.iter().chain([&same]).collect();
+    assert_eq!(distinct.len(), different.len() + 1);
+}
+
+#[test]
+fn patches_apply_to_their_kernels_under_safe_names() {
+    let mut world = World::new(&[]);
+    let mut image = image("mft");
+    image.spec.patches = ["{\"path\": \"p/$(x).patch\"}", "{\"path\": \"b.patch\", \"kernels\": \">=6.2\"}"]
+        .map(|patch| serde_json::from_str(patch).unwrap())
+        .into();
+    let resolved = super::super::ResolvedImage {
+        patches: [(0, "a".to_owned()), (1, "b".to_owned())].into(),
+        ..resolved()
+    };
+    world.resolved.insert(name("mft"), Ok(resolved));
+    let inputs: CellInputs<'_> = world.cell_inputs();
+    let names = |release: &str| -> Vec<String> {
+        cell_for(&inputs, &image, &target(release)).unwrap().patches.into_iter().map(|p| p.name).collect()
+    };
+    assert_eq!(names(K47), ["001-__x_.patch"]);
+    assert_eq!(names("6.12.3"), ["001-__x_.patch", "002-b.patch"]);
+}

@@ -1,0 +1,200 @@
+use proptest::{
+    prelude::{any, prop, prop_assert, prop_assert_eq, proptest},
+    strategy::Strategy as _,
+};
+
+use super::{
+    super::{
+        HoldReason, KERNEL_LABEL, LeftAlone, Operator, Requirement, SelectorTerm,
+        fixtures::{K47, K48, World, daemon_set, image, node},
+        node_target,
+    },
+    *,
+};
+use crate::image::Version;
+
+/// The one rollout's reason to hold, after a change to a world in which it would be rewritten.
+fn hold(change: fn(&mut World)) -> HoldReason {
+    let mut world = World::new(&[K47, K47]);
+    world.publish(PublishedVerdict::Loads);
+    assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Rewrite { .. }));
+    change(&mut world);
+    match world.plan().rollouts.swap_remove(0).decision {
+        RolloutDecision::Hold(reason) => reason,
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+fn own(world: &mut World, kind: &str) {
+    world.snapshot.daemon_sets[0].owner = Some(Owner { kind: kind.to_owned(), name: "policy".to_owned() });
+}
+
+fn republish(world: &mut World, change: fn(&mut Published)) {
+    world.observed.published.values_mut().for_each(change);
+}
+
+#[test]
+fn every_reason_to_hold_says_what_is_the_matter() {
+    let reasons = [
+        hold(|w| w.snapshot.daemon_sets.clear()),
+        hold(|w| w.snapshot.daemon_sets.push(daemon_set("mft"))),
+        hold(|w| w.snapshot.daemon_sets[0].containers[0].name = "main".to_owned()),
+        hold(|w| w.snapshot.daemon_sets[0].containers[0].fixed = Some("it is anchored".to_owned())),
+        hold(|w| {
+            let mut other = image("other");
+            other.spec.rollout = w.image("mft").spec.rollout.clone();
+            w.definitions.images.insert(other.metadata.name.clone(), other);
+        }),
+        hold(|w| own(w, "NicClusterPolicy")),
+        hold(|w| own(w, "ClusterPolicy")),
+        hold(|w| own(w, "NVIDIADriver")),
+        hold(|w| own(w, "Widget")),
+        hold(|w| w.snapshot.daemon_sets[0].affinity = NodeAffinity::Unsupported("operator Near".to_owned())),
+        hold(|w| w.snapshot.nodes.iter_mut().for_each(|n| drop(n.labels.remove("pci")))),
+        hold(|w| drop(w.snapshot.nodes[1].labels.remove(KERNEL_LABEL))),
+        hold(|w| w.snapshot.nodes[1] = node("n1", K48)),
+        hold(|w| w.snapshot.nodes = vec![node("n0", "5.10.0")]),
+        hold(|w| w.definitions.families.clear()),
+        hold(|w| w.image("mft").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into()),
+        hold(|w| republish(w, |p| p.verdict = Some(PublishedVerdict::Refused))),
+        hold(|w| republish(w, |p| p.verdict = Some(PublishedVerdict::Unknown))),
+        hold(|w| republish(w, |p| p.verdict = None)),
+        hold(|w| republish(w, |p| p.kernel_release = Some("6.1.0-47-amd64+".to_owned()))),
+        hold(|w| republish(w, |p| p.kernel_release = None)),
+        hold(|w| w.location.pullable = false),
+    ];
+    let digest = regex::Regex::new("@sha256:[0-9a-f]{64}").unwrap();
+    let text: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(digest.replace_all(&text.join("\n"), "@DIGEST"), @"");
+}
+
+#[test]
+fn an_unknown_verdict_passes_where_it_is_allowed() {
+    let mut world = World::new(&[K47]);
+    world.publish(PublishedVerdict::Unknown);
+    world.allow_unknown = true;
+    assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Rewrite { .. }));
+    republish(&mut world, |published| published.verdict = Some(PublishedVerdict::Refused));
+    assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Hold(_)));
+}
+
+#[test]
+fn nodes_outside_the_daemon_set_do_not_matter() {
+    let mut world = World::new(&[K47, K48, K48]);
+    world.publish(PublishedVerdict::Loads);
+    let by_name = Requirement {
+        key: "metadata.name".to_owned(),
+        operator: Operator::In,
+        values: vec!["n1".to_owned(), "n2".to_owned()],
+    };
+    world.snapshot.daemon_sets[0].affinity =
+        NodeAffinity::Terms(vec![SelectorTerm { expressions: Vec::new(), fields: vec![by_name] }]);
+    let RolloutDecision::Rewrite { to, .. } = &world.plan().rollouts[0].decision else { panic!("held") };
+    let plan = world.plan();
+    let wanted = plan.up_to_date.iter().find(|u| u.cell.target.release.as_str() == K48).unwrap();
+    assert_eq!(to.version, Version::Digest(wanted.digest.clone()));
+}
+
+#[test]
+fn file_rollouts_look_into_their_own_directory() {
+    let mut world = World::new(&[K47]);
+    world.publish(PublishedVerdict::Loads);
+    world.snapshot.daemon_sets.clear();
+    let path = PathBuf::from("../gitops");
+    world.image("mft").spec.rollout = vec![RolloutSpec::File {
+        path: path.clone(),
+        namespace: "kube-system".to_owned(),
+        daemon_set: "mft".to_owned(),
+        container: "driver".to_owned(),
+    }];
+    let decision = |world: &World| world.plan().rollouts.swap_remove(0).decision;
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
+    world.manifests.insert(path.clone(), Ok(vec![daemon_set("mft")]));
+    assert!(matches!(decision(&world), RolloutDecision::Rewrite { .. }));
+    world.manifests.insert(path, Err("a.yaml:1:2: no".to_owned()));
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));
+}
+
+/// Worlds with everything that could mislead: stale labels, several kernels, foreign and refused images.
+fn worlds() -> impl proptest::strategy::Strategy<Value = World> {
+    let release = prop::sample::select(vec![K47, K48, "6.1.0-acme+", "6.1.0-acme", "5.4.0 evil"]);
+    let nodes = prop::collection::vec((release, 0..6u8), 0..6);
+    let published = prop::collection::vec(0..9u8, 8);
+    let reach = 0..5u8;
+    (nodes, published, reach, any::<bool>()).prop_map(|(nodes, published, reach, allow_unknown)| {
+        let releases: Vec<&str> = nodes.iter().map(|(release, _)| *release).collect();
+        let mut world = World::new(&releases);
+        world.allow_unknown = allow_unknown;
+        world.publish(PublishedVerdict::Loads);
+        for (published, what) in world.observed.published.values_mut().zip(published) {
+            match what {
+                0 => published.input_hash = None,
+                1 => published.verdict = Some(PublishedVerdict::Unknown),
+                2 => published.verdict = Some(PublishedVerdict::Refused),
+                3 => published.verdict = None,
+                4 => published.kernel_release = Some(K47.to_owned()),
+                _ => {}
+            }
+        }
+        for (facts, (_, what)) in world.snapshot.nodes.iter_mut().zip(&nodes) {
+            match what {
+                0 => drop(facts.labels.remove(KERNEL_LABEL)),
+                1 => drop(facts.labels.insert(KERNEL_LABEL.to_owned(), K48.to_owned())),
+                2 => drop(facts.labels.remove("pci")),
+                3 => drop(facts.labels.insert("zone".to_owned(), "a".to_owned())),
+                _ => {}
+            }
+        }
+        let daemon_set = &mut world.snapshot.daemon_sets[0];
+        let zone = |operator| Requirement {
+            key: "zone".to_owned(),
+            operator,
+            values: if operator == Operator::In { vec!["a".to_owned()] } else { Vec::new() },
+        };
+        let term = |expressions, fields| NodeAffinity::Terms(vec![SelectorTerm { expressions, fields }]);
+        match reach {
+            0 => daemon_set.affinity = term(vec![zone(Operator::In)], Vec::new()),
+            1 => daemon_set.affinity = term(vec![zone(Operator::DoesNotExist)], Vec::new()),
+            2 => {
+                let name = "metadata.name".to_owned();
+                let values = vec!["n0".to_owned(), "n3".to_owned()];
+                let first = Requirement { key: name, operator: Operator::In, values };
+                daemon_set.affinity = term(Vec::new(), vec![first]);
+            }
+            3 => daemon_set.node_selector.clear(),
+            _ => {}
+        }
+        world
+    })
+}
+
+proptest! {
+    /// Guarantee 1, stated without the planner's own helpers for choosing an image.
+    #[test]
+    fn no_rewrite_without_a_passing_image_for_every_reached_kernel(world in worlds()) {
+        let plan = world.plan();
+        for rollout in &plan.rollouts {
+            let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { continue };
+            let daemon_set = &world.snapshot.daemon_sets[0];
+            let reached: Vec<&NodeFacts> =
+                world.snapshot.nodes.iter().filter(|node| daemon_set.reaches(node) != Some(false)).collect();
+            prop_assert!(!reached.is_empty());
+            for node in reached {
+                let target = node_target(node).unwrap();
+                prop_assert_eq!(target.release.as_str(), &node.kernel_version);
+                let good = world.observed.published.iter().any(|(reference, published)| {
+                    let verdict = published.verdict == Some(PublishedVerdict::Loads)
+                        || (world.allow_unknown && published.verdict == Some(PublishedVerdict::Unknown));
+                    verdict
+                        && reference.repository == to.repository
+                        && Version::Digest(published.digest.clone()) == to.version
+                        && published.kernel_release.as_ref() == Some(&node.kernel_version)
+                        && published.input_hash.is_some()
+                });
+                prop_assert!(good, "{} is not for {}", to, node.kernel_version);
+                let left = |l: &LeftAlone| l.node == node.name;
+                prop_assert!(!plan.left_alone.iter().any(left));
+            }
+        }
+    }
+}
