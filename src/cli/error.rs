@@ -90,7 +90,7 @@ impl CliError {
             },
             Self::Pass(PassError::Cluster(_)) | Self::Cluster(_) => Exit::Wrong,
             Self::Pass(PassError::Cache(_)) | Self::Cache(_) | Self::Output(_) | Self::Payload(_) => Exit::Failed,
-            Self::Registry(error) if error.is_unreachable() => Exit::Unreachable,
+            Self::Registry(error) if error.is_transient() => Exit::Unreachable,
             Self::Registry(_) => Exit::Failed,
             Self::Fetch(error) if error.is_transient() => Exit::Unreachable,
             Self::Fetch(_) => Exit::Failed,
@@ -103,8 +103,7 @@ impl CliError {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
-            Self::Payload(error) => error.hint(),
-            Self::Usage(_) | Self::Definitions(_) | Self::Tree(_) | Self::Pass(_) | Self::Cluster(_) | Self::Cache(_) | Self::Output(_) => None,
+            Self::Usage(_) | Self::Definitions(_) | Self::Tree(_) | Self::Payload(_) | Self::Pass(_) | Self::Cluster(_) | Self::Cache(_) | Self::Output(_) => None,
         }
     }
 

@@ -32,7 +32,7 @@ pub async fn status(global: &Global, args: &PlanArgs, cancel: CancellationToken)
     let controller = session::controller(global, &args.registry.registry, EngineChoice::Auto, cancel)?;
     let planned = controller.plan(cluster.as_ref()).await?;
     printer::result(&match global.output {
-        OutputForm::Table => plan::status_table(&planned.plan),
+        OutputForm::Table => plan::status_table(&plan::status(&planned.plan)),
         OutputForm::Json => printer::json(&plan::status(&planned.plan))?,
     })?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })

@@ -27,7 +27,7 @@ pub fn result(text: &str) -> io::Result<()> {
 /// A table without borders, as the plan's.
 pub fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
-    table.load_preset(comfy_table::presets::NOTHING).set_header(header);
+    table.load_style(comfy_table::presets::NOTHING).set_header(header);
     table
 }
 

@@ -74,7 +74,7 @@ impl Controller {
         }
 
         self.reporter.stage(&subject, Stage::Assemble);
-        let assembled = self.assemble(cell, image, &payload, &headers, &report).await?;
+        let assembled = self.assemble(cell, image, &payload, &report).await?;
         let pushed_bytes = match options.push {
             true => {
                 self.reporter.stage(&subject, Stage::Publish);
@@ -82,7 +82,7 @@ impl Controller {
             }
             false => 0,
         };
-        Ok(Built { digest: assembled.digest().clone(), report, pushed_bytes })
+        Ok(Built { digest: assembled.assembled.digest.clone(), report, pushed_bytes })
     }
 
     /// The build context: sources and the patches that apply.
@@ -138,7 +138,11 @@ impl Controller {
             None => None,
             Some(archive) => {
                 let (work, modules) = (work.path().to_owned(), tree.clone());
-                Some(blocking(move || payload::import_docker_archive(&archive, &work, &modules)).await?)
+                let import = move || {
+                    payload::extract_modules(&archive, &modules)?;
+                    Ok(payload::import_docker_archive(&archive, &work)?)
+                };
+                Some(blocking(import).await?)
             }
         };
         Ok(Payload { tree, image, work })

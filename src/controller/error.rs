@@ -8,7 +8,7 @@ use crate::{
     image::ReferenceError,
     kernel::Compiler,
     oci::ImageError,
-    payload::{ImportError, PayloadError},
+    payload::{ImportError, LayerFileError, PayloadError},
     plan::SkipReason,
     registry::RegistryError,
 };
@@ -98,6 +98,9 @@ pub enum TargetError {
         /// The source.
         source_name: String,
     },
+    /// A cell whose image or family is not among the definitions.
+    #[error("{0}: its definition is gone")]
+    Definition(String),
     /// A definition's file cannot be read.
     #[error("read {path}")]
     Input {
@@ -125,6 +128,9 @@ pub enum TargetError {
     /// The payload.
     #[error(transparent)]
     Payload(#[from] PayloadError),
+    /// A layer.
+    #[error(transparent)]
+    Layer(#[from] LayerFileError),
     /// An engine-made image.
     #[error(transparent)]
     Import(#[from] ImportError),
@@ -204,7 +210,7 @@ impl TargetError {
             Self::Fetch(error) => error.hint(),
             Self::Engine(error) => error.hint(),
             Self::Registry(error) => error.hint(),
-            Self::Payload(error) => error.hint(),
+            Self::Layer(error) => error.hint(),
             _ => None,
         }
     }
@@ -216,9 +222,6 @@ pub enum PassError {
     /// Nodes and rollout targets could not be read.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// The registry could not be asked.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),

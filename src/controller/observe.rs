@@ -143,8 +143,8 @@ impl Controller {
             Published {
                 digest: manifest.digest,
                 input_hash: facts.input_hash,
-                verdict: facts.check_verdict,
-                kernel_release: facts.kernel_release,
+                verdict: facts.verdict,
+                kernel_release: facts.kernel_release.map(|release| release.to_string()),
             }
         }))
     }

@@ -11,9 +11,8 @@ use super::{
 use crate::{
     headers::HeaderSet,
     image::{Digest, DriverImage, ImageReference, Repository, Version},
-    kernel::KernelFamily,
-    kmod::{CheckReport, Verdict},
-    oci::{self, Assembled, Assembly, CheckVerdict, Descriptor, ImageFacts, ImageManifest, Layer, annotations, media_type},
+    kmod::CheckReport,
+    oci::{self, Assembled, Assembly, Descriptor, ImageFacts, ImageManifest, Layer, annotations, media_type},
     payload,
     plan::Cell,
     registry::Upload,
@@ -44,7 +43,7 @@ impl Controller {
             kernel_release: Some(cell.target.release.clone()),
             driver_version: Some(cell.version.clone()),
             payload_digest: None,
-            verdict: Some(published_verdict(report.verdict)),
+            verdict: Some(report.verdict),
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
             toolchain: Some(cell.toolchain.clone()),
         };
@@ -153,14 +152,6 @@ fn bytes_of(upload: Upload) -> u64 {
     match upload {
         Upload::Sent(bytes) => bytes,
         Upload::Present => 0,
-    }
-}
-
-fn published_verdict(verdict: Verdict) -> CheckVerdict {
-    match verdict {
-        Verdict::Loads => CheckVerdict::Loads,
-        Verdict::Unknown => CheckVerdict::Unknown,
-        Verdict::Refused => CheckVerdict::Refused,
     }
 }
 

@@ -105,7 +105,7 @@ impl Controller {
         let stored = with_retry("look up base image", &self.cancel, || registry.manifest(repository, version)).await?;
         let mut stored = stored.ok_or_else(missing)?;
         if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
-            let digest = index.for_architecture(arch).ok_or_else(missing)?.digest.clone();
+            let digest = index.for_architecture(arch)?.digest.clone();
             let version = Version::Digest(digest);
             let found = with_retry("look up base image", &self.cancel, || registry.manifest(repository, &version)).await?;
             stored = found.ok_or_else(missing)?;

@@ -52,7 +52,6 @@ impl Controller {
         let outcome = self.build(&cell, BuildOptions { push, overwrite }).await;
         self.record(&cell, &outcome).map_err(|error| match error {
             PassError::Cache(error) => TargetError::from(error),
-            PassError::Registry(error) => error.into(),
             PassError::Cluster(_) => TargetError::Cancelled,
         })?;
         let subject = cell.subject();

@@ -79,6 +79,19 @@ impl Repository {
     }
 }
 
+impl Repository {
+    /// The host, with its port; `None` inside a layout directory.
+    pub fn host(&self) -> Option<&str> {
+        let (host, _) = self.0.split_once('/')?;
+        names_host(host).then_some(host)
+    }
+}
+
+/// Docker's rule for telling a host from a path's first component.
+fn names_host(first: &str) -> bool {
+    first.contains(['.', ':']) || first == "localhost"
+}
+
 impl Tag {
     /// The tag's text.
     pub fn as_str(&self) -> &str {
@@ -116,7 +129,7 @@ impl FromStr for Repository {
         // The OCI distribution specification's grammar; the host may have a port and upper-case letters.
         let refused = || ReferenceError::new(text, "a repository ([host[:port]/]path of a-z, 0-9 and ._-)");
         let (host, path) = match text.split_once('/') {
-            Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => (Some(host), path),
+            Some((host, path)) if names_host(host) => (Some(host), path),
             _ => (None, text),
         };
         let host_fits = host.is_none_or(is_host);

@@ -10,6 +10,7 @@ mod report;
 mod resolve;
 mod rules;
 mod symvers;
+mod table;
 mod vermagic;
 
 #[cfg(test)]
@@ -19,6 +20,7 @@ pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use config::{ConfigError, KernelConfig};
 pub use facts::KernelFacts;
 pub use module::{Module, ModuleError, ModuleExport, UndefinedSymbol, module_name};
-pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict};
+pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict, VerdictError};
+pub use table::table;
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
 pub use vermagic::{Difference, Vermagic};

@@ -1,6 +1,6 @@
 //! Pure: what a check found out, for people and for programs.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -30,6 +30,22 @@ impl Verdict {
         }
     }
 }
+
+impl FromStr for Verdict {
+    type Err = VerdictError;
+
+    fn from_str(text: &str) -> Result<Self, VerdictError> {
+        [Self::Loads, Self::Unknown, Self::Refused]
+            .into_iter()
+            .find(|verdict| verdict.as_str() == text)
+            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
+    }
+}
+
+/// A text that is no verdict.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a verdict (loads, unknown, refused)")]
+pub struct VerdictError(pub String);
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -126,6 +142,22 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
     /// One for each file, in the order of their paths.
     pub modules: Vec<ModuleReport>,
-    /// The names of the readable modules, each after those of the payload that it needs.
+    /// The names of the readable modules, each after those of the payload that it needs. Modules that need
+    /// each other in a circle, and their users, are not among them.
     pub load_order: Vec<String>,
+}
+
+impl CheckReport {
+    /// The first finding that decided the verdict, and how many more there are.
+    pub fn summary(&self) -> String {
+        let of_modules = self.modules.iter().flat_map(|module| module.findings.iter().map(move |f| (Some(module), f)));
+        let all = self.findings.iter().map(|finding| (None, finding)).chain(of_modules);
+        let mut decisive = all.filter(|(_, finding)| finding.verdict == self.verdict);
+        let Some((module, first)) = decisive.next() else { return self.verdict.to_string() };
+        let module = module.map(|module| format!("{}: ", module.name)).unwrap_or_default();
+        match decisive.count() {
+            0 => format!("{module}{first}"),
+            more => format!("{module}{first} (and {more} more)"),
+        }
+    }
 }

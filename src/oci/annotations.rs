@@ -1,11 +1,12 @@
 //! Pure: the annotations that farrier puts on manifests, and reads back.
 
-use std::{collections::BTreeMap, fmt, str::FromStr};
+use std::{collections::BTreeMap, str::FromStr};
 
 use super::{ImageError, ImageManifest};
 use crate::{
     image::{Digest, InputHash},
     kernel::KernelRelease,
+    kmod::Verdict,
 };
 
 /// RFC 3339 time of creation (OCI image spec, `annotations.md`, as all of `org.opencontainers`).
@@ -39,50 +40,6 @@ pub const TOOLCHAIN: &str = "farrier.dev/toolchain";
 /// Longest value that is read back.
 const MAX_VALUE: usize = 4096;
 
-/// A check report's verdict, as recorded in an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CheckVerdict {
-    /// Every module loads on the kernel.
-    Loads,
-    /// At least one module is refused.
-    Refused,
-    /// Nothing is refused, and something could not be told.
-    Unknown,
-}
-
-impl CheckVerdict {
-    /// The word in the annotation.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Loads => "loads",
-            Self::Refused => "refused",
-            Self::Unknown => "unknown",
-        }
-    }
-}
-
-impl fmt::Display for CheckVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A word that is no verdict.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a verdict (loads, refused, unknown)")]
-pub struct VerdictError(pub String);
-
-impl FromStr for CheckVerdict {
-    type Err = VerdictError;
-
-    fn from_str(text: &str) -> Result<Self, VerdictError> {
-        [Self::Loads, Self::Refused, Self::Unknown]
-            .into_iter()
-            .find(|verdict| verdict.as_str() == text)
-            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
-    }
-}
-
 /// What a published manifest says about itself. An absent annotation is `None`: images of others
 /// have none of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,7 +53,7 @@ pub struct ImageFacts {
     /// Payload digest.
     pub payload_digest: Option<Digest>,
     /// Check verdict.
-    pub verdict: Option<CheckVerdict>,
+    pub verdict: Option<Verdict>,
     /// Operating system, for people.
     pub os: Option<String>,
     /// Toolchain, for people.
@@ -189,7 +146,7 @@ mod tests {
             kernel_release: Some("6.1.192-acme+".parse().unwrap()),
             driver_version: Some("25.10".to_owned()),
             payload_digest: Some(Digest::of(b"payload")),
-            verdict: Some(CheckVerdict::Loads),
+            verdict: Some(Verdict::Loads),
             os: Some("debian-12".to_owned()),
             toolchain: None,
         }

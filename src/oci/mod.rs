@@ -9,7 +9,7 @@ mod manifest;
 pub mod media_type;
 mod scan;
 
-pub use annotations::{CheckVerdict, FactsError, ImageFacts};
+pub use annotations::{FactsError, ImageFacts};
 pub use assemble::{Assembled, Assembly, CREATED, assemble};
 pub use base::Base;
 pub use layer::{EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};

@@ -2,12 +2,10 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
-    str::FromStr,
     sync::Arc,
 };
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     BuildReason, Cell, ClusterSnapshot, HoldReason, LeftAlone, Manifests, Matrix, PlannedRollout,
@@ -16,52 +14,8 @@ use super::{
 use crate::{
     image::{Definitions, Digest, ImageName, ImageReference, InputHash, OnConflict, Version},
     kernel::KernelTarget,
+    kmod::Verdict,
 };
-
-/// What a published image's check report says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PublishedVerdict {
-    /// Every module loads.
-    Loads,
-    /// Nothing speaks against it, and not everything could be told.
-    Unknown,
-    /// Some module does not load.
-    Refused,
-}
-
-impl PublishedVerdict {
-    /// The word that annotations use.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Loads => "loads",
-            Self::Unknown => "unknown",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl fmt::Display for PublishedVerdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// A word that is no verdict.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a verdict: loads, unknown or refused")]
-pub struct VerdictError(pub String);
-
-impl FromStr for PublishedVerdict {
-    type Err = VerdictError;
-
-    fn from_str(text: &str) -> Result<Self, VerdictError> {
-        [Self::Loads, Self::Unknown, Self::Refused]
-            .into_iter()
-            .find(|verdict| verdict.as_str() == text)
-            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
-    }
-}
 
 /// An image that a registry holds under a tag, as its manifest describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,13 +25,13 @@ pub struct Published {
     /// Its input hash; `None` for images that are not farrier's.
     pub input_hash: Option<InputHash>,
     /// Its check report's verdict.
-    pub verdict: Option<PublishedVerdict>,
+    pub verdict: Option<Verdict>,
     /// The kernel release that it says it is for.
     pub kernel_release: Option<String>,
 }
 
 /// A try that failed, kept so that it is not repeated for nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// When.
     pub at: jiff::Timestamp,
@@ -180,7 +134,7 @@ pub struct UpToDate {
     #[serde(serialize_with = "text::one")]
     pub digest: Digest,
     /// Its check report's verdict.
-    pub verdict: Option<PublishedVerdict>,
+    pub verdict: Option<Verdict>,
 }
 
 /// A tag that holds something else than these inputs give (guarantee 3).

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation, KERNEL_LABEL, Manifests, Matrix,
     MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, Plan, PlanInputs,
-    Published, PublishedVerdict, ResolvedImage, matrix, plan,
+    Published, Verdict, ResolvedImage, matrix, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName},
@@ -87,7 +87,7 @@ impl World {
     }
 
     /// Publishes every cell as it would be built now.
-    pub(super) fn publish(&mut self, verdict: PublishedVerdict) {
+    pub(super) fn publish(&mut self, verdict: Verdict) {
         for cell in self.matrix().cells {
             let published = Published {
                 digest: Digest::of(cell.input_hash.to_string().as_bytes()),

@@ -16,13 +16,14 @@ pub mod retry;
 mod rollout;
 mod selector;
 mod snapshot;
+mod status;
 mod table;
 mod text;
 
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
 pub use decide::{
     Conflict, Failure, HeldBack, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags, Published,
-    PublishedVerdict, UnknownState, UpToDate, plan,
+    UnknownState, UpToDate, plan,
 };
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
@@ -30,4 +31,5 @@ pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{ImageChange, Manifests, PlannedRollout, RolloutDecision, RolloutTarget, Strategy};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{ClusterSnapshot, Container, DaemonSetFacts, NodeFacts, Owner};
+pub use status::{Phase, StatusRow, status, status_table};
 pub use table::{summary, table};

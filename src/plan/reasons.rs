@@ -199,7 +199,7 @@ pub enum HoldReason {
         #[serde(serialize_with = "text::one")]
         image: ImageReference,
         /// The verdict, if it has one.
-        verdict: Option<super::PublishedVerdict>,
+        verdict: Option<crate::kmod::Verdict>,
     },
     /// The image is there, but was made for another kernel release.
     OtherKernel {

@@ -9,7 +9,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    DaemonSetFacts, HoldReason, NodeAffinity, NodeFacts, Owner, PlanInputs, Published, PublishedVerdict,
+    DaemonSetFacts, HoldReason, NodeAffinity, NodeFacts, Owner, PlanInputs, Published,
     decide::{CellState, CellStates},
     matrix::{NodeGroup, group_nodes},
     text,
@@ -17,6 +17,7 @@ use super::{
 use crate::{
     image::{ImageName, ImageReference, RolloutSpec},
     kernel::KernelTarget,
+    kmod::Verdict,
 };
 
 /// DaemonSets of the directories that `file` rollouts name, by the path in the definition; or why a
@@ -307,9 +308,9 @@ fn passes(
         return Err(HoldReason::OtherKernel { image: image.clone(), found: kernel_release.clone() });
     }
     match verdict {
-        Some(PublishedVerdict::Loads) => Ok(()),
-        Some(PublishedVerdict::Unknown) if allow_unknown => Ok(()),
-        Some(PublishedVerdict::Unknown | PublishedVerdict::Refused) | None => {
+        Some(Verdict::Loads) => Ok(()),
+        Some(Verdict::Unknown) if allow_unknown => Ok(()),
+        Some(Verdict::Unknown | Verdict::Refused) | None => {
             Err(HoldReason::NotPassed { image: image.clone(), verdict: *verdict })
         }
     }

@@ -62,7 +62,7 @@ fn images(plan: &Plan) -> Table {
         add(&build.cell, "build", build.why.to_string());
     }
     for found in up_to_date {
-        let verdict = found.verdict.map_or("no check report", super::PublishedVerdict::as_str);
+        let verdict = found.verdict.map_or("no check report", crate::kmod::Verdict::as_str);
         add(&found.cell, "up to date", format!("{} ({verdict})", found.digest));
     }
     for tag in tags {

@@ -3,7 +3,10 @@
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
 use super::{CredentialFile, LayoutRegistry, Registry, RegistryError, RemoteRegistry, name};
-use crate::image::{ReferenceError, Repository};
+use crate::{
+    image::{ReferenceError, Repository},
+    plan::ImageLocation,
+};
 
 /// Where images go: `host[:port][/prefix]` or `oci:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +50,24 @@ impl RegistryLocation {
             Self::Remote { host, prefix: Some(prefix) } => format!("{host}/{prefix}/{name}").parse(),
             Self::Remote { host, prefix: None } => format!("{host}/{name}").parse(),
             Self::Layout(_) => name.parse(),
+        }
+    }
+}
+
+impl RegistryLocation {
+    /// Is the repository kept here? A layout directory holds the names without a host.
+    pub fn holds(&self, repository: &Repository) -> bool {
+        match self {
+            Self::Remote { .. } => true,
+            Self::Layout(_) => repository.host().is_none(),
+        }
+    }
+
+    /// The same as a plan needs it: what names start with, and whether nodes can pull from here.
+    pub fn image_location(&self) -> ImageLocation {
+        match self {
+            Self::Remote { .. } => ImageLocation { prefix: self.to_string(), pullable: true },
+            Self::Layout(_) => ImageLocation { prefix: String::new(), pullable: false },
         }
     }
 }

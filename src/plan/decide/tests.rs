@@ -30,7 +30,7 @@ fn what_is_not_there_is_built_and_what_is_there_is_not() {
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Pending { .. }));
     assert!(!plan.is_idle() && !plan.has_failures());
 
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     let plan = world.plan();
     assert_eq!((plan.builds.len(), plan.up_to_date.len()), (0, 1));
     let change = plan.rollouts[0].change().unwrap();
@@ -46,7 +46,7 @@ fn what_is_not_there_is_built_and_what_is_there_is_not() {
 fn a_tag_with_other_inputs_is_a_conflict_unless_it_may_be_overwritten() {
     for theirs in [None, Some(InputHash::from_str(&"ab".repeat(32)).unwrap())] {
         let mut world = World::new(&[K47]);
-        world.publish(PublishedVerdict::Loads);
+        world.publish(Verdict::Loads);
         republish(&mut world, |published| published.input_hash = theirs);
         let plan = world.plan();
         assert_eq!((plan.builds.len(), plan.conflicts.len()), (0, 1));
@@ -78,7 +78,7 @@ fn permanent_failures_wait_for_an_input_to_change() {
 #[test]
 fn what_the_registry_does_not_tell_is_unknown() {
     let mut world = World::new(&[K47]);
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     let reference = world.matrix().cells[0].reference.clone();
     world.observed.unreachable.insert(reference, "connection refused".to_owned());
     let plan = world.plan();
@@ -89,7 +89,7 @@ fn what_the_registry_does_not_tell_is_unknown() {
 #[test]
 fn further_names_are_added_to_what_is_there() {
     let mut world = World::new(&[K47]);
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     world.image("mft").spec.tags.push("latest-{{arch}}".to_owned());
     let plan = world.plan();
     assert_eq!((plan.builds.len(), plan.tags.len(), plan.up_to_date.len()), (0, 1, 1));
@@ -101,7 +101,7 @@ fn further_names_are_added_to_what_is_there() {
 fn busy() -> World {
     let mut world = World::new(&[K47, K48, "6.1.0-49-amd64", "6.1.0-50-amd64", "5.10.0-1-amd64", K47, K48]);
     world.image("mft").spec.kernels = Some(">=6.1".parse().unwrap());
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     let cells = world.matrix().cells;
     world.observed.published.remove(&cells[1].reference);
     world.observed.published.get_mut(&cells[2].reference).unwrap().input_hash = None;

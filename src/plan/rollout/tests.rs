@@ -16,7 +16,7 @@ use crate::image::Version;
 /// The one rollout's reason to hold, after a change to a world in which it would be rewritten.
 fn hold(change: fn(&mut World)) -> HoldReason {
     let mut world = World::new(&[K47, K47]);
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Rewrite { .. }));
     change(&mut world);
     match world.plan().rollouts.swap_remove(0).decision {
@@ -56,8 +56,8 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         hold(|w| w.snapshot.nodes = vec![node("n0", "5.10.0")]),
         hold(|w| w.definitions.families.clear()),
         hold(|w| w.image("mft").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into()),
-        hold(|w| republish(w, |p| p.verdict = Some(PublishedVerdict::Refused))),
-        hold(|w| republish(w, |p| p.verdict = Some(PublishedVerdict::Unknown))),
+        hold(|w| republish(w, |p| p.verdict = Some(Verdict::Refused))),
+        hold(|w| republish(w, |p| p.verdict = Some(Verdict::Unknown))),
         hold(|w| republish(w, |p| p.verdict = None)),
         hold(|w| republish(w, |p| p.kernel_release = Some("6.1.0-47-amd64+".to_owned()))),
         hold(|w| republish(w, |p| p.kernel_release = None)),
@@ -71,17 +71,17 @@ fn every_reason_to_hold_says_what_is_the_matter() {
 #[test]
 fn an_unknown_verdict_passes_where_it_is_allowed() {
     let mut world = World::new(&[K47]);
-    world.publish(PublishedVerdict::Unknown);
+    world.publish(Verdict::Unknown);
     world.allow_unknown = true;
     assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Rewrite { .. }));
-    republish(&mut world, |published| published.verdict = Some(PublishedVerdict::Refused));
+    republish(&mut world, |published| published.verdict = Some(Verdict::Refused));
     assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Hold(_)));
 }
 
 #[test]
 fn nodes_outside_the_daemon_set_do_not_matter() {
     let mut world = World::new(&[K47, K48, K48]);
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     let by_name = Requirement {
         key: "metadata.name".to_owned(),
         operator: Operator::In,
@@ -98,7 +98,7 @@ fn nodes_outside_the_daemon_set_do_not_matter() {
 #[test]
 fn file_rollouts_look_into_their_own_directory() {
     let mut world = World::new(&[K47]);
-    world.publish(PublishedVerdict::Loads);
+    world.publish(Verdict::Loads);
     world.snapshot.daemon_sets.clear();
     let path = PathBuf::from("../gitops");
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
@@ -125,12 +125,12 @@ fn worlds() -> impl proptest::strategy::Strategy<Value = World> {
         let releases: Vec<&str> = nodes.iter().map(|(release, _)| *release).collect();
         let mut world = World::new(&releases);
         world.allow_unknown = allow_unknown;
-        world.publish(PublishedVerdict::Loads);
+        world.publish(Verdict::Loads);
         for (published, what) in world.observed.published.values_mut().zip(published) {
             match what {
                 0 => published.input_hash = None,
-                1 => published.verdict = Some(PublishedVerdict::Unknown),
-                2 => published.verdict = Some(PublishedVerdict::Refused),
+                1 => published.verdict = Some(Verdict::Unknown),
+                2 => published.verdict = Some(Verdict::Refused),
                 3 => published.verdict = None,
                 4 => published.kernel_release = Some(K47.to_owned()),
                 _ => {}
@@ -183,8 +183,8 @@ proptest! {
                 let target = node_target(node).unwrap();
                 prop_assert_eq!(target.release.as_str(), &node.kernel_version);
                 let good = world.observed.published.iter().any(|(reference, published)| {
-                    let verdict = published.verdict == Some(PublishedVerdict::Loads)
-                        || (world.allow_unknown && published.verdict == Some(PublishedVerdict::Unknown));
+                    let verdict = published.verdict == Some(Verdict::Loads)
+                        || (world.allow_unknown && published.verdict == Some(Verdict::Unknown));
                     verdict
                         && reference.repository == to.repository
                         && Version::Digest(published.digest.clone()) == to.version
