@@ -1,1 +1,3 @@
 //! Adapter: the command line, one file for each command.
+
+pub mod check;

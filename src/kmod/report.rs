@@ -126,6 +126,7 @@ pub struct CheckReport {
     pub findings: Vec<Finding>,
     /// One for each file, in the order of their paths.
     pub modules: Vec<ModuleReport>,
-    /// The names of the readable modules, each after those of the payload that it needs.
+    /// The names of the readable modules, each after those of the payload that it needs. Modules that need
+    /// each other in a circle, and their users, are not among them.
     pub load_order: Vec<String>,
 }

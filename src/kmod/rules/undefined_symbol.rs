@@ -47,7 +47,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             rule: Rule::UndefinedSymbol,
             verdict: Verdict::Unknown,
             subject: "Module.symvers".to_owned(),
-            message: format!("{untold} symbols cannot be looked up: the header set has no Module.symvers"),
+            message: format!("the header set has no Module.symvers to look up needed symbols in ({untold})"),
             found: None,
             wanted: None,
             remedy: format!(
