@@ -1,0 +1,266 @@
+//! The check on real kernels: the distribution's headers and in-tree modules, fetched through the host's apt, with
+//! `modinfo` and `modprobe --dump-modversions` (package kmod) as independent witnesses.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use farrier::{
+    headers::read_header_set,
+    kernel::{Architecture, KernelRelease},
+    kmod::{
+        CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, Rule, Verdict, check,
+    },
+    payload::read_modules,
+};
+use object::read::ReadCache;
+
+fn run(command: &mut Command) -> String {
+    let output = command
+        .env("LC_ALL", "C")
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?} does not start, install its package: {error}"));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {stderr}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// kmod's tools lie in `sbin`, which a user's PATH may lack.
+fn kmod_tool(name: &str) -> Command {
+    let mut command = Command::new(name);
+    command.env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap()));
+    command
+}
+
+/// The 6.1 kernels whose headers the host's suites have, oldest first.
+fn releases() -> Vec<KernelRelease> {
+    let packages = run(Command::new("apt-cache").args(["pkgnames", "linux-headers-6.1.0-"]));
+    let number = |package: &str| -> Option<u32> {
+        package.strip_prefix("linux-headers-6.1.0-")?.strip_suffix("-amd64")?.parse().ok()
+    };
+    let numbers: BTreeSet<u32> = packages.lines().filter_map(number).collect();
+    assert!(numbers.len() >= 2, "the host's suites have fewer than two 6.1 kernels: {packages}");
+    numbers.iter().map(|number| format!("6.1.0-{number}-amd64").parse().unwrap()).collect()
+}
+
+/// An unpacked package, made once for all tests and runs.
+fn unpacked(package: &str) -> PathBuf {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    fs::create_dir_all(&cache).unwrap();
+    let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
+    lock.lock().unwrap();
+    let version = run(Command::new("apt-cache").args(["show", "--no-all-versions", package]));
+    let version =
+        version.lines().find_map(|line| line.strip_prefix("Version: ")).unwrap().replace([':', '/'], "_");
+    let root = cache.join(format!("{package}_{version}"));
+    if !root.exists() {
+        let work = tempfile::tempdir_in(&cache).unwrap();
+        let download = ["-o", "APT::Sandbox::User=root", "-q", "download", package];
+        run(Command::new("apt-get").args(download).current_dir(work.path()));
+        let deb =
+            fs::read_dir(work.path()).unwrap().next().expect("apt-get leaves the package").unwrap().path();
+        let tree = work.path().join("tree");
+        run(Command::new("dpkg-deb").arg("-x").args([&deb, &tree]));
+        fs::rename(&tree, &root).unwrap();
+    }
+    root
+}
+
+/// The package that holds a kernel's modules: signed, or not yet signed.
+fn image_package(release: &KernelRelease) -> String {
+    let signed = format!("linux-image-{release}");
+    let exists = Command::new("apt-cache").args(["show", &signed]).output().unwrap();
+    if exists.status.success() && !exists.stdout.is_empty() { signed } else { format!("{signed}-unsigned") }
+}
+
+fn facts(release: &KernelRelease) -> KernelFacts {
+    let root = unpacked(&format!("linux-headers-{release}"));
+    let (facts, compiler) = read_header_set(&root, release, Architecture::Amd64).unwrap();
+    assert_eq!(compiler.map(|compiler| compiler.to_string()).as_deref(), Some("gcc 12"));
+    facts
+}
+
+fn in_tree(release: &KernelRelease) -> Vec<PayloadModule> {
+    read_modules(&unpacked(&image_package(release)).join("lib/modules").join(release.as_str())).unwrap()
+}
+
+/// The file of one in-tree module, decompressed.
+fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
+    let root = unpacked(&image_package(release)).join("lib/modules").join(release.as_str());
+    let module =
+        in_tree(release).into_iter().find(|m| m.module.as_ref().is_ok_and(|m| m.name == name)).unwrap();
+    fs::read(root.join(module.path)).unwrap()
+}
+
+fn check_one(kernel: &KernelFacts, module: Result<Module, ModuleError>) -> CheckReport {
+    let modules = [PayloadModule { path: "m.ko".into(), module }];
+    check(&CheckRequest { kernel, needs: &[], modules: &modules, required: &[] })
+}
+
+/// All of a kernel's own modules, taken together as a payload, load on it.
+#[test]
+fn every_in_tree_module_loads_on_its_own_kernel() {
+    let release = releases().pop().unwrap();
+    let (kernel, modules) = (facts(&release), in_tree(&release));
+    assert!(modules.len() > 3000, "{} modules", modules.len());
+    let required = ["ib_core", "mlx5_core", "nvme-tcp"].map(str::to_owned);
+    let report = check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &required });
+    let findings: Vec<_> = report.modules.iter().filter(|m| !m.findings.is_empty()).collect();
+    assert!(findings.is_empty() && report.findings.is_empty(), "{findings:#?} {:#?}", report.findings);
+    assert_eq!(report.verdict, Verdict::Loads);
+    assert_eq!(report.load_order.len(), modules.len());
+    let place = |name: &str| report.load_order.iter().position(|m| m == name).unwrap();
+    assert!(place("ib_core") < place("ib_uverbs") && place("ib_uverbs") < place("mlx5_ib"));
+}
+
+/// Which versions differ and which symbols are gone, told from text that other programs printed.
+fn witness(file: &Path, symvers: &BTreeMap<String, String>) -> (BTreeSet<String>, BTreeSet<String>) {
+    let dump = run(kmod_tool("modprobe").arg("--dump-modversions").arg(file));
+    let (mut differ, mut gone) = (BTreeSet::new(), BTreeSet::new());
+    for line in dump.lines() {
+        let (crc, name) = line.split_once('\t').unwrap();
+        match symvers.get(name) {
+            Some(wanted) if wanted == crc => {}
+            Some(_) => drop(differ.insert(name.to_owned())),
+            None => drop(gone.insert(name.to_owned())),
+        }
+    }
+    (differ, gone)
+}
+
+fn subjects(report: &CheckReport, rule: Rule) -> BTreeSet<String> {
+    let findings =
+        report.modules[0].findings.iter().filter(|f| f.rule == rule && f.verdict == Verdict::Refused);
+    findings.map(|finding| finding.subject.clone()).collect()
+}
+
+/// Modules of the newest kernel on the one before it and on the oldest that there is.
+#[test]
+fn other_kernels_refuse_exactly_what_the_witness_says() {
+    let releases = releases();
+    let (built_for, others) = releases.split_last().unwrap();
+    let root = unpacked(&image_package(built_for)).join("lib/modules").join(built_for.as_str());
+    let modules = in_tree(built_for);
+    let mut refused = 0;
+    for other in BTreeSet::from([others.first().unwrap(), others.last().unwrap()]) {
+        let kernel = facts(other);
+        let table = unpacked(&format!("linux-headers-{other}"))
+            .join(format!("usr/src/linux-headers-{other}/Module.symvers"));
+        let awk = run(Command::new("awk").args(["-F\t", "{print $1, $2}"]).arg(table));
+        let symvers: BTreeMap<String, String> = awk
+            .lines()
+            .map(|line| line.split_once(' ').unwrap())
+            .map(|(crc, name)| (name.to_owned(), crc.to_owned()))
+            .collect();
+        for payload in modules.iter().step_by(16) {
+            let (differ, gone) = witness(&root.join(&payload.path), &symvers);
+            let report = check_one(&kernel, payload.module.clone());
+            assert_eq!(subjects(&report, Rule::SymbolVersion), differ, "{} on {other}", payload.path);
+            assert_eq!(subjects(&report, Rule::UndefinedSymbol), gone, "{} on {other}", payload.path);
+            let expected =
+                if differ.is_empty() && gone.is_empty() { Verdict::Loads } else { Verdict::Refused };
+            assert_eq!(report.verdict, expected, "{} on {other}: {report:#?}", payload.path);
+            refused += usize::from(expected == Verdict::Refused);
+        }
+    }
+    assert!(refused > 0, "the oldest kernel takes every module of the newest");
+}
+
+#[test]
+fn fields_are_those_that_modinfo_prints() {
+    let release = releases().pop().unwrap();
+    let root = unpacked(&image_package(&release)).join("lib/modules").join(release.as_str());
+    for payload in in_tree(&release).iter().step_by(200) {
+        let module = payload.module.as_ref().unwrap();
+        for key in
+            ["name", "license", "vermagic", "depends", "srcversion", "intree", "retpoline", "import_ns"]
+        {
+            let printed = run(kmod_tool("modinfo").args(["-F", key]).arg(root.join(&payload.path)));
+            let ours: Vec<&str> = module.fields(key).collect();
+            let theirs: Vec<&str> = printed.lines().filter(|line| !line.is_empty()).collect();
+            let ours: Vec<&str> = ours.into_iter().filter(|value| !value.is_empty()).collect();
+            assert_eq!(ours, theirs, "{key} of {}", payload.path);
+        }
+    }
+}
+
+fn find(bytes: &[u8], text: &[u8]) -> usize {
+    bytes.windows(text.len()).position(|window| window == text).unwrap()
+}
+
+#[test]
+fn a_module_broken_on_purpose_is_refused_for_the_right_reason() {
+    let release = releases().pop().unwrap();
+    let kernel = facts(&release);
+    let good = module_bytes(&release, "ib_core");
+    let refusal = |bytes: &[u8]| {
+        let report = check_one(&kernel, Module::parse(bytes));
+        assert_eq!(report.verdict, Verdict::Refused);
+        assert_eq!(report.modules[0].findings.len(), 1, "{report:#?}");
+        let finding = &report.modules[0].findings[0];
+        (finding.rule, finding.subject.clone())
+    };
+    assert_eq!(check_one(&kernel, Module::parse(&good[..])).verdict, Verdict::Loads);
+
+    // Another release alone is fine, because the module carries symbol versions.
+    let mut bytes = good.clone();
+    let vermagic = find(&bytes, b"vermagic=") + b"vermagic=".len();
+    bytes[vermagic] = b'5';
+    assert_eq!(check_one(&kernel, Module::parse(&bytes[..])).verdict, Verdict::Loads);
+
+    let mut bytes = good.clone();
+    let flag = vermagic + find(&bytes[vermagic..], b"preempt");
+    bytes[flag] = b'b';
+    assert_eq!(refusal(&bytes), (Rule::Vermagic, "vermagic".to_owned()));
+
+    // Without the table of versions the release counts, and the versions are missed.
+    let mut bytes = good.clone();
+    let name = find(&bytes, b"__versions\0");
+    bytes[name] = b'x';
+    bytes[vermagic] = b'5';
+    let report = check_one(&kernel, Module::parse(&bytes[..]));
+    let rules: Vec<Rule> = report.modules[0].findings.iter().map(|finding| finding.rule).collect();
+    assert_eq!((report.verdict, rules), (Verdict::Refused, vec![Rule::Vermagic, Rule::SymbolVersion]));
+
+    for symbol in ["module_layout", "__fentry__"] {
+        let mut bytes = good.clone();
+        let entry = find(&bytes, format!("\0\0\0\0{symbol}\0\0\0\0").as_bytes()) - 4;
+        bytes[entry] ^= 1;
+        assert_eq!(refusal(&bytes), (Rule::SymbolVersion, symbol.to_owned()));
+    }
+
+    let mut bytes = good.clone();
+    bytes[18] = 183;
+    assert_eq!(refusal(&bytes), (Rule::Elf, "machine".to_owned()));
+}
+
+#[test]
+fn a_damaged_module_is_refused_and_never_read_beyond_its_end() {
+    let release = releases().pop().unwrap();
+    let good = module_bytes(&release, "ib_core");
+    for length in (0..good.len()).step_by(good.len() / 97) {
+        assert!(Module::parse(&good[..length]).is_err(), "{length} of {}", good.len());
+    }
+    let headers = usize::try_from(u64::from_le_bytes(good[40..48].try_into().unwrap())).unwrap();
+    let sections = usize::from(u16::from_le_bytes(good[60..62].try_into().unwrap()));
+    let dir = tempfile::tempdir().unwrap();
+    for section in 1..sections {
+        let kind = u32::from_le_bytes(good[headers + section * 64 + 4..][..4].try_into().unwrap());
+        if kind == object::elf::SHT_NOBITS.0 {
+            continue;
+        }
+        for (field, value) in [(32, 4_u64 << 30), (32, u64::MAX), (24, good.len() as u64 + 1), (24, u64::MAX)]
+        {
+            let mut bytes = good.clone();
+            bytes[headers + section * 64 + field..][..8].copy_from_slice(&value.to_le_bytes());
+            let path = dir.path().join("m.ko");
+            fs::write(&path, &bytes).unwrap();
+            let error = Module::parse(&ReadCache::new(File::open(&path).unwrap())).unwrap_err();
+            assert!(matches!(error, ModuleError::Outside { .. }), "section {section}: {error}");
+            assert_eq!(error.verdict(), Verdict::Refused);
+        }
+    }
+}
