@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use super::tree::TreeError;
 use crate::{archive::UnpackError, cache::CacheError};
 
 /// A fault while fetching. "There are no such headers" is none: see
@@ -110,6 +111,9 @@ pub enum FetchError {
         /// What is there.
         found: String,
     },
+    /// An unpacked tree that is not the kernel's header set.
+    #[error("read the header set")]
+    Tree(#[from] TreeError),
     /// A file of this machine.
     #[error("{action} {path}")]
     Io {
@@ -141,6 +145,7 @@ impl FetchError {
             | Self::NoPackage { .. }
             | Self::Checksum { .. }
             | Self::Layout { .. }
+            | Self::Tree(_)
             | Self::Io { .. }
             | Self::Interrupted => false,
         }

@@ -3,21 +3,35 @@
 //! What it hands out is a path inside the [cache](crate::cache::Cache), complete and verified, together
 //! with an identity that changes exactly when the content does.
 
+pub mod apt;
+mod blocking;
+mod bootstrap;
+mod copy;
+mod digest;
+mod download;
 mod error;
+mod header_set;
+mod layout;
+mod process;
+mod source;
 mod tree;
 
 use std::{
+    io,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
+pub use bootstrap::bootstrap_key;
 pub use error::FetchError;
 pub use tree::{TreeError, read_header_set};
 
 use crate::{
+    archive::{self, Limits},
     cache::Cache,
-    image::{Digest, SourceSpec},
-    kernel::{Architecture, BootstrapSpec, Compiler, HeaderSource, KernelTarget},
+    image::Digest,
+    kernel::{Architecture, Compiler},
     kmod::KernelFacts,
 };
 
@@ -100,56 +114,56 @@ impl Default for FetchOptions {
 }
 
 /// Fetches into the cache. Every method can be dropped in the middle: its child processes are ended and
-/// its temporary files removed.
+/// its temporary files removed. A clone shares the connections.
 #[derive(Clone, Debug)]
 pub struct Fetcher {
     cache: Cache,
     options: FetchOptions,
+    http: Arc<OnceLock<reqwest::Client>>,
 }
 
 impl Fetcher {
     /// A fetcher that keeps what it fetches in `cache`.
     pub fn new(cache: Cache, options: FetchOptions) -> Self {
-        Self { cache, options }
-    }
-
-    /// Looks for the target's headers, relative paths starting at `root` (the definitions directory).
-    pub async fn header_set(
-        &self,
-        source: &HeaderSource,
-        root: &Path,
-        target: &KernelTarget,
-    ) -> Result<HeaderLookup, FetchError> {
-        let _ = (source, root, target, &self.cache, &self.options);
-        todo!("headers")
-    }
-
-    /// What the source is at this moment, relative paths starting at `root`. Downloads no source.
-    pub async fn source_identity(
-        &self,
-        spec: &SourceSpec,
-        root: &Path,
-    ) -> Result<SourceIdentity, FetchError> {
-        let _ = (spec, root);
-        todo!("headers")
-    }
-
-    /// Fetches and unpacks the source, relative paths starting at `root`.
-    pub async fn source(&self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource, FetchError> {
-        let _ = (spec, root);
-        todo!("headers")
-    }
-
-    /// Makes the root file system, or finds it made.
-    pub async fn bootstrap(&self, spec: &BootstrapSpec, arch: Architecture) -> Result<RootFs, FetchError> {
-        let _ = (spec, arch);
-        todo!("headers")
+        Self { cache, options, http: Arc::default() }
     }
 }
 
-/// A hash over everything in the specification that decides what the root file system holds: 64
-/// hexadecimal digits.
-pub fn bootstrap_key(spec: &BootstrapSpec, arch: Architecture) -> String {
-    let _ = (spec, arch);
-    todo!("headers")
+/// Unpacks an archive; `what` names it in errors.
+fn unpack(stop: &AtomicBool, archive: &Path, dest: &Path, what: &str) -> Result<(), FetchError> {
+    archive::unpack_file_unless(stop, archive, dest, &Limits::default())
+        .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FetchError {
+    move |source| FetchError::Io { action, path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loop runs fetches as tasks of their own.
+    #[test]
+    fn every_fetch_can_be_a_task() {
+        fn is_send<T: Send>(_: T) {}
+        let dir = tempfile::tempdir().unwrap();
+        let fetcher = Fetcher::new(Cache::open(dir.path().to_owned()).unwrap(), FetchOptions::default());
+        let spec: crate::image::SourceSpec =
+            serde_json::from_str(r#"{"name": "x", "from": {"path": {"path": "x"}}}"#).unwrap();
+        let headers =
+            crate::kernel::HeaderSource::Tarball(crate::kernel::TarballHeaders { path: "x".into() });
+        let target = crate::kernel::KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0".parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let bootstrap: crate::kernel::BootstrapSpec =
+            serde_json::from_str(r#"{"suite": "x", "include": []}"#).unwrap();
+        is_send(fetcher.source(&spec, dir.path()));
+        is_send(fetcher.source_identity(&spec, dir.path()));
+        is_send(fetcher.header_set(&headers, dir.path(), &target));
+        is_send(fetcher.bootstrap(&bootstrap, Architecture::Amd64));
+    }
 }

@@ -1,0 +1,120 @@
+//! Pure: Debian version numbers (Debian Policy, 5.6.12).
+
+use std::cmp::Ordering;
+
+/// Orders two versions as dpkg does.
+pub fn compare(a: &str, b: &str) -> Ordering {
+    let ((epoch_a, upstream_a, revision_a), (epoch_b, upstream_b, revision_b)) = (split(a), split(b));
+    digits(epoch_a)
+        .cmp(&digits(epoch_b))
+        .then_with(|| compare_part(upstream_a, upstream_b))
+        .then_with(|| compare_part(revision_a, revision_b))
+}
+
+/// The upstream part: without epoch and revision.
+pub fn upstream(version: &str) -> &str {
+    split(version).1
+}
+
+fn split(version: &str) -> (&str, &str, &str) {
+    let (epoch, rest) = version.split_once(':').unwrap_or(("0", version));
+    let (upstream, revision) = rest.rsplit_once('-').unwrap_or((rest, "0"));
+    (epoch, upstream, revision)
+}
+
+/// A number of any length, comparable: zeros in front do not count.
+fn digits(text: &str) -> (usize, &str) {
+    let text = text.trim_start_matches('0');
+    (text.len(), text)
+}
+
+/// Takes turns: what is not a digit, in an order of its own, then a number.
+fn compare_part(mut a: &str, mut b: &str) -> Ordering {
+    while !(a.is_empty() && b.is_empty()) {
+        let (text_a, rest_a) = take(a, |c| !c.is_ascii_digit());
+        let (text_b, rest_b) = take(b, |c| !c.is_ascii_digit());
+        let (number_a, rest_a) = take(rest_a, |c| c.is_ascii_digit());
+        let (number_b, rest_b) = take(rest_b, |c| c.is_ascii_digit());
+        let order = compare_text(text_a, text_b).then_with(|| digits(number_a).cmp(&digits(number_b)));
+        if order.is_ne() {
+            return order;
+        }
+        (a, b) = (rest_a, rest_b);
+    }
+    Ordering::Equal
+}
+
+fn take(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {
+    text.split_at(text.find(|c| !belongs(c)).unwrap_or(text.len()))
+}
+
+/// A tilde sorts before the end, the end before letters, letters before everything else.
+fn compare_text(a: &str, b: &str) -> Ordering {
+    let weight = |c: Option<char>| match c {
+        Some('~') => (0, '~'),
+        None => (1, '\0'),
+        Some(c) if c.is_ascii_alphabetic() => (2, c),
+        Some(c) => (3, c),
+    };
+    let (mut a, mut b) = (a.chars(), b.chars());
+    loop {
+        let (next_a, next_b) = (a.next(), b.next());
+        let order = weight(next_a).cmp(&weight(next_b));
+        if order.is_ne() || (next_a.is_none() && next_b.is_none()) {
+            return order;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_as_dpkg_does() {
+        let ascending = [
+            "0.9",
+            "1.0~rc1-1",
+            "1.0~rc1-2",
+            "1.0-1",
+            "1.0-1+deb12u1",
+            "1.0-1.1",
+            "1.0-2",
+            "1.0+dfsg-1",
+            "1.0.1-1",
+            "1.2",
+            "1.10",
+            "1.10a",
+            "6.1.170-3",
+            "6.1.192-2",
+            "1:0.1",
+        ];
+        for (i, a) in ascending.iter().enumerate() {
+            for (j, b) in ascending.iter().enumerate() {
+                assert_eq!(compare(a, b), i.cmp(&j), "{a} and {b}");
+            }
+        }
+        assert!(compare("1.01-0", "1.1").is_eq());
+    }
+
+    #[test]
+    fn upstream_part() {
+        for (version, part) in [
+            ("1:4.33.0+1-1.1", "4.33.0+1"),
+            ("535.261.03-1", "535.261.03"),
+            ("1.0", "1.0"),
+            ("2-a-b", "2-a"),
+            ("", ""),
+        ] {
+            assert_eq!(upstream(version), part);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn is_an_order(a in "[0-9a-z.~+:-]{0,12}", b in "[0-9a-z.~+:-]{0,12}", c in "\\PC{0,8}") {
+            proptest::prop_assert_eq!(compare(&a, &b), compare(&b, &a).reverse());
+            proptest::prop_assert!(compare(&c, &c).is_eq());
+        }
+    }
+}

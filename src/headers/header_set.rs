@@ -1,0 +1,176 @@
+//! Adapter: header sets from packages and from files that the user brings.
+
+use std::{fs, path::Path, sync::atomic::AtomicBool};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FetchError, Fetcher, HeaderLookup, HeaderSet,
+    apt::{AptArchive, Closure, control},
+    blocking::blocking,
+    copy, digest, io_error, layout, tree, unpack,
+};
+use crate::kernel::{AptHeaders, HeaderSource, KernelTarget, TarballHeaders};
+
+/// Changes when the same packages or file are laid out differently.
+const FORMAT: &str = "header-set-1";
+
+/// The kind of the cache's entries.
+const KIND: &str = "headers";
+
+/// Remembers what a search came to. It holds for as long as the tree is in the cache: the headers of a
+/// kernel release do not change in what they mean, and the input hash should not change with the day.
+#[derive(Debug, Serialize, Deserialize)]
+struct Found {
+    key: String,
+    origin: Vec<String>,
+}
+
+impl Fetcher {
+    /// Looks for the target's headers, relative paths starting at `root` (the definitions directory).
+    pub async fn header_set(
+        &self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
+        match source {
+            HeaderSource::Apt(apt) => self.apt_headers(apt, target).await,
+            HeaderSource::Tarball(tarball) => self.tarball_headers(tarball, root, target).await,
+        }
+    }
+
+    async fn apt_headers(&self, apt: &AptHeaders, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
+        let names: Vec<String> = apt.packages.iter().map(|name| with_release(name, target)).collect();
+        let suites = apt.from.suites.join(", ");
+        let missing = |name: &str, hint: &str| {
+            let looked_for = format!("package {name} ({}) in {suites}", target.arch);
+            Ok(HeaderLookup::Missing { looked_for, hint: hint.to_owned() })
+        };
+        if let Some(name) = names.iter().find(|name| !control::is_package_name(name)) {
+            return missing(
+                name,
+                "no package can have this name: bring the headers as a tarball, for a family of their own",
+            );
+        }
+        let search = search_key(apt, &names, target);
+        if let Some(found) = self.cache.read_record::<Found>(KIND, &search)?
+            && self.cache.get(KIND, &found.key)?.is_some()
+        {
+            return self.load(found, target).await;
+        }
+        let AptHeaders { packages: _, from } = apt;
+        let archive =
+            AptArchive::open(&self.cache, &self.options.apt_dir, from, target.arch, self.options.refresh)
+                .await?;
+        let packages = match archive.closure(&names).await? {
+            Closure::Found(packages) => packages,
+            Closure::Missing(name) => {
+                return missing(
+                    &name,
+                    "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
+                );
+            }
+        };
+        let origin: Vec<String> = packages.iter().map(control::PackageRecord::identity).collect();
+        let found = Found { key: tree_key(target, &origin), origin };
+        if self.cache.get(KIND, &found.key)?.is_none() {
+            let files = archive.download(&packages).await?;
+            let make = async |dir: std::path::PathBuf| {
+                let target = target.clone();
+                blocking(move |stop| {
+                    let root = dir.join(TREE);
+                    fs::create_dir(&root).map_err(io_error("create", &root))?;
+                    for (file, package) in files.iter().zip(&packages) {
+                        unpack(stop, file, &root, &format!("package {}={}", package.name, package.version))?;
+                    }
+                    layout::merge_usr(&root)?;
+                    verify(&root, &target)
+                })
+                .await
+            };
+            self.cache.get_or_make(KIND, &found.key, make).await?;
+        }
+        self.cache.write_record(KIND, &search, &found)?;
+        self.load(found, target).await
+    }
+
+    async fn tarball_headers(
+        &self,
+        tarball: &TarballHeaders,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
+        let path = root.join(with_release(&tarball.path, target));
+        if !path.exists() {
+            return Ok(HeaderLookup::Missing {
+                looked_for: path.display().to_string(),
+                hint: format!("put the headers of {} there, as a directory or a tarball", target.release),
+            });
+        }
+        let (cache, from) = (self.cache.clone(), path.clone());
+        let known = blocking(move |stop| digest::remembered(&cache, &from, stop)).await?;
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        let origin = vec![format!("{name} sha256:{}", known.digest)];
+        let found = Found { key: tree_key(target, &[known.digest]), origin };
+        let make = async |dir: std::path::PathBuf| {
+            let target = target.clone();
+            blocking(move |stop| {
+                let (raw, root) = (dir.join("raw"), dir.join(TREE));
+                bring(stop, &path, &raw, known.is_dir)?;
+                layout::arrange(&raw, &root, &target.release, &path.display().to_string())?;
+                if raw.exists() {
+                    fs::remove_dir_all(&raw).map_err(io_error("remove", &raw))?;
+                }
+                verify(&root, &target)
+            })
+            .await
+        };
+        self.cache.get_or_make(KIND, &found.key, make).await?;
+        self.load(found, target).await
+    }
+
+    async fn load(&self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
+        let Found { key, origin } = found;
+        let root = self.cache.place(KIND, &key)?.join(TREE);
+        let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
+        let (facts, compiler) = blocking(move |_| Ok(tree::read_header_set(&place, &release, arch)?)).await?;
+        Ok(HeaderLookup::Found(Box::new(HeaderSet { root, facts, compiler, origin, identity: key })))
+    }
+}
+
+/// The tree's name in its cache entry. It has a mode of its own: the entry's is private.
+const TREE: &str = "tree";
+
+fn bring(stop: &AtomicBool, from: &Path, raw: &Path, is_dir: bool) -> Result<(), FetchError> {
+    if is_dir {
+        return copy::tree(from, raw, stop);
+    }
+    fs::create_dir(raw).map_err(io_error("create", raw))?;
+    unpack(stop, from, raw, &from.display().to_string())
+}
+
+/// Only what is the target's header set becomes an entry.
+fn verify(root: &Path, target: &KernelTarget) -> Result<(), FetchError> {
+    tree::read_header_set(root, &target.release, target.arch)?;
+    Ok(())
+}
+
+fn tree_key(target: &KernelTarget, content: &[String]) -> String {
+    let head = [FORMAT, target.release.as_str(), target.arch.as_str()];
+    digest::of_parts(head.into_iter().chain(content.iter().map(String::as_str)))
+}
+
+fn search_key(apt: &AptHeaders, names: &[String], target: &KernelTarget) -> String {
+    let suites = super::apt::key_parts(&apt.from);
+    let head = [FORMAT, target.release.as_str(), target.arch.as_str()];
+    digest::of_parts(
+        head.into_iter().chain(names.iter().map(String::as_str)).chain(suites.iter().map(String::as_str)),
+    )
+}
+
+/// `{{release}}` is the one variable that names of header packages and files have. The release is a
+/// checked type: it holds no separator.
+fn with_release(text: &str, target: &KernelTarget) -> String {
+    text.replace("{{release}}", target.release.as_str()).replace("{{ release }}", target.release.as_str())
+}

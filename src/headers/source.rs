@@ -1,0 +1,324 @@
+//! Adapter: what is compiled: packages, downloads, files and directories.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    path::{Component, Path, PathBuf},
+    sync::atomic::AtomicBool,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FetchError, FetchedSource, Fetcher, SourceIdentity,
+    apt::{self, AptArchive, control::PackageRecord, version},
+    blocking::blocking,
+    copy, digest, io_error, unpack,
+};
+use crate::{
+    archive::Format,
+    image::{AptSource, SourceOrigin, SourceSpec},
+    kernel::Architecture,
+};
+
+/// Changes when the same content is laid out differently.
+const FORMAT: &str = "source-1";
+
+/// What a package search came to, and when.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Package {
+    name: String,
+    version: String,
+    sha256: String,
+    /// Seconds since 1970.
+    found: u64,
+}
+
+/// The content of a source, before it is fetched.
+enum Content {
+    Package(Package),
+    Download { url: String, sha256: String },
+    File { path: PathBuf, sha256: String },
+    Directory { path: PathBuf, sha256: String },
+}
+
+impl Fetcher {
+    /// What the source is at this moment, relative paths starting at `root`. Downloads no source.
+    pub async fn source_identity(
+        &self,
+        spec: &SourceSpec,
+        root: &Path,
+    ) -> Result<SourceIdentity, FetchError> {
+        let content = self.content(&spec.from, root).await?;
+        let version = match &content {
+            Content::Package(package) => Some(version::upstream(&package.version).to_owned()),
+            _ => None,
+        };
+        Ok(SourceIdentity { identity: identity(spec, &content), version })
+    }
+
+    /// Fetches and unpacks the source, relative paths starting at `root`.
+    pub async fn source(&self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource, FetchError> {
+        let SourceSpec { name: _, from, unpack, subdir } = spec;
+        let content = self.content(from, root).await?;
+        let origin = identity(spec, &content);
+        if let (Content::Directory { path, .. }, None) = (&content, unpack) {
+            // Used where it lies: the user's own tree, which the build only reads.
+            let (path, subdir) = (path.clone(), subdir.clone());
+            let root = blocking(move |_| pick(&path, subdir.as_deref())).await?;
+            return Ok(FetchedSource { root, origin });
+        }
+        let make = async |dir: PathBuf| {
+            let file = match &content {
+                Content::Package(package) => self.package_file(from, package).await?,
+                Content::Download { url, sha256 } => self.download(url, sha256).await?,
+                Content::File { path, .. } | Content::Directory { path, .. } => path.clone(),
+            };
+            let (inner, subdir) = (unpack.clone(), subdir.clone());
+            blocking(move |stop| lay_out(stop, &file, &dir, inner.as_deref(), subdir.as_deref())).await
+        };
+        let key = digest::of_parts([FORMAT, &origin]);
+        let place = self.cache.get_or_make("sources", &key, make).await?;
+        Ok(FetchedSource { root: place.join(TREE), origin })
+    }
+
+    async fn content(&self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
+        match from {
+            SourceOrigin::Apt(source) => Ok(Content::Package(self.package(source).await?)),
+            SourceOrigin::Url { url, sha256 } => {
+                Ok(Content::Download { url: url.clone(), sha256: checked_sha256(sha256)? })
+            }
+            SourceOrigin::Path { path, sha256 } => {
+                let path = root.join(path);
+                let (cache, place) = (self.cache.clone(), path.clone());
+                let known = blocking(move |stop| digest::remembered(&cache, &place, stop)).await?;
+                match sha256 {
+                    Some(sha256) if known.is_dir => Err(FetchError::Value {
+                        what: "the sha256 of a directory",
+                        value: sha256.chars().take(200).collect(),
+                        why: "only files have one",
+                    }),
+                    Some(sha256) if checked_sha256(sha256)? != known.digest => Err(FetchError::Checksum {
+                        what: path.display().to_string(),
+                        found: known.digest,
+                        wanted: checked_sha256(sha256)?,
+                    }),
+                    _ if known.is_dir => Ok(Content::Directory { path, sha256: known.digest }),
+                    _ => Ok(Content::File { path, sha256: known.digest }),
+                }
+            }
+        }
+    }
+
+    /// The package that the source names, from a record while that is fresh.
+    async fn package(&self, source: &AptSource) -> Result<Package, FetchError> {
+        let AptSource { package, version, suites } = source;
+        let parts = apt::key_parts(suites);
+        let head = [FORMAT, package, version.as_deref().unwrap_or_default()];
+        let key = digest::of_parts(head.into_iter().chain(parts.iter().map(String::as_str)));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        if let Some(known) = self.cache.read_record::<Package>("packages", &key)? {
+            let age = now.checked_sub(known.found);
+            // One version's content never changes.
+            if version.is_some() || age.is_some_and(|age| age < self.options.refresh.as_secs()) {
+                return Ok(known);
+            }
+        }
+        let PackageRecord { name, version, sha256, .. } =
+            self.find_package(source, version.as_deref()).await?.1;
+        let found = Package { name, version, sha256, found: now };
+        self.cache.write_record("packages", &key, &found)?;
+        Ok(found)
+    }
+
+    async fn find_package(
+        &self,
+        source: &AptSource,
+        version: Option<&str>,
+    ) -> Result<(AptArchive, PackageRecord), FetchError> {
+        let AptSource { package, version: _, suites } = source;
+        let (apt_dir, refresh) = (&self.options.apt_dir, self.options.refresh);
+        let archive = AptArchive::open(&self.cache, apt_dir, suites, native(), refresh).await?;
+        match archive.find(package, version).await? {
+            Some(found) => Ok((archive, found)),
+            None => Err(FetchError::NoPackage {
+                package: version.map_or_else(|| package.clone(), |version| format!("{package}={version}")),
+                suites: suites.suites.join(", "),
+            }),
+        }
+    }
+
+    async fn package_file(&self, from: &SourceOrigin, package: &Package) -> Result<PathBuf, FetchError> {
+        let SourceOrigin::Apt(source) = from else {
+            return Err(FetchError::Interrupted);
+        };
+        let (archive, found) = self.find_package(source, Some(&package.version)).await?;
+        let files = archive.download(&[found]).await?;
+        files.into_iter().next().ok_or(FetchError::Interrupted)
+    }
+}
+
+/// The tree's name in its cache entry. It has a mode of its own: the entry's is private.
+const TREE: &str = "tree";
+
+/// A source is not compiled for its own architecture: packages of this machine's do.
+fn native() -> Architecture {
+    if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::Amd64 }
+}
+
+fn identity(spec: &SourceSpec, content: &Content) -> String {
+    let SourceSpec { name: _, from: _, unpack, subdir } = spec;
+    let mut text = match content {
+        Content::Package(Package { name, version, sha256, found: _ }) => {
+            format!("{name}={version} sha256:{sha256}")
+        }
+        Content::Download { url: _, sha256 } | Content::File { path: _, sha256 } => {
+            format!("sha256:{sha256}")
+        }
+        Content::Directory { path: _, sha256 } => format!("tree sha256:{sha256}"),
+    };
+    for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
+        if let Some(value) = value {
+            text.push_str(&format!(" {name}={value}"));
+        }
+    }
+    text
+}
+
+fn checked_sha256(text: &str) -> Result<String, FetchError> {
+    if text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(FetchError::Value {
+        what: "a sha256",
+        value: text.chars().take(200).collect(),
+        why: "it is not 64 hexadecimal digits",
+    })
+}
+
+/// Makes `dir/tree` from a file or directory.
+fn lay_out(
+    stop: &AtomicBool,
+    from: &Path,
+    dir: &Path,
+    inner: Option<&str>,
+    subdir: Option<&str>,
+) -> Result<(), FetchError> {
+    let raw = dir.join("raw");
+    let base = if from.is_dir() {
+        from.to_owned()
+    } else {
+        fs::create_dir(&raw).map_err(io_error("create", &raw))?;
+        if Format::of(from).map_err(io_error("read", from))?.is_some() {
+            unpack(stop, from, &raw, &from.display().to_string())?;
+        } else {
+            // A file that is no archive is a tree of one file.
+            copy::file(from, &raw.join(from.file_name().unwrap_or(OsStr::new("file"))))?;
+        }
+        raw.clone()
+    };
+    let base = match inner {
+        None => base,
+        Some(inner) => {
+            let archive = base.join(plain_path(inner)?);
+            if !contains(&base, &archive) || !archive.is_file() {
+                return Err(absent(inner, &base)?);
+            }
+            let unpacked = dir.join("inner");
+            fs::create_dir(&unpacked).map_err(io_error("create", &unpacked))?;
+            unpack(stop, &archive, &unpacked, inner)?;
+            unpacked
+        }
+    };
+    let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
+    fs::rename(&chosen, &tree).map_err(io_error("rename", &chosen))?;
+    for rest in [raw, dir.join("inner")] {
+        if rest.exists() {
+            fs::remove_dir_all(&rest).map_err(io_error("remove", &rest))?;
+        }
+    }
+    Ok(())
+}
+
+/// The directory that `subdir` names: a relative path whose last component may hold one `*`.
+fn pick(base: &Path, subdir: Option<&str>) -> Result<PathBuf, FetchError> {
+    let Some(subdir) = subdir else {
+        return Ok(base.to_owned());
+    };
+    let pattern = plain_path(subdir)?;
+    let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
+    let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if !contains(base, &parent) || !parent.is_dir() {
+        return Err(absent(subdir, base)?);
+    }
+    let names = names_in(&parent)?;
+    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| matches(last, name)));
+    let mut found =
+        matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && path.is_dir());
+    match (found.next(), found.next()) {
+        (Some(only), None) => Ok(only),
+        (None, _) => Err(absent(subdir, &parent)?),
+        (Some(_), Some(_)) => Err(FetchError::Layout {
+            wanted: format!("one directory {subdir:?}"),
+            what: "the source".to_owned(),
+            found: format!("several match among {}", listing(&names)),
+        }),
+    }
+}
+
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => {
+            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+        }
+    }
+}
+
+fn absent(wanted: &str, dir: &Path) -> Result<FetchError, FetchError> {
+    Ok(FetchError::Layout {
+        wanted: format!("{wanted:?}"),
+        what: "the source".to_owned(),
+        found: format!("there is {}", listing(&names_in(dir)?)),
+    })
+}
+
+/// A relative path of plain components.
+fn plain_path(text: &str) -> Result<&Path, FetchError> {
+    let path = Path::new(text);
+    let plain = path.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    if plain && path.file_name().is_some() {
+        return Ok(path);
+    }
+    Err(FetchError::Value {
+        what: "a path inside a source",
+        value: text.chars().take(200).collect(),
+        why: "it must be relative, without `..`",
+    })
+}
+
+/// Whether a path, its links followed, is inside the directory.
+fn contains(base: &Path, path: &Path) -> bool {
+    matches!((fs::canonicalize(base), fs::canonicalize(path)), (Ok(base), Ok(path)) if path.starts_with(&base))
+}
+
+/// The names in a directory, sorted.
+pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>, FetchError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
+        names.push(entry.map_err(io_error("list", dir))?.file_name());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Names for a message, at most twenty.
+pub(super) fn listing(names: &[OsString]) -> String {
+    let shown: Vec<_> = names.iter().take(20).map(|name| name.to_string_lossy()).collect();
+    match names.len() {
+        0 => "nothing".to_owned(),
+        count if count > 20 => format!("{} and {} more", shown.join(", "), count - 20),
+        _ => shown.join(", "),
+    }
+}
