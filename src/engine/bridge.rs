@@ -117,11 +117,11 @@ pub(super) async fn unpack_out<E>(
         result = forward(stream, &sender) => result.map_err(failed),
     };
     drop(sender);
-    let unpacked = unpacker
+    let outcome = unpacker
         .await
         .unwrap_or_else(|panic| Err(EngineError::io("unpack", "/out", io::Error::other(panic))));
     // A stream's own fault explains why the unpacker saw a truncated archive; not the other way round.
-    forwarded.and(unpacked)
+    forwarded.and(outcome)
 }
 
 async fn forward<E>(

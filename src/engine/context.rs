@@ -33,6 +33,9 @@ pub(super) fn write_tar(
     let mut tar = Builder::new(out);
     let mut header = Header::new_gnu();
     header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
     header.set_size(dockerfile.len() as u64);
     tar.append_data(&mut header, DOCKERFILE, dockerfile.as_bytes()).map_err(send_failed)?;
     for entry in entries {

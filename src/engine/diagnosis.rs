@@ -63,7 +63,8 @@ impl Diagnoser {
     /// Takes the next line.
     pub fn feed(&mut self, line: &str) {
         let line: String = line.chars().take(LINE_CHARS).collect();
-        if let Some((rank, diagnosis)) = read(&line)
+        if !is_engines_own(&line)
+            && let Some((rank, diagnosis)) = read(&line)
             && self.first.as_ref().is_none_or(|(known, _)| rank > *known)
         {
             self.first = Some((rank, diagnosis));
@@ -83,6 +84,19 @@ impl Diagnoser {
     pub fn tail(&self) -> impl Iterator<Item = &str> {
         self.tail.iter().map(String::as_str)
     }
+}
+
+/// Does the engine repeat the Dockerfile here? A step may well hold the words of an error.
+fn is_engines_own(line: &str) -> bool {
+    // buildah puts the stage before: `[1/3] STEP 2/3: RUN make`.
+    let step = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        Some((stage, step)) if stage.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/') => step,
+        _ => line,
+    };
+    let number = step.strip_prefix("Step ").or_else(|| step.strip_prefix("STEP "));
+    number.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        || line.starts_with("The command '")
+        || line.starts_with("Error: building at STEP ")
 }
 
 fn read(line: &str) -> Option<(Rank, Diagnosis)> {
@@ -239,6 +253,10 @@ make: *** [Makefile:82: modules] Error 2";
             "checking for error: handling... yes",
             "  CC [M]  drivers/error.o",
             "cp: cannot stat 'x': No such file or directory",
+            "Step 3/3 : RUN echo 'a.c:1:2: error: bad'",
+            "[1/3] STEP 2/2: RUN echo 'a.c:1:2: error: bad'",
+            "The command '/bin/sh -c echo a.c:1:2: error: bad' returned a non-zero code: 1",
+            "Error: building at STEP \"RUN echo 'a.c:1:2: error: bad'\": exit status 1",
         ] {
             assert_eq!(diagnose(line), None, "{line}");
         }

@@ -7,7 +7,8 @@ pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String 
         return dockerfile.to_owned();
     }
     let escape = escape_character(dockerfile);
-    let label: String = labels.iter().map(|(key, value)| format!(" {key}=\"{value}\"")).collect();
+    let label: Vec<String> = labels.iter().map(|(key, value)| format!("{key}=\"{value}\"")).collect();
+    let label = format!("LABEL {}\n", label.join(" "));
     let mut out = String::with_capacity(dockerfile.len() + 256);
     let mut state = State::Fresh;
     for line in dockerfile.lines() {
@@ -15,9 +16,7 @@ pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String 
         out.push('\n');
         state = state.after(line, escape);
         if state == State::FromEnded {
-            out.push_str("LABEL");
             out.push_str(&label);
-            out.push('\n');
             state = State::Fresh;
         }
     }

@@ -158,6 +158,16 @@ impl Ended {
     }
 }
 
+/// Words of a failed build that the Dockerfile or its base image is to blame for.
+const PERMANENT: [&str; 6] = [
+    "creating build container",
+    "ockerfile",
+    "nknown instruction",
+    "parsing main",
+    "stage",
+    "unable to build",
+];
+
 fn sort(action: &str, words: String, status: &str) -> EngineError {
     if is_disk_full(&words) {
         return EngineError::DiskFull {
@@ -175,15 +185,6 @@ fn sort(action: &str, words: String, status: &str) -> EngineError {
         };
         return EngineError::Step { message };
     }
-    // What the Dockerfile or its base image is to blame for.
-    const PERMANENT: [&str; 6] = [
-        "creating build container",
-        "ockerfile",
-        "nknown instruction",
-        "parsing main",
-        "stage",
-        "unable to build",
-    ];
     if action == "build" && PERMANENT.iter().any(|part| words.contains(part)) {
         return EngineError::Step { message: words };
     }

@@ -128,7 +128,9 @@ mod tests {
     fn run(log: &Lines, words: &[&str]) -> Output<'static> {
         let log: &'static Lines = Box::leak(Box::new(Lines(Mutex::new(log.0.lock().unwrap().clone()))));
         let mut output = Output::new(log);
-        words.iter().for_each(|text| output.take(said(text)));
+        for text in words {
+            output.take(said(text));
+        }
         output
     }
 
