@@ -28,7 +28,7 @@ use url::Url;
 use super::{
     RegistryError, RegistryOptions,
     auth::{Access, Authorizer, authority_of},
-    error::{Fault, excerpt, fault},
+    error::{Fault, excerpt, fault, hung_up},
     name::{RemoteName, host_name, is_loopback},
     tls,
 };
@@ -169,22 +169,7 @@ fn speaks_something_else(error: &(dyn std::error::Error + 'static)) -> bool {
     match fault(error) {
         Fault::NotTls => true,
         Fault::Certificate => false,
-        // A server that hangs up on the first message it does not understand.
-        Fault::Connection => {
-            let mut next = Some(error);
-            while let Some(error) = next {
-                if let Some(io) = error.downcast_ref::<io::Error>() {
-                    return matches!(
-                        io.kind(),
-                        io::ErrorKind::UnexpectedEof
-                            | io::ErrorKind::ConnectionReset
-                            | io::ErrorKind::InvalidData
-                    );
-                }
-                next = error.source();
-            }
-            false
-        }
+        Fault::Connection => hung_up(error),
     }
 }
 
