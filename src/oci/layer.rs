@@ -174,7 +174,7 @@ impl<W: Write> TreeWriter<W> {
         if !plain {
             return Err(LayerError::Path(path.to_owned()));
         }
-        if path.file_name().is_some_and(|name| is_whiteout(name)) {
+        if path.file_name().is_some_and(is_whiteout) {
             return Err(LayerError::Whiteout(path.to_owned()));
         }
         match &self.last {

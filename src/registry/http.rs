@@ -35,7 +35,7 @@ use super::{
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence in either direction.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_REDIRECTS: usize = 5;
 /// Read of an error's body.
 const MAX_ERROR_BODY: usize = 8 << 10;
@@ -149,16 +149,14 @@ impl Transport {
         let mut sending = std::pin::pin!(request.send());
         let mut before = moved.load(Ordering::Relaxed);
         loop {
-            match tokio::time::timeout(IDLE_TIMEOUT, &mut sending).await {
-                Ok(answer) => return answer.map_err(|error| broken(host, action, error)),
-                Err(_) => {
-                    let now = moved.load(Ordering::Relaxed);
-                    if now == before {
-                        return Err(silent(host, action));
-                    }
-                    before = now;
-                }
+            if let Ok(answer) = tokio::time::timeout(IDLE_TIMEOUT, &mut sending).await {
+                return answer.map_err(|error| broken(host, action, error));
             }
+            let now = moved.load(Ordering::Relaxed);
+            if now == before {
+                return Err(silent(host, action));
+            }
+            before = now;
         }
     }
 }
