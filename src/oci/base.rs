@@ -50,12 +50,11 @@ impl Base {
 }
 
 fn carried(layer: Descriptor) -> Result<Descriptor, ImageError> {
-    match media_type::oci_layer(&layer.media_type) {
-        Some(media_type) => Ok(Descriptor { media_type: media_type.to_owned(), ..layer }),
-        None => {
-            let kind: String = layer.media_type.chars().filter(|c| !c.is_control()).take(120).collect();
-            Err(ImageError::unusable("base image", format!("a layer's media type is {kind:?}")))
-        }
+    if let Some(media_type) = media_type::oci_layer(&layer.media_type) {
+        Ok(Descriptor { media_type: media_type.to_owned(), ..layer })
+    } else {
+        let kind: String = layer.media_type.chars().filter(|c| !c.is_control()).take(120).collect();
+        Err(ImageError::unusable("base image", format!("a layer's media type is {kind:?}")))
     }
 }
 

@@ -174,7 +174,7 @@ impl<W: Write> TreeWriter<W> {
         if !plain {
             return Err(LayerError::Path(path.to_owned()));
         }
-        if path.file_name().is_some_and(|name| is_whiteout(name)) {
+        if path.file_name().is_some_and(is_whiteout) {
             return Err(LayerError::Whiteout(path.to_owned()));
         }
         match &self.last {
@@ -215,13 +215,76 @@ impl Read for Exact<'_> {
     }
 }
 
+/// Hands on blocks of one size. What deflate makes of the same bytes depends on the portions they come in,
+/// and those depend on how much a read of a file happened to return.
+struct Blocks<W> {
+    inner: W,
+    block: Vec<u8>,
+}
+
+impl<W: Write> Blocks<W> {
+    const SIZE: usize = 64 << 10;
+
+    fn new(inner: W) -> Self {
+        Self { inner, block: Vec::with_capacity(Self::SIZE) }
+    }
+
+    fn finish(mut self) -> io::Result<W> {
+        self.inner.write_all(&self.block)?;
+        Ok(self.inner)
+    }
+}
+
+impl<W: Write> Write for Blocks<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let taken = buffer.len().min(Self::SIZE - self.block.len());
+        self.block.extend_from_slice(&buffer[..taken]);
+        if self.block.len() == Self::SIZE {
+            self.inner.write_all(&self.block)?;
+            self.block.clear();
+        }
+        Ok(taken)
+    }
+
+    /// Nothing: a flush in between would end a deflate block.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Compresses with everything fixed, and says what came out.
+struct Gzip<W: Write>(Blocks<GzEncoder<Hashing<W>>>);
+
+impl<W: Write> Gzip<W> {
+    fn new(out: W) -> Self {
+        let builder = GzBuilder::new().mtime(0).operating_system(GZIP_OS_UNKNOWN);
+        Self(Blocks::new(builder.write(Hashing::new(out), Compression::new(GZIP_LEVEL))))
+    }
+
+    fn finish(self, diff_id: Digest) -> io::Result<(Layer, W)> {
+        let (mut out, digest, size) = self.0.finish()?.finish()?.into_parts();
+        out.flush()?;
+        Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, out))
+    }
+}
+
+impl<W: Write> Write for Gzip<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.0.write(buffer)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 /// Writes one layer: a tar stream compressed with gzip.
-pub struct LayerWriter<W: Write>(TreeWriter<GzEncoder<Hashing<W>>>);
+pub struct LayerWriter<W: Write>(TreeWriter<Gzip<W>>);
 
 impl<W: Write> LayerWriter<W> {
     /// Starts a layer whose entries all have this modification time (seconds since 1970).
     pub fn new(out: W, mtime: u64) -> Self {
-        Self(TreeWriter::new(gzip(Hashing::new(out)), mtime))
+        Self(TreeWriter::new(Gzip::new(out), mtime))
     }
 
     /// Adds an entry. Paths are relative to the image's root and come in the order of `Path`'s `Ord`,
@@ -233,25 +296,16 @@ impl<W: Write> LayerWriter<W> {
     /// Writes the end and hands the writer back.
     pub fn finish(self) -> Result<(Layer, W), LayerError> {
         let (gzip, diff_id, _) = self.0.finish()?;
-        let hashing = gzip.finish().map_err(LayerError::Finish)?;
-        let (mut out, digest, size) = hashing.into_parts();
-        out.flush().map_err(LayerError::Finish)?;
-        Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, out))
+        gzip.finish(diff_id).map_err(LayerError::Finish)
     }
 }
 
 /// Compresses a finished tar stream into a layer, the way [`LayerWriter`] does.
 pub fn compress(mut tar: impl Read, out: impl Write) -> io::Result<Layer> {
-    let mut stream = Hashing::new(gzip(Hashing::new(out)));
+    let mut stream = Hashing::new(Gzip::new(out));
     io::copy(&mut tar, &mut stream)?;
-    let (encoder, diff_id, _) = stream.into_parts();
-    let (mut out, digest, size) = encoder.finish()?.into_parts();
-    out.flush()?;
-    Ok(Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP })
-}
-
-fn gzip<W: Write>(out: W) -> GzEncoder<W> {
-    GzBuilder::new().mtime(0).operating_system(GZIP_OS_UNKNOWN).write(out, Compression::new(GZIP_LEVEL))
+    let (gzip, diff_id, _) = stream.into_parts();
+    Ok(gzip.finish(diff_id)?.0)
 }
 
 /// The digest that a tree has as a layer (its diff id), without writing one.
@@ -296,6 +350,21 @@ mod tests {
     }
 
     #[test]
+    fn portions_do_not_matter() {
+        struct Dribble<'a>(&'a [u8], usize);
+        impl Read for Dribble<'_> {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                (&mut self.0).take(self.1 as u64).read(buffer)
+            }
+        }
+        let bytes: Vec<u8> = (0..300_000_u32).map(|n| (n.wrapping_mul(n) >> 10).to_le_bytes()[0]).collect();
+        let whole = compress(&bytes[..], io::sink()).unwrap();
+        for portion in [1, 511, 100_000] {
+            assert_eq!(compress(Dribble(&bytes, portion), io::sink()).unwrap(), whole);
+        }
+    }
+
+    #[test]
     fn digests_are_those_of_the_bytes() {
         let (layer, bytes) = write(&[("a", None), ("a/b", Some(b"content"))]).unwrap();
         let mut tar = Vec::new();
@@ -310,7 +379,7 @@ mod tests {
     fn bytes_never_change_between_versions_of_farrier() {
         let (layer, _) = write(&[("lib", None), ("lib/x.ko", Some(&[7; 5000]))]).unwrap();
         // A new value here means that every image of every user gets another digest.
-        insta::assert_snapshot!(layer.diff_id.as_str(), @"");
+        insta::assert_snapshot!(layer.diff_id.as_str(), @"sha256:364882ff3f0679cbb32274ec8740bf42579f54f41cc16501849367679934e6ef");
     }
 
     #[test]

@@ -200,15 +200,22 @@ pub(super) fn is_link_into_usr(name: &Path, target: &Path) -> bool {
     target.strip_prefix("/").unwrap_or(target) == Path::new("usr").join(name)
 }
 
-/// A relative link that climbs out of its top-level directory needs one more `..` below `usr`; where it then
-/// arrives in `usr/../x`, the base's links lead on.
+/// A relative link that climbs out of its top-level directory needs one more `..` below `usr`, at the place
+/// where it climbs; where it then arrives in a `lib` or `bin`, the base's links lead on.
 fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
-    // Directories between the link and the image's root.
+    // Directories between the image's root and where the path is.
     let mut depth = link.components().count() - 1;
-    for component in target.components() {
+    let mut components = target.components();
+    let mut deeper = PathBuf::new();
+    while let Some(component) = components.next() {
+        deeper.push(component);
         match component {
             Component::Normal(_) => depth += 1,
-            Component::ParentDir if depth <= 1 => return Path::new("..").join(target),
+            Component::ParentDir if depth == 1 => {
+                deeper.push("..");
+                deeper.push(components.as_path());
+                return deeper;
+            }
             Component::ParentDir => depth -= 1,
             Component::CurDir => {}
             Component::RootDir | Component::Prefix(_) => break,

@@ -96,8 +96,8 @@ mod tests {
         }))
     }
 
-    fn pair(user: &str, password: &str) -> Option<(String, String)> {
-        Some((user.to_owned(), password.to_owned()))
+    fn pair(user: &str, password: &str) -> (String, String) {
+        (user.to_owned(), password.to_owned())
     }
 
     // base64 of "u:p:w" and "n:q".
@@ -110,11 +110,11 @@ mod tests {
 
     #[test]
     fn the_most_specific_entry_counts() {
-        assert_eq!(find(CONFIG, "r.example:5000", "other/x").unwrap(), pair("u", "p:w"));
-        assert_eq!(find(CONFIG, "r.example:5000", "drivers/x").unwrap(), pair("n", "q"));
-        assert_eq!(find(CONFIG, "r.example:5000", "drivers2").unwrap(), pair("u", "p:w"));
-        assert_eq!(find(CONFIG, "docker.io", "library/debian").unwrap(), pair("hub", "x"));
-        assert_eq!(find(CONFIG, "t.example", "x").unwrap(), pair("<token>", "refresh"));
+        assert_eq!(find(CONFIG, "r.example:5000", "other/x").unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(find(CONFIG, "r.example:5000", "drivers/x").unwrap(), Some(pair("n", "q")));
+        assert_eq!(find(CONFIG, "r.example:5000", "drivers2").unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(find(CONFIG, "docker.io", "library/debian").unwrap(), Some(pair("hub", "x")));
+        assert_eq!(find(CONFIG, "t.example", "x").unwrap(), Some(pair("<token>", "refresh")));
         assert_eq!(find(CONFIG, "r.example", "x").unwrap(), None);
     }
 

@@ -129,26 +129,33 @@ impl RegistryError {
     }
 }
 
-/// Looks through an error's causes.
-pub(super) fn fault(error: &(dyn Error + 'static)) -> Fault {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(tls) = error.downcast_ref::<rustls::Error>() {
-            return match tls {
-                rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented => {
-                    Fault::Certificate
-                }
-                rustls::Error::InvalidMessage(_) => Fault::NotTls,
-                _ => Fault::Connection,
-            };
-        }
-        // An `io::Error` does not list the error that it wraps among its causes, only that one's.
-        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+/// An error and its causes. An `io::Error` does not list the error that it wraps among them, only that
+/// one's, so it is opened here.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| {
+        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(inner) => Some(inner),
             None => error.source(),
-        };
+        }
+    })
+}
+
+/// Why there is no connection.
+pub(super) fn fault(error: &(dyn Error + 'static)) -> Fault {
+    match causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
+            Fault::Certificate
+        }
+        Some(rustls::Error::InvalidMessage(_)) => Fault::NotTls,
+        _ => Fault::Connection,
     }
-    Fault::Connection
+}
+
+/// Did the other side hang up? Some servers do, on a greeting that they do not understand.
+pub(super) fn hung_up(error: &(dyn Error + 'static)) -> bool {
+    causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset))
 }
 
 /// The start of an answer's body in printable form: a registry's own words, a proxy's page, garbage.

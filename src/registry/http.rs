@@ -28,14 +28,14 @@ use url::Url;
 use super::{
     RegistryError, RegistryOptions,
     auth::{Access, Authorizer, authority_of},
-    error::{Fault, excerpt, fault},
+    error::{Fault, excerpt, fault, hung_up},
     name::{RemoteName, host_name, is_loopback},
     tls,
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence in either direction.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_REDIRECTS: usize = 5;
 /// Read of an error's body.
 const MAX_ERROR_BODY: usize = 8 << 10;
@@ -149,16 +149,14 @@ impl Transport {
         let mut sending = std::pin::pin!(request.send());
         let mut before = moved.load(Ordering::Relaxed);
         loop {
-            match tokio::time::timeout(IDLE_TIMEOUT, &mut sending).await {
-                Ok(answer) => return answer.map_err(|error| broken(host, action, error)),
-                Err(_) => {
-                    let now = moved.load(Ordering::Relaxed);
-                    if now == before {
-                        return Err(silent(host, action));
-                    }
-                    before = now;
-                }
+            if let Ok(answer) = tokio::time::timeout(IDLE_TIMEOUT, &mut sending).await {
+                return answer.map_err(|error| broken(host, action, error));
             }
+            let now = moved.load(Ordering::Relaxed);
+            if now == before {
+                return Err(silent(host, action));
+            }
+            before = now;
         }
     }
 }
@@ -169,22 +167,7 @@ fn speaks_something_else(error: &(dyn std::error::Error + 'static)) -> bool {
     match fault(error) {
         Fault::NotTls => true,
         Fault::Certificate => false,
-        // A server that hangs up on the first message it does not understand.
-        Fault::Connection => {
-            let mut next = Some(error);
-            while let Some(error) = next {
-                if let Some(io) = error.downcast_ref::<io::Error>() {
-                    return matches!(
-                        io.kind(),
-                        io::ErrorKind::UnexpectedEof
-                            | io::ErrorKind::ConnectionReset
-                            | io::ErrorKind::InvalidData
-                    );
-                }
-                next = error.source();
-            }
-            false
-        }
+        Fault::Connection => hung_up(error),
     }
 }
 

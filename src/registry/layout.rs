@@ -224,14 +224,14 @@ fn temporary_beside(
     use std::os::unix::fs::PermissionsExt as _;
     let directory = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let action = || RegistryError::io(format!("write {}", place.display()));
-    let mut file = tempfile::Builder::new()
+    let mut temporary = tempfile::Builder::new()
         .prefix(".farrier-")
         // A layout is handed on to other users; tempfile's own default is for its owner only.
         .permissions(fs::Permissions::from_mode(0o644))
         .tempfile_in(directory)
         .map_err(action())?;
-    fill(file.as_file_mut()).map_err(action())?;
-    Ok(file)
+    fill(temporary.as_file_mut()).map_err(action())?;
+    Ok(temporary)
 }
 
 fn persist(temporary: tempfile::NamedTempFile, place: &Path) -> Result<(), RegistryError> {

@@ -1,1 +1,104 @@
+use super::*;
+use crate::oci::{Assembly, assemble, media_type};
 
+fn version(tag: &str) -> Version {
+    Version::Tag(tag.parse().unwrap())
+}
+
+fn image(variant: &str) -> crate::oci::Assembled {
+    let empty = BTreeMap::new();
+    let labels = BTreeMap::from([("variant".to_owned(), variant.to_owned())]);
+    assemble(&Assembly {
+        base: None,
+        layers: &[],
+        entrypoint: &[],
+        env: &empty,
+        labels: &labels,
+        annotations: &empty,
+        architecture: crate::kernel::Architecture::Amd64,
+    })
+    .unwrap()
+}
+
+async fn push(layout: &LayoutRegistry, repository: &Repository, tag: &str, variant: &str) -> Digest {
+    let image = image(variant);
+    layout.push_bytes(repository, &image.config).await.unwrap();
+    let version = version(tag);
+    layout.push_manifest(repository, &version, media_type::OCI_MANIFEST, &image.manifest).await.unwrap()
+}
+
+#[tokio::test]
+async fn repositories_and_tags_are_kept_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    let (a, b): (Repository, Repository) = ("drivers/a".parse().unwrap(), "drivers/a-b".parse().unwrap());
+    assert!(layout.tags(&a).await.unwrap().is_empty());
+    assert!(layout.manifest(&a, &version("1")).await.unwrap().is_none());
+
+    let one = push(&layout, &a, "1", "x").await;
+    assert_eq!(push(&layout, &a, "2", "x").await, one);
+    let other = push(&layout, &b, "1", "y").await;
+    assert_ne!(push(&layout, &a, "1", "z").await, one, "the tag moves");
+
+    let tags = layout.tags(&a).await.unwrap();
+    assert_eq!(tags.iter().map(Tag::as_str).collect::<Vec<_>>(), ["2", "1"]);
+    assert_eq!(layout.manifest(&a, &version("2")).await.unwrap().unwrap().digest, one);
+    assert!(layout.manifest(&a, &Version::Digest(one)).await.unwrap().is_some());
+    assert!(layout.manifest(&a, &Version::Digest(other)).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn blobs_are_checked_both_ways() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    let repository: Repository = "x".parse().unwrap();
+    let file = directory.path().join("blob");
+    fs::write(&file, "content").unwrap();
+    let (right, wrong) = (Digest::of(b"content"), Digest::of(b"other"));
+
+    let error = layout.push_blob(&repository, &wrong, &file).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Digest { .. }), "{error}");
+    assert!(!layout.has_blob(&repository, &wrong).await.unwrap());
+    assert_eq!(layout.push_blob(&repository, &right, &file).await.unwrap(), Upload::Sent(7));
+    assert_eq!(layout.push_blob(&repository, &right, &file).await.unwrap(), Upload::Present);
+
+    let out = directory.path().join("out");
+    layout.fetch_blob(&repository, &right, &out).await.unwrap();
+    assert_eq!(fs::read(&out).unwrap(), b"content");
+    fs::write(layout.blob(&right), "changed").unwrap();
+    fs::remove_file(&out).unwrap();
+    let error = layout.fetch_blob(&repository, &right, &out).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Digest { .. }), "{error}");
+    assert!(!out.exists());
+    let names = fs::read_dir(directory.path()).unwrap().count();
+    assert_eq!(names, 2, "a temporary file was left");
+}
+
+#[tokio::test]
+async fn manifests_need_their_blobs() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    let repository: Repository = "x".parse().unwrap();
+    let bytes = image("x").manifest;
+    let pushed = layout.push_manifest(&repository, &version("1"), media_type::OCI_MANIFEST, &bytes).await;
+    let error = pushed.unwrap_err().to_string();
+    assert!(error.contains("blob sha256:") && error.ends_with("is missing"), "{error}");
+    let garbage = layout.push_manifest(&repository, &version("1"), media_type::OCI_MANIFEST, b"<html>").await;
+    assert!(matches!(garbage, Err(RegistryError::Protocol { .. })));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_do_not_lose_each_others_images() {
+    let directory = tempfile::tempdir().unwrap();
+    let repository: Repository = "x".parse().unwrap();
+    let writers = (0..8).map(|number| {
+        let layout = LayoutRegistry::new(directory.path().join("images"));
+        let repository = repository.clone();
+        tokio::spawn(async move { push(&layout, &repository, &format!("t{number}"), "v").await })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await.unwrap();
+    }
+    let layout = LayoutRegistry::new(directory.path().join("images"));
+    assert_eq!(layout.tags(&repository).await.unwrap().len(), 8);
+}

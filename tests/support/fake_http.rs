@@ -1,0 +1,120 @@
+//! A scripted HTTP server on loopback: answers requests in order and remembers them.
+
+use std::sync::{Arc, Mutex};
+
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{TcpListener, TcpStream},
+};
+
+/// One scripted answer.
+#[derive(Clone)]
+pub struct Answer {
+    status: u16,
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+/// A request as it came.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Such as `GET`.
+    pub method: String,
+    /// Path and query.
+    pub target: String,
+    /// Lower-case names.
+    pub headers: Vec<(String, String)>,
+    /// The body.
+    pub body: Vec<u8>,
+}
+
+impl Request {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+pub fn answer(status: u16, body: impl AsRef<[u8]>) -> Answer {
+    Answer { status, headers: Vec::new(), body: body.as_ref().to_vec() }
+}
+
+impl Answer {
+    pub fn header(mut self, name: &str, value: impl ToString) -> Self {
+        self.headers.push((name.to_owned(), value.to_string()));
+        self
+    }
+}
+
+/// The server; it ends with the test's runtime.
+pub struct FakeHttp {
+    pub host: String,
+    requests: Arc<Mutex<Vec<Request>>>,
+}
+
+impl FakeHttp {
+    pub async fn start(script: Vec<Answer>) -> Self {
+        Self::start_with(|_| script).await
+    }
+
+    /// For answers that name the server itself.
+    pub async fn start_with(script: impl FnOnce(&str) -> Vec<Answer>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let host = listener.local_addr().unwrap().to_string();
+        let mut script = script(&host).into_iter();
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&requests);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let mut stream = BufReader::new(stream);
+                // A TLS greeting: hang up, as a server that only speaks HTTP may.
+                if stream.fill_buf().await.unwrap_or_default().first() == Some(&0x16) {
+                    continue;
+                }
+                let Some(request) = read(&mut stream).await else { continue };
+                seen.lock().unwrap().push(request);
+                let answer = script.next().unwrap_or_else(|| answer(599, "the script has ended"));
+                write(stream.into_inner(), answer).await;
+            }
+        });
+        Self { host, requests }
+    }
+
+    pub fn requests(&self) -> Vec<Request> {
+        self.requests.lock().unwrap().clone()
+    }
+}
+
+async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
+    let mut line = String::new();
+    stream.read_line(&mut line).await.ok()?;
+    let mut words = line.split_whitespace();
+    let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut headers = Vec::new();
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).await.ok()?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        headers.push((name.to_ascii_lowercase(), value.to_owned()));
+    }
+    let mut request = Request { method, target, headers, body: Vec::new() };
+    let length = request.header("content-length").map_or(0, |length| length.parse().unwrap());
+    request.body = vec![0; length];
+    stream.read_exact(&mut request.body).await.ok()?;
+    Some(request)
+}
+
+async fn write(mut stream: TcpStream, answer: Answer) {
+    let mut head = format!(
+        "HTTP/1.1 {} Scripted\r\ncontent-length: {}\r\nconnection: close\r\n",
+        answer.status,
+        answer.body.len()
+    );
+    for (name, value) in &answer.headers {
+        head.push_str(&format!("{name}: {value}\r\n"));
+    }
+    head.push_str("\r\n");
+    let _ = stream.write_all(head.as_bytes()).await;
+    let _ = stream.write_all(&answer.body).await;
+    let _ = stream.shutdown().await;
+}

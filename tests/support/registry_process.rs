@@ -1,0 +1,135 @@
+//! A real registry: Debian's `docker-registry`, on an ephemeral port of loopback.
+
+use std::{
+    fs,
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+/// User and password of a registry with authentication.
+pub const USER: &str = "smith";
+pub const PASSWORD: &str = "anvil";
+/// The line that `htpasswd -nbB smith anvil` printed.
+const HTPASSWD: &str = "smith:$2b$04$dzg.Qk6rVjy9P39K8KJ/Cu.VFBRQDxEHG4dfMmmlE386tM9dZnlkm\n";
+
+/// The running registry; it is stopped and its storage removed on drop.
+pub struct RegistryProcess {
+    pub host: String,
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+/// What the registry asks of its clients.
+#[derive(Clone, Copy, Default)]
+pub struct Wants {
+    pub tls: bool,
+    pub password: bool,
+}
+
+impl RegistryProcess {
+    pub fn start(wants: Wants) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        // Another process may take the port in between; then the registry ends and the next one is tried.
+        for _ in 0..5 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let host = format!("127.0.0.1:{port}");
+            let config = configure(directory.path(), &host, wants);
+            let log = fs::File::create(directory.path().join("log")).unwrap();
+            let mut child = Command::new("docker-registry")
+                .arg("serve")
+                .arg(config)
+                .stdin(Stdio::null())
+                .stdout(log.try_clone().unwrap())
+                .stderr(log)
+                .spawn()
+                .expect("start docker-registry (Debian package docker-registry)");
+            if answers(&host, &mut child) {
+                return Self { host, child, directory };
+            }
+        }
+        panic!(
+            "docker-registry does not start: {}",
+            fs::read_to_string(directory.path().join("log")).unwrap()
+        );
+    }
+
+    pub fn stop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// The certificate of a registry with TLS, which is its own authority.
+    pub fn ca_file(&self) -> PathBuf {
+        self.directory.path().join("cert.pem")
+    }
+
+    /// Requests of one method that the registry has answered so far.
+    pub fn requests(&self, method: &str) -> usize {
+        let log = fs::read_to_string(self.directory.path().join("log")).unwrap();
+        log.lines().filter(|line| line.contains(&format!("\"{method} /v2/"))).count()
+    }
+}
+
+impl Drop for RegistryProcess {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Waits until the port accepts, or the registry has ended.
+fn answers(host: &str, child: &mut Child) -> bool {
+    let until = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < until {
+        if child.try_wait().unwrap().is_some() {
+            return false;
+        }
+        if std::net::TcpStream::connect(host).is_ok() {
+            return true;
+        }
+        // Nothing tells when it listens; this only paces the question.
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    false
+}
+
+fn configure(directory: &Path, host: &str, wants: Wants) -> PathBuf {
+    let at = directory.display();
+    let mut config = format!(
+        "version: 0.1\nlog: {{level: info, accesslog: {{disabled: false}}}}\n\
+         storage: {{filesystem: {{rootdirectory: {at}/storage}}}}\nhttp:\n  addr: {host}\n"
+    );
+    if wants.tls {
+        certificate(directory);
+        config.push_str(&format!("  tls: {{certificate: {at}/cert.pem, key: {at}/key.pem}}\n"));
+    }
+    if wants.password {
+        fs::write(directory.join("htpasswd"), HTPASSWD).unwrap();
+        config.push_str(&format!("auth: {{htpasswd: {{realm: farrier, path: {at}/htpasswd}}}}\n"));
+    }
+    let path = directory.join("config.yml");
+    fs::write(&path, config).unwrap();
+    path
+}
+
+/// A certificate for 127.0.0.1 that is its own authority.
+fn certificate(directory: &Path) {
+    let config = directory.join("openssl.cnf");
+    let text = "[req]\ndistinguished_name = name\nx509_extensions = server\n[name]\n\
+                [server]\nbasicConstraints = critical, CA:FALSE\nsubjectAltName = IP:127.0.0.1\n";
+    fs::write(&config, text).unwrap();
+    let made = Command::new("openssl")
+        .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])
+        .args(["-days", "2", "-subj", "/CN=127.0.0.1", "-config"])
+        .arg(config)
+        .arg("-keyout")
+        .arg(directory.join("key.pem"))
+        .arg("-out")
+        .arg(directory.join("cert.pem"))
+        .output()
+        .expect("run openssl (Debian package openssl)");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
