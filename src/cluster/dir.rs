@@ -207,12 +207,12 @@ fn read_text(path: &Path) -> Result<String, ClusterError> {
         return Err(ClusterError::TooLarge { path: path.to_path_buf(), reason });
     }
     String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line_start = valid.iter().rposition(|byte| *byte == b'\n').map_or(0, |newline| newline + 1);
+        let valid = String::from_utf8_lossy(&error.as_bytes()[..error.utf8_error().valid_up_to()]);
+        let last_line = valid.rsplit('\n').next().unwrap_or_default();
         ClusterError::Manifest {
             path: path.to_path_buf(),
-            line: 1 + valid.iter().filter(|byte| **byte == b'\n').count(),
-            column: 1 + String::from_utf8_lossy(&valid[line_start..]).chars().count(),
+            line: 1 + valid.matches('\n').count(),
+            column: 1 + last_line.chars().count(),
             reason: "the text is not UTF-8".to_owned(),
         }
     })

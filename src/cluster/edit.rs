@@ -32,12 +32,11 @@ fn verify(before: &str, after: &str, scalar: &Scalar, value: &str) -> Result<(),
     let mut old_events = events(before);
     let mut new_events = events(after);
     loop {
-        let (old, new) = match (old_events.next(), new_events.next()) {
+        let ((old, span), (new, _)) = match (old_events.next(), new_events.next()) {
             (None, None) => break,
             (Some(Ok(old)), Some(Ok(new))) => (old, new),
             (Some(_) | None, _) => return Err(other()),
         };
-        let ((old, span), (new, _)) = (old, new);
         let edited = matches!(old, Event::Scalar(..)) && span.byte_range().as_ref() == Some(&scalar.bytes);
         match (&old, &new) {
             (Event::Scalar(_, old_style, 0, None), Event::Scalar(text, new_style, 0, None))
@@ -116,10 +115,11 @@ mod tests {
             new in "[a-z]{1,5}/[a-z]{1,5}(:[a-z0-9]{1,5}|@sha256:[0-9a-f]{8})",
         ) {
             // Keys are numbered, because a key that is there twice is no YAML.
-            let head: String = before.iter().enumerate().map(|(n, line)| {
-                let line = if line.starts_with('k') { format!("k{n}{}", &line[1..]) } else { line.clone() };
-                format!("{}\n", line.replace("&a", &format!("&a{n}")))
-            }).collect();
+            let numbered = |(n, line): (usize, &String)| {
+                let line = line.replace("&a", &format!("&a{n}"));
+                line.strip_prefix('k').map_or(format!("{line}\n"), |rest| format!("k{n}{rest}\n"))
+            };
+            let head = before.iter().enumerate().map(numbered).collect::<Vec<_>>().concat();
             let with = |value: &str| format!("{head}image:{gap}{quote}{value}{quote}{tail}{last}").replace('\n', end);
             prop_assume!(documents(&with(&old)).is_ok());
             prop_assert_eq!(edit(&with(&old), &new), Ok(with(&new)));

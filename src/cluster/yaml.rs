@@ -85,8 +85,7 @@ impl Place {
     pub(super) fn entries(&self) -> Option<Vec<(Self, Self)>> {
         let Value::Mapping(entries) = &self.node.value else { return None };
         let mut all = Vec::with_capacity(entries.len());
-        for (key, value) in entries.iter().filter(|(key, _)| key.is_text("<<")) {
-            let _ = key;
+        for (_, value) in entries.iter().filter(|(key, _)| key.is_text("<<")) {
             match &value.node.value {
                 // Of several merged mappings the first wins.
                 Value::Sequence(items) => {
@@ -128,11 +127,10 @@ impl Place {
         let fault = |reason: &str| Err(self.fault(reason));
         let Some(scalar) = self.scalar() else { return fault("a string is wanted here") };
         match (scalar.style, scalar.tag.as_str()) {
-            (_, "tag:yaml.org,2002:str") => Ok(&scalar.text),
             (ScalarStyle::Plain, "") if is_other_type(&scalar.text) => {
                 fault("a string is wanted here; quote the value")
             }
-            (_, "") => Ok(&scalar.text),
+            (_, "" | "tag:yaml.org,2002:str") => Ok(&scalar.text),
             _ => fault("a string is wanted here, without a tag"),
         }
     }

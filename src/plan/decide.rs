@@ -207,7 +207,8 @@ impl Plan {
     }
 
     /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
-    /// reasons of the cluster's shape (mixed kernels, no nodes) are findings and not failures.
+    /// reasons of the cluster's shape (mixed kernels, no nodes) are findings and not failures, and so are
+    /// kernels that no definition is meant for.
     pub fn has_failures(&self) -> bool {
         let Self {
             builds: _,
@@ -216,7 +217,7 @@ impl Plan {
             conflicts,
             held_back,
             unknown,
-            skipped: _,
+            skipped,
             left_alone: _,
             rollouts,
         } = self;
@@ -230,6 +231,8 @@ impl Plan {
                         | HoldReason::NoContainer { .. }
                         | HoldReason::Fixed { .. }
                         | HoldReason::ClaimedTwice { .. }
+                        | HoldReason::NotPassed { .. }
+                        | HoldReason::OtherKernel { .. }
                 )
             )
         };

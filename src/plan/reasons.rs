@@ -68,6 +68,13 @@ pub enum SkipReason {
     },
 }
 
+impl SkipReason {
+    /// Does it only say that the definitions are not meant for this kernel?
+    pub fn is_finding(&self) -> bool {
+        matches!(self, Self::KernelOutOfRange { .. } | Self::NoFamily)
+    }
+}
+
 impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
