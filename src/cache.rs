@@ -163,6 +163,15 @@ impl Cache {
         Ok(())
     }
 
+    /// Removes a record; one that is absent is fine.
+    pub fn remove_record(&self, kind: &str, key: &str) -> Result<(), CacheError> {
+        let path = self.record_path(kind, key)?;
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(error("remove", &path)(e)),
+            _ => Ok(()),
+        }
+    }
+
     fn record_path(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
         let path = self.root.join("records");
         let path = path.join(component(&path, kind)?);

@@ -51,10 +51,6 @@ pub async fn headers(global: &Global, command: &HeadersCommand, cancel: Cancella
             };
             show(&[Listed::from(&found)], global.output)?;
         }
-        HeadersCommand::List => {
-            let sets = settings.fetcher.header_sets().await?;
-            show(&sets.iter().map(Listed::from).collect::<Vec<_>>(), global.output)?;
-        }
     }
     Ok(Exit::Done)
 }

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::{Table, presets::NOTHING};
 
-use super::{CheckReport, Finding};
+use super::{CheckReport, Finding, Verdict};
 
 /// A check report as a table for people. Findings of one kind are shown once, with their number: a module built for
 /// another kernel disagrees about hundreds of symbols.
@@ -22,7 +22,7 @@ pub fn table(report: &CheckReport) -> String {
     table.load_style(NOTHING).set_header(["MODULE", "VERDICT", "REASON"]);
     for module in modules {
         table.add_row([
-            module.name.clone(),
+            one_line(&module.name),
             module.verdict.as_str().to_owned(),
             reasons(&module.findings).join("\n"),
         ]);
@@ -53,9 +53,18 @@ fn reasons(findings: &[Finding]) -> Vec<String> {
         .into_iter()
         .map(|(finding, count)| {
             let more = if count > 1 { format!(" (and {} more like it)", count - 1) } else { String::new() };
-            format!("{}: {finding}{more}\n  help: {}", finding.verdict, finding.remedy)
+            let kind = match finding.verdict {
+                Verdict::Loads => "warning",
+                other => other.as_str(),
+            };
+            format!("{kind}: {}{more}\n  help: {}", one_line(&finding.to_string()), one_line(&finding.remedy))
         })
         .collect()
+}
+
+/// Names come from untrusted files: nothing in them moves a terminal's cursor or makes a line.
+fn one_line(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
 }
 
 #[cfg(test)]
@@ -63,7 +72,7 @@ mod tests {
     use super::*;
     use crate::{
         kernel::Architecture,
-        kmod::{ModuleReport, Rule, Verdict},
+        kmod::{ModuleReport, Rule},
     };
 
     fn finding(rule: Rule, verdict: Verdict, symbol: &str) -> Finding {
@@ -109,6 +118,13 @@ mod tests {
             ),
         ];
         insta::assert_snapshot!(table(&report(vec![], modules)));
+    }
+
+    #[test]
+    fn a_hostile_name_is_only_text() {
+        let hostile = finding(Rule::UndefinedSymbol, Verdict::Refused, "x\u{1b}[2J\nroot: loads");
+        let text = table(&report(vec![], vec![module("m\u{7}", vec![hostile])]));
+        assert!(!text.contains(['\u{1b}', '\u{7}']) && !text.contains("\nroot"), "{text:?}");
     }
 
     #[test]
