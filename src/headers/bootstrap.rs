@@ -85,7 +85,7 @@ impl Fetcher {
     /// Makes the root file system, or finds it made.
     pub async fn bootstrap(&self, spec: &BootstrapSpec, arch: Architecture) -> Result<RootFs, FetchError> {
         let key = bootstrap_key(spec, arch);
-        let make = async |dir: PathBuf| self.mmdebstrap(spec, arch, &dir).await;
+        let make = |dir| self.mmdebstrap(spec, arch, dir);
         let place = self.cache.get_or_make(KIND, &key, make).await?;
         let path = place.join("layer.json");
         let text = fs::read(&path).map_err(io_error("read", &path))?;
@@ -100,7 +100,7 @@ impl Fetcher {
         &self,
         spec: &BootstrapSpec,
         arch: Architecture,
-        dir: &Path,
+        dir: PathBuf,
     ) -> Result<(), FetchError> {
         let BootstrapSpec { suite, extra_suites, components, include, mirror, signed_by } = spec;
         for name in include {

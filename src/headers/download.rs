@@ -1,6 +1,6 @@
 //! Adapter: downloads over HTTP, verified while they arrive.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use futures::StreamExt;
 use sha2::{Digest as _, Sha256};
@@ -18,14 +18,14 @@ impl Fetcher {
         let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
         let name: String = last.chars().filter(plain).take(200).collect();
         let name = if name.trim_matches('.').is_empty() { "download".to_owned() } else { name };
-        let make = async |dir: PathBuf| self.transfer(&url, sha256, &dir.join(&name)).await;
+        let make = |dir: PathBuf| self.transfer(&url, sha256, dir.join(&name));
         let place = self.cache.get_or_make("downloads", sha256, make).await?;
         // Another address may have given the same content another name.
         let mut names = super::source::names_in(&place)?.into_iter();
         Ok(place.join(names.next().unwrap_or_else(|| name.into())))
     }
 
-    async fn transfer(&self, url: &Url, wanted: &str, path: &Path) -> Result<(), FetchError> {
+    async fn transfer(&self, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
         let shown = shown(url);
         let failed = |e: reqwest::Error| FetchError::Transfer { url: shown.clone(), source: e.without_url() };
         let client = self.client().map_err(failed)?;
@@ -34,7 +34,7 @@ impl Fetcher {
             return Err(FetchError::Status { url: shown, status: response.status().as_u16() });
         }
         let announced = response.content_length();
-        let mut file = tokio::fs::File::create(path).await.map_err(io_error("create", path))?;
+        let mut file = tokio::fs::File::create(&path).await.map_err(io_error("create", &path))?;
         let (mut hasher, mut got, mut broken) = (Sha256::new(), 0, None);
         let mut chunks = response.bytes_stream();
         while let Some(chunk) = chunks.next().await {
@@ -42,7 +42,7 @@ impl Fetcher {
                 Ok(chunk) => {
                     hasher.update(&chunk);
                     got += chunk.len() as u64;
-                    file.write_all(&chunk).await.map_err(io_error("write", path))?;
+                    file.write_all(&chunk).await.map_err(io_error("write", &path))?;
                 }
                 Err(e) => {
                     broken = Some(e);
@@ -58,7 +58,7 @@ impl Fetcher {
             _ => {}
         }
         // The last write may still be under way, and fail on a full disk.
-        file.flush().await.map_err(io_error("write", path))?;
+        file.flush().await.map_err(io_error("write", &path))?;
         let found = hex::encode(hasher.finalize());
         if found == wanted {
             Ok(())

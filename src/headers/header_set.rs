@@ -1,6 +1,10 @@
 //! Adapter: header sets from packages and from files that the user brings.
 
-use std::{fs, path::Path, sync::atomic::AtomicBool};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -76,8 +80,8 @@ impl Fetcher {
         let found = Found { key: tree_key(target, &origin), origin };
         if self.cache.get(KIND, &found.key)?.is_none() {
             let files = archive.download(&packages).await?;
-            let make = async |dir: std::path::PathBuf| {
-                let target = target.clone();
+            let target = target.clone();
+            let make = |dir: PathBuf| {
                 blocking(move |stop| {
                     let root = dir.join(TREE);
                     fs::create_dir(&root).map_err(io_error("create", &root))?;
@@ -87,7 +91,6 @@ impl Fetcher {
                     layout::merge_usr(&root)?;
                     verify(&root, &target)
                 })
-                .await
             };
             self.cache.get_or_make(KIND, &found.key, make).await?;
         }
@@ -113,18 +116,17 @@ impl Fetcher {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let origin = vec![format!("{name} sha256:{}", known.digest)];
         let found = Found { key: tree_key(target, &[known.digest]), origin };
-        let make = async |dir: std::path::PathBuf| {
-            let target = target.clone();
+        let wanted = target.clone();
+        let make = |dir: PathBuf| {
             blocking(move |stop| {
                 let (raw, root) = (dir.join("raw"), dir.join(TREE));
                 bring(stop, &path, &raw, known.is_dir)?;
-                layout::arrange(&raw, &root, &target.release, &path.display().to_string())?;
+                layout::arrange(&raw, &root, &wanted.release, &path.display().to_string())?;
                 if raw.exists() {
                     fs::remove_dir_all(&raw).map_err(io_error("remove", &raw))?;
                 }
-                verify(&root, &target)
+                verify(&root, &wanted)
             })
-            .await
         };
         self.cache.get_or_make(KIND, &found.key, make).await?;
         self.load(found, target).await

@@ -14,7 +14,7 @@ mod header_set;
 mod layout;
 mod process;
 mod source;
-mod tree;
+pub mod tree;
 
 use std::{
     io,

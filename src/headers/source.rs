@@ -69,18 +69,21 @@ impl Fetcher {
             let root = blocking(move |_| pick(&path, subdir.as_deref())).await?;
             return Ok(FetchedSource { root, origin });
         }
-        let make = async |dir: PathBuf| {
-            let file = match &content {
-                Content::Package(package) => self.package_file(from, package).await?,
-                Content::Download { url, sha256 } => self.download(url, sha256).await?,
-                Content::File { path, .. } | Content::Directory { path, .. } => path.clone(),
-            };
-            let (inner, subdir) = (unpack.clone(), subdir.clone());
-            blocking(move |stop| lay_out(stop, &file, &dir, inner.as_deref(), subdir.as_deref())).await
-        };
+        let make = |dir| self.fill(spec, content, dir);
         let key = digest::of_parts([FORMAT, &origin]);
         let place = self.cache.get_or_make("sources", &key, make).await?;
         Ok(FetchedSource { root: place.join(TREE), origin })
+    }
+
+    /// Makes the source's tree in `dir`.
+    async fn fill(&self, spec: &SourceSpec, content: Content, dir: PathBuf) -> Result<(), FetchError> {
+        let file = match content {
+            Content::Package(package) => self.package_file(&spec.from, &package).await?,
+            Content::Download { url, sha256 } => self.download(&url, &sha256).await?,
+            Content::File { path, .. } | Content::Directory { path, .. } => path,
+        };
+        let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
+        blocking(move |stop| lay_out(stop, &file, &dir, inner.as_deref(), subdir.as_deref())).await
     }
 
     async fn content(&self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
@@ -322,3 +325,7 @@ pub(super) fn listing(names: &[OsString]) -> String {
         _ => shown.join(", "),
     }
 }
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

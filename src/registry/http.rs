@@ -54,8 +54,8 @@ pub(super) struct Transport {
 }
 
 impl Transport {
-    fn new(options: &RegistryOptions) -> Result<Self, RegistryError> {
-        let tls = tls::client_config(options.ca_file.as_deref())?;
+    fn new(ca_file: Option<&Path>, insecure: Vec<String>) -> Result<Self, RegistryError> {
+        let tls = tls::client_config(ca_file)?;
         let builder = || {
             Client::builder()
                 .tls_backend_preconfigured(tls.clone())
@@ -81,7 +81,7 @@ impl Transport {
         Ok(Self {
             direct: builder().no_proxy().build().map_err(failed)?,
             general: builder().build().map_err(failed)?,
-            insecure: options.insecure.clone(),
+            insecure,
             schemes: Mutex::default(),
         })
     }
@@ -216,9 +216,10 @@ pub(super) struct Http {
 }
 
 impl Http {
-    pub(super) fn new(options: &RegistryOptions) -> Result<Self, RegistryError> {
-        let authorizer = Authorizer::new(options.credentials.clone());
-        Ok(Self { transport: Transport::new(options)?, authorizer })
+    pub(super) fn new(options: RegistryOptions) -> Result<Self, RegistryError> {
+        let RegistryOptions { credentials, ca_file, insecure } = options;
+        let transport = Transport::new(ca_file.as_deref(), insecure)?;
+        Ok(Self { transport, authorizer: Authorizer::new(credentials) })
     }
 
     /// `<scheme>://<host>/v2/<repository>/<rest>`.

@@ -85,34 +85,24 @@ impl AptArchive {
     /// One package: the newest version, or exactly the one asked for. Lists that are not quite new are
     /// fetched again before the answer is no.
     pub async fn find(&self, name: &str, version: Option<&str>) -> Result<Option<PackageRecord>, FetchError> {
-        self.patiently(
-            async || {
-                let known = self.show([name].into()).await?;
-                let wanted =
-                    |package: &PackageRecord| version.is_none_or(|version| package.version == version);
-                Ok(control::newest(&known, wanted).cloned())
-            },
-            Option::is_none,
-        )
-        .await
+        self.update(self.refresh).await?;
+        let found = self.look_up(name, version).await?;
+        if found.is_none() && self.update(YOUNG).await? { self.look_up(name, version).await } else { Ok(found) }
+    }
+
+    async fn look_up(&self, name: &str, version: Option<&str>) -> Result<Option<PackageRecord>, FetchError> {
+        let known = self.show([name].into()).await?;
+        let wanted = |package: &PackageRecord| version.is_none_or(|version| package.version == version);
+        Ok(control::newest(&known, wanted).cloned())
     }
 
     /// The named packages and, recursively, those that they need and that come from the same source
-    /// package.
+    /// package. Lists that are not quite new are fetched again before something is missing.
     pub async fn closure(&self, names: &[String]) -> Result<Closure, FetchError> {
-        let missing = |closure: &Closure| matches!(closure, Closure::Missing(_));
-        self.patiently(async || self.resolve(names).await, missing).await
-    }
-
-    /// Asks, and asks again with new lists if the answer is no and the lists were not quite new.
-    async fn patiently<T>(
-        &self,
-        ask: impl AsyncFn() -> Result<T, FetchError>,
-        is_no: impl Fn(&T) -> bool,
-    ) -> Result<T, FetchError> {
         self.update(self.refresh).await?;
-        let answer = ask().await?;
-        if is_no(&answer) && self.update(YOUNG).await? { ask().await } else { Ok(answer) }
+        let closure = self.resolve(names).await?;
+        let again = matches!(closure, Closure::Missing(_)) && self.update(YOUNG).await?;
+        if again { self.resolve(names).await } else { Ok(closure) }
     }
 
     async fn resolve(&self, names: &[String]) -> Result<Closure, FetchError> {
@@ -183,7 +173,7 @@ impl AptArchive {
     pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>, FetchError> {
         let mut files = Vec::with_capacity(packages.len());
         for package in packages {
-            let make = async |dir: PathBuf| self.download_one(package, dir).await;
+            let make = |dir| self.download_one(package, dir);
             let place = self.cache.get_or_make("debs", &package.sha256, make).await?;
             files.push(place.join(DEB));
         }
