@@ -1,9 +1,8 @@
 //! Adapter: one image for one kernel, from headers to a published digest.
 
 use std::{
-    collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},

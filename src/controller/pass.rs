@@ -1,9 +1,8 @@
 //! Adapter: one pass over a cluster: observe, plan, apply, report.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     path::PathBuf,
-    sync::Arc,
 };
 
 use serde::Serialize;
@@ -11,8 +10,8 @@ use serde::Serialize;
 use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError, retry::chain};
 use crate::{
     cluster::{Cluster, Directory},
-    image::{Definitions, DriverImage, ImageName, OnConflict, RolloutSpec},
-    kernel::{KernelTarget, match_family},
+    image::{DriverImage, OnConflict, RolloutSpec},
+    kernel::KernelTarget,
     kmod::Verdict,
     plan::{
         self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs, Observed,
@@ -160,17 +159,21 @@ impl Controller {
             targets.push(report);
         }
         let changed = !targets.is_empty();
-        let planned = match changed {
+        let mut planned = match changed {
             true => self.decide(matrix, snapshot, manifests, unreachable).await?,
             false => Planned { plan, unreachable, matrix, snapshot, manifests },
         };
         let mut rollouts = Vec::new();
-        for rollout in &planned.plan.rollouts {
-            let error = match self.cancel.is_cancelled() {
-                true => None,
-                false => self.roll_out(cluster, rollout).await.err(),
-            };
+        for rollout in &mut planned.plan.rollouts {
+            if self.cancel.is_cancelled() {
+                break;
+            }
+            let error = self.roll_out(cluster, rollout).await.err();
             rollouts.push(RolloutReport { planned: rollout.clone(), error });
+            // The plan in the report says how things stand now.
+            if let (RolloutDecision::Rewrite { to, .. }, None) = (&rollout.decision, &rollouts[rollouts.len() - 1].error) {
+                rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
+            }
         }
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
     }

@@ -9,7 +9,6 @@ use super::{
     root_fs::RuntimeBaseImage,
 };
 use crate::{
-    headers::HeaderSet,
     image::{Digest, DriverImage, ImageReference, Repository, Version},
     kmod::CheckReport,
     oci::{self, Assembled, Assembly, Descriptor, ImageFacts, ImageManifest, Layer, annotations, media_type},
