@@ -236,7 +236,11 @@ impl Plan {
                 )
             )
         };
-        !conflicts.is_empty() || !held_back.is_empty() || !unknown.is_empty() || rollouts.iter().any(broken)
+        !conflicts.is_empty()
+            || !held_back.is_empty()
+            || !unknown.is_empty()
+            || !skipped.iter().all(|skipped| skipped.why.is_finding())
+            || rollouts.iter().any(broken)
     }
 }
 

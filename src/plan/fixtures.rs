@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation, KERNEL_LABEL, Manifests, Matrix,
     MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, Plan, PlanInputs,
-    Published, Verdict, ResolvedImage, matrix, plan,
+    Published, ResolvedImage, matrix, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName},
     kernel::{KernelFamily, KernelLabel, KernelTarget},
+    kmod::Verdict,
 };
 
 pub(super) const K47: &str = "6.1.0-47-amd64";

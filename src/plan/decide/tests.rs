@@ -44,7 +44,7 @@ fn what_is_not_there_is_built_and_what_is_there_is_not() {
 
 #[test]
 fn a_tag_with_other_inputs_is_a_conflict_unless_it_may_be_overwritten() {
-    for theirs in [None, Some(InputHash::from_str(&"ab".repeat(32)).unwrap())] {
+    for theirs in [None, Some("ab".repeat(32).parse().unwrap())] {
         let mut world = World::new(&[K47]);
         world.publish(Verdict::Loads);
         republish(&mut world, |published| published.input_hash = theirs);
