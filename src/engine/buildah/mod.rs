@@ -174,11 +174,11 @@ impl BuildahEngine {
     async fn named(&self, store: &RunStore, job: &BuildJob, name: &str) -> Result<(), EngineError> {
         let mut build = self.build(store, Place::Machine);
         build.args(["--label", "farrier.dev/cache=base", "--tag", name]).arg(store.context());
-        let built = self.run(build, job.log.as_ref(), "build", &job.cancel).await;
-        if built.is_err() {
+        let result = self.run(build, job.log.as_ref(), "build", &job.cancel).await;
+        if result.is_err() {
             self.remove_containers(store).await;
         }
-        built
+        result
     }
 
     /// Removes the containers that a run left in the machine's storage: buildah does so itself, unless it
