@@ -145,7 +145,8 @@ impl Bench {
                 found.lines().map(str::to_owned).collect()
             }
             EngineKind::Buildah => {
-                let containers = run(Command::new("buildah").args(["containers", "-aq"]));
+                let format = ["containers", "-a", "--noheading", "--format", "{{.ImageName}}"];
+                let containers = run(Command::new("buildah").args(format));
                 let dirs = fs::read_dir("/var/lib/containers").unwrap();
                 let dirs = dirs.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
                 let ours = format!("farrier-run-test-modules-{pid}");
@@ -256,6 +257,24 @@ async fn cancelled(choice: EngineChoice) {
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 
+/// The same for an image that was to be kept, with a step that does not listen: neither it nor a container
+/// of it is there.
+async fn cancelled_image(choice: EngineChoice) {
+    let bench = Bench::new(choice, "kept").await;
+    let job = bench.job(
+        "modules",
+        &format!("FROM {}\nRUN trap '' TERM INT; echo started-now; while :; do sleep 1; done\n", bench.base),
+    );
+    let name = format!("{}-never", bench.base);
+    let (result, ()) = tokio::join!(bench.engine.build_image(&job, &name), async {
+        bench.log.wait_for("started-now").await;
+        bench.cancel.cancel();
+    });
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(!bench.engine.has_image(&name).await.unwrap());
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
 /// Cancelled at once, while the context is on its way: nothing has been made yet.
 async fn cancelled_early(choice: EngineChoice) {
     let bench = Bench::new(choice, "early").await;
@@ -316,6 +335,7 @@ on_both_engines!(
     hostile_payload,
     cancelled,
     cancelled_early,
+    cancelled_image,
     archive_is_readable,
     unknown_instruction,
     refused_pull,

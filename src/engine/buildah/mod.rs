@@ -1,7 +1,9 @@
 //! Adapter: the `buildah` engine: a subprocess, no daemon.
 //!
-//! Each run has a storage of its own, with the machine's as a read-only addition for base images. It lies
-//! in one directory, which is removed at the end: so nothing of a run can be left in the machine's storage.
+//! A build that leaves nothing has a storage of its own, with the machine's as a read-only addition for base
+//! images. It lies in one directory, which is removed at the end: so nothing of it can be left in the
+//! machine's storage. A build whose image is kept works in the machine's storage, since moving the image
+//! there afterwards takes four times as long (42 s against 9 s for a toolchain of 370 MB).
 
 mod process;
 mod store;
@@ -22,6 +24,7 @@ use super::{
     BuildJob, BuildLog, Credentials, Engine, EngineError, EngineKind, bridge,
     context::{self, DOCKERFILE},
     dockerfile::{self, OUT_STEP},
+    error::chain,
 };
 
 /// The `buildah` command and its storage.
@@ -29,6 +32,15 @@ pub(super) struct BuildahEngine {
     program: PathBuf,
     version: String,
     storage: Storage,
+}
+
+/// Whose storage a build works in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The run's own.
+    Private,
+    /// The machine's.
+    Machine,
 }
 
 /// Takes lines that nobody wants to see.
@@ -66,16 +78,14 @@ impl BuildahEngine {
         command
     }
 
-    /// A command on a run's storage.
-    fn run_command(&self, store: &RunStore, subcommand: &str) -> Command {
-        let mut command = isolated(self.program.as_os_str());
-        command.args(store.options(&self.storage)).arg(subcommand).env("TMPDIR", store.temporary());
-        command
-    }
-
     /// `buildah build` with what all builds share; the context is laid out by now.
-    fn build_command(&self, store: &RunStore) -> Command {
-        let mut command = self.run_command(store, "build");
+    fn build(&self, store: &RunStore, place: Place) -> Command {
+        let mut command = isolated(self.program.as_os_str());
+        match place {
+            Place::Private => command.args(store.options(&self.storage)).arg("build"),
+            // Chroot isolation has no control groups; buildah notes the name in the containers it makes.
+            Place::Machine => command.args(["build", "--force-rm", "--cgroup-parent"]).arg(store.mark()),
+        };
         // `--network host` is the namespace that `isolated` made: chroot isolation knows no other.
         // With its log in a file, what a step prints does not mix with the exported tar.
         command
@@ -89,7 +99,8 @@ impl BuildahEngine {
                 "--pull-never",
             ])
             .args(["--logfile", "/dev/stderr", "--file"])
-            .arg(store.path().join(DOCKERFILE));
+            .arg(store.path().join(DOCKERFILE))
+            .env("TMPDIR", store.temporary());
         command
     }
 
@@ -107,7 +118,7 @@ impl BuildahEngine {
     }
 
     async fn payload(&self, store: &RunStore, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
-        let mut command = self.build_command(store);
+        let mut command = self.build(store, Place::Private);
         // Not `dest=-`, which silences the steps.
         command.args(["--output", "type=tar,dest=/dev/stdout"]).arg(store.context()).stdout(Stdio::piped());
         let mut running = Running::start(command, job.log.as_ref(), "build")?;
@@ -136,26 +147,17 @@ impl BuildahEngine {
     }
 
     /// Runs the whole Dockerfile and writes the image as an archive.
-    async fn archive(
-        &self,
-        store: &RunStore,
-        job: &BuildJob,
-        dest: &Path,
-        labels: &[&str],
-    ) -> Result<(), EngineError> {
+    async fn archive(&self, store: &RunStore, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
         let id_file = store.path().join("image-id");
-        let mut build = self.build_command(store);
-        build.arg("--iidfile").arg(&id_file);
-        for label in labels {
-            build.args(["--label", label]);
-        }
-        build.arg(store.context());
+        let mut build = self.build(store, Place::Private);
+        build.arg("--iidfile").arg(&id_file).arg(store.context());
         self.run(build, job.log.as_ref(), "build", &job.cancel).await?;
         let id =
             std::fs::read_to_string(&id_file).map_err(|source| EngineError::io("read", &id_file, source))?;
         // A fresh file beside it: buildah does not write over an archive.
         let partial = store.path().join("image.tar");
-        let mut push = self.run_command(store, "push");
+        let mut push = isolated(self.program.as_os_str());
+        push.args(store.options(&self.storage)).arg("push").env("TMPDIR", store.temporary());
         push.args(["--quiet", "--disable-compression"]).arg(id.trim());
         push.arg(format!("docker-archive:{}", partial.display()));
         self.run(push, &Silent, "export the image", &job.cancel).await?;
@@ -170,15 +172,27 @@ impl BuildahEngine {
     }
 
     async fn named(&self, store: &RunStore, job: &BuildJob, name: &str) -> Result<(), EngineError> {
-        let archive = store.path().join("named.tar");
-        self.archive(store, job, &archive, &["farrier.dev/cache=base"]).await?;
-        let mut load = self.command("pull");
-        load.arg("--quiet").arg(format!("docker-archive:{}", archive.display())).stdout(Stdio::piped());
-        let words = self.capture(load, "load the image", &job.cancel).await?;
-        let id = words.lines().last().unwrap_or_default().trim().to_owned();
-        let mut tag = self.command("tag");
-        tag.args([id.as_str(), name]);
-        self.run(tag, &Silent, "tag the image", &job.cancel).await
+        let mut build = self.build(store, Place::Machine);
+        build.args(["--label", "farrier.dev/cache=base", "--tag", name]).arg(store.context());
+        let result = self.run(build, job.log.as_ref(), "build", &job.cancel).await;
+        if result.is_err() {
+            self.remove_containers(store).await;
+        }
+        result
+    }
+
+    /// Removes the containers that a run left in the machine's storage: buildah does so itself, unless it
+    /// was killed. The run's own outcome counts more than this one's.
+    async fn remove_containers(&self, store: &RunStore) {
+        for id in self.storage.containers_of(store) {
+            let mut remove = self.command("rm");
+            remove.arg(&id);
+            if let Err(error) =
+                self.run(remove, &Silent, "remove a container", &CancellationToken::new()).await
+            {
+                tracing::warn!(container = id, error = %chain(&error), "a container of this build is left in the storage");
+            }
+        }
     }
 
     /// Runs a command to its end.
@@ -192,31 +206,6 @@ impl BuildahEngine {
         let running = Running::start(command, log, action)?;
         let ended = running.wait(cancel, &CancellationToken::new()).await?;
         ended.into_result()
-    }
-
-    /// Runs a command to its end and gives its output, which is short.
-    async fn capture(
-        &self,
-        command: Command,
-        action: &str,
-        cancel: &CancellationToken,
-    ) -> Result<String, EngineError> {
-        let mut running = Running::start(command, &Silent, action)?;
-        let mut text = String::new();
-        let stdout = running.stdout();
-        let read = async {
-            match stdout {
-                Some(mut stdout) => {
-                    tokio::io::AsyncReadExt::read_to_string(&mut stdout, &mut text).await.map(|_| ())
-                }
-                None => Ok(()),
-            }
-        };
-        let nobody = CancellationToken::new();
-        let (read, ended) = tokio::join!(read, running.wait(cancel, &nobody));
-        ended?.into_result()?;
-        read.map_err(|source| EngineError::engine(EngineKind::Buildah, action, source))?;
-        Ok(text)
     }
 }
 
@@ -294,7 +283,7 @@ impl Engine for BuildahEngine {
 
     async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
         let store = self.prepare(job, job.dockerfile.clone()).await?;
-        let result = self.archive(&store, job, dest, &[]).await;
+        let result = self.archive(&store, job, dest).await;
         discard(store).await;
         result
     }

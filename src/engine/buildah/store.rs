@@ -60,6 +60,23 @@ impl Storage {
         Ok(RunStore { dir, _lock: lock })
     }
 
+    /// The containers in the machine's storage that bear a run's mark, by id. buildah keeps its notes on each
+    /// in a file, and shows only a part of them in its answers.
+    pub(super) fn containers_of(&self, run: &RunStore) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.root.join(format!("{}-containers", self.driver))) else {
+            return Vec::new();
+        };
+        let mark = format!("{:?}", run.mark());
+        entries
+            .flatten()
+            .filter(|entry| {
+                let notes = fs::read_to_string(entry.path().join("userdata/buildah.json"));
+                notes.is_ok_and(|notes| notes.contains(&mark))
+            })
+            .map(|entry| entry.file_name().to_string_lossy().into_owned())
+            .collect()
+    }
+
     /// Removes the directories of runs that were killed before they could do so: theirs are unlocked.
     pub(super) fn remove_stale(&self) {
         let Ok(entries) = fs::read_dir(self.parent()) else { return };
@@ -82,6 +99,11 @@ impl RunStore {
     /// The directory.
     pub(super) fn path(&self) -> &Path {
         self.dir.path()
+    }
+
+    /// A name that no other run has.
+    pub(super) fn mark(&self) -> String {
+        self.path().file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
     /// The build context.
@@ -135,6 +157,19 @@ mod tests {
         assert!(run.context().is_dir());
         drop(run);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn containers_are_told_by_their_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let storage = storage(dir.path());
+        let run = storage.create_run("job").unwrap();
+        for (id, mark) in [("ours", run.mark()), ("theirs", format!("{}x", run.mark()))] {
+            let notes = storage.root().join(format!("overlay-containers/{id}/userdata"));
+            fs::create_dir_all(&notes).unwrap();
+            fs::write(notes.join("buildah.json"), format!(r#"{{"cgroupParent":"{mark}"}}"#)).unwrap();
+        }
+        assert_eq!(storage.containers_of(&run), ["ours"]);
     }
 
     #[test]
