@@ -238,10 +238,10 @@ mod tests {
         let (_directory, cache) = cache();
         // A second cache object has its own file handles, as a second process would.
         let other = Cache::open(cache.root().to_owned()).unwrap();
-        let made = AtomicUsize::new(0);
-        let made = &made;
+        let runs = AtomicUsize::new(0);
+        let runs = &runs;
         let make = |path: PathBuf| async move {
-            made.fetch_add(1, Ordering::SeqCst);
+            runs.fetch_add(1, Ordering::SeqCst);
             tokio::task::yield_now().await;
             fs::write(path.join("file"), "x").unwrap();
             Ok::<(), CacheError>(())
@@ -249,7 +249,7 @@ mod tests {
         let (a, b) =
             tokio::join!(cache.get_or_make("kind", "key", make), other.get_or_make("kind", "key", make));
         assert_eq!(a.unwrap(), b.unwrap());
-        assert_eq!(made.load(Ordering::SeqCst), 1);
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
         assert_eq!(left_over(&cache, "kind"), ["key"]);
     }
 

@@ -1,4 +1,6 @@
 //! Fetching with the real parts: the host's package mirrors through apt, mmdebstrap, and HTTP over loopback.
+// Clippy's exception for tests does not reach the helpers between them.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     fs,
@@ -389,4 +391,32 @@ async fn root_file_system_of_packages_that_do_not_exist() {
     assert!(!error.is_transient());
     assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
     assert!(fetcher(&cache).bootstrap(&toolchain(&["$(reboot)"]), Architecture::Amd64).await.is_err());
+}
+
+/// Processes whose command line holds the text.
+fn processes(text: &str) -> usize {
+    let lines =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("cmdline")).ok());
+    lines.filter(|line| String::from_utf8_lossy(line).contains(text)).count()
+}
+
+#[tokio::test]
+async fn a_cancelled_bootstrap_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path().join("cache")).unwrap();
+    // A choice of packages that no other test makes tells our processes from others.
+    let (spec, marker) = (toolchain(&["ed", "make"]), "--include=ed,make");
+    let (fetcher, started) = (fetcher(&cache), Instant::now());
+    let running = async {
+        while processes(marker) == 0 {
+            assert!(started.elapsed() < Duration::from_mins(1), "mmdebstrap does not start");
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        result = fetcher.bootstrap(&spec, Architecture::Amd64) => panic!("{result:?}"),
+        () = running => {}
+    }
+    assert_eq!(processes(marker), 0);
+    assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
 }

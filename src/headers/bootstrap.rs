@@ -120,7 +120,7 @@ impl Fetcher {
         };
         let sources = apt::sources::render(&apt::entries(&self.options.apt_dir, &suites)?);
         let mut command = process::command("mmdebstrap");
-        command.env("SOURCE_DATE_EPOCH", EPOCH).env_remove("TMPDIR").current_dir("/");
+        command.env("SOURCE_DATE_EPOCH", EPOCH).current_dir("/");
         command.args(["--variant=essential", "--format=tar", "--skip=output/dev"]);
         command.arg(format!("--architectures={arch}"));
         if !include.is_empty() {

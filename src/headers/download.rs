@@ -79,7 +79,7 @@ impl Fetcher {
         let client = reqwest::Client::builder()
             .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(std::time::Duration::from_secs(30))
-            .read_timeout(std::time::Duration::from_secs(60))
+            .read_timeout(std::time::Duration::from_mins(1))
             .build()?;
         Ok(self.http.get_or_init(|| client).clone())
     }

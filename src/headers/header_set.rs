@@ -79,7 +79,13 @@ impl Fetcher {
         let origin: Vec<String> = packages.iter().map(control::PackageRecord::identity).collect();
         let found = Found { key: tree_key(target, &origin), origin };
         if self.cache.get(KIND, &found.key)?.is_none() {
-            let files = archive.download(&packages).await?;
+            let files = match archive.download(&packages).await {
+                Ok(files) => files,
+                // A mirror drops a package when a newer one replaces it: the lists may be too old. New
+                // ones are not fetched twice, so this ends.
+                Err(_) if archive.renew().await? => return Box::pin(self.apt_headers(apt, target)).await,
+                Err(e) => return Err(e),
+            };
             let target = target.clone();
             let make = |dir: PathBuf| {
                 blocking(move |stop| {

@@ -93,7 +93,7 @@ pub(super) fn merge_usr(tree: &Path) -> Result<(), FetchError> {
             }
             // The merged form itself; the root file system below has it.
             Ok(metadata) if metadata.is_symlink() => {
-                fs::remove_file(&path).map_err(io_error("remove", &path))?
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
             }
             _ => {}
         }

@@ -109,7 +109,7 @@ pub struct FetchOptions {
 
 impl Default for FetchOptions {
     fn default() -> Self {
-        Self { refresh: Duration::from_secs(3600), apt_dir: PathBuf::from("/etc/apt") }
+        Self { refresh: Duration::from_hours(1), apt_dir: PathBuf::from("/etc/apt") }
     }
 }
 

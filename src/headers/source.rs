@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{OsStr, OsString},
+    fmt::Write as _,
     fs,
     path::{Component, Path, PathBuf},
     sync::atomic::AtomicBool,
@@ -183,7 +184,7 @@ fn identity(spec: &SourceSpec, content: &Content) -> String {
     };
     for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
         if let Some(value) = value {
-            text.push_str(&format!(" {name}={value}"));
+            let _ = write!(text, " {name}={value}");
         }
     }
     text

@@ -150,10 +150,10 @@ pub fn is_package_name(name: &str) -> bool {
 }
 
 /// The newest one of those that are accepted; of two equal ones the first, as apt has it.
-pub fn newest<'a>(
-    packages: &'a [PackageRecord],
+pub fn newest(
+    packages: &[PackageRecord],
     accepts: impl Fn(&PackageRecord) -> bool,
-) -> Option<&'a PackageRecord> {
+) -> Option<&PackageRecord> {
     packages
         .iter()
         .filter(|package| accepts(package))

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Lists younger than this are believed when a package is not in them.
-const YOUNG: Duration = Duration::from_secs(180);
+const YOUNG: Duration = Duration::from_mins(3);
 
 const KIND: &str = "apt";
 
@@ -87,7 +87,7 @@ impl AptArchive {
     pub async fn find(&self, name: &str, version: Option<&str>) -> Result<Option<PackageRecord>, FetchError> {
         self.update(self.refresh).await?;
         let found = self.look_up(name, version).await?;
-        if found.is_none() && self.update(YOUNG).await? { self.look_up(name, version).await } else { Ok(found) }
+        if found.is_none() && self.renew().await? { self.look_up(name, version).await } else { Ok(found) }
     }
 
     async fn look_up(&self, name: &str, version: Option<&str>) -> Result<Option<PackageRecord>, FetchError> {
@@ -101,7 +101,7 @@ impl AptArchive {
     pub async fn closure(&self, names: &[String]) -> Result<Closure, FetchError> {
         self.update(self.refresh).await?;
         let closure = self.resolve(names).await?;
-        let again = matches!(closure, Closure::Missing(_)) && self.update(YOUNG).await?;
+        let again = matches!(closure, Closure::Missing(_)) && self.renew().await?;
         if again { self.resolve(names).await } else { Ok(closure) }
     }
 
@@ -144,6 +144,11 @@ impl AptArchive {
         let mut packages = control::packages(&output.stdout, self.arch);
         packages.retain(|package| names.contains(package.name.as_str()));
         Ok(packages)
+    }
+
+    /// Fetches the lists again unless they are quite new; whether they are others than before.
+    pub async fn renew(&self) -> Result<bool, FetchError> {
+        self.update(YOUNG).await
     }
 
     /// Fetches the lists unless they are younger than `max_age`; whether it did.
