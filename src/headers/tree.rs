@@ -124,12 +124,9 @@ pub fn read_header_set(
     let build = find_build(root, release)?;
     let read = |file: &str| read_inside(root, &build.join(file));
 
-    check_release(
-        &build,
-        release,
-        read("include/generated/utsrelease.h")?,
-        read("include/config/kernel.release")?,
-    )?;
+    let header = read("include/generated/utsrelease.h")?;
+    let plain = read("include/config/kernel.release")?;
+    check_release(&build, release, header.as_deref(), plain.as_deref())?;
     let text = match read("include/config/auto.conf")? {
         Some(text) => text,
         None => read(".config")?.ok_or_else(|| TreeError::NoConfig { build: build.clone() })?,
@@ -173,10 +170,10 @@ fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeError
 fn check_release(
     build: &Path,
     wanted: &KernelRelease,
-    header: Option<String>,
-    release: Option<String>,
+    header: Option<&str>,
+    release: Option<&str>,
 ) -> Result<(), TreeError> {
-    let defined = header.as_deref().and_then(|text| {
+    let defined = header.and_then(|text| {
         let line = text.lines().find_map(|line| line.trim().strip_prefix("#define UTS_RELEASE"))?;
         Some(line.trim().trim_matches('"').to_owned())
     });

@@ -48,7 +48,7 @@ fn reasons(findings: &[Finding]) -> Vec<String> {
             None => kinds.push((finding, 1)),
         }
     }
-    kinds.sort_by(|(a, _), (b, _)| b.verdict.cmp(&a.verdict));
+    kinds.sort_by_key(|(finding, _)| std::cmp::Reverse(finding.verdict));
     kinds
         .into_iter()
         .map(|(finding, count)| {

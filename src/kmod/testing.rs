@@ -93,8 +93,8 @@ impl ModuleFile {
             bytes.resize(896, 0);
             sections.push(Section::loaded(".gnu.linkonce.this_module", bytes));
         }
-        let info: String = self.info.iter().map(|(key, value)| format!("{key}={value}\0")).collect();
-        sections.push(Section::loaded(".modinfo", info.into_bytes()));
+        let info: Vec<String> = self.info.iter().map(|(key, value)| format!("{key}={value}\0")).collect();
+        sections.push(Section::loaded(".modinfo", info.concat().into_bytes()));
         if let Some(versions) = &self.versions {
             let entry = |(name, crc): &(&str, u32)| {
                 let mut bytes = u64::from(*crc).to_le_bytes().to_vec();
@@ -214,12 +214,12 @@ pub(crate) fn patch(file: &mut [u8], at: usize, bytes: &[u8]) {
 /// 6.1.0-9-amd64 with these options beside the usual ones, and this symbol table beside `module_layout`.
 pub(crate) fn kernel(options: &[&str], table: &str) -> KernelFacts {
     let usual = ["SMP", "PREEMPT_BUILD", "MODULE_UNLOAD", "MODVERSIONS", "X86_64"];
-    let config: String = usual.iter().chain(options).map(|option| format!("CONFIG_{option}=y\n")).collect();
+    let config: Vec<String> = usual.iter().chain(options).map(|o| format!("CONFIG_{o}=y\n")).collect();
     let table = format!("0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n{table}");
     KernelFacts {
         release: "6.1.0-9-amd64".parse().unwrap(),
         arch: Architecture::Amd64,
-        config: KernelConfig::parse(&config).unwrap(),
+        config: KernelConfig::parse(&config.concat()).unwrap(),
         symbols: Some(SymbolTable::parse(&table).unwrap()),
     }
 }

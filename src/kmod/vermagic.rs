@@ -116,8 +116,8 @@ mod tests {
     use super::*;
 
     fn expected(release: &str, arch: Architecture, options: &[&str]) -> Vermagic {
-        let text: String = options.iter().map(|o| format!("CONFIG_{o}=y\n")).collect();
-        Vermagic::expected(&release.parse().unwrap(), arch, &KernelConfig::parse(&text).unwrap())
+        let lines: Vec<String> = options.iter().map(|option| format!("CONFIG_{option}=y\n")).collect();
+        Vermagic::expected(&release.parse().unwrap(), arch, &KernelConfig::parse(&lines.concat()).unwrap())
     }
 
     /// The options are those of the kernels' own `auto.conf`, the strings those of their in-tree modules.

@@ -50,7 +50,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
                 Some(crc_text(wanted)),
             )),
             // An export without a version, such as one from assembly without a prototype.
-            (None, Some(0)) | (None, None) => {}
+            (None, Some(0) | None) => {}
             (None, Some(wanted)) => findings.push(finding(
                 Verdict::Loads,
                 format!(
