@@ -34,10 +34,9 @@ pub(super) fn image(file: &File, image: &DriverImage, templates: &BTreeMap<Strin
                 wrong(inner, format!("{inner:?} is no path inside the source's tree"));
             }
         }
-        for digest in source_digest(&source.from) {
-            if digest.len() != 64 || !digest.chars().all(|c| c.is_ascii_hexdigit()) {
-                wrong(digest, format!("{digest:?} is no sha256 (64 hexadecimal digits)"));
-            }
+        let is_sha256 = |digest: &&str| digest.len() == 64 && digest.chars().all(|c| c.is_ascii_hexdigit());
+        if let Some(digest) = source_digest(&source.from).filter(|digest| !is_sha256(digest)) {
+            wrong(digest, format!("{digest:?} is no sha256 (64 hexadecimal digits)"));
         }
     }
     for PatchSpec { path, .. } in &spec.patches {

@@ -217,7 +217,7 @@ impl Plan {
             conflicts,
             held_back,
             unknown,
-            skipped: _,
+            skipped,
             left_alone: _,
             rollouts,
         } = self;

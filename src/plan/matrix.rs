@@ -64,6 +64,14 @@ pub struct LeftAlone {
     pub why: NodeReason,
 }
 
+impl Matrix {
+    /// Does some node or announced kernel call for the image, whether or not it can be built?
+    pub fn calls_for(&self, image: &ImageName) -> bool {
+        let skipped = || self.skipped.iter().any(|skipped| skipped.image == *image);
+        self.cells.iter().any(|cell| cell.image == *image) || skipped()
+    }
+}
+
 /// Nodes that are alike in every label that anybody asks for.
 pub(super) struct NodeGroup<'a> {
     /// One of them: what holds for it holds for all, names apart.

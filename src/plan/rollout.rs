@@ -152,6 +152,8 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
         .definitions
         .images
         .iter()
+        // An image that no node calls for, such as a built-in one, has nothing to roll out.
+        .filter(|(name, _)| inputs.matrix.calls_for(name))
         .flat_map(|(name, image)| image.spec.rollout.iter().map(move |spec| (name, RolloutTarget::of(spec))))
         .collect();
     let mut claims: HashMap<&RolloutTarget, Vec<&ImageName>> = HashMap::new();
