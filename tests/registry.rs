@@ -1,6 +1,9 @@
 //! Registries and layouts with the real parts: Debian's docker-registry, skopeo, the Docker engine; and a
 //! scripted server for answers that no real registry gives on request.
 
+// clippy.toml allows these in test functions only, not in what the tests share.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod support;
 
 use std::{
@@ -24,12 +27,12 @@ use support::{
     registry_process::{PASSWORD, RegistryProcess, USER, Wants},
 };
 
-fn remote(options: RegistryOptions) -> Arc<dyn Registry> {
+fn remote(options: &RegistryOptions) -> Arc<dyn Registry> {
     Arc::new(RemoteRegistry::new("test".to_owned(), options).unwrap())
 }
 
 fn plain() -> Arc<dyn Registry> {
-    remote(RegistryOptions::default())
+    remote(&RegistryOptions::default())
 }
 
 fn repository(host: &str, path: &str) -> Repository {
@@ -183,7 +186,7 @@ async fn certificates_and_passwords() {
     let directory = tempfile::tempdir().unwrap();
     let repository = repository(&server.host, "drivers/x");
     let ask = |credentials: CredentialFile, ca_file: Option<PathBuf>| {
-        let registry = remote(RegistryOptions { credentials, ca_file, insecure: Vec::new() });
+        let registry = remote(&RegistryOptions { credentials, ca_file, insecure: Vec::new() });
         let repository = repository.clone();
         async move { registry.tags(&repository).await }
     };
@@ -205,7 +208,7 @@ async fn certificates_and_passwords() {
     assert!(ask(right.clone(), Some(server.ca_file())).await.unwrap().is_empty());
     let options =
         RegistryOptions { credentials: right, ca_file: Some(server.ca_file()), insecure: Vec::new() };
-    push_two(remote(options).as_ref(), &repository, directory.path()).await.unwrap();
+    push_two(remote(&options).as_ref(), &repository, directory.path()).await.unwrap();
 }
 
 #[tokio::test]
@@ -318,7 +321,7 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     .await;
     let directory = tempfile::tempdir().unwrap();
     let credentials = login(directory.path(), &fake.host, PASSWORD);
-    let registry = remote(RegistryOptions { credentials, ..RegistryOptions::default() });
+    let registry = remote(&RegistryOptions { credentials, ..RegistryOptions::default() });
     let repository = repository(&fake.host, "drivers/x");
     registry.tags(&repository).await.unwrap();
     registry.tags(&repository).await.unwrap();

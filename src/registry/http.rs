@@ -216,10 +216,10 @@ pub(super) struct Http {
 }
 
 impl Http {
-    pub(super) fn new(options: RegistryOptions) -> Result<Self, RegistryError> {
+    pub(super) fn new(options: &RegistryOptions) -> Result<Self, RegistryError> {
         let RegistryOptions { credentials, ca_file, insecure } = options;
-        let transport = Transport::new(ca_file.as_deref(), insecure)?;
-        Ok(Self { transport, authorizer: Authorizer::new(credentials) })
+        let transport = Transport::new(ca_file.as_deref(), insecure.clone())?;
+        Ok(Self { transport, authorizer: Authorizer::new(credentials.clone()) })
     }
 
     /// `<scheme>://<host>/v2/<repository>/<rest>`.

@@ -121,7 +121,7 @@ impl fmt::Display for RegistryLocation {
 /// [`Repository`] holds its own.
 pub fn connect(
     location: &RegistryLocation,
-    options: RegistryOptions,
+    options: &RegistryOptions,
 ) -> Result<Arc<dyn Registry>, RegistryError> {
     Ok(match location {
         RegistryLocation::Remote { .. } => Arc::new(RemoteRegistry::new(location.to_string(), options)?),

@@ -43,7 +43,7 @@ struct TagList {
 
 impl RemoteRegistry {
     /// Prepares the client; nothing is contacted. `description` is for people.
-    pub fn new(description: String, options: RegistryOptions) -> Result<Self, RegistryError> {
+    pub fn new(description: String, options: &RegistryOptions) -> Result<Self, RegistryError> {
         Ok(Self { description, http: Http::new(options)? })
     }
 

@@ -39,7 +39,7 @@ pub fn answer(status: u16, body: impl AsRef<[u8]>) -> Answer {
 }
 
 impl Answer {
-    pub fn header(mut self, name: &str, value: impl ToString) -> Self {
+    pub fn header(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.headers.push((name.to_owned(), value.to_string()));
         self
     }
@@ -111,7 +111,7 @@ async fn write(mut stream: TcpStream, answer: Answer) {
         answer.body.len()
     );
     for (name, value) in &answer.headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+        head.extend([name, ": ", value, "\r\n"]);
     }
     head.push_str("\r\n");
     let _ = stream.write_all(head.as_bytes()).await;

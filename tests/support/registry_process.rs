@@ -1,6 +1,7 @@
 //! A real registry: Debian's `docker-registry`, on an ephemeral port of loopback.
 
 use std::{
+    fmt::Write as _,
     fs,
     net::TcpListener,
     path::{Path, PathBuf},
@@ -104,11 +105,11 @@ fn configure(directory: &Path, host: &str, wants: Wants) -> PathBuf {
     );
     if wants.tls {
         certificate(directory);
-        config.push_str(&format!("  tls: {{certificate: {at}/cert.pem, key: {at}/key.pem}}\n"));
+        writeln!(config, "  tls: {{certificate: {at}/cert.pem, key: {at}/key.pem}}").unwrap();
     }
     if wants.password {
         fs::write(directory.join("htpasswd"), HTPASSWD).unwrap();
-        config.push_str(&format!("auth: {{htpasswd: {{realm: farrier, path: {at}/htpasswd}}}}\n"));
+        writeln!(config, "auth: {{htpasswd: {{realm: farrier, path: {at}/htpasswd}}}}").unwrap();
     }
     let path = directory.join("config.yml");
     fs::write(&path, config).unwrap();
