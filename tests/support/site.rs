@@ -53,12 +53,17 @@ impl Site {
         for name in ["cluster", "cache", "docker"] {
             fs::create_dir(site.path(name)).unwrap();
         }
+        site.link_shared();
+        site
+    }
+
+    /// Links the shared parts into the cache directory.
+    pub fn link_shared(&self) {
         for kind in SHARED {
             let shared = shared_cache().join(kind);
             fs::create_dir_all(&shared).unwrap();
-            symlink(shared, site.cache().join(kind)).unwrap();
+            symlink(shared, self.cache().join(kind)).unwrap();
         }
-        site
     }
 
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
