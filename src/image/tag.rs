@@ -60,14 +60,26 @@ pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Ta
         if label.is_none() && pattern.contains("kernel_label") {
             return Err(TagError::NoLabel(release.to_string()));
         }
-        let text = crate::template::render_line(pattern, &values)
-            .map_err(|reason| TagError::Pattern { pattern: pattern.clone(), reason })?;
-        let tag: Tag = text.parse().map_err(|_| TagError::Form { pattern: pattern.clone(), text: text.clone() })?;
+        let tag = render_one(pattern, &values)?;
         if !tags.contains(&tag) {
             tags.push(tag);
         }
     }
     Ok(tags)
+}
+
+/// Renders a pattern with sample values: does it give a tag at all? A pattern that cannot is a mistake of
+/// the definition, not of some later kernel.
+pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
+    let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "arch"];
+    let values = samples.map(|name| (name, "1".to_owned())).into();
+    render_one(pattern, &values).map(|_| ())
+}
+
+fn render_one(pattern: &str, values: &BTreeMap<&str, String>) -> Result<Tag, TagError> {
+    let text = crate::template::render_line(pattern, values)
+        .map_err(|reason| TagError::Pattern { pattern: pattern.to_owned(), reason })?;
+    text.parse().map_err(|_| TagError::Form { pattern: pattern.to_owned(), text })
 }
 
 /// The text with every character that a tag may not hold replaced by `_`.

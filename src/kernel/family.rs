@@ -1,12 +1,20 @@
 //! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
+};
 
-use super::{Architecture, KernelTarget};
-use crate::image::{ApiVersion, Metadata};
+use super::{Architecture, KernelTarget, OsId};
+use crate::image::{
+    ApiVersion, Metadata,
+    checked::{
+        self, Component, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall, Reference, Rule, Suite,
+    },
+};
 
 /// One file of `kernels/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -87,17 +95,35 @@ pub struct AptHeaders {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct AptHeadersForm {
     /// Package names; `{{release}}` stands for the kernel release.
+    #[serde(deserialize_with = "checked::some::<PackagePattern, _>")]
+    #[schemars(length(min = 1), inner(regex(pattern = PackagePattern::PATTERN)))]
     packages: Vec<String>,
     /// Suites, such as `bookworm`, `bookworm-security`.
+    #[serde(deserialize_with = "checked::some::<Suite, _>")]
+    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
     suites: Vec<String>,
     /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::many::<Component, _>"
+    )]
+    #[schemars(inner(regex(pattern = Component::PATTERN)))]
     components: Vec<String>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional::<Mirror, _>"
+    )]
+    #[schemars(regex(pattern = Mirror::PATTERN))]
     mirror: Option<String>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional_path::<LocalPath, _>"
+    )]
     signed_by: Option<PathBuf>,
 }
 
@@ -116,20 +142,16 @@ impl From<AptHeaders> for AptHeadersForm {
 }
 
 /// Suites and components of a Debian-like archive.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AptSuites {
     /// Suites, such as `bookworm`, `bookworm-security`, `sid`.
     pub suites: Vec<String>,
     /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<String>,
     /// The archive's address. Default: the host's own entry for the suite, else its entry for the
     /// distribution's main archive.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<String>,
     /// Keyring that signs the archive. Default: that of the host's entry.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<PathBuf>,
 }
 
@@ -140,6 +162,7 @@ pub struct TarballHeaders {
     /// File or directory, relative to the definitions directory; `{{release}}` stands for the kernel
     /// release. It is a tree rooted at `/` (`usr/src/...`, `lib/modules/<release>/build`) or at the
     /// build tree itself (`Makefile`, `include/`, `Module.symvers` at the top, or one directory down).
+    #[serde(deserialize_with = "checked::one::<HeadersPath, _>")]
     pub path: String,
 }
 
@@ -149,8 +172,8 @@ pub struct TarballHeaders {
 pub enum Toolchain {
     /// Made with mmdebstrap from packages.
     Bootstrap(BootstrapSpec),
-    /// A reference to an image that exists.
-    Image(String),
+    /// A reference to an image that exists, with its tag or digest.
+    Image(#[serde(deserialize_with = "checked::one::<Reference, _>")] String),
 }
 
 /// A root file system made with mmdebstrap.
@@ -158,20 +181,43 @@ pub enum Toolchain {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BootstrapSpec {
     /// The suite to install from; further suites (security, updates) in `extraSuites`.
+    #[serde(deserialize_with = "checked::one::<Suite, _>")]
+    #[schemars(regex(pattern = Suite::PATTERN))]
     pub suite: String,
     /// Further suites of the same release.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::many::<Suite, _>"
+    )]
+    #[schemars(inner(regex(pattern = Suite::PATTERN)))]
     pub extra_suites: Vec<String>,
     /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::many::<Component, _>"
+    )]
+    #[schemars(inner(regex(pattern = Component::PATTERN)))]
     pub components: Vec<String>,
     /// Packages to install beside the essential ones.
+    #[serde(deserialize_with = "checked::many::<PackageToInstall, _>")]
+    #[schemars(inner(regex(pattern = PackageToInstall::PATTERN)))]
     pub include: Vec<String>,
     /// The archive's address. Default as in `apt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional::<Mirror, _>"
+    )]
+    #[schemars(regex(pattern = Mirror::PATTERN))]
     pub mirror: Option<String>,
     /// Keyring that signs the archive. Default as in `apt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional_path::<LocalPath, _>"
+    )]
     pub signed_by: Option<PathBuf>,
 }
 
@@ -190,6 +236,9 @@ impl FamilyMatch {
             && arch.is_none_or(|arch| arch == target.arch)
     }
 }
+
+/// Bytes that a compiled pattern may take; those of the shipped families take a hundredth of it.
+const COMPILED_LIMIT: usize = 1 << 20;
 
 /// A regular expression over a whole text (anchored at both ends), compiled when the definition is read.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -217,8 +266,9 @@ impl TryFrom<String> for Pattern {
     type Error = PatternError;
 
     fn try_from(text: String) -> Result<Self, PatternError> {
-        let compiled = regex::RegexBuilder::new(&format!("^(?:{text})$")).size_limit(1 << 20).build();
-        match compiled {
+        // Alone first: `a)|(b` compiles once it stands in parentheses, and then is anchored at neither end.
+        let compile = |text: &str| regex::RegexBuilder::new(text).size_limit(COMPILED_LIMIT).build();
+        match compile(&text).and_then(|_| compile(&format!("^(?:{text})$"))) {
             Ok(compiled) => Ok(Self { text, compiled }),
             Err(source) => Err(PatternError { reason: last_line(&source.to_string()), text }),
         }
@@ -244,17 +294,36 @@ fn last_line(text: &str) -> String {
     text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
-/// One text, or a list of them.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
+/// One name, or a list of them; for the schema.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the schema is made from the type, no value ever is")]
 enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
+    One(OsId),
+    Many(Vec<OsId>),
 }
 
-fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    Ok(match OneOrMany::deserialize(deserializer)? {
-        OneOrMany::One(text) => vec![text],
-        OneOrMany::Many(texts) => texts,
-    })
+/// By hand, because serde's untagged enums lose both the place and the reason of an error.
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    struct Form;
+
+    impl<'de> Visitor<'de> for Form {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an operating system's id, or a list of them")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+            let id: OsId = text.parse().map_err(E::custom)?;
+            Ok(vec![id.to_string()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<String>, A::Error> {
+            let ids = Vec::<OsId>::deserialize(SeqAccessDeserializer::new(list))?;
+            Ok(ids.into_iter().map(String::from).collect())
+        }
+    }
+
+    deserializer.deserialize_any(Form)
 }
