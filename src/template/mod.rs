@@ -91,10 +91,21 @@ pub fn render(name: &str, text: &str, context: &TemplateContext) -> Result<Strin
         return Err(failed(None, format!("the value {value:?} holds a line break")));
     }
     let mut engine = engine();
-    engine
-        .register_template_string(name, text)
-        .map_err(|error| failed(error.pos().map(|(line, _)| line), error.reason().to_string()))?;
+    register(&mut engine, name, text)?;
     engine.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
+}
+
+/// Checks that a template is Handlebars; whether its variables exist is seen when it is rendered.
+pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
+    register(&mut engine(), name, text)
+}
+
+fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), TemplateError> {
+    engine.register_template_string(name, text).map_err(|error| TemplateError {
+        template: name.to_owned(),
+        line: error.pos().map_or(0, |(line, _)| line),
+        reason: error.reason().to_string(),
+    })
 }
 
 /// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
