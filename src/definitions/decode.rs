@@ -102,11 +102,11 @@ impl de::Error for DecodeError {
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(format!("{} is not known here; {}", shown(variant), there_is(expected)))
+        Self::new(format!("{} is not known here; {}", shown(variant), known(expected)))
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
-        let message = format!("unknown field {}; {}", shown(field), there_is(expected));
+        let message = format!("unknown field {}; {}", shown(field), known(expected));
         Self { unknown_field: Some(field.to_owned()), ..Self::new(message) }
     }
 
@@ -115,9 +115,8 @@ impl de::Error for DecodeError {
     }
 }
 
-fn there_is(names: &[&str]) -> String {
-    let verb = if names.len() == 1 { "is" } else { "are" };
-    format!("there {verb} {}", names.join(", "))
+fn known(names: &[&str]) -> String {
+    format!("known: {}", names.join(", "))
 }
 
 fn shown(text: &str) -> String {

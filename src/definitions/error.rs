@@ -36,7 +36,10 @@ impl DefinitionError {
 
     /// What the parser refused.
     pub(super) fn of_yaml(file: &File, error: &serde_saphyr::Error) -> Self {
-        let message = error.without_snippet().to_string();
+        let message = match error.without_snippet() {
+            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("field {key:?} stands here twice"),
+            other => other.to_string(),
+        };
         let message = message.lines().next().unwrap_or_default();
         let Some(location) = error.location() else { return Self::of_file(&file.name, message.to_owned()) };
         let place = Place::from(location);

@@ -194,7 +194,7 @@ fn missing_fields_are_named() {
     error: images/m.yaml:9:19: field "package" is missing
       9 |       from: {apt: {suites: [sid]}}
         |                   ^
-    error: images/m.yaml:16:81: "" is not a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends
+    error: images/m.yaml:16:77: "" is not a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends
       16 |     - {strategy: image, namespace: drivers, daemonSet: mstflint, container: ''}
          |                                                                             ^
     2 mistakes in the definitions

@@ -178,6 +178,17 @@ pub fn some<'de, R: Rule, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<S
     if list.is_empty() { Err(D::Error::custom("the list is empty, at least one is needed")) } else { Ok(list) }
 }
 
+/// Reads a range of versions that may be absent; semver's own message does not name the text.
+pub fn version_range<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<semver::VersionReq>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(None) };
+    let range = text.parse().map_err(|error| {
+        D::Error::custom(format!("{}: {error}", not(&text, "a range of versions such as `>=4.18, <6.18`")))
+    })?;
+    Ok(Some(range))
+}
+
 /// Reads a mapping.
 pub fn map<'de, K, V, D>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error>
 where

@@ -138,7 +138,11 @@ pub struct DriverImageSpec {
     #[serde(default)]
     pub nodes: NodeSelector,
     /// Range over the release's `x.y.z`, such as `>=4.18, <6.18`; every kernel when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::version_range"
+    )]
     #[schemars(with = "Option<String>")]
     pub kernels: Option<semver::VersionReq>,
     /// Module names that must be in the payload and must pass the check.
@@ -220,7 +224,7 @@ impl<'de> Deserialize<'de> for VersionSpec {
             type Value = VersionSpec;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a version in quotes (\"1.10\"), or `{source: NAME}` of an apt source")
+                f.write_str("a version, or `{source: NAME}` of an apt source")
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<VersionSpec, E> {
@@ -378,7 +382,11 @@ pub struct PatchSpec {
     #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
     pub path: PathBuf,
     /// Range over the release's `x.y.z`; every kernel when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::version_range"
+    )]
     #[schemars(with = "Option<String>")]
     pub kernels: Option<semver::VersionReq>,
 }

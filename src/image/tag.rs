@@ -120,7 +120,29 @@ mod tests {
         assert!(message("{{kernel}}").contains("kernel"), "{}", message("{{kernel}}"));
         assert!(message("-{{version}}").contains("not a tag"));
         assert!(message("{{version").contains("{{version"));
-        let long = tags(&["{{kernel_label}}"], "1", &format!("6.1.{}", "9".repeat(60))).unwrap_err();
+        let long = tags(&["{{kernel_label}}"], "1", &format!("6.1.0-{}", "9".repeat(58))).unwrap_err();
         assert!(matches!(long, TagError::NoLabel(_)));
+        let longer_than_a_tag = tags(&["{{version}}-{{kernel_label}}"], &"9".repeat(100), "6.1.0-47-amd64-and-more-of-it");
+        assert!(matches!(longer_than_a_tag, Err(TagError::Form { .. })));
+    }
+
+    #[test]
+    fn kernels_with_one_label_share_a_tag() {
+        let pattern = ["{{kernel_label}}"];
+        assert_eq!(tags(&pattern, "1", "6.1.0+acme"), tags(&pattern, "1", "6.1.0~acme"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_the_version_holds_the_result_is_a_tag(version in "\\PC{1,40}") {
+            if let Ok(tags) = tags(&["v{{version}}"], &version, "6.1.0") {
+                proptest::prop_assert!(tags[0].parse::<Tag>().is_ok());
+            }
+        }
+
+        #[test]
+        fn no_pattern_panics(pattern in "[{}a-z_. -]{0,30}") {
+            let _ = tags(&[&pattern], "1", "6.1.0");
+        }
     }
 }
