@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{
     Deserialize,
     de::{
-        self, DeserializeSeed, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess, Unexpected, VariantAccess,
-        Visitor, value::StrDeserializer,
+        self, DeserializeSeed, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
+        VariantAccess, Visitor, value::StrDeserializer,
     },
     forward_to_deserialize_any,
 };
@@ -140,7 +140,9 @@ impl Node {
 
     /// serde raises an unknown field on the mapping when it has buffered the key; the key's own place is better.
     fn blame_key(&self, error: DecodeError) -> DecodeError {
-        let (Value::Map(entries), Some(field), true) = (&self.value, &error.unknown_field, error.path.is_empty()) else {
+        let (Value::Map(entries), Some(field), true) =
+            (&self.value, &error.unknown_field, error.path.is_empty())
+        else {
             return error;
         };
         match entries.iter().position(|(key, _)| key.name == *field) {
@@ -289,7 +291,10 @@ struct Items<'de> {
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = DecodeError;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, DecodeError> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, DecodeError> {
         let Some(item) = self.items.get(self.next) else { return Ok(None) };
         let index = self.next;
         self.next += 1;
@@ -309,7 +314,8 @@ impl<'de> MapAccess<'de> for Entries<'de> {
         let Value::Map(entries) = &self.map.value else { return Ok(None) };
         let Some((key, _)) = entries.get(self.next) else { return Ok(None) };
         let text: StrDeserializer<'de, DecodeError> = key.name.as_str().into_deserializer();
-        let at_key = |error: DecodeError| DecodeError { key_place: Some(key.place), ..error.within(self.next) };
+        let at_key =
+            |error: DecodeError| DecodeError { key_place: Some(key.place), ..error.within(self.next) };
         seed.deserialize(text).map(Some).map_err(at_key)
     }
 
@@ -347,7 +353,8 @@ impl<'de> EnumAccess<'de> for Choice<'de> {
 
 impl<'de> Choice<'de> {
     fn content(&self) -> Result<&'de Node, DecodeError> {
-        self.value.ok_or_else(|| self.node.expected(&format!("a mapping with one of {}", self.variants.join(", "))))
+        self.value
+            .ok_or_else(|| self.node.expected(&format!("a mapping with one of {}", self.variants.join(", "))))
     }
 }
 

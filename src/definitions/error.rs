@@ -37,7 +37,9 @@ impl DefinitionError {
     /// What the parser refused.
     pub(super) fn of_yaml(file: &File, error: &serde_saphyr::Error) -> Self {
         let message = match error.without_snippet() {
-            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("field {key:?} stands here twice"),
+            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                format!("field {key:?} stands here twice")
+            }
             other => other.to_string(),
         };
         let message = message.lines().next().unwrap_or_default();

@@ -93,7 +93,12 @@ fn template_name(file: &str) -> Option<&str> {
 }
 
 /// The files of one directory in file-name order; `None` when there is no such directory.
-fn directory(path: &Path, name: &str, extensions: &[&str], errors: &mut Vec<DefinitionError>) -> Option<Vec<File>> {
+fn directory(
+    path: &Path,
+    name: &str,
+    extensions: &[&str],
+    errors: &mut Vec<DefinitionError>,
+) -> Option<Vec<File>> {
     let listing = match fs::read_dir(path) {
         Ok(listing) => listing,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
@@ -118,9 +123,13 @@ fn directory(path: &Path, name: &str, extensions: &[&str], errors: &mut Vec<Defi
         }
         let name = format!("{name}/{file_name}");
         let size = fs::metadata(&path).map(|metadata| metadata.len());
-        match size.and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(&path).map(Some) }) {
+        match size
+            .and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(&path).map(Some) })
+        {
             Ok(Some(text)) => files.push(File { name, text }),
-            Ok(None) => errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes"))),
+            Ok(None) => {
+                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")))
+            }
             Err(error) => errors.push(DefinitionError::of_file(&name, format!("cannot be read: {error}"))),
         }
     }

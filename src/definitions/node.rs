@@ -144,7 +144,9 @@ impl RawNode {
                 let written = range.and_then(|range| source.get(range)).map(str::trim);
                 Value::Text(written.filter(|written| !written.is_empty()).map_or(text, str::to_owned))
             }
-            RawValue::List(items) => Value::List(items.into_iter().map(|item| item.resolve(source)).collect()),
+            RawValue::List(items) => {
+                Value::List(items.into_iter().map(|item| item.resolve(source)).collect())
+            }
             RawValue::Map(entries) => {
                 Value::Map(entries.into_iter().map(|(key, value)| (key, value.resolve(source))).collect())
             }

@@ -99,7 +99,8 @@ fn a_family_file_replaces_the_shipped_one_of_its_name() {
 #[test]
 fn a_file_may_hold_several_documents_and_a_template_of_the_directory_wins() {
     let two = format!("{IMAGE}---\n{}", IMAGE.replace("{name: mstflint}", "{name: other}"));
-    let files = [("images/m.yaml", two.as_str()), ("templates/kbuild.Dockerfile.hbs", "FROM {{toolchain}}\n")];
+    let files =
+        [("images/m.yaml", two.as_str()), ("templates/kbuild.Dockerfile.hbs", "FROM {{toolchain}}\n")];
     let definitions = load_files(&files).unwrap();
     assert_eq!(definitions.images.len(), 2);
     assert_eq!(definitions.templates["kbuild"], "FROM {{toolchain}}\n");
@@ -207,7 +208,10 @@ fn values_of_another_kind_are_told_apart() {
         ("{name: mstflint}", ""),
         ("{source: mstflint}", "[1, 2]"),
         ("[mstflint_access]", "mstflint_access"),
-        ("{apt: {package: mstflint-dkms, suites: [sid]}}", "{path: {path: a}, apt: {package: b, suites: [c]}}"),
+        (
+            "{apt: {package: mstflint-dkms, suites: [sid]}}",
+            "{path: {path: a}, apt: {package: b, suites: [c]}}"
+        ),
         ("{bootstrap: {suite: bookworm, include: [kmod]}}", "debian"),
         ("strategy: image", "strategy: images"),
     ]));
@@ -218,7 +222,10 @@ fn names_must_exist_and_be_unique() {
     insta::assert_snapshot!(image_mistakes(&[
         ("template: kbuild", "template: kbuidl"),
         ("{source: mstflint}", "{source: mstfilnt}"),
-        ("      subdir:", "    - {name: mstflint, from: {path: {path: x}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"),
+        (
+            "      subdir:",
+            "    - {name: mstflint, from: {path: {path: x}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
+        ),
         ("[mstflint_access]", "[mstflint_access, mstflint_access]"),
     ]));
     insta::assert_snapshot!(mistakes(&[("images/a.yaml", IMAGE), ("images/b.yaml", IMAGE)]), @r#"
@@ -237,7 +244,10 @@ fn names_must_exist_and_be_unique() {
 
 #[test]
 fn a_definition_in_the_wrong_directory_is_told() {
-    insta::assert_snapshot!(mistakes(&[("images/a.yaml", "apiVersion: farrier.dev/v1\nkind: KernelFamily\n")]));
+    insta::assert_snapshot!(mistakes(&[(
+        "images/a.yaml",
+        "apiVersion: farrier.dev/v1\nkind: KernelFamily\n"
+    )]));
 }
 
 #[test]
@@ -270,7 +280,8 @@ fn mistakes_of_all_files_are_reported_together() {
     ])
     .unwrap_err();
     let files: Vec<&str> = errors.0.iter().map(|error| error.file.as_str()).collect();
-    let expected = ["templates/d.Dockerfile.hbs", "templates/e.hbs", "kernels/c.yaml", "images/a.yaml", "images/b.yaml"];
+    let expected =
+        ["templates/d.Dockerfile.hbs", "templates/e.hbs", "kernels/c.yaml", "images/a.yaml", "images/b.yaml"];
     assert_eq!(files, expected, "{}", errors.render());
 }
 

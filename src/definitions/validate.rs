@@ -13,7 +13,11 @@ use crate::{
 };
 
 /// Reports what is wrong with an image.
-pub(super) fn image(document: &Node, image: &DriverImage, templates: &BTreeMap<String, String>) -> Vec<Mistake> {
+pub(super) fn image(
+    document: &Node,
+    image: &DriverImage,
+    templates: &BTreeMap<String, String>,
+) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     let mut wrong = |path: &[&str], message: String| {
         mistakes.push(Mistake { place: document.place_of(path), message });

@@ -175,7 +175,11 @@ pub fn many<'de, R: Rule, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<S
 /// Reads a list that must not be empty.
 pub fn some<'de, R: Rule, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let list = many::<R, D>(deserializer)?;
-    if list.is_empty() { Err(D::Error::custom("the list is empty, at least one is needed")) } else { Ok(list) }
+    if list.is_empty() {
+        Err(D::Error::custom("the list is empty, at least one is needed"))
+    } else {
+        Ok(list)
+    }
 }
 
 /// Reads a range of versions that may be absent; semver's own message does not name the text.

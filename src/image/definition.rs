@@ -10,9 +10,9 @@ use serde::{
 
 use super::{
     checked::{
-        self, Argument, Component, DnsLabel, DnsName, Download, DriverVersion, EnvName, InnerPath, InnerPattern,
-        LabelKey, LabelValue, LocalPath, Mirror, ModuleName, OneLine, PackageName, PackageVersion, Reference,
-        Rule, Sha256, Suite, TemplateName, VariableName,
+        self, Argument, Component, DnsLabel, DnsName, Download, DriverVersion, EnvName, InnerPath,
+        InnerPattern, LabelKey, LabelValue, LocalPath, Mirror, ModuleName, OneLine, PackageName,
+        PackageVersion, Reference, Rule, Sha256, Suite, TemplateName, VariableName,
     },
     tag,
 };
@@ -138,11 +138,7 @@ pub struct DriverImageSpec {
     #[serde(default)]
     pub nodes: NodeSelector,
     /// Range over the release's `x.y.z`, such as `>=4.18, <6.18`; every kernel when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::version_range"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "checked::version_range")]
     #[schemars(with = "Option<String>")]
     pub kernels: Option<semver::VersionReq>,
     /// Module names that must be in the payload and must pass the check.
@@ -191,7 +187,9 @@ impl<'de> Deserialize<'de> for TagPattern {
 fn tag_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let patterns = Vec::<TagPattern>::deserialize(deserializer)?;
     if patterns.is_empty() {
-        return Err(D::Error::custom("an image without tags cannot be found again; leave them out for the default"));
+        return Err(D::Error::custom(
+            "an image without tags cannot be found again; leave them out for the default",
+        ));
     }
     Ok(patterns.into_iter().map(|pattern| pattern.0).collect())
 }
@@ -199,6 +197,7 @@ fn tag_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
 /// A driver's version: written down, or that of one of its `apt` sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
+#[schemars(deny_unknown_fields)]
 pub enum VersionSpec {
     /// Written down.
     Literal(#[schemars(regex(pattern = DriverVersion::PATTERN))] String),
@@ -369,7 +368,8 @@ impl From<AptSourceForm> for AptSource {
 
 impl From<AptSource> for AptSourceForm {
     fn from(source: AptSource) -> Self {
-        let AptSource { package, version, suites: AptSuites { suites, components, mirror, signed_by } } = source;
+        let AptSource { package, version, suites: AptSuites { suites, components, mirror, signed_by } } =
+            source;
         Self { package, version, suites, components, mirror, signed_by }
     }
 }
@@ -382,11 +382,7 @@ pub struct PatchSpec {
     #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
     pub path: PathBuf,
     /// Range over the release's `x.y.z`; every kernel when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::version_range"
-    )]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "checked::version_range")]
     #[schemars(with = "Option<String>")]
     pub kernels: Option<semver::VersionReq>,
 }
@@ -396,10 +392,7 @@ pub struct PatchSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeSelector {
     /// Every one of these labels must be there with this value.
-    #[serde(
-        default,
-        deserialize_with = "checked::map::<LabelKey, LabelValue, _>"
-    )]
+    #[serde(default, deserialize_with = "checked::map::<LabelKey, LabelValue, _>")]
     pub match_labels: BTreeMap<String, String>,
 }
 

@@ -89,7 +89,9 @@ mod tests {
     fn the_hash_stays_the_same_from_release_to_release() {
         let known = hash(&[("template", "FROM scratch\n"), ("kernel", "6.1.0-47-amd64")]).to_string();
         insta::assert_snapshot!(known, @"1446bc389c7472ac884a6f779faec13c3cb56cc396458fac8747876660b3cac4");
-        assert!(known.starts_with(&hash(&[("template", "FROM scratch\n"), ("kernel", "6.1.0-47-amd64")]).short()));
+        assert!(
+            known.starts_with(&hash(&[("template", "FROM scratch\n"), ("kernel", "6.1.0-47-amd64")]).short())
+        );
     }
 
     #[test]

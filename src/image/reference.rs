@@ -248,13 +248,43 @@ mod tests {
     #[test]
     fn hostile_references_are_refused() {
         for text in [
-            "", ":tag", "a", "a:", "A/b:tag", "localhost/UPPER:1", "a/../b:1", "a//b:1", "a/b:-x", "host:port/a:1",
-            "a b:1", "a:$(reboot)", "a@sha256:12", "a:1\n", "host:99999/a:1", "host:+5/a:1", "host:/a:1", "host:0/a:1", "a/b_-c:1",
-            &format!("a:-x@sha256:{}", "ab".repeat(32)), &format!("a@sha256:{}", "AB".repeat(32)), "a@b@sha256:12",
+            "",
+            ":tag",
+            "a",
+            "a:",
+            "A/b:tag",
+            "localhost/UPPER:1",
+            "a/../b:1",
+            "a//b:1",
+            "a/b:-x",
+            "host:port/a:1",
+            "a b:1",
+            "a:$(reboot)",
+            "a@sha256:12",
+            "a:1\n",
+            "host:99999/a:1",
+            "host:+5/a:1",
+            "host:/a:1",
+            "host:0/a:1",
+            "a/b_-c:1",
+            &format!("a:-x@sha256:{}", "ab".repeat(32)),
+            &format!("a@sha256:{}", "AB".repeat(32)),
+            "a@b@sha256:12",
             &format!("{}:1", "a".repeat(300)),
         ] {
             assert!(text.parse::<ImageReference>().is_err(), "{text:?}");
         }
         assert!("a".repeat(129).parse::<Tag>().is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_accepted_is_one_plain_word(text in "[a-zA-Z0-9./:@_ \\n$-]{0,30}") {
+            if let Ok(reference) = text.parse::<ImageReference>() {
+                proptest::prop_assert!(!text.contains(|c: char| c.is_whitespace() || c == '$'));
+                proptest::prop_assert!(!reference.repository.as_str().split('/').any(|part| part == ".."));
+                proptest::prop_assert_eq!(reference.to_string().parse::<ImageReference>(), Ok(reference));
+            }
+        }
     }
 }

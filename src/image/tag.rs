@@ -122,7 +122,8 @@ mod tests {
         assert!(message("{{version").contains("{{version"));
         let long = tags(&["{{kernel_label}}"], "1", &format!("6.1.0-{}", "9".repeat(58))).unwrap_err();
         assert!(matches!(long, TagError::NoLabel(_)));
-        let longer_than_a_tag = tags(&["{{version}}-{{kernel_label}}"], &"9".repeat(100), "6.1.0-47-amd64-and-more-of-it");
+        let longer_than_a_tag =
+            tags(&["{{version}}-{{kernel_label}}"], &"9".repeat(100), "6.1.0-47-amd64-and-more-of-it");
         assert!(matches!(longer_than_a_tag, Err(TagError::Form { .. })));
     }
 

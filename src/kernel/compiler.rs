@@ -120,7 +120,9 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "gcc", "gcc (GCC", "gcc (GCC)", "rustc 1.80.0", "icc (ICC) 2021.1", "clang version x"] {
+        for text in
+            ["", "gcc", "gcc (GCC", "gcc (GCC)", "rustc 1.80.0", "icc (ICC) 2021.1", "clang version x"]
+        {
             assert!(text.parse::<Compiler>().is_err(), "{text:?} was accepted");
         }
     }

@@ -12,7 +12,8 @@ use super::{Architecture, KernelTarget, OsId};
 use crate::image::{
     ApiVersion, Metadata,
     checked::{
-        self, Component, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall, Reference, Rule, Suite,
+        self, Component, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall, Reference, Rule,
+        Suite,
     },
 };
 
@@ -185,11 +186,7 @@ pub struct BootstrapSpec {
     #[schemars(regex(pattern = Suite::PATTERN))]
     pub suite: String,
     /// Further suites of the same release.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Suite, _>"
-    )]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "checked::many::<Suite, _>")]
     #[schemars(inner(regex(pattern = Suite::PATTERN)))]
     pub extra_suites: Vec<String>,
     /// Components; `main` when empty.
@@ -326,4 +323,80 @@ fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>
     }
 
     deserializer.deserialize_any(Form)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> Result<Pattern, PatternError> {
+        Pattern::try_from(text.to_owned())
+    }
+
+    fn family(name: &str, matches: FamilyMatch) -> KernelFamily {
+        KernelFamily {
+            api_version: ApiVersion::V1Alpha1,
+            kind: KernelFamilyKind::KernelFamily,
+            metadata: Metadata { name: name.parse().unwrap() },
+            spec: KernelFamilySpec {
+                matches,
+                headers: HeaderSource::Tarball(TarballHeaders { path: "headers/{{release}}.tar".to_owned() }),
+                toolchain: Toolchain::Image("registry.example/toolchain:1".to_owned()),
+            },
+        }
+    }
+
+    fn target(os: &str, release: &str, arch: Architecture) -> KernelTarget {
+        KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch,
+        }
+    }
+
+    #[test]
+    fn patterns_are_about_the_whole_text() {
+        assert!(pattern(r"6\.1\.\d+").unwrap().is_match("6.1.0"));
+        assert!(!pattern(r"6\.1\.\d+").unwrap().is_match("6.1.0-47-amd64"));
+        assert!(!pattern(r"1\.0").unwrap().is_match("6.1.0"));
+        assert!(pattern(r"^6\.1$").unwrap().is_match("6.1"));
+        // An alternative is anchored at both ends, too.
+        assert!(!pattern("a|b").unwrap().is_match("ax"));
+        assert!(!pattern("a|b").unwrap().is_match("xb"));
+    }
+
+    #[test]
+    fn texts_that_are_no_pattern_are_refused() {
+        for text in ["(", "a)|(b", "*", r"\p{nonesuch}", "(a{1000}){1000}"] {
+            assert!(pattern(text).is_err(), "{text:?} was accepted");
+        }
+        insta::assert_snapshot!(pattern("(6").unwrap_err(), @r#""(6" is not a regular expression: unclosed group"#);
+    }
+
+    #[test]
+    fn the_first_family_that_matches_wins() {
+        let debian = || FamilyMatch { os: vec!["debian".to_owned()], ..FamilyMatch::default() };
+        let cloud = FamilyMatch { release: Some(pattern(".*-cloud-.*").unwrap()), ..debian() };
+        let arm = FamilyMatch { arch: Some(Architecture::Arm64), ..debian() };
+        let families = [
+            family("cloud", cloud),
+            family("arm", arm),
+            family("old", FamilyMatch { os_version: Some(pattern("11").unwrap()), ..debian() }),
+            family("debian", debian()),
+            family("later", debian()),
+        ];
+        let name = |os, release, arch| {
+            match_family(&families, &target(os, release, arch)).map(|family| family.metadata.name.as_str())
+        };
+        assert_eq!(name("debian", "6.1.0-47-cloud-arm64", Architecture::Arm64), Some("cloud"));
+        assert_eq!(name("debian", "6.1.0-47-arm64", Architecture::Arm64), Some("arm"));
+        assert_eq!(name("debian", "6.1.0-47-amd64", Architecture::Amd64), Some("debian"));
+        assert_eq!(name("ubuntu", "6.8.0-45-generic", Architecture::Amd64), None);
+    }
+
+    #[test]
+    fn a_family_without_fields_matches_every_target() {
+        assert!(FamilyMatch::default().is_match(&target("acme", "6.1.192-acme+", Architecture::Amd64)));
+    }
 }

@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::KernelRelease;
 
 /// `ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(try_from = "String", into = "String")]
 #[schemars(!try_from, !into)]
 pub struct OsId(#[schemars(regex(pattern = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$"))] String);

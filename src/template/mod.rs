@@ -49,7 +49,8 @@ impl TemplateContext {
     /// The context of one image (name, version) for one kernel, without lists and variables.
     pub fn new(toolchain: &str, image: (&str, &str), target: &KernelTarget) -> Self {
         let KernelTarget { os, os_version, release, arch } = target;
-        let map = |pairs: &[(&str, String)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+        let map =
+            |pairs: &[(&str, String)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
         let version = release.version();
         let mut kernel: BTreeMap<String, String> = map(&[
             ("release", release.to_string()),
@@ -78,7 +79,10 @@ impl TemplateContext {
         let Self { toolchain, kernel, os, arch, image, modules, sources, patches, vars } = self;
         let maps = [kernel, os, image, vars].into_iter().flat_map(BTreeMap::values);
         let lists = [modules, sources, patches].into_iter().flatten();
-        maps.chain(lists).chain([toolchain, arch]).map(String::as_str).find(|value| value.contains(['\n', '\r']))
+        maps.chain(lists)
+            .chain([toolchain, arch])
+            .map(String::as_str)
+            .find(|value| value.contains(['\n', '\r']))
     }
 }
 
@@ -136,6 +140,7 @@ fn engine() -> Handlebars<'static> {
 fn reason(error: &handlebars::RenderError) -> String {
     match error.reason() {
         RenderErrorReason::MissingVariable(Some(path)) => format!("there is no variable {path}"),
+        RenderErrorReason::MissingVariable(None) => "`lookup` finds no such variable".to_owned(),
         RenderErrorReason::ParamNotFoundForIndex(helper, index) => {
             format!("word {} after `{helper}` is missing or an unknown variable", index + 1)
         }
@@ -183,7 +188,7 @@ mod tests {
         insta::assert_snapshot!(message("{{#if os.id}}{{#each patchs}}x{{/each}}{{/if}}"), @"template kbuild line 1: there is no variable patchs");
         insta::assert_snapshot!(message("{{#if (eq arhc \"amd64\")}}x{{/if}}"), @"template kbuild line 1: word 1 after `eq` is missing or an unknown variable");
         insta::assert_snapshot!(message("{{#with vars}}{{nonesuch}}{{/with}}"), @"template kbuild line 1: there is no variable nonesuch");
-        insta::assert_snapshot!(message("{{lookup vars \"nonesuch\"}}"), @"template kbuild line 1: Failed to access variable in strict mode None");
+        insta::assert_snapshot!(message("{{lookup vars \"nonesuch\"}}"), @"template kbuild line 1: `lookup` finds no such variable");
         insta::assert_snapshot!(message("a\n{{> header}}"), @"template kbuild line 2: Partial not found header");
         insta::assert_snapshot!(message("a\n{{uppercase arch}}"), @"template kbuild line 2: Helper not found uppercase");
     }

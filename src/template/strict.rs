@@ -1,8 +1,8 @@
 //! Pure: `#if` and `#unless` that do not take an unknown variable for "no".
 
 use handlebars::{
-    Context, Handlebars, Helper, HelperDef, HelperResult, JsonTruthy, Output, RenderContext, RenderError, RenderErrorReason,
-    Renderable,
+    Context, Handlebars, Helper, HelperDef, HelperResult, JsonTruthy, Output, RenderContext, RenderError,
+    RenderErrorReason, Renderable,
 };
 
 /// Handlebars' own `if` is not strict in strict mode (its `each`, `with` and `lookup` are): in
