@@ -1,4 +1,5 @@
 //! The architecture: pure modules know no adapter, no runtime, no clock, no environment and no file.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
 //! The committed JSON Schemas are those of the types.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{env, fs, path::Path};
 
