@@ -1,5 +1,6 @@
 //! The check on real kernels: the distribution's headers and in-tree modules, fetched through the host's apt, with
 //! `modinfo` and `modprobe --dump-modversions` (package kmod) as independent witnesses.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -150,8 +150,10 @@ impl Bench {
                 let dirs = fs::read_dir("/var/lib/containers").unwrap();
                 let dirs = dirs.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
                 let ours = format!("farrier-run-test-modules-{pid}");
+                // Those of other tests that run now are made from other images.
                 containers
                     .lines()
+                    .filter(|image| image.contains(&self.base))
                     .map(str::to_owned)
                     .chain(dirs.filter(|name| name.starts_with(&ours)))
                     .collect()

@@ -28,7 +28,10 @@ pub async fn check(global: &Global, args: &CheckArgs, cancel: CancellationToken)
     }
     if modules.is_empty() {
         let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
-        return Err(CliError::Usage(format!("no module (.ko, .ko.gz, .ko.xz, .ko.zst) in {}", paths.join(", "))));
+        return Err(CliError::Usage(format!(
+            "no module (.ko, .ko.gz, .ko.xz, .ko.zst) in {}",
+            paths.join(", ")
+        )));
     }
     let report = kmod::check(&CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[] });
     printer::result(&match global.output {
@@ -39,17 +42,13 @@ pub async fn check(global: &Global, args: &CheckArgs, cancel: CancellationToken)
 }
 
 async fn facts(global: &Global, args: &CheckArgs) -> Result<KernelFacts, CliError> {
-    match &args.headers {
-        Some(root) => {
-            let target = settings::target(&args.target)?;
-            let (facts, _) = read_header_set(root, &target.release, target.arch)?;
-            Ok(facts)
-        }
-        None => {
-            let settings = Settings::resolve(global)?;
-            Ok(headers::find(&settings, &args.target).await?.facts)
-        }
+    if let Some(root) = &args.headers {
+        let target = settings::target(&args.target)?;
+        let (facts, _) = read_header_set(root, &target.release, target.arch)?;
+        return Ok(facts);
     }
+    let settings = Settings::resolve(global)?;
+    Ok(headers::find(&settings, &args.target).await?.facts)
 }
 
 fn read(path: &Path) -> Result<Vec<PayloadModule>, CliError> {

@@ -81,19 +81,25 @@ impl CliError {
     /// The exit code of a command that ends with this error.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Usage(_) | Self::Definitions(_) | Self::Tree(_) => Exit::Wrong,
+            Self::Usage(_)
+            | Self::Definitions(_)
+            | Self::Tree(_)
+            | Self::Pass(PassError::Cluster(_))
+            | Self::Cluster(_) => Exit::Wrong,
             Self::Target(error) => match error {
                 TargetError::Cancelled => Exit::Interrupted,
                 error if error.is_usage() => Exit::Wrong,
                 error if error.is_unreachable() => Exit::Unreachable,
                 _ => Exit::Failed,
             },
-            Self::Pass(PassError::Cluster(_)) | Self::Cluster(_) => Exit::Wrong,
-            Self::Pass(PassError::Cache(_)) | Self::Cache(_) | Self::Output(_) | Self::Payload(_) => Exit::Failed,
             Self::Registry(error) if error.is_transient() => Exit::Unreachable,
-            Self::Registry(_) => Exit::Failed,
             Self::Fetch(error) if error.is_transient() => Exit::Unreachable,
-            Self::Fetch(_) => Exit::Failed,
+            Self::Pass(PassError::Cache(_))
+            | Self::Cache(_)
+            | Self::Output(_)
+            | Self::Payload(_)
+            | Self::Registry(_)
+            | Self::Fetch(_) => Exit::Failed,
         }
     }
 
@@ -103,7 +109,14 @@ impl CliError {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
-            Self::Usage(_) | Self::Definitions(_) | Self::Tree(_) | Self::Payload(_) | Self::Pass(_) | Self::Cluster(_) | Self::Cache(_) | Self::Output(_) => None,
+            Self::Usage(_)
+            | Self::Definitions(_)
+            | Self::Tree(_)
+            | Self::Payload(_)
+            | Self::Pass(_)
+            | Self::Cluster(_)
+            | Self::Cache(_)
+            | Self::Output(_) => None,
         }
     }
 

@@ -41,7 +41,11 @@ impl From<&HeaderSet> for Listed {
 }
 
 /// `farrier headers fetch` and `farrier headers list`.
-pub async fn headers(global: &Global, command: &HeadersCommand, cancel: CancellationToken) -> Result<Exit, CliError> {
+pub async fn headers(
+    global: &Global,
+    command: &HeadersCommand,
+    cancel: CancellationToken,
+) -> Result<Exit, CliError> {
     let settings = Settings::resolve(global)?;
     match command {
         HeadersCommand::Fetch(args) => {
@@ -61,13 +65,17 @@ pub async fn find(settings: &Settings, args: &TargetArgs) -> Result<HeaderSet, C
     let family = match_family(&settings.definitions.families, &target).ok_or_else(|| no_family(&target))?;
     match settings.fetcher.header_set(&family.spec.headers, &settings.definitions.root, &target).await? {
         HeaderLookup::Found(headers) => Ok(*headers),
-        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::HeadersMissing { looked_for, hint }.into()),
+        HeaderLookup::Missing { looked_for, hint } => {
+            Err(TargetError::HeadersMissing { looked_for, hint }.into())
+        }
     }
 }
 
 /// No family: where headers would come from is not known.
 pub fn no_family(target: &KernelTarget) -> CliError {
-    CliError::Usage(format!("no kernel family matches {target}; add one to kernels/ of the definitions directory"))
+    CliError::Usage(format!(
+        "no kernel family matches {target}; add one to kernels/ of the definitions directory"
+    ))
 }
 
 fn show(sets: &[Listed], form: OutputForm) -> Result<(), CliError> {

@@ -82,7 +82,8 @@ fn start_logs(global: &Global) {
         1 => "info,farrier=debug",
         _ => "debug,farrier=trace",
     };
-    let filter = tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).unwrap_or_else(|_| default.into());
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_env(env_vars::FARRIER_LOG).unwrap_or_else(|_| default.into());
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     match global.log_format {
@@ -95,7 +96,9 @@ fn start_logs(global: &Global) {
 fn stop_on_signals(cancel: &CancellationToken) {
     use tokio::signal::unix::{SignalKind, signal};
     let cancel = cancel.clone();
-    let (Ok(mut interrupt), Ok(mut terminate)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate())) else {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+    else {
         tracing::warn!("signals cannot be caught; an interrupted build may leave containers behind");
         return;
     };

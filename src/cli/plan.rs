@@ -17,7 +17,11 @@ pub async fn plan(global: &Global, args: &PlanArgs, cancel: CancellationToken) -
 }
 
 /// Prints the plan; the same for `plan` and `run --dry-run`.
-pub async fn show(controller: &Controller, cluster: &dyn Cluster, form: OutputForm) -> Result<Exit, CliError> {
+pub async fn show(
+    controller: &Controller,
+    cluster: &dyn Cluster,
+    form: OutputForm,
+) -> Result<Exit, CliError> {
     let planned = controller.plan(cluster).await?;
     printer::result(&match form {
         OutputForm::Table => plan::table(&planned.plan),

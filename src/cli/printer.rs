@@ -14,10 +14,8 @@ use crate::controller::{Reporter, Stage};
 /// Writes a command's result to standard output. A closed pipe (`| head`) is no error.
 pub fn result(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| match text.ends_with('\n') {
-        true => out.flush(),
-        false => out.write_all(b"\n").and_then(|()| out.flush()),
-    });
+    let end: &[u8] = if text.ends_with('\n') { b"" } else { b"\n" };
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(end)).and_then(|()| out.flush());
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other,

@@ -4,7 +4,13 @@ use std::{path::Path, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{CliError, args::Global, env_vars, printer::Progress, settings::{Settings, parse}};
+use super::{
+    CliError,
+    args::Global,
+    env_vars,
+    printer::Progress,
+    settings::{Settings, parse},
+};
 use crate::{
     cluster::{Cluster, Directory},
     controller::{Controller, LazyEngine},
@@ -13,7 +19,12 @@ use crate::{
 };
 
 /// A controller that publishes to `location`.
-pub fn controller(global: &Global, location: &str, engine: EngineChoice, cancel: CancellationToken) -> Result<Controller, CliError> {
+pub fn controller(
+    global: &Global,
+    location: &str,
+    engine: EngineChoice,
+    cancel: CancellationToken,
+) -> Result<Controller, CliError> {
     let Settings { definitions, cache, fetcher, registry: options } = Settings::resolve(global)?;
     let location: RegistryLocation = parse("--registry", location)?;
     Ok(Controller {
@@ -33,6 +44,8 @@ pub fn controller(global: &Global, location: &str, engine: EngineChoice, cancel:
 pub fn cluster(text: &str) -> Result<Arc<dyn Cluster>, CliError> {
     match text.split_once(':') {
         Some(("dir", path)) if !path.is_empty() => Ok(Arc::new(Directory::open(Path::new(path))?)),
-        _ => Err(CliError::Usage(format!("--cluster: {text:?} is not dir:PATH, the form that this version has"))),
+        _ => Err(CliError::Usage(format!(
+            "--cluster: {text:?} is not dir:PATH, the form that this version has"
+        ))),
     }
 }

@@ -39,7 +39,8 @@ impl Settings {
         let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
         let definitions = definitions::load(directory.as_deref())?;
         let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
-        let options = FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
+        let options =
+            FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
         let fetcher = Fetcher::new(cache.clone(), options);
         let registry = RegistryOptions {
             credentials: CredentialFile::new(env_vars::registry_auth_file()),
@@ -61,12 +62,12 @@ fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
 /// The kernel target of the arguments; the operating system and architecture default to this machine's.
 pub fn target(args: &TargetArgs) -> Result<KernelTarget, CliError> {
     let host = if args.os.is_none() || args.os_version.is_none() { host_os() } else { (None, None) };
-    let os = args.os.clone().or(host.0).ok_or_else(|| CliError::Usage("no --os given, and this machine's os-release has no ID".to_owned()))?;
-    let os_version = args
-        .os_version
-        .clone()
-        .or(host.1)
-        .ok_or_else(|| CliError::Usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned()))?;
+    let os = args.os.clone().or(host.0).ok_or_else(|| {
+        CliError::Usage("no --os given, and this machine's os-release has no ID".to_owned())
+    })?;
+    let os_version = args.os_version.clone().or(host.1).ok_or_else(|| {
+        CliError::Usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned())
+    })?;
     let arch = args.arch.as_deref().unwrap_or(std::env::consts::ARCH);
     Ok(KernelTarget {
         os: parse("--os", &os)?,
@@ -87,7 +88,9 @@ where
 
 /// `ID` and `VERSION_ID` of this machine's os-release.
 fn host_os() -> (Option<String>, Option<String>) {
-    let text = fs::read_to_string("/etc/os-release").or_else(|_| fs::read_to_string("/usr/lib/os-release")).unwrap_or_default();
+    let text = fs::read_to_string("/etc/os-release")
+        .or_else(|_| fs::read_to_string("/usr/lib/os-release"))
+        .unwrap_or_default();
     let value = |key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='))?;
         let value = line.trim().trim_matches(['"', '\'']);

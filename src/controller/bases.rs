@@ -1,7 +1,10 @@
 //! Adapter: the images that builds start from: toolchains, and toolchains with one kernel's headers. Each is
 //! made once per content and kept in the engine; toolchains are found again in the registry.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    fmt::Write as _,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use super::{Controller, Stage, TargetError, retry::with_retry};
 use crate::{
@@ -18,18 +21,32 @@ const PROBE_MARK: &str = "farrier: toolchain offers ";
 
 impl Controller {
     /// The header set of a cell's kernel.
-    pub(super) async fn header_set(&self, cell: &Cell, family: &KernelFamily) -> Result<HeaderSet, TargetError> {
+    pub(super) async fn header_set(
+        &self,
+        cell: &Cell,
+        family: &KernelFamily,
+    ) -> Result<HeaderSet, TargetError> {
         let source = &family.spec.headers;
         let root = &self.definitions.root;
-        let lookup = with_retry("fetch headers", &self.cancel, || self.fetcher.header_set(source, root, &cell.target)).await?;
+        let lookup =
+            with_retry("fetch headers", &self.cancel, || self.fetcher.header_set(source, root, &cell.target))
+                .await?;
         match lookup {
             HeaderLookup::Found(headers) => Ok(*headers),
-            HeaderLookup::Missing { looked_for, hint } => Err(TargetError::HeadersMissing { looked_for, hint }),
+            HeaderLookup::Missing { looked_for, hint } => {
+                Err(TargetError::HeadersMissing { looked_for, hint })
+            }
         }
     }
 
     /// Makes sure that the engine has the cell's base: toolchain plus header set.
-    pub(super) async fn ensure_base(&self, engine: &dyn Engine, cell: &Cell, family: &KernelFamily, headers: &HeaderSet) -> Result<(), TargetError> {
+    pub(super) async fn ensure_base(
+        &self,
+        engine: &dyn Engine,
+        cell: &Cell,
+        family: &KernelFamily,
+        headers: &HeaderSet,
+    ) -> Result<(), TargetError> {
         if engine.has_image(&cell.base_name).await? {
             return Ok(());
         }
@@ -56,13 +73,19 @@ impl Controller {
     }
 
     /// Makes sure that the engine has the toolchain, and says under which name.
-    async fn ensure_toolchain(&self, engine: &dyn Engine, toolchain: &Toolchain, arch: Architecture) -> Result<String, TargetError> {
+    async fn ensure_toolchain(
+        &self,
+        engine: &dyn Engine,
+        toolchain: &Toolchain,
+        arch: Architecture,
+    ) -> Result<String, TargetError> {
         let spec = match toolchain {
             Toolchain::Image(reference) => {
                 let reference = self.resolve_reference(reference).await?.to_string();
                 let credentials = None;
                 if !engine.has_image(&reference).await? {
-                    with_retry("pull toolchain image", &self.cancel, || engine.pull(&reference, credentials)).await?;
+                    with_retry("pull toolchain image", &self.cancel, || engine.pull(&reference, credentials))
+                        .await?;
                 }
                 return Ok(reference);
             }
@@ -89,7 +112,10 @@ impl Controller {
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(reference);
         }
-        let found = with_retry("look up base image", &self.cancel, || self.registry_of(&reference.repository).manifest(&reference.repository, &reference.version)).await?;
+        let found = with_retry("look up base image", &self.cancel, || {
+            self.registry_of(&reference.repository).manifest(&reference.repository, &reference.version)
+        })
+        .await?;
         let manifest = found.ok_or_else(|| TargetError::BaseMissing(text.to_owned()))?;
         Ok(ImageReference { repository: reference.repository, version: Version::Digest(manifest.digest) })
     }
@@ -111,12 +137,13 @@ fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>) -> String {
             CompilerKind::Clang => "clang",
         };
         // The shell's own globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
-        text.push_str(&format!(
+        let _ = write!(
+            text,
             "RUN found=; for cc in /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
              [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
              [ \"${{v%%.*}}\" = {major} ] && exit 0; found=\"$found $v\"; done; \
              echo \"{PROBE_MARK}{name}:${{found:- none}}\"; exit 86\n"
-        ));
+        );
     }
     text
 }

@@ -74,13 +74,11 @@ impl Controller {
 
         self.reporter.stage(&subject, Stage::Assemble);
         let assembled = self.assemble(cell, image, &payload, &report).await?;
-        let pushed_bytes = match options.push {
-            true => {
-                self.reporter.stage(&subject, Stage::Publish);
-                self.publish(cell, &assembled, options.overwrite).await?
-            }
-            false => 0,
-        };
+        let mut pushed_bytes = 0;
+        if options.push {
+            self.reporter.stage(&subject, Stage::Publish);
+            pushed_bytes = self.publish(cell, &assembled, options.overwrite).await?;
+        }
         Ok(Built { digest: assembled.assembled.digest.clone(), report, pushed_bytes })
     }
 
@@ -92,7 +90,8 @@ impl Controller {
             self.reporter.stage(&cell.subject(), Stage::Sources);
         }
         for source in &image.spec.sources {
-            let fetched = with_retry("fetch source", &self.cancel, || self.fetcher.source(source, root)).await?;
+            let fetched =
+                with_retry("fetch source", &self.cancel, || self.fetcher.source(source, root)).await?;
             context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         }
         for patch in &cell.patches {
@@ -103,9 +102,19 @@ impl Controller {
     }
 
     /// Runs the engine and collects what it left.
-    async fn compile(&self, engine: &dyn Engine, cell: &Cell, image: &DriverImage, context: Vec<ContextEntry>) -> Result<Payload, TargetError> {
+    async fn compile(
+        &self,
+        engine: &dyn Engine,
+        cell: &Cell,
+        image: &DriverImage,
+        context: Vec<ContextEntry>,
+    ) -> Result<Payload, TargetError> {
         let work = self.work_dir()?;
-        let log_path = Failures::new(&self.cache).log_path(cell.image.as_str(), cell.target.release.as_str(), cell.input_hash);
+        let log_path = Failures::new(&self.cache).log_path(
+            cell.image.as_str(),
+            cell.target.release.as_str(),
+            cell.input_hash,
+        );
         let (reporter, subject) = (Arc::clone(&self.reporter), cell.subject());
         let log = Arc::new(FileLog::create(&log_path, move |line| reporter.output(&subject, line))?);
         let job = BuildJob {
@@ -163,7 +172,12 @@ impl Controller {
 }
 
 /// Checks a payload against its kernel's header set.
-async fn check(cell: &Cell, image: &DriverImage, headers: &HeaderSet, payload: &Payload) -> Result<CheckReport, TargetError> {
+async fn check(
+    cell: &Cell,
+    image: &DriverImage,
+    headers: &HeaderSet,
+    payload: &Payload,
+) -> Result<CheckReport, TargetError> {
     let (tree, facts, required) = (payload.tree.clone(), headers.facts.clone(), image.spec.modules.clone());
     let _ = cell;
     blocking(move || {
@@ -174,7 +188,9 @@ async fn check(cell: &Cell, image: &DriverImage, headers: &HeaderSet, payload: &
 }
 
 /// Runs file-system and compression work off the async threads.
-pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T, TargetError> + Send + 'static) -> Result<T, TargetError> {
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, TargetError> + Send + 'static,
+) -> Result<T, TargetError> {
     match spawn_blocking(work).await {
         Ok(outcome) => outcome,
         Err(error) => match error.try_into_panic() {
@@ -187,5 +203,11 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T,
 /// Names what an engine makes for this build: unique among all farriers of a machine.
 fn job_id(cell: &Cell) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    format!("{}-{}-{}-{}", cell.image, cell.input_hash.short(), std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+    format!(
+        "{}-{}-{}-{}",
+        cell.image,
+        cell.input_hash.short(),
+        std::process::id(),
+        COUNTER.fetch_add(1, Ordering::Relaxed)
+    )
 }

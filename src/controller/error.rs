@@ -25,7 +25,9 @@ pub enum TargetError {
         hint: String,
     },
     /// The toolchain image lacks the kernel's compiler or a tool.
-    #[error("the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}")]
+    #[error(
+        "the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}"
+    )]
     CompilerMissing {
         /// The compiler from the header set.
         wanted: Compiler,
@@ -186,7 +188,10 @@ impl TargetError {
 
     /// Is the command or a definition wrong, rather than the world?
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. })
+        matches!(
+            self,
+            Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
+        )
     }
 
     /// What to do about it.

@@ -24,7 +24,10 @@ impl Failures {
     }
 
     /// Those of the given inputs.
-    pub fn look_up(&self, hashes: impl IntoIterator<Item = InputHash>) -> Result<BTreeMap<InputHash, Failure>, CacheError> {
+    pub fn look_up(
+        &self,
+        hashes: impl IntoIterator<Item = InputHash>,
+    ) -> Result<BTreeMap<InputHash, Failure>, CacheError> {
         let mut found = BTreeMap::new();
         for hash in hashes {
             if let Some(failure) = self.cache.read_record::<Failure>(KIND, &hash.to_string())? {

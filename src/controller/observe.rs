@@ -8,10 +8,13 @@ use std::{
 
 use futures::{StreamExt, stream};
 
-use super::{Controller, TargetError, retry::{chain, with_retry}};
+use super::{
+    Controller, TargetError,
+    retry::{chain, with_retry},
+};
 use crate::{
     headers::bootstrap_key,
-    image::{DriverImage, Digest, ImageName, ImageReference, RuntimeBase, VersionSpec},
+    image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
     plan::{Cell, Published, ResolvedImage},
@@ -45,7 +48,11 @@ pub struct Lookups {
 
 impl Controller {
     /// Looks up what the given images, and the families of the given targets, amount to.
-    pub(super) async fn resolve(&self, images: &[&DriverImage], targets: &BTreeSet<KernelTarget>) -> Resolved {
+    pub(super) async fn resolve(
+        &self,
+        images: &[&DriverImage],
+        targets: &BTreeSet<KernelTarget>,
+    ) -> Resolved {
         let mut resolved = Resolved::default();
         let images = stream::iter(images.iter().copied())
             .map(|image| async { (image.metadata.name.clone(), self.resolve_image(image).await) })
@@ -72,16 +79,20 @@ impl Controller {
         let mut sources = BTreeMap::new();
         let mut versions = BTreeMap::new();
         for source in &spec.sources {
-            let identity = with_retry("look up source", &self.cancel, || self.fetcher.source_identity(source, root)).await?;
+            let identity =
+                with_retry("look up source", &self.cancel, || self.fetcher.source_identity(source, root))
+                    .await?;
             versions.insert(source.name.as_str(), identity.version);
             sources.insert(source.name.to_string(), identity.identity);
         }
         let version = match &spec.version {
             VersionSpec::Literal(version) => version.clone(),
-            VersionSpec::FromSource { source } => versions
-                .remove(source.as_str())
-                .flatten()
-                .ok_or_else(|| TargetError::NoVersion { image: image.metadata.name.to_string(), source_name: source.clone() })?,
+            VersionSpec::FromSource { source } => {
+                versions.remove(source.as_str()).flatten().ok_or_else(|| TargetError::NoVersion {
+                    image: image.metadata.name.to_string(),
+                    source_name: source.clone(),
+                })?
+            }
         };
         let mut patches = BTreeMap::new();
         for (index, patch) in spec.patches.iter().enumerate() {
@@ -136,7 +147,10 @@ impl Controller {
 
     /// What the registry holds under one reference.
     pub(super) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
-        let manifest = with_retry("look up image", &self.cancel, || self.registry.manifest(&reference.repository, &reference.version)).await?;
+        let manifest = with_retry("look up image", &self.cancel, || {
+            self.registry.manifest(&reference.repository, &reference.version)
+        })
+        .await?;
         Ok(manifest.map(|manifest| {
             // A manifest that is not ours, or not even one, has no input hash: the plan reports a conflict.
             let facts = ImageFacts::from_manifest(&manifest.bytes).unwrap_or_default();

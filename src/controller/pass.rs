@@ -1,9 +1,6 @@
 //! Adapter: one pass over a cluster: observe, plan, apply, report.
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-};
+use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
@@ -14,8 +11,8 @@ use crate::{
     kernel::KernelTarget,
     kmod::Verdict,
     plan::{
-        self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs, Observed,
-        Plan, PlanInputs, PlannedRollout, RolloutDecision, Strategy, node_target,
+        self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
+        Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, Strategy, node_target,
     },
 };
 
@@ -106,7 +103,8 @@ impl Controller {
     /// Observes and plans; touches nothing.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, PassError> {
         let snapshot = cluster.snapshot().await?;
-        let targets: BTreeSet<KernelTarget> = snapshot.nodes.iter().filter_map(|node| node_target(node).ok()).collect();
+        let targets: BTreeSet<KernelTarget> =
+            snapshot.nodes.iter().filter_map(|node| node_target(node).ok()).collect();
         let called_for: Vec<&DriverImage> =
             self.definitions.images.values().filter(|image| is_called_for(image, &snapshot)).collect();
         let resolved = self.resolve(&called_for, &targets).await;
@@ -126,7 +124,13 @@ impl Controller {
     }
 
     /// Asks the registry and the failure record, and decides.
-    async fn decide(&self, matrix: Matrix, snapshot: ClusterSnapshot, manifests: Manifests, unreachable: bool) -> Result<Planned, PassError> {
+    async fn decide(
+        &self,
+        matrix: Matrix,
+        snapshot: ClusterSnapshot,
+        manifests: Manifests,
+        unreachable: bool,
+    ) -> Result<Planned, PassError> {
         let lookups = self.published(&matrix.cells).await;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
         let observed = Observed { published: lookups.published, unreachable: lookups.failed, failures };
@@ -159,9 +163,10 @@ impl Controller {
             targets.push(report);
         }
         let changed = !targets.is_empty();
-        let mut planned = match changed {
-            true => self.decide(matrix, snapshot, manifests, unreachable).await?,
-            false => Planned { plan, unreachable, matrix, snapshot, manifests },
+        let mut planned = if changed {
+            self.decide(matrix, snapshot, manifests, unreachable).await?
+        } else {
+            Planned { plan, unreachable, matrix, snapshot, manifests }
         };
         let mut rollouts = Vec::new();
         for rollout in &mut planned.plan.rollouts {
@@ -171,7 +176,9 @@ impl Controller {
             let error = self.roll_out(cluster, rollout).await.err();
             rollouts.push(RolloutReport { planned: rollout.clone(), error });
             // The plan in the report says how things stand now.
-            if let (RolloutDecision::Rewrite { to, .. }, None) = (&rollout.decision, &rollouts[rollouts.len() - 1].error) {
+            if let (RolloutDecision::Rewrite { to, .. }, None) =
+                (&rollout.decision, &rollouts[rollouts.len() - 1].error)
+            {
                 rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
             }
         }
@@ -181,7 +188,11 @@ impl Controller {
     /// Builds one cell and records the outcome. The flag says whether something was out of reach.
     async fn build_planned(&self, cell: &Cell) -> Result<(TargetReport, bool), PassError> {
         let subject = cell.subject();
-        let overwrite = self.definitions.images.get(&cell.image).is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
+        let overwrite = self
+            .definitions
+            .images
+            .get(&cell.image)
+            .is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
         let outcome = self.build(cell, BuildOptions { push: true, overwrite }).await;
         self.record(cell, &outcome)?;
         match outcome {
@@ -193,7 +204,12 @@ impl Controller {
             }
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
-                let report = TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: error.detail() };
+                let report = TargetReport::Failed {
+                    subject,
+                    error: chain(&error),
+                    hint: error.hint(),
+                    detail: error.detail(),
+                };
                 Ok((report, error.is_unreachable()))
             }
         }
@@ -213,11 +229,21 @@ impl Controller {
         Ok(())
     }
 
-    async fn add_tags(&self, cell: &Cell, digest: &crate::image::Digest, references: &[crate::image::ImageReference]) -> TargetReport {
+    async fn add_tags(
+        &self,
+        cell: &Cell,
+        digest: &crate::image::Digest,
+        references: &[crate::image::ImageReference],
+    ) -> TargetReport {
         let subject = cell.subject();
         match self.tag(cell, digest, references).await {
-            Ok(()) => TargetReport::Tagged { subject, references: references.iter().map(ToString::to_string).collect() },
-            Err(error) => TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() },
+            Ok(()) => TargetReport::Tagged {
+                subject,
+                references: references.iter().map(ToString::to_string).collect(),
+            },
+            Err(error) => {
+                TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() }
+            }
         }
     }
 
@@ -252,7 +278,10 @@ impl Controller {
                 Ok(directory) => directory.snapshot().await,
                 Err(error) => Err(error),
             };
-            manifests.insert(path.clone(), read.map(|snapshot| snapshot.daemon_sets).map_err(|error| chain(&error)));
+            manifests.insert(
+                path.clone(),
+                read.map(|snapshot| snapshot.daemon_sets).map_err(|error| chain(&error)),
+            );
         }
         manifests
     }

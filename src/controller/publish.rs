@@ -46,20 +46,20 @@ impl Controller {
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
             toolchain: Some(cell.toolchain.clone()),
         };
-        let (base, layers) = match &payload.image {
-            Some(made) => (Some(engine_made(made, cell)?), made.layers.clone()),
-            None => {
-                let base = match &runtime.base {
-                    None => None,
-                    Some(spec) => Some(self.runtime_base(spec, cell.target.arch).await?),
-                };
-                let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
-                let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
-                let file = out.clone();
-                let written = blocking(move || Ok(payload::write_payload_layer(&tree, usr_merged, &file)?)).await?;
-                facts.payload_digest = Some(written.payload_digest);
-                (base, vec![(out, written.layer)])
-            }
+        let (base, layers) = if let Some(made) = &payload.image {
+            (Some(engine_made(made, cell)?), made.layers.clone())
+        } else {
+            let base = match &runtime.base {
+                None => None,
+                Some(spec) => Some(self.runtime_base(spec, cell.target.arch).await?),
+            };
+            let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
+            let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
+            let file = out.clone();
+            let written =
+                blocking(move || Ok(payload::write_payload_layer(&tree, usr_merged, &file)?)).await?;
+            facts.payload_digest = Some(written.payload_digest);
+            (base, vec![(out, written.layer)])
         };
         let mut notes = facts.to_annotations();
         notes.insert(annotations::TITLE.to_owned(), cell.image.to_string());
@@ -84,7 +84,12 @@ impl Controller {
     }
 
     /// Pushes what the registry lacks, then the manifest under every tag. Returns the bytes sent.
-    pub(super) async fn publish(&self, cell: &Cell, image: &Image, overwrite: bool) -> Result<u64, TargetError> {
+    pub(super) async fn publish(
+        &self,
+        cell: &Cell,
+        image: &Image,
+        overwrite: bool,
+    ) -> Result<u64, TargetError> {
         let repository = &cell.reference.repository;
         let mut sent = 0;
         if let Some(base) = &image.base {
@@ -93,11 +98,17 @@ impl Controller {
             }
         }
         for (file, layer) in &image.layers {
-            let upload = with_retry("push layer", &self.cancel, || self.registry.push_blob(repository, &layer.digest, file)).await?;
+            let upload = with_retry("push layer", &self.cancel, || {
+                self.registry.push_blob(repository, &layer.digest, file)
+            })
+            .await?;
             sent += bytes_of(upload);
         }
         let config = &image.assembled.config;
-        sent += bytes_of(with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, config)).await?);
+        sent += bytes_of(
+            with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, config))
+                .await?,
+        );
         for reference in cell.references() {
             self.push_tag(cell, reference, &image.assembled.manifest, overwrite).await?;
         }
@@ -105,7 +116,13 @@ impl Controller {
     }
 
     /// Puts the manifest under one tag, unless the tag has got other content meanwhile (guarantee 3).
-    async fn push_tag(&self, cell: &Cell, reference: &ImageReference, manifest: &[u8], overwrite: bool) -> Result<(), TargetError> {
+    async fn push_tag(
+        &self,
+        cell: &Cell,
+        reference: &ImageReference,
+        manifest: &[u8],
+        overwrite: bool,
+    ) -> Result<(), TargetError> {
         if let Some(found) = self.look_up(reference).await? {
             if found.input_hash == Some(cell.input_hash) && !overwrite {
                 return Ok(());
@@ -115,17 +132,29 @@ impl Controller {
             }
         }
         with_retry("push manifest", &self.cancel, || {
-            self.registry.push_manifest(&reference.repository, &reference.version, media_type::OCI_MANIFEST, manifest)
+            self.registry.push_manifest(
+                &reference.repository,
+                &reference.version,
+                media_type::OCI_MANIFEST,
+                manifest,
+            )
         })
         .await?;
         Ok(())
     }
 
     /// Gives an image that is published further tags.
-    pub(super) async fn tag(&self, cell: &Cell, digest: &Digest, references: &[ImageReference]) -> Result<(), TargetError> {
+    pub(super) async fn tag(
+        &self,
+        cell: &Cell,
+        digest: &Digest,
+        references: &[ImageReference],
+    ) -> Result<(), TargetError> {
         let repository = &cell.reference.repository;
         let by_digest = Version::Digest(digest.clone());
-        let stored = with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &by_digest)).await?;
+        let stored =
+            with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &by_digest))
+                .await?;
         let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
         for reference in references {
             with_retry("push manifest", &self.cancel, || {
@@ -137,12 +166,22 @@ impl Controller {
     }
 
     /// Pushes one layer of a base from where it is kept, when the target repository lacks it.
-    async fn push_base_layer(&self, repository: &Repository, base: &RuntimeBaseImage, layer: &Descriptor) -> Result<u64, TargetError> {
-        if with_retry("look up layer", &self.cancel, || self.registry.has_blob(repository, &layer.digest)).await? {
+    async fn push_base_layer(
+        &self,
+        repository: &Repository,
+        base: &RuntimeBaseImage,
+        layer: &Descriptor,
+    ) -> Result<u64, TargetError> {
+        if with_retry("look up layer", &self.cancel, || self.registry.has_blob(repository, &layer.digest))
+            .await?
+        {
             return Ok(0);
         }
         let file = self.base_layer_file(base, layer).await?;
-        let upload = with_retry("push base layer", &self.cancel, || self.registry.push_blob(repository, &layer.digest, &file)).await?;
+        let upload = with_retry("push base layer", &self.cancel, || {
+            self.registry.push_blob(repository, &layer.digest, &file)
+        })
+        .await?;
         Ok(bytes_of(upload))
     }
 }
@@ -168,7 +207,11 @@ fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<RuntimeBaseI
         schema_version: 2,
         media_type: Some(media_type::OCI_MANIFEST.to_owned()),
         config: descriptor(media_type::OCI_CONFIG, Digest::of(&made.config), made.config.len() as u64),
-        layers: made.layers.iter().map(|(_, layer)| descriptor(layer.media_type, layer.digest.clone(), layer.size)).collect(),
+        layers: made
+            .layers
+            .iter()
+            .map(|(_, layer)| descriptor(layer.media_type, layer.digest.clone(), layer.size))
+            .collect(),
         annotations: BTreeMap::new(),
     };
     let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch)?;

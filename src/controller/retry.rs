@@ -8,7 +8,11 @@ use super::TargetError;
 use crate::plan::retry;
 
 /// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
-pub async fn with_retry<T, E, F>(what: &str, cancel: &CancellationToken, mut action: impl FnMut() -> F) -> Result<T, TargetError>
+pub async fn with_retry<T, E, F>(
+    what: &str,
+    cancel: &CancellationToken,
+    mut action: impl FnMut() -> F,
+) -> Result<T, TargetError>
 where
     F: Future<Output = Result<T, E>>,
     E: Into<TargetError>,

@@ -1,10 +1,7 @@
 //! Adapter: root file systems made with mmdebstrap, kept in the registry as one-layer images, and the
 //! bases that payloads are put on.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{Controller, TargetError, build::blocking, retry::with_retry};
 use crate::{
@@ -33,7 +30,11 @@ const USR_MERGED: &str = "farrier.dev/usr-merged";
 
 impl Controller {
     /// The runtime base of a definition.
-    pub(super) async fn runtime_base(&self, base: &RuntimeBase, arch: Architecture) -> Result<RuntimeBaseImage, TargetError> {
+    pub(super) async fn runtime_base(
+        &self,
+        base: &RuntimeBase,
+        arch: Architecture,
+    ) -> Result<RuntimeBaseImage, TargetError> {
         match base {
             RuntimeBase::Bootstrap(spec) => {
                 let reference = self.published_root_fs(spec, arch).await?;
@@ -47,15 +48,24 @@ impl Controller {
     }
 
     /// The layer file of a bootstrapped root file system: from the registry, else made now and published.
-    pub(super) async fn root_fs_layer(&self, spec: &BootstrapSpec, arch: Architecture) -> Result<PathBuf, TargetError> {
+    pub(super) async fn root_fs_layer(
+        &self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+    ) -> Result<PathBuf, TargetError> {
         let reference = self.published_root_fs(spec, arch).await?;
         let base = self.base_image(&reference, arch).await?;
-        let layer = base.image.layers.first().ok_or_else(|| TargetError::BaseMissing(reference.to_string()))?;
+        let layer =
+            base.image.layers.first().ok_or_else(|| TargetError::BaseMissing(reference.to_string()))?;
         self.base_layer_file(&base, layer).await
     }
 
     /// Makes sure that the registry has the root file system.
-    async fn published_root_fs(&self, spec: &BootstrapSpec, arch: Architecture) -> Result<ImageReference, TargetError> {
+    async fn published_root_fs(
+        &self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+    ) -> Result<ImageReference, TargetError> {
         let repository = self.location.repository(ROOT_FS)?;
         let tag: Tag = bootstrap_key(spec, arch)[..32].parse()?;
         let reference = ImageReference { repository, version: Version::Tag(tag) };
@@ -69,11 +79,22 @@ impl Controller {
         Ok(reference)
     }
 
-    async fn publish_root_fs(&self, spec: &BootstrapSpec, arch: Architecture, reference: &ImageReference) -> Result<(), TargetError> {
-        let made = with_retry("make root file system", &self.cancel, || self.fetcher.bootstrap(spec, arch)).await?;
+    async fn publish_root_fs(
+        &self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+        reference: &ImageReference,
+    ) -> Result<(), TargetError> {
+        let made =
+            with_retry("make root file system", &self.cancel, || self.fetcher.bootstrap(spec, arch)).await?;
         let file = made.layer.clone();
         let usr_merged = blocking(move || Ok(payload::is_usr_merged(&[file])?)).await?;
-        let layer = Layer { digest: made.digest, diff_id: made.diff_id, size: made.size, media_type: media_type::OCI_LAYER_GZIP };
+        let layer = Layer {
+            digest: made.digest,
+            diff_id: made.diff_id,
+            size: made.size,
+            media_type: media_type::OCI_LAYER_GZIP,
+        };
         let notes = BTreeMap::from([
             (annotations::TITLE.to_owned(), format!("{} root file system", spec.suite)),
             (USR_MERGED.to_owned(), usr_merged.to_string()),
@@ -88,8 +109,14 @@ impl Controller {
             architecture: arch,
         })?;
         let ImageReference { repository, version } = reference;
-        with_retry("push root file system", &self.cancel, || self.registry.push_blob(repository, &layer.digest, &made.layer)).await?;
-        with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, &image.config)).await?;
+        with_retry("push root file system", &self.cancel, || {
+            self.registry.push_blob(repository, &layer.digest, &made.layer)
+        })
+        .await?;
+        with_retry("push configuration", &self.cancel, || {
+            self.registry.push_bytes(repository, &image.config)
+        })
+        .await?;
         with_retry("push manifest", &self.cancel, || {
             self.registry.push_manifest(repository, version, media_type::OCI_MANIFEST, &image.manifest)
         })
@@ -98,21 +125,29 @@ impl Controller {
     }
 
     /// Reads an image's manifest and configuration, picking the architecture out of an index.
-    async fn base_image(&self, reference: &ImageReference, arch: Architecture) -> Result<RuntimeBaseImage, TargetError> {
+    async fn base_image(
+        &self,
+        reference: &ImageReference,
+        arch: Architecture,
+    ) -> Result<RuntimeBaseImage, TargetError> {
         let missing = || TargetError::BaseMissing(reference.to_string());
         let registry = self.registry_of(&reference.repository);
         let ImageReference { repository, version } = reference;
-        let stored = with_retry("look up base image", &self.cancel, || registry.manifest(repository, version)).await?;
+        let stored =
+            with_retry("look up base image", &self.cancel, || registry.manifest(repository, version)).await?;
         let mut stored = stored.ok_or_else(missing)?;
         if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
             let digest = index.for_architecture(arch)?.digest.clone();
             let version = Version::Digest(digest);
-            let found = with_retry("look up base image", &self.cancel, || registry.manifest(repository, &version)).await?;
+            let found =
+                with_retry("look up base image", &self.cancel, || registry.manifest(repository, &version))
+                    .await?;
             stored = found.ok_or_else(missing)?;
         }
         let manifest = ImageManifest::parse(&stored.bytes)?;
         let config = self.blob_file(repository, &manifest.config).await?;
-        let config = tokio::fs::read(&config).await.map_err(|source| TargetError::Input { path: config, source })?;
+        let config =
+            tokio::fs::read(&config).await.map_err(|source| TargetError::Input { path: config, source })?;
         let image = Base::parse(&stored.bytes, &config, arch)?;
         let mut base = RuntimeBaseImage { image, repository: repository.clone(), usr_merged: false };
         base.usr_merged = match manifest.annotations.get(USR_MERGED) {
@@ -132,7 +167,11 @@ impl Controller {
     }
 
     /// A layer of a base as a file in the cache.
-    pub(super) async fn base_layer_file(&self, base: &RuntimeBaseImage, layer: &Descriptor) -> Result<PathBuf, TargetError> {
+    pub(super) async fn base_layer_file(
+        &self,
+        base: &RuntimeBaseImage,
+        layer: &Descriptor,
+    ) -> Result<PathBuf, TargetError> {
         self.blob_file(&base.repository, layer).await
     }
 
@@ -143,9 +182,12 @@ impl Controller {
         if path.is_file() {
             return Ok(path);
         }
-        tokio::fs::create_dir_all(&directory).await.map_err(|source| TargetError::Input { path: directory, source })?;
+        tokio::fs::create_dir_all(&directory)
+            .await
+            .map_err(|source| TargetError::Input { path: directory, source })?;
         let registry = self.registry_of(repository);
-        with_retry("fetch blob", &self.cancel, || registry.fetch_blob(repository, &blob.digest, &path)).await?;
+        with_retry("fetch blob", &self.cancel, || registry.fetch_blob(repository, &blob.digest, &path))
+            .await?;
         Ok(path)
     }
 }

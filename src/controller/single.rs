@@ -32,21 +32,32 @@ impl Controller {
             toolchains: &resolved.toolchains,
             location: &location,
         };
-        plan::cell_for(&inputs, image, target).map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
+        plan::cell_for(&inputs, image, target)
+            .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
     }
 
     /// Builds one image for one kernel and, with `push`, publishes it under its tags.
     ///
     /// With `force` it is built although the same inputs are published, or failed before.
-    pub async fn build_one(&self, name: &ImageName, target: &KernelTarget, push: bool, force: bool) -> Result<BuildOutcome, TargetError> {
+    pub async fn build_one(
+        &self,
+        name: &ImageName,
+        target: &KernelTarget,
+        push: bool,
+        force: bool,
+    ) -> Result<BuildOutcome, TargetError> {
         let cell = self.cell(name, target).await?;
         let overwrite = self.image(name)?.spec.on_conflict == OnConflict::Overwrite;
-        if push && !force
+        if push
+            && !force
             && let Some(digest) = self.published_already(&cell, overwrite).await?
         {
             return Ok(BuildOutcome { cell, digest, built: None });
         }
-        if !force && let Some(failure) = Failures::new(&self.cache).look_up([cell.input_hash])?.remove(&cell.input_hash) {
+        if !force
+            && let Some(failure) =
+                Failures::new(&self.cache).look_up([cell.input_hash])?.remove(&cell.input_hash)
+        {
             return Err(TargetError::FailedBefore { at: failure.at, message: failure.message });
         }
         let outcome = self.build(&cell, BuildOptions { push, overwrite }).await;
@@ -72,9 +83,10 @@ impl Controller {
         for reference in cell.references() {
             let Some(found) = self.look_up(reference).await? else { return Ok(None) };
             if found.input_hash != Some(cell.input_hash) {
-                return match overwrite {
-                    true => Ok(None),
-                    false => Err(TargetError::Conflict { reference: reference.to_string() }),
+                return if overwrite {
+                    Ok(None)
+                } else {
+                    Err(TargetError::Conflict { reference: reference.to_string() })
                 };
             }
         }

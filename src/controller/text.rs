@@ -24,7 +24,9 @@ impl PassReport {
 
     /// Was an image field rewritten?
     pub fn rewrote(&self) -> bool {
-        self.rollouts.iter().any(|rollout| matches!(rollout.planned.decision, RolloutDecision::Rewrite { .. }) && rollout.error.is_none())
+        self.rollouts.iter().any(|rollout| {
+            matches!(rollout.planned.decision, RolloutDecision::Rewrite { .. }) && rollout.error.is_none()
+        })
     }
 }
 
@@ -34,7 +36,9 @@ fn write_target(text: &mut String, target: &TargetReport) {
         TargetReport::Built { subject, image, verdict, pushed_bytes } => {
             writeln!(text, "built     {subject}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)")
         }
-        TargetReport::Tagged { subject, references } => writeln!(text, "tagged    {subject}: {}", references.join(", ")),
+        TargetReport::Tagged { subject, references } => {
+            writeln!(text, "tagged    {subject}: {}", references.join(", "))
+        }
         TargetReport::Failed { subject, error, hint, detail } => {
             let _ = writeln!(text, "failed    {subject}: {error}");
             for line in detail {

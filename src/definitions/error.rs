@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::File;
+use super::{File, decode::Mistake, node::Place};
 
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,29 +36,33 @@ impl DefinitionError {
 
     /// What the parser refused.
     pub(super) fn of_yaml(file: &File, error: &serde_saphyr::Error) -> Self {
-        let (line, column) = error.location().map_or((0, 0), |place| (place.line(), place.column()));
-        let message = error.without_snippet().to_string();
-        // The parser names its place at the end of the message, and this error names it before.
-        let place = format!(" at line {line}, column {column}");
-        let message = message.lines().next().unwrap_or_default().replace(&place, "");
-        Self { file: file.name.clone(), line, column, message, text: line_of(&file.text, line) }
+        let message = match error.without_snippet() {
+            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
+                format!("field {key:?} stands here twice")
+            }
+            other => other.to_string(),
+        };
+        let message = message.lines().next().unwrap_or_default();
+        let Some(location) = error.location() else { return Self::of_file(&file.name, message.to_owned()) };
+        let place = Place::from(location);
+        // The parser names the place inside its message, and this error names it before.
+        let said = format!(" at line {}, column {}", place.line, place.column);
+        Self::at(file, Mistake { place, message: message.replace(&said, "") })
     }
 
-    /// A mistake in a value, placed where the value first stands.
-    pub(super) fn at_text(file: &File, value: &str, message: String) -> Self {
-        let place = file.text.lines().zip(1..).find_map(|(line, number)| Some((number, line.find(value)?, line)));
-        let (line, column, text) = match place {
-            Some((number, byte, line)) => (number, line[..byte].chars().count() as u64 + 1, line.to_owned()),
-            None => (0, 0, String::new()),
-        };
-        Self { file: file.name.clone(), line, column, message, text }
+    /// A mistake at its place.
+    pub(super) fn at(file: &File, mistake: Mistake) -> Self {
+        let Mistake { place: Place { line, column }, message } = mistake;
+        Self { file: file.name.clone(), line, column, message, text: line_of(&file.text, line) }
     }
 }
 
+/// The line of this number, for people: cut, and without characters that a terminal would act on.
 fn line_of(text: &str, line: u64) -> String {
     let index = usize::try_from(line).unwrap_or(0);
     let found = index.checked_sub(1).and_then(|index| text.lines().nth(index));
-    found.unwrap_or_default().chars().take(200).collect()
+    let harmless = |c: char| if c.is_control() { ' ' } else { c };
+    found.unwrap_or_default().chars().take(200).map(harmless).collect()
 }
 
 impl fmt::Display for DefinitionError {
@@ -71,7 +75,8 @@ impl fmt::Display for DefinitionError {
         write!(f, "{file}:{line}:{column}: {message}")?;
         if !text.is_empty() {
             let number = line.to_string();
-            let indent = usize::try_from(*column).unwrap_or(1).saturating_sub(1);
+            // A place beyond the cut line is marked at its end.
+            let indent = usize::try_from(*column).unwrap_or(1).saturating_sub(1).min(text.chars().count());
             write!(f, "\n  {number} | {text}\n  {:width$} | {:indent$}^", "", "", width = number.len())?;
         }
         Ok(())

@@ -1,12 +1,13 @@
 //! Adapter: reads definitions: the built-in ones, overlaid by the user's directory.
 
 mod builtin;
+mod decode;
 mod error;
+mod node;
 pub mod schema;
 mod validate;
 
 use std::{
-    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -14,6 +15,7 @@ use std::{
 use serde::Deserialize;
 
 pub use error::{DefinitionError, DefinitionErrors};
+use node::Node;
 
 use crate::{
     image::{Definitions, DriverImage},
@@ -37,6 +39,10 @@ struct File {
 /// `images/`, else the built-in ones. Every mistake is reported, not only the first.
 pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let mut errors = Vec::new();
+    if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
+        let message = "there is no such directory".to_owned();
+        return Err(DefinitionErrors(vec![DefinitionError::of_file(&dir.display().to_string(), message)]));
+    }
     let mut read = |name: &str, extensions: &[&str]| match dir {
         Some(dir) => directory(&dir.join(name), name, extensions, &mut errors),
         None => None,
@@ -53,29 +59,33 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let mut definitions =
         Definitions { root: dir.map_or_else(PathBuf::new, Path::to_path_buf), ..Definitions::default() };
     for file in builtin::files(builtin::TEMPLATES, "templates").into_iter().chain(own_templates) {
-        if let Some(name) = template_name(&file.name) {
-            definitions.templates.insert(name.to_owned(), file.text);
+        match template_name(&file.name) {
+            Some(name) => {
+                errors.extend(validate::template(&file, name));
+                definitions.templates.insert(name.to_owned(), file.text);
+            }
+            None => errors.push(DefinitionError::of_file(&file.name, NOT_A_TEMPLATE.to_owned())),
         }
     }
-    let mut places = BTreeMap::new();
+    let mut names = validate::Names::default();
     for file in &families {
-        for family in parse::<KernelFamily>(file, &mut errors) {
-            validate::family(file, &family, &definitions.families, &mut errors);
+        for (family, document) in parse::<KernelFamily>(file, &mut errors) {
+            errors.extend(names.claim(file, &document, "kernel family", &family.metadata.name));
             definitions.families.push(family);
         }
     }
     for file in &images {
-        for image in parse::<DriverImage>(file, &mut errors) {
-            validate::image(file, &image, &definitions.templates, &mut errors);
-            let name = image.metadata.name.clone();
-            if let Some(first) = places.insert(name.clone(), file.name.clone()) {
-                errors.push(DefinitionError::at_text(file, name.as_str(), format!("image {name} is defined in {first} already")));
-            }
-            definitions.images.insert(name, image);
+        for (image, document) in parse::<DriverImage>(file, &mut errors) {
+            errors.extend(names.claim(file, &document, "driver image", &image.metadata.name));
+            let mistakes = validate::image(&document, &image, &definitions.templates);
+            errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+            definitions.images.insert(image.metadata.name.clone(), image);
         }
     }
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
 }
+
+const NOT_A_TEMPLATE: &str = "is no template: its name must be <name>.Dockerfile.hbs";
 
 /// `templates/kbuild.Dockerfile.hbs` is the template `kbuild`.
 fn template_name(file: &str) -> Option<&str> {
@@ -83,7 +93,12 @@ fn template_name(file: &str) -> Option<&str> {
 }
 
 /// The files of one directory in file-name order; `None` when there is no such directory.
-fn directory(path: &Path, name: &str, extensions: &[&str], errors: &mut Vec<DefinitionError>) -> Option<Vec<File>> {
+fn directory(
+    path: &Path,
+    name: &str,
+    extensions: &[&str],
+    errors: &mut Vec<DefinitionError>,
+) -> Option<Vec<File>> {
     let listing = match fs::read_dir(path) {
         Ok(listing) => listing,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
@@ -108,9 +123,13 @@ fn directory(path: &Path, name: &str, extensions: &[&str], errors: &mut Vec<Defi
         }
         let name = format!("{name}/{file_name}");
         let size = fs::metadata(&path).map(|metadata| metadata.len());
-        match size.and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(&path).map(Some) }) {
+        match size
+            .and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(&path).map(Some) })
+        {
             Ok(Some(text)) => files.push(File { name, text }),
-            Ok(None) => errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes"))),
+            Ok(None) => {
+                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")))
+            }
             Err(error) => errors.push(DefinitionError::of_file(&name, format!("cannot be read: {error}"))),
         }
     }
@@ -118,12 +137,22 @@ fn directory(path: &Path, name: &str, extensions: &[&str], errors: &mut Vec<Defi
     Some(files)
 }
 
-/// The documents of one file. A file with a mistake gives none.
-fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<T> {
-    serde_saphyr::from_multiple(&file.text).unwrap_or_else(|error| {
+/// The documents of one file that have the form of a definition, each with its tree; the others are reported.
+fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<(T, Node)> {
+    let documents = node::documents(&file.text).unwrap_or_else(|error| {
         errors.push(DefinitionError::of_yaml(file, &error));
         Vec::new()
-    })
+    });
+    let mut definitions = Vec::new();
+    for document in documents {
+        match decode::decode(&document) {
+            Ok(definition) => definitions.push((definition, document)),
+            Err(mistakes) => {
+                errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+            }
+        }
+    }
+    definitions
 }
 
 #[cfg(test)]

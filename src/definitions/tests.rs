@@ -1,1 +1,316 @@
+use std::fs;
 
+use super::*;
+use crate::image::{ImageName, RolloutSpec, SourceOrigin, VersionSpec};
+
+const IMAGE: &str = r#"apiVersion: farrier.dev/v1alpha1
+kind: DriverImage
+metadata: {name: mstflint}
+spec:
+  version: {source: mstflint}
+  template: kbuild
+  sources:
+    - name: mstflint
+      from: {apt: {package: mstflint-dkms, suites: [sid]}}
+      subdir: usr/src/mstflint-*
+  nodes: {matchLabels: {feature.node.kubernetes.io/pci-15b3.present: "true"}}
+  kernels: ">=4.18"
+  modules: [mstflint_access]
+  runtime: {entrypoint: [sleep, infinity], base: {bootstrap: {suite: bookworm, include: [kmod]}}}
+  rollout:
+    - {strategy: image, namespace: drivers, daemonSet: mstflint, container: driver}
+    - {strategy: file, path: deploy/, namespace: drivers, daemonSet: mstflint, container: driver}
+"#;
+
+const FAMILY: &str = r#"apiVersion: farrier.dev/v1alpha1
+kind: KernelFamily
+metadata: {name: acme}
+spec:
+  match: {os: acme, osVersion: "12", release: '\d+\.\d+\.\d+-acme', arch: amd64}
+  headers: {apt: {packages: ["linux-headers-{{release}}"], suites: [bookworm, bookworm-security]}}
+  toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, make, kmod, libelf1, xz-utils, patch]}}
+"#;
+
+fn load_files(files: &[(&str, &str)]) -> Result<Definitions, DefinitionErrors> {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    load(Some(dir.path()))
+}
+
+/// The messages about one image, made from [`IMAGE`] by replacing a part of it.
+fn image_mistakes(replacements: &[(&str, &str)]) -> String {
+    mistakes(&[("images/m.yaml", &replaced(IMAGE, replacements))])
+}
+
+fn family_mistakes(replacements: &[(&str, &str)]) -> String {
+    mistakes(&[("kernels/a.yaml", &replaced(FAMILY, replacements))])
+}
+
+fn replaced(text: &str, replacements: &[(&str, &str)]) -> String {
+    let mut text = text.to_owned();
+    for (from, to) in replacements {
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    text
+}
+
+fn mistakes(files: &[(&str, &str)]) -> String {
+    load_files(files).unwrap_err().render()
+}
+
+fn name(text: &str) -> ImageName {
+    text.parse().unwrap()
+}
+
+#[test]
+fn the_shipped_definitions_load() {
+    let definitions = load(None).unwrap();
+    assert!(definitions.images.contains_key(&name("mstflint")));
+    assert!(definitions.images.contains_key(&name("nvidia-gpu")));
+    assert!(definitions.templates.contains_key("kbuild"));
+    assert!(definitions.families.iter().any(|family| family.metadata.name == name("debian-12")));
+}
+
+#[test]
+fn the_documented_forms_load() {
+    let definitions = load_files(&[("images/m.yaml", IMAGE), ("kernels/a.yaml", FAMILY)]).unwrap();
+    assert_eq!(definitions.images.len(), 1, "the directory's images are the only ones");
+    let spec = &definitions.images[&name("mstflint")].spec;
+    assert!(matches!(&spec.sources[0].from, SourceOrigin::Apt(apt) if apt.suites.suites == ["sid"]));
+    assert!(matches!(spec.rollout[..], [RolloutSpec::Image { .. }, RolloutSpec::File { .. }]));
+    assert_eq!(definitions.families[0].metadata.name, name("acme"), "the directory's families come first");
+    assert_eq!(definitions.families[0].spec.matches.os, ["acme"]);
+    assert!(definitions.families.len() > 1, "the shipped families follow");
+}
+
+#[test]
+fn a_family_file_replaces_the_shipped_one_of_its_name() {
+    let shipped = load(None).unwrap().families.len();
+    let definitions = load_files(&[("kernels/10-debian-12.yaml", FAMILY)]).unwrap();
+    assert_eq!(definitions.families.len(), shipped);
+    assert!(!definitions.families.iter().any(|family| family.metadata.name == name("debian-12")));
+}
+
+#[test]
+fn a_file_may_hold_several_documents_and_a_template_of_the_directory_wins() {
+    let two = format!("{IMAGE}---\n{}", IMAGE.replace("{name: mstflint}", "{name: other}"));
+    let files =
+        [("images/m.yaml", two.as_str()), ("templates/kbuild.Dockerfile.hbs", "FROM {{toolchain}}\n")];
+    let definitions = load_files(&files).unwrap();
+    assert_eq!(definitions.images.len(), 2);
+    assert_eq!(definitions.templates["kbuild"], "FROM {{toolchain}}\n");
+}
+
+#[test]
+fn a_version_is_kept_as_it_is_written() {
+    for version in ["1.10", "2024", "0x10", "1e3", "25.10-1.2.8.0-0", "no", "\"1.10\"", "007"] {
+        let text = IMAGE.replace("{source: mstflint}", version);
+        let definitions = load_files(&[("images/m.yaml", &text)]).unwrap();
+        let expected = VersionSpec::Literal(version.trim_matches('"').to_owned());
+        assert_eq!(definitions.images[&name("mstflint")].spec.version, expected);
+    }
+}
+
+#[test]
+fn an_alias_is_followed() {
+    let text = replaced(IMAGE, &[("suites: [sid]", "suites: &s [sid]"), ("[mstflint_access]", "*s")]);
+    let definitions = load_files(&[("images/m.yaml", &text)]).unwrap();
+    assert_eq!(definitions.images[&name("mstflint")].spec.modules, ["sid"]);
+}
+
+#[test]
+fn unknown_fields_are_refused_everywhere() {
+    let text = replaced(
+        IMAGE,
+        &[
+            ("metadata: {name: mstflint}", "metadata: {name: mstflint, labels: {}}"),
+            ("version: {source: mstflint}", "version: {source: mstflint, or: 1}"),
+            ("suites: [sid]}", "suites: [sid], suit: x}"),
+            ("  kernels:", "  kernel: x\n  kernels:"),
+            ("matchLabels:", "matchExpressions: [], matchLabels:"),
+            ("include: [kmod]", "include: [kmod], includes: []"),
+            ("container: driver}", "container: driver, initContainer: x}"),
+        ],
+    );
+    insta::assert_snapshot!(mistakes(&[("images/m.yaml", &text)]));
+}
+
+#[test]
+fn unknown_fields_of_families_are_refused_everywhere() {
+    insta::assert_snapshot!(family_mistakes(&[
+        ("arch: amd64", "arch: amd64, flavour: x"),
+        ("packages:", "package: x, packages:"),
+        ("suite: bookworm", "suite: bookworm, suites: []"),
+    ]));
+}
+
+#[test]
+fn every_mistaken_value_is_reported_at_its_place() {
+    let text = replaced(
+        IMAGE,
+        &[
+            ("{name: mstflint}", "{name: Mst_Flint}"),
+            ("template: kbuild", "template: ../kbuild\n  vars: {\"a b\": x, c: \"x\\nRUN id\"}"),
+            ("mstflint-dkms, suites: [sid]", "-oAPT::X, suites: [\"sid main\"]"),
+            ("usr/src/mstflint-*", "../*"),
+            ("\"true\"", "\"a b\""),
+            ("\">=4.18\"", "\">=four\""),
+            ("[mstflint_access]", "[mstflint_access, mst.ko]"),
+            ("[sleep, infinity]", "sleep infinity"),
+            ("include: [kmod]", "include: [\"kmod;id\"]"),
+            ("namespace: drivers", "namespace: Drivers"),
+            ("strategy: file, path: deploy/", "strategy: file"),
+            ("  rollout:", "  tags: [\"{{version}}-{{kernel}}\", \"-{{arch}}\"]\n  rollout:"),
+        ],
+    );
+    insta::assert_snapshot!(mistakes(&[("images/m.yaml", &text)]));
+}
+
+#[test]
+fn every_mistaken_value_of_a_family_is_reported_at_its_place() {
+    insta::assert_snapshot!(family_mistakes(&[
+        ("os: acme", "os: [acme, \"a b\"]"),
+        (r"'\d+\.\d+\.\d+-acme'", r"'(\d+'"),
+        ("arch: amd64", "arch: riscv64"),
+        ("linux-headers-{{release}}", "linux-headers-{{relase}}"),
+        ("bookworm-security]", "bookworm-security], mirror: \"http://a/ [trusted=yes]\""),
+        ("include: [gcc-12,", "include: [gcc-12, --all,"),
+    ]));
+}
+
+#[test]
+fn missing_fields_are_named() {
+    insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", "")]), @r#"
+    error: images/m.yaml:5:3: field "template" is missing
+      5 |   version: {source: mstflint}
+        |   ^
+    1 mistake in the definitions
+    "#);
+    insta::assert_snapshot!(image_mistakes(&[("package: mstflint-dkms, ", ""), ("container: driver", "container: ''")]), @r#"
+    error: images/m.yaml:9:19: field "package" is missing
+      9 |       from: {apt: {suites: [sid]}}
+        |                   ^
+    error: images/m.yaml:16:77: "" is not a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends
+      16 |     - {strategy: image, namespace: drivers, daemonSet: mstflint, container: ''}
+         |                                                                             ^
+    2 mistakes in the definitions
+    "#);
+}
+
+#[test]
+fn values_of_another_kind_are_told_apart() {
+    insta::assert_snapshot!(image_mistakes(&[
+        ("{name: mstflint}", ""),
+        ("{source: mstflint}", "[1, 2]"),
+        ("[mstflint_access]", "mstflint_access"),
+        (
+            "{apt: {package: mstflint-dkms, suites: [sid]}}",
+            "{path: {path: a}, apt: {package: b, suites: [c]}}"
+        ),
+        ("{bootstrap: {suite: bookworm, include: [kmod]}}", "debian"),
+        ("strategy: image", "strategy: images"),
+    ]));
+}
+
+#[test]
+fn names_must_exist_and_be_unique() {
+    insta::assert_snapshot!(image_mistakes(&[
+        ("template: kbuild", "template: kbuidl"),
+        ("{source: mstflint}", "{source: mstfilnt}"),
+        (
+            "      subdir:",
+            "    - {name: mstflint, from: {path: {path: x}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
+        ),
+        ("[mstflint_access]", "[mstflint_access, mstflint_access]"),
+    ]));
+    insta::assert_snapshot!(mistakes(&[("images/a.yaml", IMAGE), ("images/b.yaml", IMAGE)]), @r#"
+    error: images/b.yaml:3:18: driver image "mstflint" is defined in images/a.yaml already
+      3 | metadata: {name: mstflint}
+        |                  ^
+    1 mistake in the definitions
+    "#);
+    insta::assert_snapshot!(family_mistakes(&[("{name: acme}", "{name: debian-12}")]), @r#"
+    error: kernels/10-debian-12.yaml:4:18: kernel family "debian-12" is defined in kernels/a.yaml already
+      4 | metadata: {name: debian-12}
+        |                  ^
+    1 mistake in the definitions
+    "#);
+}
+
+#[test]
+fn a_definition_in_the_wrong_directory_is_told() {
+    insta::assert_snapshot!(mistakes(&[(
+        "images/a.yaml",
+        "apiVersion: farrier.dev/v1\nkind: KernelFamily\n"
+    )]));
+}
+
+#[test]
+fn text_that_is_no_yaml_is_refused_at_its_place() {
+    insta::assert_snapshot!(mistakes(&[("images/a.yaml", "kind: DriverImage\nmetadata: {name: [x}\n")]));
+    insta::assert_snapshot!(mistakes(&[("images/a.yaml", "kind: DriverImage\nkind: DriverImage\n")]));
+}
+
+#[test]
+fn a_yaml_bomb_is_refused() {
+    let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+    for (name, earlier) in ('b'..='j').zip('a'..) {
+        let list = vec![format!("*{earlier}"); 10].join(", ");
+        bomb.push_str(&format!("{name}: &{name} [{list}]\n"));
+    }
+    let errors = load_files(&[("images/bomb.yaml", &bomb)]).unwrap_err();
+    assert_eq!(errors.0.len(), 1, "{}", errors.render());
+    let deep = format!("a: {}", "[".repeat(100_000));
+    assert_eq!(load_files(&[("images/deep.yaml", &deep)]).unwrap_err().0.len(), 1);
+}
+
+#[test]
+fn mistakes_of_all_files_are_reported_together() {
+    let errors = load_files(&[
+        ("images/a.yaml", "x"),
+        ("images/b.yaml", &IMAGE.replace("kbuild", "nonesuch")),
+        ("kernels/c.yaml", "spec: ["),
+        ("templates/d.Dockerfile.hbs", "FROM x\n{{#if arch}}\n"),
+        ("templates/e.hbs", "FROM x\n"),
+    ])
+    .unwrap_err();
+    let files: Vec<&str> = errors.0.iter().map(|error| error.file.as_str()).collect();
+    let expected =
+        ["templates/d.Dockerfile.hbs", "templates/e.hbs", "kernels/c.yaml", "images/a.yaml", "images/b.yaml"];
+    assert_eq!(files, expected, "{}", errors.render());
+}
+
+#[test]
+fn a_directory_that_is_not_there_is_a_mistake() {
+    let dir = tempfile::tempdir().unwrap();
+    let errors = load(Some(&dir.path().join("nonesuch"))).unwrap_err();
+    assert_eq!(errors.0[0].message, "there is no such directory");
+}
+
+#[test]
+fn a_file_that_is_too_large_or_no_text_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("images")).unwrap();
+    fs::write(dir.path().join("images/large.yaml"), vec![b' '; (1 << 20) + 1]).unwrap();
+    fs::write(dir.path().join("images/binary.yaml"), [0xff, 0xfe, 0x00]).unwrap();
+    assert_eq!(load(Some(dir.path())).unwrap_err().0.len(), 2);
+}
+
+proptest::proptest! {
+    /// A value of any kind in any place gives mistakes, never a panic or an endless search.
+    #[test]
+    fn no_document_panics(line in 0usize..17, text in "[\\[\\]{}:,*&!|>'\"#%@a-z0-9 .~-]{0,24}") {
+        let mut lines: Vec<&str> = IMAGE.lines().collect();
+        lines[line] = &text;
+        let file = File { name: "images/a.yaml".to_owned(), text: lines.join("\n") };
+        let mut errors = Vec::new();
+        let _ = parse::<DriverImage>(&file, &mut errors);
+        let rendered = DefinitionErrors(errors).render();
+        proptest::prop_assert!(!rendered.is_empty());
+    }
+}

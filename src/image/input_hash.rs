@@ -69,3 +69,63 @@ impl fmt::Debug for InputHash {
         fmt::Display::fmt(self, f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn hash(inputs: &[(&str, &str)]) -> InputHash {
+        let mut hasher = InputHasher::new("1");
+        for (name, value) in inputs {
+            hasher.add(name, value);
+        }
+        hasher.finish()
+    }
+
+    /// Published images carry the hash: one that changes by itself would rebuild every fleet.
+    #[test]
+    fn the_hash_stays_the_same_from_release_to_release() {
+        let known = hash(&[("template", "FROM scratch\n"), ("kernel", "6.1.0-47-amd64")]).to_string();
+        insta::assert_snapshot!(known, @"1446bc389c7472ac884a6f779faec13c3cb56cc396458fac8747876660b3cac4");
+        assert!(
+            known.starts_with(&hash(&[("template", "FROM scratch\n"), ("kernel", "6.1.0-47-amd64")]).short())
+        );
+    }
+
+    #[test]
+    fn everything_counts() {
+        let base = hash(&[("a", "1"), ("b", "2")]);
+        for other in [
+            hash(&[("a", "1")]),
+            hash(&[("b", "2"), ("a", "1")]),
+            hash(&[("a", "2"), ("b", "1")]),
+            hash(&[("a", "1"), ("b", "2"), ("", "")]),
+            hash(&[("a", "1b2")]),
+            InputHasher::new("2").finish(),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn texts_that_are_no_hash_are_refused() {
+        for text in ["", "ab", &"g".repeat(64), &"a".repeat(65), &format!("sha256:{}", "a".repeat(64))] {
+            assert!(text.parse::<InputHash>().is_err(), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_lists_run_together(a in "[ab]{0,4}", b in "[ab]{0,4}", c in "[ab]{0,4}", d in "[ab]{0,4}") {
+            prop_assert_eq!(hash(&[(&a, &b)]) == hash(&[(&c, &d)]), (&a, &b) == (&c, &d));
+        }
+
+        #[test]
+        fn a_hash_survives_its_text(bytes in any::<[u8; 32]>()) {
+            let hash = InputHash(bytes);
+            prop_assert_eq!(hash.to_string().parse(), Ok(hash));
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Pure: driver images: their definitions, names, tags and input hashes.
 
+pub mod checked;
 mod definition;
 mod input_hash;
 mod reference;
@@ -10,6 +11,6 @@ pub use definition::{
     NodeSelector, OnConflict, Output, PatchSpec, RolloutSpec, RuntimeBase, RuntimeSpec, SourceOrigin,
     SourceSpec, VersionSpec,
 };
-pub use input_hash::{InputHash, InputHasher};
+pub use input_hash::{InputHash, InputHashError, InputHasher};
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
 pub use tag::{TagError, TagInputs, render_tags};

@@ -51,11 +51,16 @@ impl ReferenceError {
 /// A host name or address with an optional port.
 fn is_host(host: &str) -> bool {
     let (name, port) = host.rsplit_once(':').map_or((host, None), |(name, port)| (name, Some(port)));
-    let port_fits = port.is_none_or(|port| port.parse::<u16>().is_ok());
+    let port_fits = port.is_none_or(is_port);
     !name.is_empty()
         && port_fits
         && name.chars().all(|c| c.is_ascii_alphanumeric() || ".-".contains(c))
         && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+}
+
+/// `parse` alone would take `+5000`.
+fn is_port(port: &str) -> bool {
+    port.chars().all(|c| c.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 /// Letters and digits, joined by `.`, `_`, `__` or any number of `-`.
@@ -64,7 +69,7 @@ fn is_path_component(component: &str) -> bool {
     component.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c))
         && ends_well(component.chars().next())
         && ends_well(component.chars().next_back())
-        && !["..", "._", "_.", "___", ".-", "-."].iter().any(|run| component.contains(run))
+        && !["..", "._", "_.", "___", ".-", "-.", "_-", "-_"].iter().any(|run| component.contains(run))
 }
 
 /// The tag after the last `:` that is not a port's.
@@ -171,9 +176,13 @@ impl FromStr for ImageReference {
     type Err = ReferenceError;
 
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
-        // With both a tag and a digest the digest decides, as in every container runtime.
+        // With both a tag and a digest the digest decides, as in every container runtime; the tag is
+        // checked and forgotten.
         if let Some((name, digest)) = text.split_once('@') {
-            let name = split_tag(name).map_or(name, |(name, _)| name);
+            let name = match split_tag(name) {
+                Some((name, tag)) => tag.parse::<Tag>().map(|_| name)?,
+                None => name,
+            };
             return Ok(Self { repository: name.parse()?, version: Version::Digest(digest.parse()?) });
         }
         match split_tag(text) {
@@ -239,11 +248,43 @@ mod tests {
     #[test]
     fn hostile_references_are_refused() {
         for text in [
-            "", ":tag", "a", "a:", "A/b:tag", "localhost/UPPER:1", "a/../b:1", "a//b:1", "a/b:-x", "host:port/a:1",
-            "a b:1", "a:$(reboot)", "a@sha256:12", "a:1\n", "host:99999/a:1", &format!("{}:1", "a".repeat(300)),
+            "",
+            ":tag",
+            "a",
+            "a:",
+            "A/b:tag",
+            "localhost/UPPER:1",
+            "a/../b:1",
+            "a//b:1",
+            "a/b:-x",
+            "host:port/a:1",
+            "a b:1",
+            "a:$(reboot)",
+            "a@sha256:12",
+            "a:1\n",
+            "host:99999/a:1",
+            "host:+5/a:1",
+            "host:/a:1",
+            "host:0/a:1",
+            "a/b_-c:1",
+            &format!("a:-x@sha256:{}", "ab".repeat(32)),
+            &format!("a@sha256:{}", "AB".repeat(32)),
+            "a@b@sha256:12",
+            &format!("{}:1", "a".repeat(300)),
         ] {
             assert!(text.parse::<ImageReference>().is_err(), "{text:?}");
         }
         assert!("a".repeat(129).parse::<Tag>().is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn what_is_accepted_is_one_plain_word(text in "[a-zA-Z0-9./:@_ \\n$-]{0,30}") {
+            if let Ok(reference) = text.parse::<ImageReference>() {
+                proptest::prop_assert!(!text.contains(|c: char| c.is_whitespace() || c == '$'));
+                proptest::prop_assert!(!reference.repository.as_str().split('/').any(|part| part == ".."));
+                proptest::prop_assert_eq!(reference.to_string().parse::<ImageReference>(), Ok(reference));
+            }
+        }
     }
 }

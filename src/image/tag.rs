@@ -60,14 +60,26 @@ pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Ta
         if label.is_none() && pattern.contains("kernel_label") {
             return Err(TagError::NoLabel(release.to_string()));
         }
-        let text = crate::template::render_line(pattern, &values)
-            .map_err(|reason| TagError::Pattern { pattern: pattern.clone(), reason })?;
-        let tag: Tag = text.parse().map_err(|_| TagError::Form { pattern: pattern.clone(), text: text.clone() })?;
+        let tag = render_one(pattern, &values)?;
         if !tags.contains(&tag) {
             tags.push(tag);
         }
     }
     Ok(tags)
+}
+
+/// Renders a pattern with sample values: does it give a tag at all? A pattern that cannot is a mistake of
+/// the definition, not of some later kernel.
+pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
+    let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "arch"];
+    let values = samples.map(|name| (name, "1".to_owned())).into();
+    render_one(pattern, &values).map(|_| ())
+}
+
+fn render_one(pattern: &str, values: &BTreeMap<&str, String>) -> Result<Tag, TagError> {
+    let text = crate::template::render_line(pattern, values)
+        .map_err(|reason| TagError::Pattern { pattern: pattern.to_owned(), reason })?;
+    text.parse().map_err(|_| TagError::Form { pattern: pattern.to_owned(), text })
 }
 
 /// The text with every character that a tag may not hold replaced by `_`.
@@ -108,7 +120,30 @@ mod tests {
         assert!(message("{{kernel}}").contains("kernel"), "{}", message("{{kernel}}"));
         assert!(message("-{{version}}").contains("not a tag"));
         assert!(message("{{version").contains("{{version"));
-        let long = tags(&["{{kernel_label}}"], "1", &format!("6.1.{}", "9".repeat(60))).unwrap_err();
+        let long = tags(&["{{kernel_label}}"], "1", &format!("6.1.0-{}", "9".repeat(58))).unwrap_err();
         assert!(matches!(long, TagError::NoLabel(_)));
+        let longer_than_a_tag =
+            tags(&["{{version}}-{{kernel_label}}"], &"9".repeat(100), "6.1.0-47-amd64-and-more-of-it");
+        assert!(matches!(longer_than_a_tag, Err(TagError::Form { .. })));
+    }
+
+    #[test]
+    fn kernels_with_one_label_share_a_tag() {
+        let pattern = ["{{kernel_label}}"];
+        assert_eq!(tags(&pattern, "1", "6.1.0+acme"), tags(&pattern, "1", "6.1.0~acme"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_the_version_holds_the_result_is_a_tag(version in "\\PC{1,40}") {
+            if let Ok(tags) = tags(&["v{{version}}"], &version, "6.1.0") {
+                proptest::prop_assert!(tags[0].parse::<Tag>().is_ok());
+            }
+        }
+
+        #[test]
+        fn no_pattern_panics(pattern in "[{}a-z_. -]{0,30}") {
+            let _ = tags(&[&pattern], "1", "6.1.0");
+        }
     }
 }

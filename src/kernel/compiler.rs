@@ -28,42 +28,55 @@ pub struct CompilerTextError(pub String);
 impl FromStr for Compiler {
     type Err = CompilerTextError;
 
-    /// Reads e.g. `gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0`, `gcc (GCC) 11.4.1 20231218 (Red Hat 11.4.1-3)`,
-    /// `x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0`, `Ubuntu clang version 18.1.3 (1ubuntu1)`.
+    /// Reads the first line of `cc --version`, e.g. `gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0`,
+    /// `gcc (GCC) 11.4.1 20231218 (Red Hat 11.4.1-3)`, `x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0`,
+    /// `Ubuntu clang version 18.1.3 (1ubuntu1)`.
     fn from_str(text: &str) -> Result<Self, CompilerTextError> {
-        let refused = || CompilerTextError(text.chars().take(200).collect());
-        let kind = if text.contains("clang version") {
-            CompilerKind::Clang
-        } else if text.split(['(', ' ']).next().is_some_and(|program| program.contains("gcc")) {
-            CompilerKind::Gcc
-        } else {
-            return Err(refused());
-        };
-        // Distributions write their own package version in parentheses; the compiler's stands after them.
-        let outside = without_parentheses(text);
-        let is_version = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit()) && word.contains('.');
-        let version = outside.split_whitespace().find(is_version).ok_or_else(refused)?;
-        let major = version.split('.').next().and_then(|major| major.parse().ok()).ok_or_else(refused)?;
-        Ok(Self { kind, major })
+        clang(text).or_else(|| gcc(text)).ok_or_else(|| CompilerTextError(text.chars().take(200).collect()))
     }
 }
 
-/// The text outside of all parentheses, nested ones included.
-fn without_parentheses(text: &str) -> String {
-    let mut depth = 0_u32;
-    let keep = |c: char| match c {
-        '(' => {
-            depth += 1;
-            ' '
+/// clang puts its vendor first: `<vendor> clang version <version>`.
+fn clang(text: &str) -> Option<Compiler> {
+    let (before, after) = text.split_once("clang version ")?;
+    (before.is_empty() || before.ends_with(' '))
+        .then(|| major(after))?
+        .map(|major| Compiler { kind: CompilerKind::Clang, major })
+}
+
+/// gcc prints `<program> (<vendor's words>) <version> [<date> ...]`; the vendor's words may hold another
+/// version and parentheses of their own.
+fn gcc(text: &str) -> Option<Compiler> {
+    let (program, rest) = text.trim().split_once(char::is_whitespace)?;
+    let program = program.rsplit('/').next().unwrap_or(program);
+    let name = program.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.').trim_end_matches('-');
+    if name != "cc" && name != "gcc" && !name.ends_with("-gcc") {
+        return None;
+    }
+    let rest = after_parentheses(rest.trim_start()).trim_start();
+    let rest = rest.strip_prefix("version ").unwrap_or(rest);
+    major(rest).map(|major| Compiler { kind: CompilerKind::Gcc, major })
+}
+
+/// What follows the balanced group that the text starts with; the whole text when it starts with none.
+fn after_parentheses(text: &str) -> &str {
+    let mut depth = 0_usize;
+    for (at, c) in text.char_indices() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
         }
-        ')' => {
-            depth = depth.saturating_sub(1);
-            ' '
+        if depth == 0 {
+            return if c == ')' { &text[at + 1..] } else { text };
         }
-        c if depth == 0 => c,
-        _ => ' ',
-    };
-    text.chars().map(keep).collect()
+    }
+    ""
+}
+
+fn major(version: &str) -> Option<u32> {
+    let end = version.find(|c: char| !c.is_ascii_digit()).unwrap_or(version.len());
+    version[..end].parse().ok()
 }
 
 impl fmt::Display for Compiler {
@@ -79,28 +92,45 @@ impl fmt::Display for Compiler {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
-    fn texts_of_the_distributions_are_read() {
+    fn texts_of_the_distributions_are_understood() {
         for (text, expected) in [
+            ("gcc (GCC) 4.8.5 20150623 (Red Hat 4.8.5-44)", "gcc 4"),
+            ("gcc (GCC) 11.4.1 20231218 (Red Hat 11.4.1-3)", "gcc 11"),
             ("gcc-12 (Debian 12.2.0-14+deb12u1) 12.2.0", "gcc 12"),
             ("x86_64-linux-gnu-gcc-13 (Ubuntu 13.2.0-23ubuntu4) 13.2.0", "gcc 13"),
-            ("gcc (GCC) 11.4.1 20231218 (Red Hat 11.4.1-3)", "gcc 11"),
-            ("gcc (GCC) 4.8.5 20150623 (Red Hat 4.8.5-44)", "gcc 4"),
-            ("gcc (SUSE Linux) 7.5.0", "gcc 7"),
             ("aarch64-linux-gnu-gcc-12 (Debian 12.2.0-14) 12.2.0", "gcc 12"),
+            ("x86_64-redhat-linux-gcc (GCC) 8.5.0 20210514 (Red Hat 8.5.0-22)", "gcc 8"),
+            ("gcc (SUSE Linux) 7.5.0", "gcc 7"),
+            ("gcc (Acme (nightly) 3.0) 14.1.0", "gcc 14"),
+            ("gcc version 12.2.0 (Debian 12.2.0-14)", "gcc 12"),
+            ("/usr/bin/gcc-12 (Debian 12.2.0-14) 12.2.0", "gcc 12"),
+            ("cc (Debian 12.2.0-14) 12.2.0", "gcc 12"),
             ("Ubuntu clang version 18.1.3 (1ubuntu1)", "clang 18"),
             ("clang version 17.0.6", "clang 17"),
+            ("Android (10087095, +pgo) clang version 17.0.2 (https://example.org/llvm d9f8)", "clang 17"),
         ] {
-            assert_eq!(text.parse::<Compiler>().unwrap().to_string(), expected, "{text}");
+            assert_eq!(text.parse::<Compiler>().map(|c| c.to_string()).as_deref(), Ok(expected), "{text}");
         }
     }
 
     #[test]
     fn other_texts_are_refused() {
-        for text in ["", "gcc", "icc (ICC) 19.0", "gcc (Debian 12.2.0)", "tcc version 0.9.27", "gcc-12 (Debian"] {
-            assert!(text.parse::<Compiler>().is_err(), "{text}");
+        for text in
+            ["", "gcc", "gcc (GCC", "gcc (GCC)", "rustc 1.80.0", "icc (ICC) 2021.1", "clang version x"]
+        {
+            assert!(text.parse::<Compiler>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text in "(gcc|clang version)?[ ()0-9a-z.é-]{0,40}") {
+            let _ = text.parse::<Compiler>();
         }
     }
 }

@@ -1,12 +1,21 @@
 //! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
+};
 
-use super::{Architecture, KernelTarget};
-use crate::image::{ApiVersion, Metadata};
+use super::{Architecture, KernelTarget, OsId};
+use crate::image::{
+    ApiVersion, Metadata,
+    checked::{
+        self, Component, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall, Reference, Rule,
+        Suite,
+    },
+};
 
 /// One file of `kernels/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -87,17 +96,35 @@ pub struct AptHeaders {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct AptHeadersForm {
     /// Package names; `{{release}}` stands for the kernel release.
+    #[serde(deserialize_with = "checked::some::<PackagePattern, _>")]
+    #[schemars(length(min = 1), inner(regex(pattern = PackagePattern::PATTERN)))]
     packages: Vec<String>,
     /// Suites, such as `bookworm`, `bookworm-security`.
+    #[serde(deserialize_with = "checked::some::<Suite, _>")]
+    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
     suites: Vec<String>,
     /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::many::<Component, _>"
+    )]
+    #[schemars(inner(regex(pattern = Component::PATTERN)))]
     components: Vec<String>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional::<Mirror, _>"
+    )]
+    #[schemars(regex(pattern = Mirror::PATTERN))]
     mirror: Option<String>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional_path::<LocalPath, _>"
+    )]
     signed_by: Option<PathBuf>,
 }
 
@@ -116,20 +143,16 @@ impl From<AptHeaders> for AptHeadersForm {
 }
 
 /// Suites and components of a Debian-like archive.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct AptSuites {
     /// Suites, such as `bookworm`, `bookworm-security`, `sid`.
     pub suites: Vec<String>,
     /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<String>,
     /// The archive's address. Default: the host's own entry for the suite, else its entry for the
     /// distribution's main archive.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mirror: Option<String>,
     /// Keyring that signs the archive. Default: that of the host's entry.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<PathBuf>,
 }
 
@@ -140,6 +163,7 @@ pub struct TarballHeaders {
     /// File or directory, relative to the definitions directory; `{{release}}` stands for the kernel
     /// release. It is a tree rooted at `/` (`usr/src/...`, `lib/modules/<release>/build`) or at the
     /// build tree itself (`Makefile`, `include/`, `Module.symvers` at the top, or one directory down).
+    #[serde(deserialize_with = "checked::one::<HeadersPath, _>")]
     pub path: String,
 }
 
@@ -149,8 +173,8 @@ pub struct TarballHeaders {
 pub enum Toolchain {
     /// Made with mmdebstrap from packages.
     Bootstrap(BootstrapSpec),
-    /// A reference to an image that exists.
-    Image(String),
+    /// A reference to an image that exists, with its tag or digest.
+    Image(#[serde(deserialize_with = "checked::one::<Reference, _>")] String),
 }
 
 /// A root file system made with mmdebstrap.
@@ -158,20 +182,39 @@ pub enum Toolchain {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BootstrapSpec {
     /// The suite to install from; further suites (security, updates) in `extraSuites`.
+    #[serde(deserialize_with = "checked::one::<Suite, _>")]
+    #[schemars(regex(pattern = Suite::PATTERN))]
     pub suite: String,
     /// Further suites of the same release.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "checked::many::<Suite, _>")]
+    #[schemars(inner(regex(pattern = Suite::PATTERN)))]
     pub extra_suites: Vec<String>,
     /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::many::<Component, _>"
+    )]
+    #[schemars(inner(regex(pattern = Component::PATTERN)))]
     pub components: Vec<String>,
     /// Packages to install beside the essential ones.
+    #[serde(deserialize_with = "checked::many::<PackageToInstall, _>")]
+    #[schemars(inner(regex(pattern = PackageToInstall::PATTERN)))]
     pub include: Vec<String>,
     /// The archive's address. Default as in `apt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional::<Mirror, _>"
+    )]
+    #[schemars(regex(pattern = Mirror::PATTERN))]
     pub mirror: Option<String>,
     /// Keyring that signs the archive. Default as in `apt`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional_path::<LocalPath, _>"
+    )]
     pub signed_by: Option<PathBuf>,
 }
 
@@ -190,6 +233,9 @@ impl FamilyMatch {
             && arch.is_none_or(|arch| arch == target.arch)
     }
 }
+
+/// Bytes that a compiled pattern may take; those of the shipped families take a hundredth of it.
+const COMPILED_LIMIT: usize = 1 << 20;
 
 /// A regular expression over a whole text (anchored at both ends), compiled when the definition is read.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -217,8 +263,9 @@ impl TryFrom<String> for Pattern {
     type Error = PatternError;
 
     fn try_from(text: String) -> Result<Self, PatternError> {
-        let compiled = regex::RegexBuilder::new(&format!("^(?:{text})$")).size_limit(1 << 20).build();
-        match compiled {
+        // Alone first: `a)|(b` compiles once it stands in parentheses, and then is anchored at neither end.
+        let compile = |text: &str| regex::RegexBuilder::new(text).size_limit(COMPILED_LIMIT).build();
+        match compile(&text).and_then(|_| compile(&format!("^(?:{text})$"))) {
             Ok(compiled) => Ok(Self { text, compiled }),
             Err(source) => Err(PatternError { reason: last_line(&source.to_string()), text }),
         }
@@ -244,17 +291,112 @@ fn last_line(text: &str) -> String {
     text.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
-/// One text, or a list of them.
-#[derive(Deserialize, JsonSchema)]
-#[serde(untagged)]
+/// One name, or a list of them; for the schema.
+#[derive(JsonSchema)]
+#[schemars(untagged)]
+#[expect(dead_code, reason = "the schema is made from the type, no value ever is")]
 enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
+    One(OsId),
+    Many(Vec<OsId>),
 }
 
-fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    Ok(match OneOrMany::deserialize(deserializer)? {
-        OneOrMany::One(text) => vec![text],
-        OneOrMany::Many(texts) => texts,
-    })
+/// By hand, because serde's untagged enums lose both the place and the reason of an error.
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    struct Form;
+
+    impl<'de> Visitor<'de> for Form {
+        type Value = Vec<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an operating system's id, or a list of them")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
+            let id: OsId = text.parse().map_err(E::custom)?;
+            Ok(vec![id.to_string()])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<String>, A::Error> {
+            let ids = Vec::<OsId>::deserialize(SeqAccessDeserializer::new(list))?;
+            Ok(ids.into_iter().map(String::from).collect())
+        }
+    }
+
+    deserializer.deserialize_any(Form)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pattern(text: &str) -> Result<Pattern, PatternError> {
+        Pattern::try_from(text.to_owned())
+    }
+
+    fn family(name: &str, matches: FamilyMatch) -> KernelFamily {
+        KernelFamily {
+            api_version: ApiVersion::V1Alpha1,
+            kind: KernelFamilyKind::KernelFamily,
+            metadata: Metadata { name: name.parse().unwrap() },
+            spec: KernelFamilySpec {
+                matches,
+                headers: HeaderSource::Tarball(TarballHeaders { path: "headers/{{release}}.tar".to_owned() }),
+                toolchain: Toolchain::Image("registry.example/toolchain:1".to_owned()),
+            },
+        }
+    }
+
+    fn target(os: &str, release: &str, arch: Architecture) -> KernelTarget {
+        KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch,
+        }
+    }
+
+    #[test]
+    fn patterns_are_about_the_whole_text() {
+        assert!(pattern(r"6\.1\.\d+").unwrap().is_match("6.1.0"));
+        assert!(!pattern(r"6\.1\.\d+").unwrap().is_match("6.1.0-47-amd64"));
+        assert!(!pattern(r"1\.0").unwrap().is_match("6.1.0"));
+        assert!(pattern(r"^6\.1$").unwrap().is_match("6.1"));
+        // An alternative is anchored at both ends, too.
+        assert!(!pattern("a|b").unwrap().is_match("ax"));
+        assert!(!pattern("a|b").unwrap().is_match("xb"));
+    }
+
+    #[test]
+    fn texts_that_are_no_pattern_are_refused() {
+        for text in ["(", "a)|(b", "*", r"\p{nonesuch}", "(a{1000}){1000}"] {
+            assert!(pattern(text).is_err(), "{text:?} was accepted");
+        }
+        insta::assert_snapshot!(pattern("(6").unwrap_err(), @r#""(6" is not a regular expression: unclosed group"#);
+    }
+
+    #[test]
+    fn the_first_family_that_matches_wins() {
+        let debian = || FamilyMatch { os: vec!["debian".to_owned()], ..FamilyMatch::default() };
+        let cloud = FamilyMatch { release: Some(pattern(".*-cloud-.*").unwrap()), ..debian() };
+        let arm = FamilyMatch { arch: Some(Architecture::Arm64), ..debian() };
+        let families = [
+            family("cloud", cloud),
+            family("arm", arm),
+            family("old", FamilyMatch { os_version: Some(pattern("11").unwrap()), ..debian() }),
+            family("debian", debian()),
+            family("later", debian()),
+        ];
+        let name = |os, release, arch| {
+            match_family(&families, &target(os, release, arch)).map(|family| family.metadata.name.as_str())
+        };
+        assert_eq!(name("debian", "6.1.0-47-cloud-arm64", Architecture::Arm64), Some("cloud"));
+        assert_eq!(name("debian", "6.1.0-47-arm64", Architecture::Arm64), Some("arm"));
+        assert_eq!(name("debian", "6.1.0-47-amd64", Architecture::Amd64), Some("debian"));
+        assert_eq!(name("ubuntu", "6.8.0-45-generic", Architecture::Amd64), None);
+    }
+
+    #[test]
+    fn a_family_without_fields_matches_every_target() {
+        assert!(FamilyMatch::default().is_match(&target("acme", "6.1.192-acme+", Architecture::Amd64)));
+    }
 }

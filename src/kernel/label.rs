@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 use super::KernelRelease;
 
 /// The value of `feature.node.kubernetes.io/kernel-version.full`.
+///
+/// Each of its characters may stand in a tag, too.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct KernelLabel(String);
 
@@ -24,15 +26,19 @@ impl KernelLabel {
     /// `_`, and `-_.` are trimmed from both ends (NFD `source/kernel/version.go`). `None` when more
     /// than 63 characters remain, because then NFD publishes no such label.
     pub fn of(release: &KernelRelease) -> Option<Self> {
-        let allowed = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
-        let text: String = release.as_str().chars().map(allowed).collect();
-        text.trim_matches(['-', '_', '.']).parse().ok()
+        let replaced: String =
+            release.as_str().chars().map(|c| if is_label_character(c) { c } else { '_' }).collect();
+        replaced.trim_matches(['-', '_', '.']).parse().ok()
     }
 
     /// The label's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
+}
+
+fn is_label_character(c: char) -> bool {
+    c.is_ascii_alphanumeric() || "-_.".contains(c)
 }
 
 impl FromStr for KernelLabel {
@@ -43,10 +49,8 @@ impl FromStr for KernelLabel {
         if !(1..=63).contains(&length) {
             return Err(LabelError::Length(text.chars().take(80).collect(), length));
         }
-        let inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        let ends = [text.chars().next(), text.chars().next_back()];
-        let ends_well = ends.iter().flatten().all(char::is_ascii_alphanumeric);
-        if text.chars().all(inner) && ends_well {
+        let at_an_end = |c: char| c.is_ascii_alphanumeric();
+        if text.chars().all(is_label_character) && text.starts_with(at_an_end) && text.ends_with(at_an_end) {
             Ok(Self(text.to_owned()))
         } else {
             Err(LabelError::Form(text.to_owned()))
@@ -67,29 +71,48 @@ mod tests {
     use super::*;
 
     fn label(release: &str) -> Option<String> {
-        KernelLabel::of(&release.parse().unwrap()).map(|label| label.to_string())
+        KernelLabel::of(&release.parse().unwrap()).map(|l| l.to_string())
     }
 
     #[test]
-    fn labels_are_those_of_node_feature_discovery() {
-        assert_eq!(label("6.1.0-47-amd64").unwrap(), "6.1.0-47-amd64");
-        assert_eq!(label("6.1.192-acme+").unwrap(), "6.1.192-acme");
-        assert_eq!(label("5.14.0-427.13.1.el9_4.aarch64+64k").unwrap(), "5.14.0-427.13.1.el9_4.aarch64_64k");
-        assert_eq!(label("6.1.0~rc1-amd64").unwrap(), "6.1.0_rc1-amd64");
+    fn labels_are_what_nfd_publishes() {
+        for (release, expected) in [
+            ("6.1.0-47-amd64", "6.1.0-47-amd64"),
+            ("6.1.192-acme+", "6.1.192-acme"),
+            ("5.14.0-427.13.1.el9_4.aarch64+64k", "5.14.0-427.13.1.el9_4.aarch64_64k"),
+            ("6.9.0-0.rc1~acme", "6.9.0-0.rc1_acme"),
+            ("6.1.0-+_.", "6.1.0"),
+        ] {
+            assert_eq!(label(release).as_deref(), Some(expected));
+        }
     }
 
     #[test]
-    fn a_release_that_is_too_long_has_no_label() {
-        assert_eq!(label(&format!("6.1.{}", "9".repeat(60))), None);
+    fn a_release_of_64_characters_has_no_label_unless_its_end_is_trimmed() {
+        assert_eq!(label(&format!("6.1.0-{}", "a".repeat(58))), None);
+        assert_eq!(label(&format!("6.1.0-{}+", "a".repeat(57))).map(|l| l.len()), Some(63));
+    }
+
+    #[test]
+    fn two_releases_can_share_a_label() {
+        assert_eq!(label("6.1.0+acme"), label("6.1.0~acme"));
+    }
+
+    #[test]
+    fn values_that_kubernetes_refuses_are_refused() {
+        for text in ["", "-6.1", "6.1-", "6.1+", "6.1/x", "6.1\n", "ü", &"6".repeat(64)] {
+            assert!(text.parse::<KernelLabel>().is_err(), "{text:?} was accepted");
+        }
     }
 
     proptest! {
         #[test]
-        fn every_label_is_a_label_value(release in "[0-9]{1,2}\\.[0-9]{1,3}[A-Za-z0-9._+~-]{0,58}") {
-            if let Ok(release) = release.parse::<KernelRelease>()
-                && let Some(label) = KernelLabel::of(&release)
-            {
-                prop_assert_eq!(label.as_str().parse::<KernelLabel>().unwrap(), label);
+        fn the_label_of_any_release_is_a_valid_label_value(text in "[0-9]{1,2}\\.[0-9]{1,2}[A-Za-z0-9._+~-]{0,60}") {
+            if let Ok(release) = text.parse::<KernelRelease>()
+                && let Some(label) = KernelLabel::of(&release) {
+                prop_assert_eq!(label.as_str().parse::<KernelLabel>(), Ok(label.clone()));
+                // A label is stable: seen as a release it gives itself.
+                prop_assert_eq!(KernelLabel::of(&label.as_str().parse().unwrap()), Some(label));
             }
         }
     }

@@ -8,8 +8,8 @@ mod target;
 
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
-    AptSuites, BootstrapSpec, FamilyMatch, AptHeaders, HeaderSource, KernelFamily, KernelFamilySpec, Pattern, PatternError, TarballHeaders, Toolchain,
-    match_family,
+    AptHeaders, AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, Pattern,
+    PatternError, TarballHeaders, Toolchain, match_family,
 };
 pub use label::{KernelLabel, LabelError};
 pub use release::{KernelRelease, ReleaseError};

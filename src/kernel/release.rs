@@ -33,16 +33,18 @@ impl KernelRelease {
     /// `x.y.z` at the start of the release as a semantic version; a missing `z` is 0, and what
     /// follows is ignored (`5.14.0-427.13.1.el9_4` is `5.14.0`).
     pub fn version(&self) -> semver::Version {
-        let mut numbers = self
-            .0
-            .split(|c: char| !c.is_ascii_digit() && c != '.')
-            .next()
-            .unwrap_or("")
-            .split('.')
-            .map(|n| n.parse().unwrap_or(0));
-        let mut next = || numbers.next().unwrap_or(0);
+        let mut numbers = leading_numbers(&self.0);
+        // Only `z` can be absent: `from_str` has seen the other two.
+        let mut next = || numbers.next().flatten().unwrap_or(0);
         semver::Version::new(next(), next(), next())
     }
+}
+
+/// The dot-separated numbers at the start, `None` for a part that is no number of the size that the
+/// kernel's own version code can hold.
+fn leading_numbers(text: &str) -> impl Iterator<Item = Option<u64>> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    text[..end].split('.').map(|part| part.parse::<u32>().ok().map(u64::from))
 }
 
 impl FromStr for KernelRelease {
@@ -57,13 +59,12 @@ impl FromStr for KernelRelease {
         if let Some(c) = text.chars().find(forbidden) {
             return Err(ReleaseError::Character(text.to_owned(), c));
         }
-        let mut parts = text.splitn(2, '.');
-        let number =
-            |part: Option<&str>| part.and_then(|p| p.chars().next()).is_some_and(|c| c.is_ascii_digit());
-        let major_is_number =
-            text.split('.').next().is_some_and(|m| !m.is_empty() && m.chars().all(|c| c.is_ascii_digit()));
-        parts.next();
-        if !major_is_number || !number(parts.next()) || text.contains("..") {
+        let mut numbers = leading_numbers(text);
+        let (major, minor) = (numbers.next().flatten(), numbers.next().flatten());
+        // `5.14.x` is no kernel, but `5.14.` followed by nothing numeric must not pass as 5.14.0 either;
+        // `..` would be a step upwards once somebody joins the release to a path with another dot.
+        let patch_is_number = numbers.next().is_none_or(|patch| patch.is_some());
+        if major.is_none() || minor.is_none() || !patch_is_number || text.contains("..") {
             return Err(ReleaseError::Version(text.to_owned()));
         }
         Ok(Self(text.to_owned()))
@@ -73,5 +74,100 @@ impl FromStr for KernelRelease {
 impl fmt::Display for KernelRelease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn releases_of_the_distributions_are_kept_unaltered() {
+        for (text, version) in [
+            ("3.10.0-1160.45.1.el7.custom.x86_64", (3, 10, 0)),
+            ("6.8.0-45-generic", (6, 8, 0)),
+            ("5.14.0-427.13.1.el9_4.aarch64+64k", (5, 14, 0)),
+            ("6.1.192-acme+", (6, 1, 192)),
+            ("6.12.0", (6, 12, 0)),
+            ("5.3.18-150300.59.106-default", (5, 3, 18)),
+            ("6.1.0-47-amd64", (6, 1, 0)),
+            ("6.12.12+bpo-cloud-amd64", (6, 12, 12)),
+            ("6.11-rc3", (6, 11, 0)),
+            ("6.9.0-0.rc1~acme", (6, 9, 0)),
+        ] {
+            let release: KernelRelease = text.parse().unwrap();
+            assert_eq!(release.to_string(), text);
+            assert_eq!(release.version(), semver::Version::new(version.0, version.1, version.2), "{text}");
+        }
+    }
+
+    #[test]
+    fn hostile_releases_are_refused() {
+        let long = format!("6.1.0-{}", "a".repeat(59));
+        assert_eq!(long.len(), 65);
+        for text in [
+            "6.1.0$(reboot)",
+            "../../etc",
+            "6.1.0\n",
+            "6.1.0\nRUN id",
+            "",
+            long.as_str(),
+            "6.1.0-ünï",
+            "6.1.0-٣",
+            "6",
+            "6.",
+            "6..1",
+            ".6.1",
+            "6.x",
+            "6.1.x86_64",
+            "-6.1",
+            "6.1/..",
+            "6.1 .0",
+            "6.1\0",
+            "6.1.0;id",
+            "99999999999999999999.1.0",
+            "6.99999999999999999999",
+        ] {
+            assert!(text.parse::<KernelRelease>().is_err(), "{text:?} was accepted");
+        }
+    }
+
+    #[test]
+    fn the_longest_release_is_accepted() {
+        assert!(format!("6.1.0-{}", "a".repeat(58)).parse::<KernelRelease>().is_ok());
+    }
+
+    #[test]
+    fn messages_name_the_fault() {
+        insta::assert_snapshot!(
+            "6.1.0$(reboot)".parse::<KernelRelease>().unwrap_err(),
+            @r#"kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are possible"#
+        );
+        insta::assert_snapshot!(
+            "../../etc".parse::<KernelRelease>().unwrap_err(),
+            @r#"kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are possible"#
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn anything_accepted_is_one_plain_path_component(text in "\\PC{0,70}") {
+            if let Ok(release) = text.parse::<KernelRelease>() {
+                prop_assert_eq!(release.as_str(), text.as_str());
+                let path = std::path::Path::new(&text);
+                prop_assert_eq!(path.components().count(), 1);
+                prop_assert_eq!(path.file_name().and_then(|n| n.to_str()), Some(text.as_str()));
+            }
+        }
+
+        #[test]
+        fn the_version_is_the_leading_numbers(x in 0u32..100, y in 0u32..100, z in 0u32..1000, tail in "-[a-z0-9._+~]{0,20}") {
+            let text = format!("{x}.{y}.{z}{tail}");
+            prop_assume!(!text.contains(".."));
+            let release: KernelRelease = text.parse().unwrap();
+            prop_assert_eq!(release.version(), semver::Version::new(x.into(), y.into(), z.into()));
+        }
     }
 }

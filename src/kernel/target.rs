@@ -6,11 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::KernelRelease;
 
-/// `ID` of `/etc/os-release`: 1 to 63 characters of `[a-z0-9._-]`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OsId(String);
+/// `ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(!try_from, !into)]
+pub struct OsId(#[schemars(regex(pattern = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$"))] String);
 
-/// `VERSION_ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`.
+/// `VERSION_ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OsVersion(String);
 
@@ -84,7 +88,7 @@ impl Architecture {
 fn is_os_name(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
-        && !text.starts_with('.')
+        && !text.starts_with(['.', '-'])
 }
 
 impl FromStr for OsId {
@@ -96,6 +100,20 @@ impl FromStr for OsId {
         } else {
             Err(OsNameError(text.chars().take(80).collect(), "id"))
         }
+    }
+}
+
+impl TryFrom<String> for OsId {
+    type Error = OsNameError;
+
+    fn try_from(text: String) -> Result<Self, OsNameError> {
+        text.parse()
+    }
+}
+
+impl From<OsId> for String {
+    fn from(id: OsId) -> Self {
+        id.0
     }
 }
 
@@ -146,5 +164,37 @@ impl fmt::Display for KernelTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { os, os_version, release, arch } = self;
         write!(f, "{release} ({os} {os_version}, {arch})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_a_path_or_a_shell_would_misread_are_refused() {
+        for text in ["", ".", "..", "-rf", "a/b", "a b", "ubuntu\n", "ü", "$(id)", &"a".repeat(64)] {
+            assert!(text.parse::<OsId>().is_err(), "{text:?} was accepted as an id");
+            assert!(text.parse::<OsVersion>().is_err(), "{text:?} was accepted as a version");
+        }
+    }
+
+    #[test]
+    fn both_spellings_of_an_architecture_are_known() {
+        assert_eq!("x86_64".parse(), Ok(Architecture::Amd64));
+        assert_eq!("arm64".parse(), Ok(Architecture::Arm64));
+        assert_eq!("aarch64".parse::<Architecture>().map(Architecture::as_str), Ok("arm64"));
+        assert!("riscv64".parse::<Architecture>().is_err());
+    }
+
+    #[test]
+    fn a_target_is_told_in_one_line() {
+        let target = KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0-47-amd64".parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        assert_eq!(target.to_string(), "6.1.0-47-amd64 (debian 12, amd64)");
     }
 }

@@ -21,6 +21,6 @@ pub use config::{ConfigError, KernelConfig};
 pub use facts::KernelFacts;
 pub use module::{Module, ModuleError, ModuleExport, UndefinedSymbol, module_name};
 pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict, VerdictError};
-pub use table::table;
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
+pub use table::table;
 pub use vermagic::{Difference, Vermagic};

@@ -150,7 +150,8 @@ pub struct CheckReport {
 impl CheckReport {
     /// The first finding that decided the verdict, and how many more there are.
     pub fn summary(&self) -> String {
-        let of_modules = self.modules.iter().flat_map(|module| module.findings.iter().map(move |f| (Some(module), f)));
+        let of_modules =
+            self.modules.iter().flat_map(|module| module.findings.iter().map(move |f| (Some(module), f)));
         let all = self.findings.iter().map(|finding| (None, finding)).chain(of_modules);
         let mut decisive = all.filter(|(_, finding)| finding.verdict == self.verdict);
         let Some((module, first)) = decisive.next() else { return self.verdict.to_string() };

@@ -71,7 +71,10 @@ pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>, PayloadError> 
 pub fn read_module(path: &Path) -> Result<Option<PayloadModule>, PayloadError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let Some(compression) = Compression::of(&name) else { return Ok(None) };
-    Ok(Some(PayloadModule { path: path.to_string_lossy().into_owned(), module: parse_file(path, compression)? }))
+    Ok(Some(PayloadModule {
+        path: path.to_string_lossy().into_owned(),
+        module: parse_file(path, compression)?,
+    }))
 }
 
 fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>, PayloadError> {

@@ -152,8 +152,6 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
         .definitions
         .images
         .iter()
-        // An image that no node calls for, such as a built-in one, has nothing to roll out.
-        .filter(|(name, _)| inputs.matrix.calls_for(name))
         .flat_map(|(name, image)| image.spec.rollout.iter().map(move |spec| (name, RolloutTarget::of(spec))))
         .collect();
     let mut claims: HashMap<&RolloutTarget, Vec<&ImageName>> = HashMap::new();
@@ -180,7 +178,11 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
             decision: decision.unwrap_or_else(RolloutDecision::Hold),
         }
     };
-    wanted.iter().zip(found).map(decide).collect()
+    // A definition that neither a node nor a DaemonSet asks for, such as a built-in one, says nothing.
+    let concerns = |((image, _), found): &(&(&ImageName, RolloutTarget), Result<_, HoldReason>)| {
+        !matches!(found, Err(HoldReason::NotFound)) || inputs.matrix.calls_for(image)
+    };
+    wanted.iter().zip(found).filter(concerns).map(decide).collect()
 }
 
 fn find_daemon_set<'a>(

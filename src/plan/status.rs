@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Cell, Plan};
+use super::{Cell, Plan, text};
 use crate::{image::Digest, kmod::Verdict};
 
 /// Where one image for one kernel stands.
@@ -55,23 +55,26 @@ pub struct StatusRow {
     /// The name by tag; empty where there is none.
     pub reference: String,
     /// The digest, where it is published.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "optional")]
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "text::optional")]
     pub digest: Option<Digest>,
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-fn optional<S: serde::Serializer>(digest: &Option<Digest>, serializer: S) -> Result<S::Ok, S::Error> {
-    match digest {
-        Some(digest) => serializer.collect_str(digest),
-        None => serializer.serialize_none(),
-    }
-}
-
 /// The matrix, ordered by image and kernel.
 pub fn status(plan: &Plan) -> Vec<StatusRow> {
-    let Plan { builds, tags: _, up_to_date, conflicts, held_back, unknown, skipped, left_alone: _, rollouts: _ } = plan;
+    let Plan {
+        builds,
+        tags: _,
+        up_to_date,
+        conflicts,
+        held_back,
+        unknown,
+        skipped,
+        left_alone: _,
+        rollouts: _,
+    } = plan;
     let row = |cell: &Cell, phase, reason: String| StatusRow {
         image: cell.image.to_string(),
         kernel: cell.target.to_string(),
@@ -90,7 +93,9 @@ pub fn status(plan: &Plan) -> Vec<StatusRow> {
     let mut rows: Vec<StatusRow> = published
         .chain(builds.iter().map(|build| row(&build.cell, Phase::Missing, build.why.to_string())))
         .chain(held_back.iter().map(|held| row(&held.cell, Phase::Failed, held.message.clone())))
-        .chain(conflicts.iter().map(|conflict| row(&conflict.cell, Phase::Conflict, conflict.remedy.to_owned())))
+        .chain(
+            conflicts.iter().map(|conflict| row(&conflict.cell, Phase::Conflict, conflict.remedy.to_owned())),
+        )
         .chain(unknown.iter().map(|unknown| row(&unknown.cell, Phase::Unknown, unknown.message.clone())))
         .chain(skipped.iter().map(|skipped| StatusRow {
             image: skipped.image.to_string(),
@@ -113,7 +118,14 @@ pub fn status_table(rows: &[StatusRow]) -> String {
         return "no node calls for a driver image\n".to_owned();
     }
     let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING).set_header(["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"]);
+    table.load_style(comfy_table::presets::NOTHING).set_header([
+        "IMAGE",
+        "KERNEL",
+        "NODES",
+        "PHASE",
+        "CHECK",
+        "REFERENCE",
+    ]);
     for StatusRow { image, kernel, nodes, phase, verdict, reference, digest, reason } in rows {
         let check = verdict.map_or("", Verdict::as_str);
         let last = match (digest, reason.as_str()) {

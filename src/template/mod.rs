@@ -1,8 +1,10 @@
 //! Pure: Dockerfile templates, rendered strictly.
 
+mod strict;
+
 use std::collections::BTreeMap;
 
-use handlebars::{Handlebars, RenderErrorReason};
+use handlebars::{Handlebars, RenderErrorReason, TemplateErrorReason};
 use serde::Serialize;
 
 use crate::kernel::{KernelLabel, KernelTarget};
@@ -47,7 +49,8 @@ impl TemplateContext {
     /// The context of one image (name, version) for one kernel, without lists and variables.
     pub fn new(toolchain: &str, image: (&str, &str), target: &KernelTarget) -> Self {
         let KernelTarget { os, os_version, release, arch } = target;
-        let map = |pairs: &[(&str, String)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
+        let map =
+            |pairs: &[(&str, String)]| pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())).collect();
         let version = release.version();
         let mut kernel: BTreeMap<String, String> = map(&[
             ("release", release.to_string()),
@@ -76,7 +79,10 @@ impl TemplateContext {
         let Self { toolchain, kernel, os, arch, image, modules, sources, patches, vars } = self;
         let maps = [kernel, os, image, vars].into_iter().flat_map(BTreeMap::values);
         let lists = [modules, sources, patches].into_iter().flatten();
-        maps.chain(lists).chain([toolchain, arch]).map(String::as_str).find(|value| value.contains(['\n', '\r']))
+        maps.chain(lists)
+            .chain([toolchain, arch])
+            .map(String::as_str)
+            .find(|value| value.contains(['\n', '\r']))
     }
 }
 
@@ -91,16 +97,33 @@ pub fn render(name: &str, text: &str, context: &TemplateContext) -> Result<Strin
         return Err(failed(None, format!("the value {value:?} holds a line break")));
     }
     let mut engine = engine();
-    engine
-        .register_template_string(name, text)
-        .map_err(|error| failed(error.pos().map(|(line, _)| line), error.reason().to_string()))?;
+    register(&mut engine, name, text)?;
     engine.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
+}
+
+/// Checks that a template is Handlebars; whether its variables exist is seen when it is rendered.
+pub fn parse(name: &str, text: &str) -> Result<(), TemplateError> {
+    register(&mut engine(), name, text)
+}
+
+fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), TemplateError> {
+    engine.register_template_string(name, text).map_err(|error| TemplateError {
+        template: name.to_owned(),
+        line: error.pos().map_or(0, |(line, _)| line),
+        reason: match error.reason() {
+            // Its own words are the list of all grammar rules that would have fitted.
+            TemplateErrorReason::InvalidSyntax(_) => {
+                "no Handlebars from here on; perhaps a `{{` or a block is not closed".to_owned()
+            }
+            other => other.to_string(),
+        },
+    })
 }
 
 /// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
 pub fn render_line(text: &str, values: &BTreeMap<&str, String>) -> Result<String, String> {
     let mut engine = engine();
-    engine.register_template_string("line", text).map_err(|error| format!("{}: {text}", error.reason()))?;
+    engine.register_template_string("line", text).map_err(|_| format!("no Handlebars: {text}"))?;
     engine.render("line", values).map_err(|error| reason(&error))
 }
 
@@ -110,12 +133,17 @@ fn engine() -> Handlebars<'static> {
     let mut engine = Handlebars::new();
     engine.set_strict_mode(true);
     engine.register_escape_fn(handlebars::no_escape);
+    strict::register(&mut engine);
     engine
 }
 
 fn reason(error: &handlebars::RenderError) -> String {
     match error.reason() {
         RenderErrorReason::MissingVariable(Some(path)) => format!("there is no variable {path}"),
+        RenderErrorReason::MissingVariable(None) => "`lookup` finds no such variable".to_owned(),
+        RenderErrorReason::ParamNotFoundForIndex(helper, index) => {
+            format!("word {} after `{helper}` is missing or an unknown variable", index + 1)
+        }
         other => other.to_string(),
     }
 }
@@ -153,9 +181,30 @@ mod tests {
         let message = |text: &str| render("kbuild", text, &context()).unwrap_err().to_string();
         insta::assert_snapshot!(message("FROM {{toolchain}}\nRUN {{kernel.relase}}\n"), @"template kbuild line 2: there is no variable kernel.relase");
         insta::assert_snapshot!(message("FROM x\n\n{{vars.missing}}\n"), @"template kbuild line 3: there is no variable vars.missing");
-        assert!(message("{{#each sources}}{{nonesuch}}{{/each}}").contains("nonesuch"));
-        assert!(message("{{#if vars.nonesuch}}x{{/if}}").contains("nonesuch"));
-        assert!(message("a\n{{#if arch}}x").contains("kbuild line"));
+        insta::assert_snapshot!(message("{{#each sources}}\nCOPY {{this}}\n{{nonesuch}}\n{{/each}}"), @"template kbuild line 3: there is no variable nonesuch");
+        insta::assert_snapshot!(message("x\n{{#if vars.nonesuch}}\nx\n{{/if}}"), @"template kbuild line 2: there is no variable vars.nonesuch");
+        insta::assert_snapshot!(message("x\n{{#if arch}}\nx\n{{#unless oss}}{{/unless}}{{/if}}"), @"template kbuild line 4: there is no variable oss");
+        insta::assert_snapshot!(message("{{#unless arch}}a{{else if arhc}}b{{/unless}}"), @"template kbuild line 1: there is no variable arhc");
+        insta::assert_snapshot!(message("{{#if os.id}}{{#each patchs}}x{{/each}}{{/if}}"), @"template kbuild line 1: there is no variable patchs");
+        insta::assert_snapshot!(message("{{#if (eq arhc \"amd64\")}}x{{/if}}"), @"template kbuild line 1: word 1 after `eq` is missing or an unknown variable");
+        insta::assert_snapshot!(message("{{#with vars}}{{nonesuch}}{{/with}}"), @"template kbuild line 1: there is no variable nonesuch");
+        insta::assert_snapshot!(message("{{lookup vars \"nonesuch\"}}"), @"template kbuild line 1: `lookup` finds no such variable");
+        insta::assert_snapshot!(message("a\n{{> header}}"), @"template kbuild line 2: Partial not found header");
+        insta::assert_snapshot!(message("a\n{{uppercase arch}}"), @"template kbuild line 2: Helper not found uppercase");
+    }
+
+    #[test]
+    fn text_that_is_no_template_is_an_error_with_its_line() {
+        let message = |text: &str| parse("kbuild", text).unwrap_err().to_string();
+        insta::assert_snapshot!(message("a\n{{#if arch}}x"), @"template kbuild line 2: no Handlebars from here on; perhaps a `{{` or a block is not closed");
+        insta::assert_snapshot!(message("a\nb\n{{#if arch}}x{{/each}}"), @r#"template kbuild line 3: helper "if" was opened, but "each" is closing"#);
+        insta::assert_snapshot!(message("a\nb {{arch}\n"), @"template kbuild line 2: no Handlebars from here on; perhaps a `{{` or a block is not closed");
+    }
+
+    #[test]
+    fn branches_are_chosen_by_value() {
+        let text = "{{#if patches}}P{{else}}-{{/if}}{{#unless vars.dir}}U{{else}}-{{/unless}}{{#if (eq arch \"amd64\")}}A{{/if}}";
+        assert_eq!(render("t", text, &context()).unwrap(), "--A");
     }
 
     #[test]
@@ -163,5 +212,15 @@ mod tests {
         let mut context = context();
         context.vars.insert("dir".to_owned(), "x\nRUN curl".to_owned());
         assert!(render("t", "{{vars.dir}}", &context).unwrap_err().reason.contains("line break"));
+        let mut context = self::context();
+        context.patches.push("a\rb".to_owned());
+        assert!(render("t", "no variable at all", &context).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_template_panics(text in "([{]{2,3}[#/>^&! ]?[a-z. @\"()|=]{0,12}[}]{1,3}|[a-z\n]{0,5}){0,6}") {
+            let _ = render("t", &text, &context());
+        }
     }
 }

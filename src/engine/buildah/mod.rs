@@ -325,7 +325,7 @@ async fn blocking<T: Send + 'static>(
 
 /// Removes a run's directory: a whole build tree, so not on the runtime's threads.
 async fn discard(store: RunStore) {
-    let _ = tokio::task::spawn_blocking(move || drop(store)).await;
+    let _ = tokio::task::spawn_blocking(move || store.remove()).await;
 }
 
 /// The registry in a reference, as Docker reads it.

@@ -2,7 +2,9 @@
 
 use std::{
     fs::{self, File},
+    io,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use super::EngineError;
@@ -11,6 +13,10 @@ use super::EngineError;
 const PREFIX: &str = "farrier-run-";
 /// Held locked for as long as the run lives.
 const LOCK: &str = "lock";
+
+/// Times that a directory's removal is tried.
+const REMOVALS: u32 = 40;
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// Where the machine's storage is, and which driver it has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +58,11 @@ impl Storage {
         let fail = |source| EngineError::io("create a storage in", parent, source);
         let prefix = format!("{PREFIX}{id}-");
         let dir = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent).map_err(fail)?;
-        let lock = File::create(dir.path().join(LOCK)).map_err(fail)?;
+        // It gets its name when it is locked: before, another farrier might take the run for a dead one.
+        let (unnamed, named) = (dir.path().join(".lock"), dir.path().join(LOCK));
+        let lock = File::create(&unnamed).map_err(fail)?;
         lock.lock().map_err(fail)?;
+        fs::rename(unnamed, named).map_err(fail)?;
         for name in ["context", "tmp"] {
             fs::create_dir(dir.path().join(name)).map_err(fail)?;
         }
@@ -96,6 +105,21 @@ impl Storage {
 }
 
 impl RunStore {
+    /// Removes the directory; in several tries, since a killed build's mounts may go a moment after it.
+    pub(super) fn remove(self) {
+        let path = self.path();
+        for attempt in 0..REMOVALS {
+            match fs::remove_dir_all(path) {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+                Err(error) if attempt + 1 == REMOVALS => {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove a build's directory");
+                }
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
     /// The directory.
     pub(super) fn path(&self) -> &Path {
         self.dir.path()
@@ -155,7 +179,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = storage(dir.path()).create_run("job").unwrap();
         assert!(run.context().is_dir());
-        drop(run);
+        run.remove();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
