@@ -62,7 +62,10 @@ fn a_compile_error_on_one_kernel() {
     let run = site.run_once().exits(1);
     run.line(&format!("built     hello for {}", kernels.older));
     let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
-    insta::assert_snapshot!(error, @"");
+    insta::assert_snapshot!(error, @r"
+    failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
+              hint: the whole log is SITE/cache/logs/hello-KERNEL-HASH.log; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)
+    ");
     assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
     assert_eq!(site.image(), FIRST_IMAGE);
 
@@ -77,9 +80,11 @@ fn a_compile_error_on_one_kernel() {
     assert_eq!(fs::metadata(log).unwrap().modified().unwrap(), written);
     site.build("hello", newer, &["--push"]).exits(1).line("the same inputs failed");
 
-    // An input changes: it is compiled again, and does.
-    site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: KCFLAGS=-UCHANGED");
+    // An input changes: it is compiled again.
+    site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
+    site.build("hello", newer, &[]).exits(1).line("compile failed");
     site.edit("images/hello.yaml", "version: \"1.0\"", "version: \"1.1\"");
+    site.edit("sources/hello/farrier_hello.c", "#ifdef CHANGED", "#if 0");
     site.run_once().exits(0).line("rewrote");
 }
 
@@ -88,7 +93,10 @@ fn headers_that_no_suite_has() {
     let site = Site::new();
     site.canary("6.1.0-999-amd64");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(failure(&site, &run, "failed    hello"), @"");
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello"), @r"
+    failed    hello for 6.1.0-999-amd64: no headers for this kernel: package linux-headers-6.1.0-999-amd64 (amd64) in bookworm, bookworm-security
+              hint: add the suite that has it to the family's `suites`, or bring the headers as a tarball
+    ");
 }
 
 #[test]
@@ -104,7 +112,10 @@ fn a_toolchain_without_the_compiler() {
     );
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
+    failed    hello for KERNEL: the kernel was built with gcc 12, which the toolchain image of family debian-12 lacks; it offers gcc 11
+              hint: add the package of gcc 12 to the toolchain of kernels family debian-12, or name an image that has it
+    ");
     fails(&site, "hello", 1).line("held back");
 }
 
@@ -116,7 +127,15 @@ fn modules_that_the_kernel_would_refuse() {
     site.edit("images/hello.yaml", "[farrier_hello]", "[farrier_hello, farrier_other]");
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
+    failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not hold it
+              | payload on KERNEL (amd64): refused
+              | refused: module farrier_other is required, and the payload does not hold it
+              |   help: look in the build log why it was not compiled or not installed under /out
+              | MODULE         VERDICT  REASON
+              | farrier_hello  loads
+              hint: the modules do not fit this kernel: see the report above
+    ");
 }
 
 #[test]
@@ -130,7 +149,10 @@ fn an_engine_that_is_not_running() {
     let address = format!("unix://{}", socket.display());
     let run =
         site.finish(site.command(&["run", "--once"]).env("DOCKER_HOST", &address).spawn().unwrap()).exits(3);
-    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
+    failed    hello for KERNEL: no build engine: docker at unix://SITE/dead.sock: Connection refused (os error 111)
+              hint: start the Docker daemon (`systemctl start docker`) or Podman's socket, or install buildah and run as root; --engine chooses one of them
+    ");
     assert_eq!((site.manifests(), site.tags("hello").len()), (before, 0));
 }
 
@@ -141,7 +163,7 @@ fn a_registry_that_refuses_connections() {
     site.canary(&kernel);
     site.registry.stop();
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("unknown")).replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(site.neutral(run.line("unknown")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      unknown  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64: reach REGISTRY to fetch manifest of drivers/hello:1.0-KERNEL-debian12-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
 }
 
 #[test]
@@ -153,7 +175,7 @@ fn a_registry_that_answers_500() {
     site.location = format!("{}/drivers", server.host);
     let before = site.manifests();
     let run = site.run_once().exits(3);
-    insta::assert_snapshot!(run.line("unknown").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(run.line("unknown").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      unknown  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64: REGISTRY answered 500 to fetch manifest of drivers/hello:1.0-KERNEL-debian12-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
     assert_eq!(site.manifests(), before);
     assert!((2..=10).contains(&server.requests().len()), "{:?}", server.requests());
 }
@@ -164,7 +186,7 @@ fn a_registry_that_wants_credentials() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      unknown  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64: REGISTRY refused to fetch manifest of drivers/hello:1.0-KERNEL-debian12-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
 
     let login = Command::new("skopeo")
         .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])
@@ -216,7 +238,10 @@ fn a_disk_that_is_full_in_the_middle_of_a_layer() {
     site.link_shared();
 
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r#"
+    failed    hello for KERNEL: write layer entry "firmware": No space left on device (os error 28) at path "SITE/cache/WORK"
+              hint: the disk is full: free some room; nothing incomplete was left
+    "#);
 }
 
 #[test]
@@ -231,7 +256,10 @@ fn a_download_that_is_cut_short() {
     let run = fails(&site, "hello", 3);
     let text =
         failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL").replace(&server.host, "SERVER");
-    insta::assert_snapshot!(text, @"");
+    insta::assert_snapshot!(text, @r"
+    failed    hello for KERNEL: download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
+              hint: the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source
+    ");
     assert!((2..=10).contains(&server.requests().len()));
 }
 
@@ -251,7 +279,7 @@ fn hostile_kernel_releases() {
         run.line("edge-2");
         run.line("nothing to do");
     }
-    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @"");
+    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are possible"#);
 }
 
 #[test]
@@ -265,9 +293,12 @@ fn a_tag_that_holds_other_inputs() {
     // Other inputs under the same tag: a conflict, and everything stays.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern, delete the tag, or set onConflict: overwrite");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
-    insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @"");
+    insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
+    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image of other inputs
+    hint: a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite
+    ");
     assert_eq!(site.image(), published);
     assert!(published.ends_with(tagged(&site, &kernel).as_str()));
 
@@ -292,7 +323,7 @@ fn two_kernels_with_one_tag() {
     site.canary(&kernels.newer);
     let run = fails(&site, "hello", 1);
     let line = site.neutral(run.line("tag collision"));
-    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"");
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); give `tags` what tells them apart");
     assert_eq!(site.tags("hello"), [""; 0]);
 }
 
@@ -302,7 +333,15 @@ fn definitions_with_mistakes() {
     site.canary("6.1.0-1-amd64");
     site.edit("images/hello.yaml", "  template: kbuild", "  tempalte: kbuild");
     let run = fails(&site, "hello", 2);
-    insta::assert_snapshot!(run.stderr, @"");
+    insta::assert_snapshot!(run.stderr, @r#"
+    error: images/hello.yaml:6:3: unknown field "tempalte"; known: version, template, vars, sources, patches, nodes, kernels, modules, runtime, output, tags, onConflict, rollout
+      6 |   tempalte: kbuild
+        |   ^
+    error: images/hello.yaml:5:3: field "template" is missing
+      5 |   version: "1.0"
+        |   ^
+    2 mistakes in the definitions
+    "#);
 }
 
 #[test]
@@ -315,16 +354,21 @@ fn a_misspelt_variable_in_a_template() {
     );
     site.edit("images/hello.yaml", "template: kbuild", "template: own");
     let run = fails(&site, "hello", 2);
-    insta::assert_snapshot!(run.stderr, @"");
+    insta::assert_snapshot!(run.stderr, @r#"
+    error: templates/own.Dockerfile.hbs:3:1: there is no variable kernel.relase for driver image "hello"
+      3 | RUN make K={{kernel.relase}}
+        | ^
+    1 mistake in the definitions
+    "#);
 }
 
 #[test]
 fn commands_that_are_wrong() {
     let site = Site::new();
     let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @"");
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"");
-    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @"");
-    insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @"");
-    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"");
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is not dir:PATH, the form that this version has"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: open /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: wanted host[:port][/prefix] or oci:PATH, the host needs a dot or a port, or to be localhost"#);
+    insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @"error: definitions /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; there is broken, hello");
 }

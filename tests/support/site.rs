@@ -262,11 +262,11 @@ pub fn image_of(manifest: &str) -> String {
     line.split_whitespace().next().unwrap().to_owned()
 }
 
-/// The names in a directory, sorted; none when it is not there. Lock files are no content.
+/// The names in a directory, sorted; none when it is not there.
 pub fn entries(directory: &Path) -> Vec<String> {
     let Ok(listing) = fs::read_dir(directory) else { return Vec::new() };
     let names = listing.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.filter(|name| !name.ends_with(".lock")).collect();
+    let mut names: Vec<String> = names.collect();
     names.sort();
     names
 }
@@ -292,8 +292,9 @@ fn copy_tree(from: &Path, to: &Path) {
     }
 }
 
-/// Runs of at least twelve hexadecimal digits become `HASH`.
+/// Runs of at least twelve hexadecimal digits become `HASH`, paths of a build's own directory `WORK`.
 fn neutral_digests(text: &str) -> String {
     let digests = regex::Regex::new(r"\b[0-9a-f]{12,64}\b").unwrap();
-    digests.replace_all(text, "HASH").into_owned()
+    let work = regex::Regex::new(r#"work/build-[^ "]+"#).unwrap();
+    work.replace_all(&digests.replace_all(text, "HASH"), "WORK").into_owned()
 }
