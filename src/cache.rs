@@ -46,6 +46,28 @@ pub enum LockMode {
     Shared,
 }
 
+/// A directory of one build, see [`Cache::scratch`].
+#[derive(Debug)]
+pub struct Scratch {
+    directory: PathBuf,
+    _lock: NamedTempFile,
+}
+
+impl Scratch {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.directory
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.directory) {
+            tracing::warn!(path = %self.directory.display(), %error, "a build's directory was not removed");
+        }
+    }
+}
+
 impl Cache {
     /// Opens (and makes) the directory.
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
@@ -140,6 +162,32 @@ impl Cache {
         }
     }
 
+    /// An empty directory of this process's own, removed when the guard is dropped. Those of farriers that
+    /// were killed are removed first: nobody holds their lock any more.
+    pub fn scratch(&self) -> Result<Scratch, CacheError> {
+        let parent = self.root.join("work");
+        create_dir_all(&parent)?;
+        for entry in fs::read_dir(&parent).map_err(error("list", &parent))?.flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|e| e == "lock")
+                && File::open(&path).is_ok_and(|file| file.try_lock().is_ok())
+            {
+                // Another farrier may be at the same; what is left is removed next time.
+                let _ = fs::remove_dir_all(path.with_extension("d"));
+                let _ = fs::remove_file(&path);
+            }
+        }
+        let lock = tempfile::Builder::new()
+            .prefix("build-")
+            .suffix(".lock")
+            .tempfile_in(&parent)
+            .map_err(error("create a lock in", &parent))?;
+        lock.as_file().lock().map_err(error("lock", lock.path()))?;
+        let directory = lock.path().with_extension("d");
+        fs::create_dir(&directory).map_err(error("create", &directory))?;
+        Ok(Scratch { directory, _lock: lock })
+    }
+
     /// A small JSON record. One that is damaged or of another form counts as absent: records only save
     /// work.
     pub fn read_record<T: DeserializeOwned>(&self, kind: &str, key: &str) -> Result<Option<T>, CacheError> {
@@ -149,6 +197,18 @@ impl Cache {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(error("read", &path)(e)),
         }
+    }
+
+    /// All records of a kind, in no order; damaged ones are left out.
+    pub fn records<T: DeserializeOwned>(&self, kind: &str) -> Result<Vec<T>, CacheError> {
+        let directory = self.root.join("records").join(kind);
+        let listing = match fs::read_dir(&directory) {
+            Ok(listing) => listing,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(error("list", &directory)(e)),
+        };
+        let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
+        Ok(listing.flatten().filter_map(|entry| read(entry.path())).collect())
     }
 
     /// Writes a record, whole or not at all.
@@ -287,6 +347,22 @@ mod tests {
         let mut names = left_over(&cache, "kind");
         names.sort();
         assert_eq!(names, [".tmp-other-abc", "key"]);
+    }
+
+    #[test]
+    fn scratch_directories_go_with_their_owner() {
+        let (_directory, cache) = cache();
+        let live = cache.scratch().unwrap();
+        fs::write(live.path().join("x"), "x").unwrap();
+        // What a killed farrier leaves: a lock file that nobody holds, and its directory.
+        let work = cache.root().join("work");
+        fs::write(work.join("build-dead.lock"), "").unwrap();
+        fs::create_dir(work.join("build-dead.d")).unwrap();
+        let second = cache.scratch().unwrap();
+        assert!(live.path().join("x").exists() && second.path().exists());
+        assert!(!work.join("build-dead.lock").exists() && !work.join("build-dead.d").exists());
+        drop((live, second));
+        assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
     }
 
     #[test]

@@ -155,6 +155,8 @@ pub struct RenderArgs {
 pub enum HeadersCommand {
     /// Fetch the header set of a kernel into the cache
     Fetch(TargetArgs),
+    /// List the header sets in the cache
+    List,
 }
 
 #[derive(Debug, Args)]

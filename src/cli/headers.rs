@@ -55,6 +55,10 @@ pub async fn headers(
             };
             show(&[Listed::from(&found)], global.output)?;
         }
+        HeadersCommand::List => {
+            let sets = settings.fetcher.header_sets().await?;
+            show(&sets.iter().map(Listed::from).collect::<Vec<_>>(), global.output)?;
+        }
     }
     Ok(Exit::Done)
 }

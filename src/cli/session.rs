@@ -33,6 +33,7 @@ pub fn controller(
         cache,
         registry: registry::connect(&location, &options)?,
         remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)?),
+        credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         reporter: Arc::new(Progress::new()),

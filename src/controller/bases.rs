@@ -6,9 +6,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{Controller, Stage, TargetError, retry::with_retry};
+use super::{Controller, Stage, TargetError, build::blocking, retry::with_retry};
 use crate::{
-    engine::{BuildJob, BuildLog, ContextEntry, Engine, EngineError},
+    engine::{BuildJob, BuildLog, ContextEntry, Credentials, Engine, EngineError},
     headers::{HeaderLookup, HeaderSet, bootstrap_key},
     image::{ImageReference, Repository, Version},
     kernel::{Architecture, Compiler, CompilerKind, KernelFamily, Toolchain},
@@ -81,13 +81,18 @@ impl Controller {
     ) -> Result<String, TargetError> {
         let spec = match toolchain {
             Toolchain::Image(reference) => {
-                let reference = self.resolve_reference(reference).await?.to_string();
-                let credentials = None;
-                if !engine.has_image(&reference).await? {
-                    with_retry("pull toolchain image", &self.cancel, || engine.pull(&reference, credentials))
-                        .await?;
+                let reference = self.resolve_reference(reference).await?;
+                let name = reference.to_string();
+                if !engine.has_image(&name).await? {
+                    let (file, repository) = (self.credentials.clone(), reference.repository);
+                    let found = blocking(move || Ok(file.password(&repository))).await?;
+                    let credentials = found.map(|(username, password)| Credentials { username, password });
+                    with_retry("pull toolchain image", &self.cancel, || {
+                        engine.pull(&name, credentials.as_ref())
+                    })
+                    .await?;
                 }
-                return Ok(reference);
+                return Ok(name);
             }
             Toolchain::Bootstrap(spec) => spec,
         };
@@ -137,13 +142,13 @@ fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>) -> String {
             CompilerKind::Clang => "clang",
         };
         // The shell's own globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
-        let _ = write!(
+        let _ = writeln!(
             text,
             "RUN found=; for cc in /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
              [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
              [ \"${{v%%.*}}\" = {major} ] && exit 0; \
              case \"$found \" in *\" $v \"*) ;; *) found=\"$found $v\" ;; esac; done; \
-             echo \"{PROBE_MARK}${{found:+{name}}}${{found:-no {name}}}\"; exit 86\n"
+             echo \"{PROBE_MARK}${{found:+{name}}}${{found:-no {name}}}\"; exit 86"
         );
     }
     text

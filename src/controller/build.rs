@@ -13,6 +13,7 @@ use tokio::task::spawn_blocking;
 
 use super::{Controller, Failures, Stage, TargetError, retry::with_retry};
 use crate::{
+    cache::Scratch,
     engine::{BuildJob, BuildLog, ContextEntry, Engine, EngineError, FileLog},
     headers::HeaderSet,
     image::{DriverImage, Output},
@@ -49,7 +50,7 @@ pub(super) struct Payload {
     /// The engine-made image, for `output: image`.
     pub image: Option<payload::ArchiveImage>,
     /// Keeps everything above until it is dropped.
-    pub work: tempfile::TempDir,
+    pub work: Scratch,
 }
 
 impl Controller {
@@ -109,7 +110,7 @@ impl Controller {
         image: &DriverImage,
         context: Vec<ContextEntry>,
     ) -> Result<Payload, TargetError> {
-        let work = self.work_dir()?;
+        let work = self.cache.scratch()?;
         let log_path = Failures::new(&self.cache).log_path(
             cell.image.as_str(),
             cell.target.release.as_str(),
@@ -154,14 +155,6 @@ impl Controller {
             }
         };
         Ok(Payload { tree, image, work })
-    }
-
-    /// A directory of this build, removed when it is dropped.
-    fn work_dir(&self) -> Result<tempfile::TempDir, TargetError> {
-        let parent = self.cache.root().join("work");
-        fs::create_dir_all(&parent)
-            .and_then(|()| tempfile::Builder::new().prefix("build-").tempdir_in(&parent))
-            .map_err(|source| TargetError::Input { path: parent, source })
     }
 
     fn definitions_of<'a>(&'a self, cell: &Cell) -> Result<(&'a DriverImage, &'a KernelFamily), TargetError> {

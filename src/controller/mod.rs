@@ -33,7 +33,7 @@ use crate::{
     engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
     headers::Fetcher,
     image::Definitions,
-    registry::{Registry, RegistryLocation},
+    registry::{CredentialFile, Registry, RegistryLocation},
 };
 
 /// Everything that a pass works with.
@@ -50,6 +50,8 @@ pub struct Controller {
     pub registry: Arc<dyn Registry>,
     /// The distribution protocol, for base images that stand elsewhere.
     pub remote: Arc<dyn Registry>,
+    /// What the engine is given when it pulls a toolchain.
+    pub credentials: CredentialFile,
     /// What compiles; connected when the first build needs it, so that a pass with nothing to do
     /// needs no engine.
     pub engine: LazyEngine,

@@ -31,6 +31,8 @@ pub struct Resolved {
     pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
     /// Identities of the families' toolchains, or why they are not known.
     pub toolchains: BTreeMap<ImageName, Result<String, String>>,
+    /// Digests of the header files that users bring.
+    pub headers: BTreeMap<KernelTarget, String>,
     /// Was an outside system out of reach?
     pub unreachable: bool,
 }
@@ -69,6 +71,17 @@ impl Controller {
             let outcome = self.toolchain_identity(family).await;
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
             resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
+        }
+        for target in targets {
+            let Some(family) = match_family(&self.definitions.families, target) else { continue };
+            let source = &family.spec.headers;
+            match self.fetcher.header_identity(source, &self.definitions.root, target).await {
+                Ok(identity) => resolved.headers.extend(identity.map(|digest| (target.clone(), digest))),
+                Err(error) => {
+                    let error = chain(&error);
+                    resolved.toolchains.insert(family.metadata.name.clone(), Err(error));
+                }
+            }
         }
         resolved
     }

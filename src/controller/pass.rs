@@ -114,6 +114,7 @@ impl Controller {
                 definitions: &self.definitions,
                 resolved: &resolved.images,
                 toolchains: &resolved.toolchains,
+                headers: &resolved.headers,
                 location: &location,
             },
             snapshot: &snapshot,

@@ -177,6 +177,10 @@ impl Controller {
         {
             return Ok(0);
         }
+        let mount = || self.registry.mount_blob(repository, &layer.digest, &base.repository);
+        if with_retry("mount base layer", &self.cancel, mount).await? {
+            return Ok(0);
+        }
         let file = self.base_layer_file(base, layer).await?;
         let upload = with_retry("push base layer", &self.cancel, || {
             self.registry.push_blob(repository, &layer.digest, &file)

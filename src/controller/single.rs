@@ -30,6 +30,7 @@ impl Controller {
             definitions: &self.definitions,
             resolved: &resolved.images,
             toolchains: &resolved.toolchains,
+            headers: &resolved.headers,
             location: &location,
         };
         plan::cell_for(&inputs, image, target)

@@ -132,7 +132,7 @@ fn directory(
         {
             Ok(Some(text)) => files.push(File { name, text }),
             Ok(None) => {
-                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")))
+                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")));
             }
             Err(error) => errors.push(DefinitionError::of_file(&name, format!("cannot be read: {error}"))),
         }

@@ -263,7 +263,7 @@ fn a_yaml_bomb_is_refused() {
     let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for (name, earlier) in ('b'..='j').zip('a'..) {
         let list = vec![format!("*{earlier}"); 10].join(", ");
-        bomb.push_str(&format!("{name}: &{name} [{list}]\n"));
+        bomb += &format!("{name}: &{name} [{list}]\n");
     }
     let errors = load_files(&[("images/bomb.yaml", &bomb)]).unwrap_err();
     assert_eq!(errors.0.len(), 1, "{}", errors.render());

@@ -14,7 +14,7 @@ use super::{
     blocking::blocking,
     copy, digest, io_error, layout, tree, unpack,
 };
-use crate::kernel::{AptHeaders, HeaderSource, KernelTarget, TarballHeaders};
+use crate::kernel::{AptHeaders, Architecture, HeaderSource, KernelTarget, TarballHeaders};
 
 /// Changes when the same packages or file are laid out differently.
 const FORMAT: &str = "header-set-1";
@@ -26,8 +26,16 @@ const KIND: &str = "headers";
 /// kernel release do not change in what they mean, and the input hash should not change with the day.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
+    release: String,
+    arch: Architecture,
     key: String,
     origin: Vec<String>,
+}
+
+impl Found {
+    fn new(target: &KernelTarget, key: String, origin: Vec<String>) -> Self {
+        Self { release: target.release.to_string(), arch: target.arch, key, origin }
+    }
 }
 
 impl Fetcher {
@@ -42,6 +50,25 @@ impl Fetcher {
             HeaderSource::Apt(apt) => self.apt_headers(apt, target).await,
             HeaderSource::Tarball(tarball) => self.tarball_headers(tarball, root, target).await,
         }
+    }
+
+    /// What decides the content of the target's headers beyond the definition and the release: the digest
+    /// of the file that the user brings. `None` for packages, whose release says it all (decision 0002),
+    /// and where there is no file yet.
+    pub async fn header_identity(
+        &self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Option<String>, FetchError> {
+        let HeaderSource::Tarball(tarball) = source else { return Ok(None) };
+        let path = root.join(with_release(&tarball.path, target));
+        if !path.exists() {
+            return Ok(None);
+        }
+        let cache = self.cache.clone();
+        let known = blocking(move |stop| digest::remembered(&cache, &path, stop)).await?;
+        Ok(Some(known.digest))
     }
 
     async fn apt_headers(&self, apt: &AptHeaders, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
@@ -77,7 +104,7 @@ impl Fetcher {
             }
         };
         let origin: Vec<String> = packages.iter().map(control::PackageRecord::identity).collect();
-        let found = Found { key: tree_key(target, &origin), origin };
+        let found = Found::new(target, tree_key(target, &origin), origin);
         if self.cache.get(KIND, &found.key)?.is_none() {
             let files = match archive.download(&packages).await {
                 Ok(files) => files,
@@ -121,7 +148,7 @@ impl Fetcher {
         let known = blocking(move |stop| digest::remembered(&cache, &from, stop)).await?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let origin = vec![format!("{name} sha256:{}", known.digest)];
-        let found = Found { key: tree_key(target, &[known.digest]), origin };
+        let found = Found::new(target, tree_key(target, &[known.digest]), origin);
         let wanted = target.clone();
         let make = |dir: PathBuf| {
             blocking(move |stop| {
@@ -135,11 +162,32 @@ impl Fetcher {
             })
         };
         self.cache.get_or_make(KIND, &found.key, make).await?;
+        self.cache.write_record(KIND, &found.key, &found)?;
         self.load(found, target).await
     }
 
+    /// The header sets in the cache, by release. One that cannot be read any more is left out.
+    pub async fn header_sets(&self) -> Result<Vec<HeaderSet>, FetchError> {
+        let cache = self.cache.clone();
+        blocking(move |_| {
+            let mut sets = Vec::new();
+            for found in cache.records::<Found>(KIND)? {
+                let Ok(release) = found.release.parse() else { continue };
+                let Some(place) = cache.get(KIND, &found.key)? else { continue };
+                let root = place.join(TREE);
+                if let Ok((facts, compiler)) = tree::read_header_set(&root, &release, found.arch) {
+                    sets.push(HeaderSet { root, facts, compiler, origin: found.origin, identity: found.key });
+                }
+            }
+            sets.sort_by(|a, b| (&a.facts.release, &a.identity).cmp(&(&b.facts.release, &b.identity)));
+            sets.dedup_by(|a, b| a.identity == b.identity);
+            Ok(sets)
+        })
+        .await
+    }
+
     async fn load(&self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
-        let Found { key, origin } = found;
+        let Found { release: _, arch: _, key, origin } = found;
         let root = self.cache.place(KIND, &key)?.join(TREE);
         let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
         let (facts, compiler) = blocking(move |_| Ok(tree::read_header_set(&place, &release, arch)?)).await?;

@@ -60,6 +60,8 @@ pub struct CellInputs<'a> {
     pub resolved: &'a BTreeMap<ImageName, Result<ResolvedImage, String>>,
     /// Each family's toolchain identity, by the family's name.
     pub toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
+    /// Digests of the header files that users bring, by kernel target; packages need none.
+    pub headers: &'a BTreeMap<KernelTarget, String>,
     /// Where images are kept.
     pub location: &'a ImageLocation,
 }
@@ -130,7 +132,7 @@ pub fn cell_for(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<Cell, SkipReason> {
-    let CellInputs { definitions, resolved, toolchains, location } = inputs;
+    let CellInputs { definitions, resolved, toolchains, headers: header_files, location } = inputs;
     let name = &image.metadata.name;
     let spec = &image.spec;
     if let Some(range) = &spec.kernels
@@ -146,7 +148,10 @@ pub fn cell_for(
         None => return Err(unresolved("its sources were not looked up".to_owned())),
     };
     let toolchain = toolchain_identity(toolchains, family)?;
-    let headers = canonical("headers", &family.spec.headers)?;
+    let mut headers = canonical("headers", &family.spec.headers)?;
+    if let Some(digest) = header_files.get(target) {
+        headers.push_str(digest);
+    }
     let base_name = base_name(toolchain, &headers, target);
 
     let patches: Vec<CellPatch> = spec

@@ -22,6 +22,7 @@ pub(super) struct World {
     pub(super) definitions: Definitions,
     pub(super) resolved: BTreeMap<ImageName, Result<ResolvedImage, String>>,
     pub(super) toolchains: BTreeMap<ImageName, Result<String, String>>,
+    pub(super) headers: BTreeMap<KernelTarget, String>,
     pub(super) location: ImageLocation,
     pub(super) snapshot: ClusterSnapshot,
     pub(super) announced: BTreeSet<KernelTarget>,
@@ -44,6 +45,7 @@ impl World {
             },
             resolved: [(name("mft"), Ok(resolved()))].into(),
             toolchains: [(name("debian-12"), Ok("toolchain-1".to_owned()))].into(),
+            headers: BTreeMap::new(),
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
             snapshot: ClusterSnapshot { nodes, daemon_sets: vec![daemon_set("mft")] },
             announced: BTreeSet::new(),
@@ -58,6 +60,7 @@ impl World {
             definitions: &self.definitions,
             resolved: &self.resolved,
             toolchains: &self.toolchains,
+            headers: &self.headers,
             location: &self.location,
         }
     }

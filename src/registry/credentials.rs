@@ -5,6 +5,8 @@ use std::{io::ErrorKind, path::PathBuf};
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use serde_json::Value;
 
+use crate::image::Repository;
+
 /// Docker Hub's key in `auths` and for credential helpers.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 
@@ -25,6 +27,20 @@ impl CredentialFile {
     /// The file; it need not exist. Without one, only anonymous requests are made.
     pub fn new(path: Option<PathBuf>) -> Self {
         Self(path)
+    }
+
+    /// User name and password for a repository, for an engine that pulls by itself; `None` where there
+    /// are none, or only a token that engines cannot be given. Blocks: it may run a credential helper.
+    pub fn password(&self, repository: &Repository) -> Option<(String, String)> {
+        let (host, path) = repository.as_str().split_once('/')?;
+        match self.find(host, path) {
+            Ok(Some(Credential::Password { user, password })) => Some((user, password)),
+            Ok(Some(Credential::IdentityToken(_)) | None) => None,
+            Err(reason) => {
+                tracing::warn!(host, reason, "credentials cannot be used; pulling without");
+                None
+            }
+        }
     }
 
     /// In words, for messages.

@@ -69,6 +69,19 @@ pub trait Registry: Send + Sync {
         file: &Path,
     ) -> Result<Upload, RegistryError>;
 
+    /// Makes a blob of another repository of the same registry known in this one, without sending it.
+    /// `false` where the registry does not do that; then it must be pushed.
+    async fn mount_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: &Repository,
+    ) -> Result<bool, RegistryError> {
+        let _ = (digest, from);
+        tracing::debug!(%repository, "blobs are not mounted here");
+        Ok(false)
+    }
+
     /// The same for bytes in memory (configurations).
     async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError>;
 

@@ -249,6 +249,37 @@ impl Registry for RemoteRegistry {
         self.upload(repository, digest, size, Payload::File { path: file, size }).await
     }
 
+    async fn mount_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: &Repository,
+    ) -> Result<bool, RegistryError> {
+        let (name, source) = (&RemoteName::of(repository), RemoteName::of(from));
+        if name.host != source.host {
+            return Ok(false);
+        }
+        let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
+        let mut url = self.http.url(name, "blobs/uploads/", &action).await?;
+        url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
+        let call = Call {
+            name,
+            access: Access::Push,
+            action: &action,
+            method: Method::POST,
+            url,
+            headers: Vec::new(),
+            payload: Payload::None,
+        };
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            201 => Ok(true),
+            // An upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
+            202 => Ok(false),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+
     async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
         let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
         self.upload(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
