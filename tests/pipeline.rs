@@ -36,7 +36,7 @@ fn from_a_kernel_change_to_a_rewritten_image() {
         assert_eq!(text.replace(FIRST_IMAGE, &on_older), after[path]);
     }
     let tag = format!("1.0-{}-debian12-amd64", kernels.older);
-    assert_eq!(site.tags("hello"), [tag.clone()]);
+    assert_eq!(site.tags("hello"), [tag.as_str()]);
     assert!(on_older.ends_with(site.inspect(&format!("hello:{tag}"))["Digest"].as_str().unwrap()));
 
     let again = site.run_once().exits(0);

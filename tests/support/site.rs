@@ -285,9 +285,10 @@ fn fixtures() -> PathBuf {
 fn copy_tree(from: &Path, to: &Path) {
     for entry in walkdir::WalkDir::new(from).into_iter().map(Result::unwrap) {
         let place = to.join(entry.path().strip_prefix(from).unwrap());
-        match entry.file_type().is_dir() {
-            true => fs::create_dir_all(place).unwrap(),
-            false => fs::write(place, fs::read(entry.path()).unwrap()).unwrap(),
+        if entry.file_type().is_dir() {
+            fs::create_dir_all(place).unwrap();
+        } else {
+            fs::copy(entry.path(), place).unwrap();
         }
     }
 }
