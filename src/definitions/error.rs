@@ -86,8 +86,8 @@ impl fmt::Display for DefinitionError {
 impl DefinitionErrors {
     /// All mistakes, as people read them.
     pub fn render(&self) -> String {
-        let mut text: String = self.0.iter().map(|error| format!("error: {error}\n")).collect();
-        text.push_str(&self.to_string());
-        text
+        let mut lines: Vec<String> = self.0.iter().map(|error| format!("error: {error}")).collect();
+        lines.push(self.to_string());
+        lines.join("\n")
     }
 }

@@ -71,6 +71,8 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     for file in &families {
         for (family, document) in parse::<KernelFamily>(file, &mut errors) {
             errors.extend(names.claim(file, &document, "kernel family", &family.metadata.name));
+            let mistake = validate::family(&document, &family);
+            errors.extend(mistake.map(|mistake| DefinitionError::at(file, mistake)));
             definitions.families.push(family);
         }
     }
@@ -128,7 +130,7 @@ fn directory(
         {
             Ok(Some(text)) => files.push(File { name, text }),
             Ok(None) => {
-                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")))
+                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")));
             }
             Err(error) => errors.push(DefinitionError::of_file(&name, format!("cannot be read: {error}"))),
         }
