@@ -146,8 +146,9 @@ fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>) -> String {
             text,
             "RUN found=; for cc in /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
              [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
-             [ \"${{v%%.*}}\" = {major} ] && exit 0; found=\"$found $v\"; done; \
-             echo \"{PROBE_MARK}{name}:${{found:- none}}\"; exit 86"
+             [ \"${{v%%.*}}\" = {major} ] && exit 0; \
+             case \"$found \" in *\" $v \"*) ;; *) found=\"$found $v\" ;; esac; done; \
+             echo \"{PROBE_MARK}${{found:+{name}}}${{found:-no {name}}}\"; exit 86"
         );
     }
     text

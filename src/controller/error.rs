@@ -196,6 +196,13 @@ impl TargetError {
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
+        self.own_hint().or_else(|| {
+            let full = causes(self).any(|cause| cause.kind() == std::io::ErrorKind::StorageFull);
+            full.then(|| "the disk is full: free some room; nothing incomplete was left".to_owned())
+        })
+    }
+
+    fn own_hint(&self) -> Option<String> {
         match self {
             Self::HeadersMissing { hint, .. } => Some(hint.clone()),
             Self::CompilerMissing { wanted, family, .. } => Some(format!(
@@ -219,6 +226,11 @@ impl TargetError {
             _ => None,
         }
     }
+}
+
+/// The system's answers among an error's causes.
+fn causes<'a>(error: &'a (dyn std::error::Error + 'static)) -> impl Iterator<Item = &'a std::io::Error> {
+    std::iter::successors(Some(error), |error| error.source()).filter_map(|cause| cause.downcast_ref())
 }
 
 /// Why a pass could not be made at all.

@@ -67,6 +67,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             None => errors.push(DefinitionError::of_file(&file.name, NOT_A_TEMPLATE.to_owned())),
         }
     }
+    let templates_are_sound = errors.is_empty();
     let mut names = validate::Names::default();
     for file in &families {
         for (family, document) in parse::<KernelFamily>(file, &mut errors) {
@@ -81,6 +82,9 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             errors.extend(names.claim(file, &document, "driver image", &image.metadata.name));
             let mistakes = validate::image(&document, &image, &definitions.templates);
             errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+            if templates_are_sound {
+                errors.extend(validate::rendering(&image, &definitions.templates));
+            }
             definitions.images.insert(image.metadata.name.clone(), image);
         }
     }

@@ -20,6 +20,7 @@ spec:
   rollout:
     - {strategy: image, namespace: drivers, daemonSet: mstflint, container: driver}
     - {strategy: file, path: deploy/, namespace: drivers, daemonSet: mstflint, container: driver}
+  vars: {directory: ., makeArgs: ""}
 "#;
 
 const FAMILY: &str = r#"apiVersion: farrier.dev/v1alpha1
@@ -155,7 +156,8 @@ fn every_mistaken_value_is_reported_at_its_place() {
         IMAGE,
         &[
             ("{name: mstflint}", "{name: Mst_Flint}"),
-            ("template: kbuild", "template: ../kbuild\n  vars: {\"a b\": x, c: \"x\\nRUN id\"}"),
+            ("template: kbuild", "template: ../kbuild"),
+            ("{directory: ., makeArgs: \"\"}", "{\"a b\": x, c: \"x\\nRUN id\"}"),
             ("mstflint-dkms, suites: [sid]", "-oAPT::X, suites: [\"sid main\"]"),
             ("\"true\"", "\"a b\""),
             ("\">=4.18\"", "\">=four\""),
@@ -318,4 +320,21 @@ proptest::proptest! {
         let rendered = DefinitionErrors(errors).render();
         proptest::prop_assert!(!rendered.is_empty());
     }
+}
+
+#[test]
+fn a_template_is_tried_with_the_variables_of_its_image() {
+    let misspelt = "FROM {{toolchain}}\n{{#each patches}}x{{/each}}\nRUN {{kernel.relase}}\n";
+    insta::assert_snapshot!(mistakes(&[("images/m.yaml", IMAGE), ("templates/kbuild.Dockerfile.hbs", misspelt)]), @r#"
+    error: templates/kbuild.Dockerfile.hbs:3:1: there is no variable kernel.relase for driver image "mstflint"
+      3 | RUN {{kernel.relase}}
+        | ^
+    1 mistake in the definitions
+    "#);
+    insta::assert_snapshot!(image_mistakes(&[("directory: ., ", "")]), @r#"
+    error: templates/kbuild.Dockerfile.hbs:18:1: there is no variable vars.directory for driver image "mstflint"
+      18 |     directory="$(realpath "/build/{{vars.directory}}")"; \
+         | ^
+    1 mistake in the definitions
+    "#);
 }

@@ -12,8 +12,8 @@ use crate::{
         DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, VersionSpec,
         checked::{self, InnerPath, InnerPattern, Reference, Sha256},
     },
-    kernel::{KernelFamily, Toolchain},
-    template,
+    kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
+    template::{self, TemplateContext},
 };
 
 /// Reports what is wrong with an image.
@@ -98,6 +98,36 @@ pub(super) fn template(file: &File, name: &str) -> Option<DefinitionError> {
     }
     let place = Place { line: error.line as u64, column: 1 };
     Some(DefinitionError::at(file, Mistake { place, message: error.reason }))
+}
+
+/// Reports an image's template that names a variable which this image does not have, by rendering it for a
+/// kernel of the plainest kind.
+pub(super) fn rendering(
+    image: &DriverImage,
+    templates: &BTreeMap<String, String>,
+) -> Option<DefinitionError> {
+    let spec = &image.spec;
+    let text = templates.get(&spec.template)?;
+    let target = KernelTarget {
+        os: "debian".parse().ok()?,
+        os_version: "12".parse().ok()?,
+        release: "6.1.0-1-amd64".parse().ok()?,
+        arch: Architecture::Amd64,
+    };
+    let name = image.metadata.name.as_str();
+    let mut context = TemplateContext::new("toolchain", (name, "1.0"), &target);
+    context.modules.clone_from(&spec.modules);
+    context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+    context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
+    context.vars.clone_from(&spec.vars);
+    let error = template::render(&spec.template, text, &context).err()?;
+    let file = File { name: format!("templates/{}.Dockerfile.hbs", spec.template), text: text.clone() };
+    let message = format!("{} for driver image {name:?}", error.reason);
+    if error.line == 0 {
+        return Some(DefinitionError::of_file(&file.name, message));
+    }
+    let place = Place { line: error.line as u64, column: 1 };
+    Some(DefinitionError::at(&file, Mistake { place, message }))
 }
 
 /// The names that are taken, with the file that took them.

@@ -174,6 +174,9 @@ impl FetchError {
             Self::Unpack { source: UnpackError::Damaged(_), .. } => {
                 "the archive is incomplete or not an archive: fetch it again"
             }
+            Self::Truncated { .. } => {
+                "the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source"
+            }
             Self::Program { message, .. } => return program_hint(message),
             _ => return None,
         };

@@ -89,7 +89,11 @@ impl fmt::Display for SkipReason {
             Self::NoTemplate { template } => write!(f, "there is no template {template:?}"),
             Self::NoTags => f.write_str("the image has no tags"),
             Self::TagCollision { reference, others } => {
-                write!(f, "tag collision: {reference} would also be {}", others.join(" and "))
+                let others = others.join(" and ");
+                write!(
+                    f,
+                    "tag collision: {reference} would also be {others}; give `tags` what tells them apart"
+                )
             }
         }
     }

@@ -119,7 +119,10 @@ impl RegistryError {
             Self::Digest { .. } => {
                 Some("the registry, or a proxy before it, alters or mixes up content".to_owned())
             }
-            Self::Server { .. } | Self::Protocol { .. } | Self::Io { .. } | Self::Options { .. } => None,
+            Self::Server { host, .. } => {
+                Some(format!("see the log of the registry at {host}; it was asked several times"))
+            }
+            Self::Protocol { .. } | Self::Io { .. } | Self::Options { .. } => None,
         }
     }
 

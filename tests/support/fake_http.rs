@@ -13,6 +13,8 @@ pub struct Answer {
     status: u16,
     headers: Vec<(String, String)>,
     body: Vec<u8>,
+    /// Bytes that are announced and never sent.
+    missing: usize,
 }
 
 /// A request as it came.
@@ -35,10 +37,16 @@ impl Request {
 }
 
 pub fn answer(status: u16, body: impl AsRef<[u8]>) -> Answer {
-    Answer { status, headers: Vec::new(), body: body.as_ref().to_vec() }
+    Answer { status, headers: Vec::new(), body: body.as_ref().to_vec(), missing: 0 }
 }
 
 impl Answer {
+    /// The connection ends before this many further bytes have come.
+    pub fn cut_short_by(mut self, missing: usize) -> Self {
+        self.missing = missing;
+        self
+    }
+
     pub fn header(mut self, name: &str, value: impl std::fmt::Display) -> Self {
         self.headers.push((name.to_owned(), value.to_string()));
         self
@@ -108,7 +116,7 @@ async fn write(mut stream: TcpStream, answer: Answer) {
     let mut head = format!(
         "HTTP/1.1 {} Scripted\r\ncontent-length: {}\r\nconnection: close\r\n",
         answer.status,
-        answer.body.len()
+        answer.body.len() + answer.missing
     );
     for (name, value) in &answer.headers {
         head.extend([name, ": ", value, "\r\n"]);

@@ -1,5 +1,8 @@
 //! What integration tests share. Each test program uses a part of it.
 #![allow(dead_code)]
 
+pub mod docker;
 pub mod fake_http;
+pub mod kernels;
 pub mod registry_process;
+pub mod site;

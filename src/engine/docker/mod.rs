@@ -87,7 +87,7 @@ impl DockerEngine {
         };
         let answer = |error: Error| match error {
             Error::SocketNotFoundError(_) => "no such socket".to_owned(),
-            error => chain(&error),
+            error => root_cause(&error),
         };
         let client = client.map_err(answer)?.negotiate_version().await.map_err(answer)?;
         let version = client.version().await.map_err(answer)?;
@@ -282,6 +282,15 @@ impl Engine for DockerEngine {
 /// Makes the daemon's fault into ours.
 fn fault(action: &'static str) -> impl Fn(Error) -> EngineError {
     move |error| EngineError::engine(EngineKind::Docker, action, error)
+}
+
+/// The last cause's words: what the HTTP client says above it only names its own layers.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause.to_string()
 }
 
 /// The writer of the context only saw that the daemon had hung up.

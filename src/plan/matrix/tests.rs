@@ -67,8 +67,8 @@ fn two_kernels_with_one_tag_block_each_other() {
     assert_eq!(matrix.cells.len(), 1);
     let reasons: Vec<_> = matrix.skipped.iter().map(|s| s.why.to_string()).collect();
     insta::assert_snapshot!(reasons.join("\n"), @r"
-    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64)
-    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64)
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64); give `tags` what tells them apart
+    tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64); give `tags` what tells them apart
     ");
 }
 

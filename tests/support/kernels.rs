@@ -1,0 +1,72 @@
+//! Debian 12's newest kernels, found at run time in the suites that farrier itself looks into.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, SystemTime},
+};
+
+/// How long a list of kernels is believed; the suites change every few days.
+const FRESH: Duration = Duration::from_hours(1);
+
+/// The two newest 6.1 kernels for amd64 that have headers, the newest last.
+pub struct Kernels {
+    pub older: String,
+    pub newer: String,
+}
+
+/// The cache directory whose fetched parts all tests share.
+pub fn shared_cache() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join("shared-cache")
+}
+
+/// The kernels. Tests run at once, each in its own process: the first asks apt, the others read its answer.
+pub fn newest() -> Kernels {
+    let cache = shared_cache();
+    fs::create_dir_all(&cache).unwrap();
+    let lock = File::create(cache.join("kernels.lock")).unwrap();
+    lock.lock().unwrap();
+    let list = cache.join("kernels");
+    let age = |path: &Path| SystemTime::now().duration_since(fs::metadata(path).ok()?.modified().ok()?).ok();
+    if age(&list).is_none_or(|age| age > FRESH) {
+        fs::write(&list, ask_apt(&cache).join("\n")).unwrap();
+    }
+    let releases = fs::read_to_string(&list).unwrap();
+    let mut newest = releases.lines().rev().map(str::to_owned);
+    let (Some(newer), Some(older)) = (newest.next(), newest.next()) else {
+        panic!("the suites of Debian 12 have no two 6.1 kernels, only {releases:?}");
+    };
+    Kernels { older, newer }
+}
+
+/// Releases of all 6.1 kernels with headers, oldest first.
+fn ask_apt(cache: &Path) -> Vec<String> {
+    // Fails, for want of such a kernel, and leaves farrier's own package lists in the cache.
+    let _ = Command::new(env!("CARGO_BIN_EXE_farrier"))
+        .args(["headers", "fetch", "--kernel", "6.1.0-0-amd64", "--os", "debian", "--os-version", "12"])
+        .args(["--arch", "amd64", "--cache-dir"])
+        .arg(cache)
+        .output()
+        .unwrap();
+    let states = fs::read_dir(cache.join("apt")).expect("farrier has fetched package lists");
+    let mut releases: Vec<(u32, String)> = states
+        .flat_map(|state| {
+            let output = Command::new("apt-cache")
+                .arg("-c")
+                .arg(state.unwrap().path().join("apt.conf"))
+                .args(["pkgnames", "linux-headers-6.1.0-"])
+                .output()
+                .expect("run apt-cache");
+            String::from_utf8(output.stdout).unwrap().lines().map(str::to_owned).collect::<Vec<_>>()
+        })
+        .filter_map(|package| {
+            let release = package.strip_prefix("linux-headers-")?.to_owned();
+            let abi = release.strip_prefix("6.1.0-")?.strip_suffix("-amd64")?.parse().ok()?;
+            Some((abi, release))
+        })
+        .collect();
+    releases.sort();
+    releases.dedup();
+    releases.into_iter().map(|(_, release)| release).collect()
+}

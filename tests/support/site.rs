@@ -1,0 +1,300 @@
+//! A site: definitions, a directory of manifests and a registry, on which the real `farrier` works.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{
+    docker,
+    kernels::shared_cache,
+    registry_process::{RegistryProcess, Wants},
+};
+
+/// Parts of the cache that hold fetched content by its digest. All sites share them, so that headers and
+/// toolchains are fetched once in a test run; logs, records and work are each site's own.
+const SHARED: [&str; 7] = ["apt", "debs", "downloads", "headers", "rootfs", "sources", "locks"];
+
+/// Definitions, cluster, registry and cache of one test, removed when it is dropped.
+pub struct Site {
+    pub registry: RegistryProcess,
+    /// `--registry`.
+    pub location: String,
+    directory: tempfile::TempDir,
+}
+
+/// A `farrier` that has ended.
+pub struct Run {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+    pub pid: u32,
+}
+
+impl Site {
+    /// The fixtures' definitions and a cluster without nodes.
+    pub fn new() -> Self {
+        Self::with_registry(Wants::default())
+    }
+
+    pub fn with_registry(wants: Wants) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = RegistryProcess::start(wants);
+        let location = format!("{}/drivers", registry.host);
+        let site = Self { registry, location, directory };
+        copy_tree(&fixtures().join("definitions"), &site.definitions());
+        for name in ["cluster", "cache", "docker"] {
+            fs::create_dir(site.path(name)).unwrap();
+        }
+        site.link_shared();
+        site
+    }
+
+    /// Links the shared parts into the cache directory.
+    pub fn link_shared(&self) {
+        for kind in SHARED {
+            let shared = shared_cache().join(kind);
+            fs::create_dir_all(&shared).unwrap();
+            symlink(shared, self.cache().join(kind)).unwrap();
+        }
+    }
+
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn definitions(&self) -> PathBuf {
+        self.path("definitions")
+    }
+
+    pub fn cluster(&self) -> PathBuf {
+        self.path("cluster")
+    }
+
+    pub fn cache(&self) -> PathBuf {
+        self.path("cache")
+    }
+
+    /// Writes one of the fixtures' manifests into the cluster, `KERNEL` and `IMAGE` filled in.
+    pub fn manifest(&self, name: &str, kernel: &str) {
+        let text = fs::read_to_string(fixtures().join("cluster").join(name)).unwrap();
+        let text = text.replace("KERNEL", kernel).replace("IMAGE", FIRST_IMAGE);
+        fs::write(self.cluster().join(name), text).unwrap();
+    }
+
+    /// A cluster of the canary node alone, with the DaemonSet that reaches it.
+    pub fn canary(&self, kernel: &str) {
+        self.manifest("edge-2.yaml", kernel);
+        self.manifest("daemonset.yaml", kernel);
+    }
+
+    /// Replaces text in a file of the definitions; it must be there.
+    pub fn edit(&self, file: &str, from: &str, to: &str) {
+        let path = self.definitions().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{file} has no {from:?}");
+        fs::write(path, text.replace(from, to)).unwrap();
+    }
+
+    /// Writes a file of the definitions.
+    pub fn define(&self, file: &str, text: &str) {
+        let path = self.definitions().join(file);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// `farrier` with this site's definitions, cache and registry in its environment.
+    pub fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+        command
+            .args(args)
+            .env("FARRIER_DEFINITIONS", self.definitions())
+            .env("FARRIER_CACHE_DIR", self.cache())
+            .env("FARRIER_REGISTRY", &self.location)
+            .env("FARRIER_CLUSTER", format!("dir:{}", self.cluster().display()))
+            .env("FARRIER_ENGINE", "docker")
+            .env("DOCKER_CONFIG", self.path("docker"))
+            .env("HOME", self.path("home"))
+            .env_remove("REGISTRY_AUTH_FILE")
+            .env_remove("XDG_RUNTIME_DIR")
+            .env_remove("FARRIER_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub fn start<S: AsRef<OsStr>>(&self, args: &[S]) -> Child {
+        self.command(args).spawn().unwrap()
+    }
+
+    /// Runs `farrier` to its end, and looks at what it left behind: nothing.
+    pub fn farrier<S: AsRef<OsStr>>(&self, args: &[S]) -> Run {
+        self.finish(self.start(args))
+    }
+
+    pub fn finish(&self, child: Child) -> Run {
+        let run = Run::of(child);
+        self.assert_nothing_left(&run);
+        run
+    }
+
+    /// One pass.
+    pub fn run_once(&self) -> Run {
+        self.farrier(&["run", "--once"])
+    }
+
+    /// `farrier build hello` for a Debian 12 kernel, with further arguments.
+    pub fn build(&self, image: &str, kernel: &str, args: &[&str]) -> Run {
+        let target =
+            ["build", image, "--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+        self.farrier(&[&target, args].concat())
+    }
+
+    /// No container, no image and no temporary file of this run is left.
+    pub fn assert_nothing_left(&self, run: &Run) {
+        assert_eq!(docker::left_by(run.pid), [""; 0], "left in the engine by\n{run}");
+        assert_eq!(entries(&self.cache().join("work")), [""; 0], "left in work/ by\n{run}");
+        for kind in ["blobs", "logs", "records/failures"] {
+            let temporary = |name: &String| name.starts_with(".tmp");
+            assert!(!entries(&self.cache().join(kind)).iter().any(temporary), "left in {kind}/ by\n{run}");
+        }
+    }
+
+    /// Bytes of every manifest of the cluster.
+    pub fn manifests(&self) -> BTreeMap<String, String> {
+        read_all(&self.cluster())
+    }
+
+    /// The image value of the cluster's DaemonSet.
+    pub fn image(&self) -> String {
+        image_of(&fs::read_to_string(self.cluster().join("daemonset.yaml")).unwrap())
+    }
+
+    /// The registry's tags of one of the site's images; empty when there is no such repository.
+    pub fn tags(&self, image: &str) -> Vec<String> {
+        let repository = format!("docker://{}/{image}", self.location);
+        let output = skopeo(&["list-tags", "--tls-verify=false", &repository]);
+        let Ok(list) = serde_json::from_slice::<Value>(&output.stdout) else { return Vec::new() };
+        list["Tags"].as_array().unwrap().iter().map(|tag| tag.as_str().unwrap().to_owned()).collect()
+    }
+
+    /// What `skopeo inspect` says about one of the site's images.
+    pub fn inspect(&self, name: &str) -> Value {
+        let reference = format!("docker://{}/{name}", self.location);
+        let output = skopeo(&["inspect", "--tls-verify=false", &reference]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// The paths and names of this machine and of this run out of a text, for snapshots.
+    pub fn neutral(&self, text: &str) -> String {
+        let text = text.replace(&self.directory.path().display().to_string(), "SITE");
+        neutral_digests(&text.replace(&self.registry.host, "REGISTRY"))
+    }
+}
+
+/// What stands in the fixtures' DaemonSet at first.
+pub const FIRST_IMAGE: &str = "registry.example/none:1";
+
+impl Run {
+    fn of(child: Child) -> Self {
+        let pid = child.id();
+        let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Self { code: status.code(), stdout: text(stdout), stderr: text(stderr), pid }
+    }
+
+    /// Checks the exit code.
+    #[track_caller]
+    pub fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self}");
+        self
+    }
+
+    /// Its result as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self}"))
+    }
+
+    /// The first line of either stream with these words; it must be there.
+    #[track_caller]
+    pub fn line(&self, words: &str) -> &str {
+        let mut lines = self.stdout.lines().chain(self.stderr.lines());
+        lines.find(|line| line.contains(words)).unwrap_or_else(|| panic!("no line with {words:?}: {self}"))
+    }
+}
+
+impl std::fmt::Display for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { code, stdout, stderr, pid: _ } = self;
+        write!(f, "exit code {code:?}\n--- stdout\n{stdout}--- stderr\n{stderr}---")
+    }
+}
+
+/// Waits for a condition.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_mins(1);
+    while !condition() {
+        assert!(Instant::now() < until, "waited a minute for {what}");
+        // Nothing tells; this only paces the question.
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs `skopeo`.
+pub fn skopeo(args: &[&str]) -> Output {
+    Command::new("skopeo").args(args).output().expect("run skopeo (Debian package skopeo)")
+}
+
+/// The value of the first `image:` in a manifest, without its comment.
+pub fn image_of(manifest: &str) -> String {
+    let line = manifest.lines().find_map(|line| line.trim().strip_prefix("image: ")).unwrap();
+    line.split_whitespace().next().unwrap().to_owned()
+}
+
+/// The names in a directory, sorted; none when it is not there.
+pub fn entries(directory: &Path) -> Vec<String> {
+    let Ok(listing) = fs::read_dir(directory) else { return Vec::new() };
+    let names = listing.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// The text of every file below a directory.
+pub fn read_all(directory: &Path) -> BTreeMap<String, String> {
+    let files = walkdir::WalkDir::new(directory).into_iter().map(Result::unwrap);
+    let files = files.filter(|entry| entry.file_type().is_file());
+    files.map(|file| (file.path().display().to_string(), fs::read_to_string(file.path()).unwrap())).collect()
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    for entry in walkdir::WalkDir::new(from).into_iter().map(Result::unwrap) {
+        let place = to.join(entry.path().strip_prefix(from).unwrap());
+        match entry.file_type().is_dir() {
+            true => fs::create_dir_all(place).unwrap(),
+            false => fs::write(place, fs::read(entry.path()).unwrap()).unwrap(),
+        }
+    }
+}
+
+/// Runs of at least twelve hexadecimal digits become `HASH`, paths of a build's own directory `WORK`.
+fn neutral_digests(text: &str) -> String {
+    let digests = regex::Regex::new(r"\b[0-9a-f]{12,64}\b").unwrap();
+    let work = regex::Regex::new(r#"work/build-[^ "]+"#).unwrap();
+    work.replace_all(&digests.replace_all(text, "HASH"), "WORK").into_owned()
+}
