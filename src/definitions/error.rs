@@ -1,6 +1,6 @@
 //! Adapter: mistakes in definitions, with file, line, column and the offending text.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use super::{File, decode::Mistake, node::Place};
 
@@ -86,12 +86,8 @@ impl fmt::Display for DefinitionError {
 impl DefinitionErrors {
     /// All mistakes, as people read them.
     pub fn render(&self) -> String {
-        let mut text = String::new();
-        for error in &self.0 {
-            // Writing to a `String` cannot fail.
-            let _ = writeln!(text, "error: {error}");
-        }
-        text.push_str(&self.to_string());
-        text
+        let mut lines: Vec<String> = self.0.iter().map(|error| format!("error: {error}")).collect();
+        lines.push(self.to_string());
+        lines.join("\n")
     }
 }

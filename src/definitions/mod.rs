@@ -72,6 +72,8 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     for file in &families {
         for (family, document) in parse::<KernelFamily>(file, &mut errors) {
             errors.extend(names.claim(file, &document, "kernel family", &family.metadata.name));
+            let mistake = validate::family(&document, &family);
+            errors.extend(mistake.map(|mistake| DefinitionError::at(file, mistake)));
             definitions.families.push(family);
         }
     }

@@ -1,4 +1,4 @@
-use std::fs;
+use std::{fmt::Write as _, fs};
 
 use super::*;
 use crate::image::{ImageName, RolloutSpec, SourceOrigin, VersionSpec};
@@ -159,7 +159,6 @@ fn every_mistaken_value_is_reported_at_its_place() {
             ("template: kbuild", "template: ../kbuild"),
             ("{directory: ., makeArgs: \"\"}", "{\"a b\": x, c: \"x\\nRUN id\"}"),
             ("mstflint-dkms, suites: [sid]", "-oAPT::X, suites: [\"sid main\"]"),
-            ("usr/src/mstflint-*", "../*"),
             ("\"true\"", "\"a b\""),
             ("\">=4.18\"", "\">=four\""),
             ("[mstflint_access]", "[mstflint_access, mst.ko]"),
@@ -226,10 +225,16 @@ fn names_must_exist_and_be_unique() {
         ("{source: mstflint}", "{source: mstfilnt}"),
         (
             "      subdir:",
-            "    - {name: mstflint, from: {path: {path: x}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
+            "    - {name: mstflint, from: {path: {path: x, sha256: abc}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
         ),
+        ("usr/src/mstflint-*", "../*"),
         ("[mstflint_access]", "[mstflint_access, mstflint_access]"),
+        ("{bootstrap: {suite: bookworm, include: [kmod]}}", "{image: debian}"),
     ]));
+    insta::assert_snapshot!(family_mistakes(&[(
+        "{bootstrap: {suite: bookworm, include: [gcc-12, make, kmod, libelf1, xz-utils, patch]}}",
+        "{image: \"a b:1\"}"
+    ),]));
     insta::assert_snapshot!(mistakes(&[("images/a.yaml", IMAGE), ("images/b.yaml", IMAGE)]), @r#"
     error: images/b.yaml:3:18: driver image "mstflint" is defined in images/a.yaml already
       3 | metadata: {name: mstflint}
@@ -263,7 +268,7 @@ fn a_yaml_bomb_is_refused() {
     let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for (name, earlier) in ('b'..='j').zip('a'..) {
         let list = vec![format!("*{earlier}"); 10].join(", ");
-        bomb += &format!("{name}: &{name} [{list}]\n");
+        writeln!(bomb, "{name}: &{name} [{list}]").unwrap();
     }
     let errors = load_files(&[("images/bomb.yaml", &bomb)]).unwrap_err();
     assert_eq!(errors.0.len(), 1, "{}", errors.render());

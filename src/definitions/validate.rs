@@ -1,4 +1,4 @@
-//! Adapter: what the form of one value cannot say: names that must exist, names that must not exist twice.
+//! Adapter: what reading one value does not say: names that must exist or be unique, paths, digests, references.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,11 @@ use super::{
     node::{Node, Place},
 };
 use crate::{
-    image::{DriverImage, ImageName, SourceOrigin, SourceSpec, VersionSpec},
-    kernel::{Architecture, KernelTarget},
+    image::{
+        DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, VersionSpec,
+        checked::{self, InnerPath, InnerPattern, Reference, Sha256},
+    },
+    kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
     template::{self, TemplateContext},
 };
 
@@ -42,10 +45,34 @@ pub(super) fn image(
             wrong(&["spec", "sources", &index.to_string(), "name"], message);
         }
     }
+    for (index, source) in spec.sources.iter().enumerate() {
+        let inner = [
+            ("unpack", source.unpack.as_deref().and_then(checked::fault::<InnerPath>)),
+            ("subdir", source.subdir.as_deref().and_then(checked::fault::<InnerPattern>)),
+        ];
+        for (field, fault) in inner {
+            if let Some(fault) = fault {
+                wrong(&["spec", "sources", &index.to_string(), field], fault);
+            }
+        }
+        let (form, sha256) = match &source.from {
+            SourceOrigin::Path { sha256, .. } => ("path", sha256.as_deref()),
+            SourceOrigin::Url { sha256, .. } => ("url", Some(sha256.as_str())),
+            SourceOrigin::Apt(_) => continue,
+        };
+        if let Some(fault) = sha256.and_then(checked::fault::<Sha256>) {
+            wrong(&["spec", "sources", &index.to_string(), "from", form, "sha256"], fault);
+        }
+    }
     for (index, module) in spec.modules.iter().enumerate() {
         if spec.modules[..index].contains(module) {
             wrong(&["spec", "modules", &index.to_string()], format!("module {module:?} is listed already"));
         }
+    }
+    if let Some(RuntimeBase::Image(reference)) = &spec.runtime.base
+        && let Some(fault) = checked::fault::<Reference>(reference)
+    {
+        wrong(&["spec", "runtime", "base", "image"], fault);
     }
     for (index, patch) in spec.patches.iter().enumerate() {
         if patch.path.file_name().is_none() {
@@ -54,6 +81,13 @@ pub(super) fn image(
         }
     }
     mistakes
+}
+
+/// Reports what is wrong with a family.
+pub(super) fn family(document: &Node, family: &KernelFamily) -> Option<Mistake> {
+    let Toolchain::Image(reference) = &family.spec.toolchain else { return None };
+    let place = document.place_of(&["spec", "toolchain", "image"]);
+    checked::fault::<Reference>(reference).map(|message| Mistake { place, message })
 }
 
 /// Reports a template that is no Handlebars.

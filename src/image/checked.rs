@@ -94,7 +94,7 @@ rules! {
     /// A download.
     Download: r"^https?://[^\s\x00-\x1f]+$", "a download's address: `http://` or `https://`";
     /// A sha256 as sha256sum prints it.
-    Sha256: "^[0-9a-f]{64}$", "a sha256: 64 lower-case hexadecimal digits";
+    Sha256: "^[0-9A-Fa-f]{64}$", "a sha256: 64 hexadecimal digits";
     /// A file on this machine, absolute or relative to the definitions directory.
     LocalPath: r"^[^\x00-\x1f\x7f]+$", "a path";
     /// A path inside a tree that farrier unpacked.
@@ -143,6 +143,11 @@ impl<'de, R: Rule> Deserialize<'de> for Checked<R> {
 fn not(text: &str, what: impl fmt::Display) -> String {
     let shown: String = text.chars().take(80).collect();
     format!("{shown:?} is not {what}")
+}
+
+/// What is wrong with a string, for rules that are applied after reading.
+pub fn fault<R: Rule>(text: &str) -> Option<String> {
+    (!R::accepts(text)).then(|| not(text, R::WHAT))
 }
 
 /// Reads one string.

@@ -3,20 +3,17 @@
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
 use schemars::JsonSchema;
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{self, Error as _, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
+    PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
     checked::{
-        self, Argument, Component, DnsLabel, DnsName, Download, DriverVersion, EnvName, InnerPath,
-        InnerPattern, LabelKey, LabelValue, LocalPath, Mirror, ModuleName, OneLine, PackageName,
-        PackageVersion, Reference, Rule, Sha256, Suite, TemplateName, VariableName,
+        self, Argument, EnvName, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule, TemplateName,
+        VariableName,
     },
     tag,
 };
-use crate::kernel::{AptSuites, KernelFamily};
+use crate::kernel::KernelFamily;
 
 /// The version of farrier's definition language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -194,199 +191,6 @@ fn tag_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
     Ok(patterns.into_iter().map(|pattern| pattern.0).collect())
 }
 
-/// A driver's version: written down, or that of one of its `apt` sources.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-#[serde(untagged)]
-#[schemars(deny_unknown_fields)]
-pub enum VersionSpec {
-    /// Written down.
-    Literal(#[schemars(regex(pattern = DriverVersion::PATTERN))] String),
-    /// The upstream part of the version of the package behind the named `apt` source.
-    FromSource {
-        /// The source's name.
-        source: String,
-    },
-}
-
-/// By hand, because serde's untagged enums lose both the place and the reason of an error.
-impl<'de> Deserialize<'de> for VersionSpec {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct FromSource {
-            source: ImageName,
-        }
-
-        struct Form;
-
-        impl<'de> Visitor<'de> for Form {
-            type Value = VersionSpec;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a version, or `{source: NAME}` of an apt source")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<VersionSpec, E> {
-                checked::one::<DriverVersion, _>(text.into_deserializer()).map(VersionSpec::Literal)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<VersionSpec, A::Error> {
-                let FromSource { source } = FromSource::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(VersionSpec::FromSource { source: source.to_string() })
-            }
-        }
-
-        deserializer.deserialize_any(Form)
-    }
-}
-
-/// One input that is compiled.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct SourceSpec {
-    /// Its directory under `sources/` in the build context.
-    pub name: ImageName,
-    /// Where it comes from: exactly one of `path`, `url`, `apt`.
-    pub from: SourceOrigin,
-    /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the
-    /// tree (`usr/src/nvidia-open-kernel.tar.xz`).
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<InnerPath, _>"
-    )]
-    #[schemars(regex(pattern = InnerPath::PATTERN))]
-    pub unpack: Option<String>,
-    /// The part of the (unpacked) tree that is used, as a relative path in which the last component
-    /// may hold one `*`; it must match exactly once. Default: the whole tree.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<InnerPattern, _>"
-    )]
-    #[schemars(regex(pattern = InnerPattern::PATTERN))]
-    pub subdir: Option<String>,
-}
-
-/// Where a source comes from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub enum SourceOrigin {
-    /// A file (archive) or directory, relative to the definitions directory.
-    Path {
-        /// The path.
-        #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-        path: PathBuf,
-        /// Expected sha256 of the file, hexadecimal. Not for directories.
-        #[serde(
-            default,
-            skip_serializing_if = "Option::is_none",
-            deserialize_with = "checked::optional::<Sha256, _>"
-        )]
-        #[schemars(regex(pattern = Sha256::PATTERN))]
-        sha256: Option<String>,
-    },
-    /// A download; archives are unpacked.
-    Url {
-        /// The address, `http` or `https`.
-        #[serde(deserialize_with = "checked::one::<Download, _>")]
-        #[schemars(regex(pattern = Download::PATTERN))]
-        url: String,
-        /// sha256 of the file, hexadecimal.
-        #[serde(deserialize_with = "checked::one::<Sha256, _>")]
-        #[schemars(regex(pattern = Sha256::PATTERN))]
-        sha256: String,
-    },
-    /// A package of a Debian-like archive, unpacked (not installed).
-    Apt(AptSource),
-}
-
-/// A package whose files are a source.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(from = "AptSourceForm", into = "AptSourceForm")]
-#[schemars(with = "AptSourceForm")]
-pub struct AptSource {
-    /// The package's name.
-    pub package: String,
-    /// Its exact version; the suite's newest when absent.
-    pub version: Option<String>,
-    /// Where to look for it.
-    pub suites: AptSuites,
-}
-
-/// [`AptSource`] as written: serde cannot refuse unknown fields of a flattened structure.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct AptSourceForm {
-    /// The package's name.
-    #[serde(deserialize_with = "checked::one::<PackageName, _>")]
-    #[schemars(regex(pattern = PackageName::PATTERN))]
-    package: String,
-    /// Its exact version; the suite's newest when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<PackageVersion, _>"
-    )]
-    #[schemars(regex(pattern = PackageVersion::PATTERN))]
-    version: Option<String>,
-    /// Suites, such as `bookworm`, `sid`.
-    #[serde(deserialize_with = "checked::some::<Suite, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
-    suites: Vec<String>,
-    /// Components; `main` when empty.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Component, _>"
-    )]
-    #[schemars(inner(regex(pattern = Component::PATTERN)))]
-    components: Vec<String>,
-    /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<Mirror, _>"
-    )]
-    #[schemars(regex(pattern = Mirror::PATTERN))]
-    mirror: Option<String>,
-    /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    signed_by: Option<PathBuf>,
-}
-
-impl From<AptSourceForm> for AptSource {
-    fn from(form: AptSourceForm) -> Self {
-        let AptSourceForm { package, version, suites, components, mirror, signed_by } = form;
-        Self { package, version, suites: AptSuites { suites, components, mirror, signed_by } }
-    }
-}
-
-impl From<AptSource> for AptSourceForm {
-    fn from(source: AptSource) -> Self {
-        let AptSource { package, version, suites: AptSuites { suites, components, mirror, signed_by } } =
-            source;
-        Self { package, version, suites, components, mirror, signed_by }
-    }
-}
-
-/// A patch, applied by the template.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct PatchSpec {
-    /// The file, relative to the definitions directory.
-    #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-    pub path: PathBuf,
-    /// Range over the release's `x.y.z`; every kernel when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "checked::version_range")]
-    #[schemars(with = "Option<String>")]
-    pub kernels: Option<semver::VersionReq>,
-}
-
 /// Nodes by label; an empty selector matches every node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -427,7 +231,7 @@ pub enum RuntimeBase {
     /// Made with mmdebstrap from packages.
     Bootstrap(crate::kernel::BootstrapSpec),
     /// A reference to an image that exists, with its tag or digest.
-    Image(#[serde(deserialize_with = "checked::one::<Reference, _>")] String),
+    Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
 }
 
 /// Who makes the final image.
@@ -450,79 +254,6 @@ pub enum OnConflict {
     Refuse,
     /// Replace it.
     Overwrite,
-}
-
-/// One thing whose image field is rewritten.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", tag = "strategy", try_from = "RolloutForm")]
-// The schema is that of the enum; the form below exists for the messages.
-#[schemars(!try_from, deny_unknown_fields)]
-pub enum RolloutSpec {
-    /// A DaemonSet of the cluster whose nodes share one kernel.
-    Image {
-        /// The DaemonSet's namespace.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        namespace: String,
-        /// The DaemonSet's name.
-        #[serde(rename = "daemonSet")]
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        daemon_set: String,
-        /// The container or init container whose image is set.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        container: String,
-    },
-    /// A DaemonSet in a directory of manifests beside the cluster (GitOps).
-    File {
-        /// The file or directory, relative to the definitions directory.
-        #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-        path: PathBuf,
-        /// The DaemonSet's namespace.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        namespace: String,
-        /// The DaemonSet's name.
-        #[serde(rename = "daemonSet")]
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        daemon_set: String,
-        /// The container or init container whose image is set.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        container: String,
-    },
-}
-
-/// [`RolloutSpec`] as written: serde's internally tagged enums lose the place of an error.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct RolloutForm {
-    strategy: Strategy,
-    #[serde(deserialize_with = "checked::one::<DnsLabel, _>")]
-    namespace: String,
-    #[serde(deserialize_with = "checked::one::<DnsName, _>")]
-    daemon_set: String,
-    #[serde(deserialize_with = "checked::one::<DnsLabel, _>")]
-    container: String,
-    #[serde(default, deserialize_with = "checked::optional_path::<LocalPath, _>")]
-    path: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum Strategy {
-    Image,
-    File,
-}
-
-impl TryFrom<RolloutForm> for RolloutSpec {
-    type Error = &'static str;
-
-    fn try_from(form: RolloutForm) -> Result<Self, Self::Error> {
-        let RolloutForm { strategy, namespace, daemon_set, container, path } = form;
-        match (strategy, path) {
-            (Strategy::Image, None) => Ok(Self::Image { namespace, daemon_set, container }),
-            (Strategy::Image, Some(_)) => Err("strategy `image` has no `path`; strategy `file` has"),
-            (Strategy::File, Some(path)) => Ok(Self::File { path, namespace, daemon_set, container }),
-            (Strategy::File, None) => Err("strategy `file` needs a `path`: the file or directory to edit"),
-        }
-    }
 }
 
 /// Everything that the definitions directory holds, beside the built-in defaults.

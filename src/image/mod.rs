@@ -4,13 +4,18 @@ pub mod checked;
 mod definition;
 mod input_hash;
 mod reference;
+mod rollout;
+mod source;
 mod tag;
+mod version;
 
 pub use definition::{
-    ApiVersion, AptSource, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata,
-    NodeSelector, OnConflict, Output, PatchSpec, RolloutSpec, RuntimeBase, RuntimeSpec, SourceOrigin,
-    SourceSpec, VersionSpec,
+    ApiVersion, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata, NodeSelector,
+    OnConflict, Output, RuntimeBase, RuntimeSpec,
 };
 pub use input_hash::{InputHash, InputHashError, InputHasher};
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
+pub use rollout::RolloutSpec;
+pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, render_tags};
+pub use version::VersionSpec;

@@ -174,7 +174,7 @@ pub enum Toolchain {
     /// Made with mmdebstrap from packages.
     Bootstrap(BootstrapSpec),
     /// A reference to an image that exists, with its tag or digest.
-    Image(#[serde(deserialize_with = "checked::one::<Reference, _>")] String),
+    Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
 }
 
 /// A root file system made with mmdebstrap.
