@@ -198,15 +198,13 @@ fn a_registry_that_wants_credentials() {
     site.run_once().exits(0).line("rewrote");
 }
 
-/// A file system of a few megabytes; it is unmounted on drop.
+/// A file system of a few megabytes; it is unmounted on drop. Mounting takes root, or sudo.
 struct SmallDisk<'a>(&'a Path);
 
 impl<'a> SmallDisk<'a> {
     fn mount(at: &'a Path, size: &str) -> Self {
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "farrier"])
-            .arg(at)
-            .output();
+        let mounted =
+            as_root("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "farrier"]).arg(at).output();
         let mounted = mounted.expect("run mount");
         assert!(mounted.status.success(), "as root: {}", String::from_utf8_lossy(&mounted.stderr));
         Self(at)
@@ -215,8 +213,17 @@ impl<'a> SmallDisk<'a> {
 
 impl Drop for SmallDisk<'_> {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0).status();
+        let _ = as_root("umount").arg(self.0).status();
     }
+}
+
+fn as_root(program: &str) -> Command {
+    if rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("sudo");
+    command.args(["-n", program]);
+    command
 }
 
 /// The payload fits and its layer does not.

@@ -64,6 +64,8 @@ fn a_run_that_is_killed() {
     // The engine ends a build whose client is gone, in its own time.
     wait_until("the engine to stop the step", || !docker::runs_container_of(child.id()));
 
+    docker::remove_left_by(child.id());
+
     make_quick(&site);
     site.run_once().exits(0).line("rewrote");
     assert_eq!(entries(&site.cache().join("work")), [""; 0]);

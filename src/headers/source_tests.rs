@@ -117,11 +117,10 @@ async fn digests_are_verified() {
     scene.write("module.c", b"int x;");
     let good = digest::of_file(&scene.root().join("module.c"), &AtomicBool::new(false)).unwrap();
     let with = |sha256: &str| format!(r#""from": {{"path": {{"path": "module.c", "sha256": "{sha256}"}}}}"#);
-    scene.source(&with(&good.to_uppercase())).await.unwrap();
+    scene.source(&with(&good)).await.unwrap();
     let error = scene.source(&with(&"0".repeat(64))).await.unwrap_err();
     assert!(error.to_string().contains(&good) && error.to_string().contains(&"0".repeat(64)), "{error}");
     assert!(!error.is_transient() && error.hint().is_some());
-    assert!(matches!(scene.source(&with("abc")).await, Err(FetchError::Value { .. })));
 }
 
 #[tokio::test]
@@ -130,17 +129,15 @@ async fn nothing_outside_a_source_is_reached() {
     scene.write("secret/x.tar", b"");
     scene.write("tree/file", b"");
     symlink(scene.root().join("secret"), scene.root().join("tree/link")).unwrap();
-    for part in [
-        r#""subdir": "../secret""#,
-        r#""subdir": "/etc""#,
-        r#""subdir": "link""#,
-        r#""subdir": "li*""#,
-        r#""subdir": "link/..""#,
-        r#""unpack": "link/x.tar""#,
-        r#""unpack": "../secret/x.tar""#,
-    ] {
+    for part in [r#""subdir": "link""#, r#""subdir": "li*""#, r#""unpack": "link/x.tar""#] {
         let error = scene.source(&format!(r#""from": {{"path": {{"path": "tree"}}}}, {part}"#)).await;
         assert!(error.is_err(), "{part}");
+    }
+    // What points outside by itself is no definition; whoever makes one all the same gets no further.
+    for outside in ["../secret", "/etc", "link/.."] {
+        let mut spec = spec(r#""from": {"path": {"path": "tree"}}"#);
+        spec.subdir = Some(outside.to_owned());
+        assert!(scene.fetcher.source(&spec, &scene.root()).await.is_err(), "{outside}");
     }
 }
 

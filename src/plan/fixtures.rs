@@ -150,7 +150,7 @@ fn family() -> KernelFamily {
         "spec": {
             "match": {"os": ["debian"]},
             "headers": {"tarball": {"path": "headers/{{release}}.tar"}},
-            "toolchain": {"image": "registry.test/toolchain@sha256:0"},
+            "toolchain": {"image": format!("registry.test/toolchain@sha256:{:0>64}", 0)},
         },
     }))
     .unwrap()
