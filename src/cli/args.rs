@@ -185,7 +185,7 @@ pub struct CheckArgs {
     pub paths: Vec<PathBuf>,
     #[command(flatten)]
     pub target: TargetArgs,
-    /// An unpacked header tree to check against: `/`, or the build tree itself [default: as in a build]
+    /// A root with the kernel's headers at their natural paths, such as / [default: as in a build]
     #[arg(long, value_name = "DIR")]
     pub headers: Option<PathBuf>,
 }

@@ -32,8 +32,7 @@ struct BuildResult<'a> {
 pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let target = settings::target(&args.target)?;
     let name = settings::parse("image", &args.image)?;
-    // Without --push nothing is looked up or sent; the location only completes the image's name.
-    let location = args.registry.as_deref().unwrap_or("localhost/farrier");
+    let location = args.registry.as_deref().filter(|_| args.push);
     let controller = session::controller(global, location, args.engine.engine, cancel.clone())?;
     let outcome = controller.build_one(&name, &target, args.push, args.force).await;
     if cancel.is_cancelled() {

@@ -12,7 +12,7 @@ use crate::{cluster::Cluster, controller::Controller, engine::EngineChoice, plan
 /// `farrier plan`.
 pub async fn plan(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller = session::controller(global, &args.registry.registry, EngineChoice::Auto, cancel)?;
+    let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
     show(&controller, cluster.as_ref(), global.output).await
 }
 
@@ -33,7 +33,7 @@ pub async fn show(
 /// `farrier status`.
 pub async fn status(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller = session::controller(global, &args.registry.registry, EngineChoice::Auto, cancel)?;
+    let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
     let planned = controller.plan(cluster.as_ref()).await?;
     printer::result(&match global.output {
         OutputForm::Table => plan::status_table(&plan::status(&planned.plan)),

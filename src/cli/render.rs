@@ -13,8 +13,7 @@ use crate::engine::EngineChoice;
 pub async fn render(global: &Global, args: &RenderArgs) -> Result<Exit, CliError> {
     let target = settings::target(&args.target)?;
     let name = settings::parse("image", &args.image)?;
-    let controller =
-        session::controller(global, "localhost/farrier", EngineChoice::Auto, CancellationToken::new())?;
+    let controller = session::controller(global, None, EngineChoice::Auto, CancellationToken::new())?;
     let cell = controller.cell(&name, &target).await?;
     printer::result(&cell.dockerfile)?;
     Ok(Exit::Done)

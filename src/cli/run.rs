@@ -18,7 +18,7 @@ use crate::{
 pub async fn run(global: &Global, args: &RunArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let cluster = session::cluster(&args.cluster.cluster)?;
     let controller =
-        session::controller(global, &args.registry.registry, args.engine.engine, cancel.clone())?;
+        session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
     if args.dry_run {
         return super::plan::show(&controller, cluster.as_ref(), global.output).await;
     }

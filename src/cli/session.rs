@@ -18,15 +18,19 @@ use crate::{
     registry::{self, RegistryLocation, RemoteRegistry},
 };
 
-/// A controller that publishes to `location`.
+/// A controller that publishes to `location`; without one, to a layout directory in the cache, so that
+/// nothing outside is touched.
 pub fn controller(
     global: &Global,
-    location: &str,
+    location: Option<&str>,
     engine: EngineChoice,
     cancel: CancellationToken,
 ) -> Result<Controller, CliError> {
     let Settings { definitions, cache, fetcher, registry: options } = Settings::resolve(global)?;
-    let location: RegistryLocation = parse("--registry", location)?;
+    let location = match location {
+        Some(location) => parse("--registry", location)?,
+        None => RegistryLocation::Layout(cache.root().join("layout")),
+    };
     Ok(Controller {
         definitions,
         fetcher,

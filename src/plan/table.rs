@@ -40,7 +40,7 @@ pub fn summary(plan: &Plan) -> String {
         (count(|d| matches!(d, RolloutDecision::Pending { .. })), "to rewrite after their build"),
         (count(|d| matches!(d, RolloutDecision::AlreadySet { .. })), "already set"),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
-        (left_alone.len(), "nodes left alone"),
+        (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
     ];
     let said: Vec<String> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
