@@ -50,7 +50,8 @@ pub enum LockMode {
 #[derive(Debug)]
 pub struct Scratch {
     directory: PathBuf,
-    _lock: NamedTempFile,
+    lock_path: PathBuf,
+    _lock: File,
 }
 
 impl Scratch {
@@ -65,6 +66,7 @@ impl Drop for Scratch {
         if let Err(error) = fs::remove_dir_all(&self.directory) {
             tracing::warn!(path = %self.directory.display(), %error, "a build's directory was not removed");
         }
+        let _ = fs::remove_file(&self.lock_path);
     }
 }
 
@@ -177,15 +179,17 @@ impl Cache {
                 let _ = fs::remove_file(&path);
             }
         }
-        let lock = tempfile::Builder::new()
-            .prefix("build-")
-            .suffix(".lock")
-            .tempfile_in(&parent)
-            .map_err(error("create a lock in", &parent))?;
-        lock.as_file().lock().map_err(error("lock", lock.path()))?;
-        let directory = lock.path().with_extension("d");
-        fs::create_dir(&directory).map_err(error("create", &directory))?;
-        Ok(Scratch { directory, _lock: lock })
+        // It gets the name by which others look for it only when it is locked.
+        let new =
+            NamedTempFile::with_prefix_in(".new-", &parent).map_err(error("create a lock in", &parent))?;
+        new.as_file().lock().map_err(error("lock", new.path()))?;
+        let unique = new.path().file_name().unwrap_or_default().to_string_lossy().replace(".new-", "build-");
+        let lock_path = parent.join(format!("{unique}.lock"));
+        let lock = new.persist(&lock_path).map_err(|e| error("create", &lock_path)(e.error))?;
+        let directory = lock_path.with_extension("d");
+        let scratch = Scratch { directory, lock_path, _lock: lock };
+        fs::create_dir(&scratch.directory).map_err(error("create", &scratch.directory))?;
+        Ok(scratch)
     }
 
     /// A small JSON record. One that is damaged or of another form counts as absent: records only save

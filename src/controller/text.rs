@@ -15,7 +15,7 @@ impl PassReport {
         for rollout in &self.rollouts {
             write_rollout(&mut text, rollout);
         }
-        if self.targets.is_empty() && !self.rewrote() {
+        if self.targets.is_empty() && !self.rewrote() && !self.failed() {
             text.push_str("nothing to do\n");
         }
         text.push_str(&plan::table(&self.plan));

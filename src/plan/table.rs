@@ -46,8 +46,8 @@ pub fn summary(plan: &Plan) -> String {
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
     match (said.is_empty(), plan.is_idle()) {
         (true, _) => "nothing to do".to_owned(),
-        (false, true) => format!("nothing to do: {}", said.join(", ")),
-        (false, false) => said.join(", "),
+        (false, true) if !plan.has_failures() => format!("nothing to do: {}", said.join(", ")),
+        (false, _) => said.join(", "),
     }
 }
 
