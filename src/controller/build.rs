@@ -53,6 +53,14 @@ pub(super) struct Payload {
     pub work: Scratch,
 }
 
+/// What the inputs were resolved to, for the image's annotations.
+pub(super) struct Origins {
+    /// The header set's packages or file.
+    pub headers: Vec<String>,
+    /// Each source's.
+    pub sources: Vec<String>,
+}
+
 impl Controller {
     /// Builds one cell: headers, base, sources, compile, check, assemble and, if asked for, publish.
     pub async fn build(&self, cell: &Cell, options: BuildOptions) -> Result<Built, TargetError> {
@@ -62,10 +70,11 @@ impl Controller {
         let headers = self.header_set(cell, family).await?;
         let engine = self.engine.get().await?;
         self.ensure_base(engine.as_ref(), cell, family, &headers).await?;
-        let context = self.context(cell, image).await?;
+        let (context, sources) = self.context(cell, image).await?;
 
         self.reporter.stage(&subject, Stage::Compile);
         let payload = self.compile(engine.as_ref(), cell, image, context).await?;
+        let origins = Origins { headers: headers.origin.clone(), sources };
 
         self.reporter.stage(&subject, Stage::Check);
         let report = check(cell, image, &headers, &payload).await?;
@@ -74,7 +83,7 @@ impl Controller {
         }
 
         self.reporter.stage(&subject, Stage::Assemble);
-        let assembled = self.assemble(cell, image, &payload, &report).await?;
+        let assembled = self.assemble(cell, image, &payload, &origins, &report).await?;
         let mut pushed_bytes = 0;
         if options.push {
             self.reporter.stage(&subject, Stage::Publish);
@@ -83,10 +92,14 @@ impl Controller {
         Ok(Built { digest: assembled.assembled.digest.clone(), report, pushed_bytes })
     }
 
-    /// The build context: sources and the patches that apply.
-    async fn context(&self, cell: &Cell, image: &DriverImage) -> Result<Vec<ContextEntry>, TargetError> {
+    /// The build context, sources and the patches that apply, and what the sources are.
+    async fn context(
+        &self,
+        cell: &Cell,
+        image: &DriverImage,
+    ) -> Result<(Vec<ContextEntry>, Vec<String>), TargetError> {
         let root = &self.definitions.root;
-        let mut context = Vec::new();
+        let (mut context, mut origins) = (Vec::new(), Vec::new());
         if !image.spec.sources.is_empty() {
             self.reporter.stage(&cell.subject(), Stage::Sources);
         }
@@ -94,12 +107,13 @@ impl Controller {
             let fetched =
                 with_retry("fetch source", &self.cancel, || self.fetcher.source(source, root)).await?;
             context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
+            origins.push(format!("{}: {}", source.name, fetched.origin));
         }
         for patch in &cell.patches {
             let path = &image.spec.patches[patch.index].path;
             context.push(ContextEntry { dest: format!("patches/{}", patch.name), from: root.join(path) });
         }
-        Ok(context)
+        Ok((context, origins))
     }
 
     /// Runs the engine and collects what it left.

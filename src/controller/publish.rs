@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     Controller, TargetError,
-    build::{Payload, blocking},
+    build::{Origins, Payload, blocking},
     retry::with_retry,
     root_fs::RuntimeBaseImage,
 };
@@ -34,6 +34,7 @@ impl Controller {
         cell: &Cell,
         image: &DriverImage,
         payload: &Payload,
+        origins: &Origins,
         report: &CheckReport,
     ) -> Result<Image, TargetError> {
         let runtime = &image.spec.runtime;
@@ -65,6 +66,12 @@ impl Controller {
         notes.insert(annotations::TITLE.to_owned(), cell.image.to_string());
         notes.insert(annotations::VERSION.to_owned(), cell.version.clone());
         notes.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
+        let Origins { headers, sources } = origins;
+        for (key, origins) in [(annotations::HEADERS, headers), (annotations::SOURCES, sources)] {
+            if !origins.is_empty() {
+                notes.insert(key.to_owned(), origins.join(", "));
+            }
+        }
         // An engine-made image has its layers in `base` already.
         let own: Vec<Layer> = match payload.image {
             Some(_) => Vec::new(),

@@ -36,6 +36,10 @@ pub const CHECK_VERDICT: &str = "farrier.dev/check-verdict";
 pub const OS: &str = "farrier.dev/os";
 /// The compiler and toolchain image.
 pub const TOOLCHAIN: &str = "farrier.dev/toolchain";
+/// What the header set was resolved to: packages with versions and digests, or a file's digest.
+pub const HEADERS: &str = "farrier.dev/headers";
+/// What the sources were resolved to, each as its origin says.
+pub const SOURCES: &str = "farrier.dev/sources";
 
 /// Longest value that is read back.
 const MAX_VALUE: usize = 4096;
