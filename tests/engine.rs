@@ -19,6 +19,11 @@ use farrier::{
 };
 use tokio_util::sync::CancellationToken;
 
+/// The engine that the machine, or the script that runs the tests, has started.
+fn engine_env() -> EngineEnv {
+    EngineEnv { docker_host: std::env::var("DOCKER_HOST").ok(), ..EngineEnv::default() }
+}
+
 /// Collects lines, and can be waited on for one.
 #[derive(Default)]
 struct Lines {
@@ -93,7 +98,7 @@ struct Bench {
 
 impl Bench {
     async fn new(choice: EngineChoice, name: &str) -> Self {
-        let engine = connect(choice, &EngineEnv::default()).await.unwrap();
+        let engine = connect(choice, &engine_env()).await.unwrap();
         let base = format!("localhost/farrier-test/{name}-{}:1", std::process::id());
         let bench = Self {
             engine,
@@ -305,7 +310,7 @@ async fn unknown_instruction(choice: EngineChoice) {
 }
 
 async fn refused_pull(choice: EngineChoice) {
-    let engine = connect(choice, &EngineEnv::default()).await.unwrap();
+    let engine = connect(choice, &engine_env()).await.unwrap();
     // Nobody listens there: a fault that may pass, not a refusal.
     let error = engine.pull("127.0.0.1:1/farrier/none:1", None).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
