@@ -15,10 +15,14 @@ impl PassReport {
         for rollout in &self.rollouts {
             write_rollout(&mut text, rollout);
         }
-        if self.targets.is_empty() && !self.rewrote() && !self.failed() {
+        let idle = self.targets.is_empty() && !self.rewrote() && !self.failed();
+        if idle {
             text.push_str("nothing to do\n");
         }
-        text.push_str(&plan::table(&self.plan));
+        text.push_str(&plan::sections(&self.plan));
+        let closing =
+            if idle { plan::summary(&self.plan) } else { format!("now: {}", plan::counts(&self.plan)) };
+        let _ = writeln!(text, "{closing}");
         text
     }
 

@@ -32,4 +32,4 @@ pub use rollout::{ImageChange, Manifests, PlannedRollout, RolloutDecision, Rollo
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{ClusterSnapshot, Container, DaemonSetFacts, NodeFacts, Owner};
 pub use status::{Phase, StatusRow, status, status_table};
-pub use table::{summary, table};
+pub use table::{counts, sections, summary, table};

@@ -11,19 +11,31 @@ const NAMED_NODES: usize = 3;
 
 /// The plan as tables, those without rows left out, and one closing line.
 pub fn table(plan: &Plan) -> String {
+    format!("{}{}\n", sections(plan), summary(plan))
+}
+
+/// The tables alone, each with an empty line after it.
+pub fn sections(plan: &Plan) -> String {
     let sections = [images(plan), rollouts(plan), left_alone(plan)];
-    let mut text: String = sections
+    sections
         .into_iter()
         .filter(|table| !table.is_empty())
         .flat_map(|table| [lines(&table), "\n".to_owned()])
-        .collect();
-    text.push_str(&summary(plan));
-    text.push('\n');
-    text
+        .collect()
 }
 
 /// `2 images to build, 1 up to date, 1 field to rewrite`.
 pub fn summary(plan: &Plan) -> String {
+    let said = counts(plan);
+    match (said.is_empty(), plan.is_idle()) {
+        (true, _) => "nothing to do".to_owned(),
+        (false, true) if !plan.has_failures() => format!("nothing to do: {said}"),
+        (false, _) => said,
+    }
+}
+
+/// How many of each, without those that there are none of.
+pub fn counts(plan: &Plan) -> String {
     let Plan { builds, tags, up_to_date, conflicts, held_back, unknown, skipped, left_alone, rollouts } =
         plan;
     let count =
@@ -44,11 +56,7 @@ pub fn summary(plan: &Plan) -> String {
     ];
     let said: Vec<String> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
-    match (said.is_empty(), plan.is_idle()) {
-        (true, _) => "nothing to do".to_owned(),
-        (false, true) if !plan.has_failures() => format!("nothing to do: {}", said.join(", ")),
-        (false, _) => said.join(", "),
-    }
+    said.join(", ")
 }
 
 fn images(plan: &Plan) -> Table {
