@@ -3,7 +3,7 @@
 
 use std::{env, path::PathBuf};
 
-use crate::engine::EngineEnv;
+use crate::{cache::Cache, engine::EngineEnv};
 
 /// `--definitions`: the directory with `images/`, `kernels/` and `templates/`.
 pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
@@ -23,8 +23,8 @@ pub const FARRIER_LOG: &str = "FARRIER_LOG";
 /// `$FARRIER_CACHE_DIR` is read by clap; this is the default: `$XDG_CACHE_HOME/farrier`, else
 /// `$HOME/.cache/farrier`, else a directory below the system's temporary one.
 pub fn default_cache_dir() -> PathBuf {
-    let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    base.unwrap_or_else(env::temp_dir).join("farrier")
+    Cache::default_root(env::var_os("XDG_CACHE_HOME"), env::var_os("HOME"))
+        .unwrap_or_else(|| env::temp_dir().join("farrier"))
 }
 
 /// Docker's configuration files with credentials, the first that exists: `$REGISTRY_AUTH_FILE`,
