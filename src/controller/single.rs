@@ -81,6 +81,7 @@ impl Controller {
 
     /// The digest under the cell's first tag when it has the cell's inputs; other inputs are a conflict.
     async fn published_already(&self, cell: &Cell, overwrite: bool) -> Result<Option<Digest>, TargetError> {
+        let mut digest = None;
         for reference in cell.references() {
             let Some(found) = self.look_up(reference).await? else { return Ok(None) };
             if found.input_hash != Some(cell.input_hash) {
@@ -90,8 +91,9 @@ impl Controller {
                     Err(TargetError::Conflict { reference: reference.to_string() })
                 };
             }
+            digest.get_or_insert(found.digest);
         }
-        Ok(self.look_up(&cell.reference).await?.map(|found| found.digest))
+        Ok(digest)
     }
 
     fn image(&self, name: &ImageName) -> Result<&DriverImage, TargetError> {
