@@ -77,7 +77,7 @@ impl Controller {
         let origins = Origins { headers: headers.origin.clone(), sources };
 
         self.reporter.stage(&subject, Stage::Check);
-        let report = check(cell, image, &headers, &payload).await?;
+        let report = check(image, &headers, &payload).await?;
         if report.verdict == Verdict::Refused {
             return Err(TargetError::Refused { summary: report.summary(), report: kmod::table(&report) });
         }
@@ -180,13 +180,11 @@ impl Controller {
 
 /// Checks a payload against its kernel's header set.
 async fn check(
-    cell: &Cell,
     image: &DriverImage,
     headers: &HeaderSet,
     payload: &Payload,
 ) -> Result<CheckReport, TargetError> {
     let (tree, facts, required) = (payload.tree.clone(), headers.facts.clone(), image.spec.modules.clone());
-    let _ = cell;
     blocking(move || {
         let modules = payload::read_modules(&tree)?;
         Ok(kmod::check(&CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &required }))

@@ -49,9 +49,10 @@ impl Controller {
     ) -> Result<BuildOutcome, TargetError> {
         let cell = self.cell(name, target).await?;
         let overwrite = self.image(name)?.spec.on_conflict == OnConflict::Overwrite;
+        // A conflict is found before the compiler runs, forced or not.
         if push
-            && !force
             && let Some(digest) = self.published_already(&cell, overwrite).await?
+            && !force
         {
             return Ok(BuildOutcome { cell, digest, built: None });
         }
