@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod archive;
+pub mod boot;
 pub mod cache;
 pub mod cli;
 pub mod cluster;

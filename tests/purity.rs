@@ -10,6 +10,7 @@ const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci"];
 
 const ADAPTERS: &[&str] = &[
     "archive",
+    "boot",
     "cache",
     "cli",
     "cluster",

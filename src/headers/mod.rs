@@ -11,6 +11,7 @@ mod digest;
 mod download;
 mod error;
 mod header_set;
+mod kernel_image;
 mod layout;
 mod process;
 mod source;
@@ -25,6 +26,7 @@ use std::{
 
 pub use bootstrap::bootstrap_key;
 pub use error::FetchError;
+pub use kernel_image::KernelImage;
 pub use tree::{TreeError, read_header_set};
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     kernel::{Architecture, Compiler, CompilerTextError, KernelRelease},
-    kmod::{ConfigError, KernelConfig, KernelFacts, SymbolTable, SymbolTableError},
+    kmod::{BeyondHeaders, ConfigError, KernelConfig, KernelFacts, SymbolTable, SymbolTableError},
 };
 
 /// Symbolic links on the way to one file (`MAXSYMLINKS` in the kernel's `include/linux/namei.h`).
@@ -151,7 +151,16 @@ pub fn read_header_set(
         .map(str::parse)
         .transpose()
         .map_err(|source| TreeError::Compiler { build, source })?;
-    Ok((KernelFacts { release: release.clone(), arch, config, symbols }, compiler))
+    Ok((
+        KernelFacts {
+            release: release.clone(),
+            arch,
+            config,
+            symbols,
+            beyond_headers: BeyondHeaders::default(),
+        },
+        compiler,
+    ))
 }
 
 /// The build directory's place below the root, links resolved.

@@ -80,6 +80,7 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
             .collect(),
         findings,
         modules: reports,
+        boot: None,
     }
 }
 

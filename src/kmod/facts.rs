@@ -1,9 +1,17 @@
-//! Pure: what a header set says about its kernel.
+//! Pure: what is known about a kernel, and who said so.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use schemars::JsonSchema;
+use serde::Serialize;
 
 use super::{KernelConfig, SymbolTable, Vermagic};
 use crate::kernel::{Architecture, KernelRelease};
 
-/// What a header set says about its kernel.
+/// What is known about a kernel.
 #[derive(Clone, Debug)]
 pub struct KernelFacts {
     /// The release, from `include/generated/utsrelease.h` or `include/config/kernel.release`.
@@ -14,6 +22,72 @@ pub struct KernelFacts {
     pub config: KernelConfig,
     /// `Module.symvers`; `None` when the header set has none.
     pub symbols: Option<SymbolTable>,
+    /// What a header set cannot tell.
+    pub beyond_headers: BeyondHeaders,
+}
+
+/// What only the kernel itself can tell: its image, its own modules, or the machine that runs it.
+#[derive(Clone, Debug, Default)]
+pub struct BeyondHeaders {
+    /// `sizeof(struct module)` in bytes.
+    pub module_size: Option<Known<u64>>,
+    /// The `vermagic` of one of the kernel's own modules.
+    pub vermagic: Option<Known<String>>,
+    /// Names that the kernel image exports, without those of its modules.
+    pub exports: Option<Known<BTreeSet<String>>>,
+    /// The kernel's own modules.
+    pub in_tree: Option<Known<InTree>>,
+    /// Does the loader refuse modules without a valid signature?
+    pub enforces_signatures: Option<Known<bool>>,
+}
+
+/// A fact and who said it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known<T> {
+    /// The fact.
+    pub value: T,
+    /// Who said it.
+    pub source: FactSource,
+}
+
+/// Sources of truth about a kernel, beside its header set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum FactSource {
+    /// The type information (BTF) in the kernel image.
+    Btf,
+    /// `System.map`.
+    SystemMap,
+    /// One of the kernel's own modules, by name.
+    InTreeModule(String),
+    /// `modules.dep`, `modules.order` and `modules.builtin` of the kernel's module directory.
+    ModuleIndex,
+    /// The machine that runs the kernel.
+    Host,
+    /// The kernel's configuration.
+    Config,
+}
+
+impl fmt::Display for FactSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Btf => f.write_str("the kernel image's BTF"),
+            Self::SystemMap => f.write_str("System.map"),
+            Self::InTreeModule(name) => write!(f, "the kernel's own {name}"),
+            Self::ModuleIndex => f.write_str("the kernel's module index"),
+            Self::Host => f.write_str("the running kernel"),
+            Self::Config => f.write_str("the kernel's configuration"),
+        }
+    }
+}
+
+/// The modules that come with a kernel. Names as `lsmod` shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InTree {
+    /// Loadable ones, with their files relative to the kernel's module directory.
+    pub modules: BTreeMap<String, String>,
+    /// Those that are part of the kernel image.
+    pub builtin: BTreeSet<String>,
 }
 
 impl KernelFacts {

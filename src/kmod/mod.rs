@@ -1,5 +1,6 @@
 //! Pure: kernel modules: ELF, modinfo, vermagic, symbol versions, and what the loader would say.
 
+mod boot;
 mod check;
 mod config;
 mod elf;
@@ -16,9 +17,10 @@ mod vermagic;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use boot::{BootOutcome, BootReport, ModuleBoot};
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use config::{ConfigError, KernelConfig};
-pub use facts::KernelFacts;
+pub use facts::{BeyondHeaders, FactSource, InTree, KernelFacts, Known};
 pub use module::{Module, ModuleError, ModuleExport, UndefinedSymbol, module_name};
 pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict, VerdictError};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};

@@ -5,6 +5,7 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use super::BootReport;
 use crate::kernel::Architecture;
 
 /// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
@@ -145,6 +146,9 @@ pub struct CheckReport {
     /// The names of the readable modules, each after those of the payload that it needs. Modules that need
     /// each other in a circle, and their users, are not among them.
     pub load_order: Vec<String>,
+    /// What a boot of the kernel showed, where one was made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub boot: Option<BootReport>,
 }
 
 impl CheckReport {

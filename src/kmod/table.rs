@@ -9,7 +9,7 @@ use super::{CheckReport, Finding, Verdict};
 /// A check report as a table for people. Findings of one kind are shown once, with their number: a module built for
 /// another kernel disagrees about hundreds of symbols.
 pub fn table(report: &CheckReport) -> String {
-    let CheckReport { kernel, architecture, verdict, findings, modules, load_order: _ } = report;
+    let CheckReport { kernel, architecture, verdict, findings, modules, load_order: _, boot: _ } = report;
     let mut text = format!("payload on {kernel} ({architecture}): {verdict}\n");
     for reason in reasons(findings) {
         let _ = writeln!(text, "{reason}");
@@ -100,6 +100,7 @@ mod tests {
             findings,
             modules,
             load_order: vec![],
+            boot: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Module files and kernels for tests, written byte by byte so that each field can be wrong.
 
-use super::{KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable};
+use super::{BeyondHeaders, KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable};
 use crate::kernel::Architecture;
 
 /// Offset of the section headers' fields within one header (`Elf64_Shdr`).
@@ -221,5 +221,6 @@ pub(crate) fn kernel(options: &[&str], table: &str) -> KernelFacts {
         arch: Architecture::Amd64,
         config: KernelConfig::parse(&config.concat()).unwrap(),
         symbols: Some(SymbolTable::parse(&table).unwrap()),
+        beyond_headers: BeyondHeaders::default(),
     }
 }
