@@ -98,7 +98,7 @@ fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
 
 fn check_one(kernel: &KernelFacts, module: Result<Module, ModuleError>) -> CheckReport {
     let modules = [PayloadModule { path: "m.ko".into(), module }];
-    check(&CheckRequest { kernel, needs: &[], modules: &modules, required: &[] })
+    check(&CheckRequest { kernel, needs: &[], modules: &modules, required: &[], files: None })
 }
 
 /// All of a kernel's own modules, taken together as a payload, load on it.
@@ -108,7 +108,13 @@ fn every_in_tree_module_loads_on_its_own_kernel() {
     let (kernel, modules) = (facts(&release), in_tree(&release));
     assert!(modules.len() > 3000, "{} modules", modules.len());
     let required = ["ib_core", "mlx5_core", "nvme-tcp"].map(str::to_owned);
-    let report = check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &required });
+    let report = check(&CheckRequest {
+        kernel: &kernel,
+        needs: &[],
+        modules: &modules,
+        required: &required,
+        files: None,
+    });
     let findings: Vec<_> = report.modules.iter().filter(|m| !m.findings.is_empty()).collect();
     assert!(findings.is_empty() && report.findings.is_empty(), "{findings:#?} {:#?}", report.findings);
     assert_eq!(report.verdict, Verdict::Loads);

@@ -10,7 +10,7 @@ fn needed(image: &str, table: &str) -> NeededTable {
 }
 
 fn run(kernel: &KernelFacts, needs: &[NeededTable], modules: &[PayloadModule]) -> CheckReport {
-    check(&CheckRequest { kernel, needs, modules, required: &[] })
+    check(&CheckRequest { kernel, needs, modules, required: &[], files: None })
 }
 
 /// A report as a short text: verdicts, rules and whole sentences.
@@ -190,7 +190,13 @@ fn the_set_must_be_whole_and_readable() {
     twin.path = "lib/updates/m.ko".into();
     let modules = [ModuleFile::named("m").payload(), broken, twin];
     let required = ["nvidia-drm", "nvidia-uvm", "m"].map(str::to_owned);
-    let report = check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &required });
+    let report = check(&CheckRequest {
+        kernel: &kernel,
+        needs: &[],
+        modules: &modules,
+        required: &required,
+        files: None,
+    });
     insta::assert_snapshot!(lines(&report));
 }
 
