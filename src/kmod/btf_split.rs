@@ -162,7 +162,8 @@ impl SplitBtf {
 
     /// Numbers and offsets go on where the base's end, so a base of another size shifts them all: they point
     /// beyond the end, or functions no longer have prototypes, and the kernel finds that out. Every string is
-    /// mentioned by somebody, so the highest offset is the last string's, and tells the base's size exactly.
+    /// mentioned by somebody, so the highest offset is the last string's, and tells the size of the base's
+    /// strings exactly.
     pub(super) fn fit(&self, base: BtfBase) -> Fit {
         let Self { types, strings, last_string, highest_type, highest_name, functions, prototypes } = self;
         let beyond =
@@ -176,6 +177,11 @@ impl SplitBtf {
         let own = functions.iter().filter_map(|function| function.checked_sub(base.types));
         if own.into_iter().any(|own| prototypes.binary_search(&own).is_err()) {
             return Fit::No("has functions whose types are no prototypes");
+        }
+        // A prototype is there because something is of its type.
+        let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));
+        if u64::from(*highest_type) < last {
+            return Fit::Doubtful;
         }
         if *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings) {
             Fit::Yes

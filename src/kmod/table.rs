@@ -356,4 +356,64 @@ mod tests {
         report.verdict = Verdict::Refused;
         insta::assert_snapshot!(table(&report));
     }
+
+    fn full() -> CheckReport {
+        let mut modules: Vec<ModuleReport> = ["nvidia", "nvidia_uvm", "plain"]
+            .map(|name| {
+                let unsigned = Finding {
+                    rule: Rule::Signature,
+                    message: "the module is not signed".to_owned(),
+                    found: None,
+                    wanted: None,
+                    ..finding(Rule::Signature, Verdict::Loads, name)
+                };
+                module(name, vec![unsigned])
+            })
+            .into();
+        modules[0].about.taints = vec![Taint::Proprietary, Taint::OutOfTree];
+        modules[0].about.missing_firmware = vec!["nvidia/550.1/gsp_ga10x.bin".to_owned()];
+        modules[0].findings.push(finding(Rule::SymbolVersion, Verdict::Refused, "ib_free"));
+        modules[0].verdict = Verdict::Refused;
+        modules[1].about.shadows = Some("kernel/drivers/nvidia-uvm.ko".to_owned());
+        modules[2].about.signed_by =
+            Some(SignedBy { signer: Some("Build key".to_owned()), key_id: "6A:01".to_owned(), hash: None });
+        let mut report = report(vec![], modules);
+        report.load_order = ["nvidia", "nvidia_uvm", "plain"].map(str::to_owned).into();
+        let boot = |name: &str, outcome| ModuleBoot {
+            path: format!("lib/{name}.ko"),
+            name: name.to_owned(),
+            outcome,
+        };
+        let messages = vec!["first".to_owned(), "disagrees about version of symbol ib_free".to_owned()];
+        report.boot = Some(BootReport {
+            kernel: "6.1.0-9-amd64".to_owned(),
+            accelerator: "tcg".to_owned(),
+            milliseconds: 6480,
+            modules: vec![
+                boot("nvidia", BootOutcome::Refused { error: "EINVAL".to_owned(), messages }),
+                boot("nvidia_uvm", BootOutcome::NotPresent { error: "ENODEV".to_owned(), messages: vec![] }),
+                boot("plain", BootOutcome::Loaded),
+            ],
+        });
+        report
+    }
+
+    #[test]
+    fn everything_that_is_known_has_its_line() {
+        insta::assert_snapshot!(table(&full()));
+    }
+
+    #[test]
+    fn colours_change_no_letter() {
+        let (plain, coloured) = (table(&full()), table_with(&full(), Style::Coloured));
+        let mut bare = coloured.clone();
+        for code in [RED, YELLOW, GREEN, DIM, RESET] {
+            bare = bare.replace(code, "");
+        }
+        assert_eq!(bare, plain);
+        assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
+        assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[31mrefused:\u{1b}[0m disagrees"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
+    }
 }
