@@ -1,10 +1,11 @@
 //! The check on real kernels: the distribution's headers and in-tree modules, fetched through the host's apt, with
-//! `modinfo` and `modprobe --dump-modversions` (package kmod) as independent witnesses.
+//! `modinfo`, `modprobe --dump-modversions` and `depmod` (package kmod) and `nm` (binutils) as independent witnesses.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File},
+    io::Read,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -13,11 +14,12 @@ use farrier::{
     headers::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{
-        CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, Rule, Verdict, check,
+        BtfBase, CheckReport, CheckRequest, FactSource, KernelConfig, KernelFacts, Known, Module,
+        ModuleError, PayloadModule, Rule, Signature, Verdict, check,
     },
     payload::read_modules,
 };
-use object::read::ReadCache;
+use object::{Object, ObjectSection, read::ReadCache};
 
 fn run(command: &mut Command) -> String {
     let output = command
@@ -98,7 +100,7 @@ fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
 
 fn check_one(kernel: &KernelFacts, module: Result<Module, ModuleError>) -> CheckReport {
     let modules = [PayloadModule { path: "m.ko".into(), module }];
-    check(&CheckRequest { kernel, needs: &[], modules: &modules, required: &[] })
+    check(&CheckRequest { kernel, needs: &[], modules: &modules, required: &[], files: None })
 }
 
 /// All of a kernel's own modules, taken together as a payload, load on it.
@@ -108,7 +110,13 @@ fn every_in_tree_module_loads_on_its_own_kernel() {
     let (kernel, modules) = (facts(&release), in_tree(&release));
     assert!(modules.len() > 3000, "{} modules", modules.len());
     let required = ["ib_core", "mlx5_core", "nvme-tcp"].map(str::to_owned);
-    let report = check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &required });
+    let report = check(&CheckRequest {
+        kernel: &kernel,
+        needs: &[],
+        modules: &modules,
+        required: &required,
+        files: None,
+    });
     let findings: Vec<_> = report.modules.iter().filter(|m| !m.findings.is_empty()).collect();
     assert!(findings.is_empty() && report.findings.is_empty(), "{findings:#?} {:#?}", report.findings);
     assert_eq!(report.verdict, Verdict::Loads);
@@ -266,4 +274,280 @@ fn a_damaged_module_is_refused_and_never_read_beyond_its_end() {
             assert_eq!(error.verdict(), Verdict::Refused);
         }
     }
+}
+
+/// The kernel's type information, unpacked from its image with nothing of farrier.
+fn kernel_btf(release: &KernelRelease) -> Vec<u8> {
+    let image = fs::read(unpacked(&image_package(release)).join(format!("boot/vmlinuz-{release}"))).unwrap();
+    let start = find(&image, b"\xfd7zXZ\0");
+    let mut kernel = Vec::new();
+    liblzma::read::XzDecoder::new(&image[start..]).read_to_end(&mut kernel).unwrap();
+    let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(&kernel[..]).unwrap();
+    elf.section_by_name(".BTF").unwrap().data().unwrap().to_vec()
+}
+
+/// Every module of a kernel fits its own kernel's type information, and hardly any that of another.
+#[test]
+fn type_information_fits_its_own_kernel_only() {
+    let releases = releases();
+    let (other, own) = (releases.first().unwrap(), releases.last().unwrap());
+    let modules = in_tree(own);
+    let with = |release: &KernelRelease| {
+        let mut kernel = facts(own);
+        let value = BtfBase::of(&kernel_btf(release)).unwrap();
+        assert!(value.types > 50_000 && value.strings > 500_000, "{value:?}");
+        kernel.beyond_headers.btf_base = Some(Known { value, source: FactSource::Btf });
+        check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &[], files: None })
+    };
+    let findings = |report: &CheckReport| {
+        report.modules.iter().flat_map(|m| &m.findings).filter(|f| f.rule == Rule::Btf).count()
+    };
+    let bearing = modules.iter().filter(|m| m.module.as_ref().is_ok_and(|m| m.btf.is_some())).count();
+    assert!(bearing > 3000, "{bearing} modules with type information");
+    assert_eq!(findings(&with(own)), 0);
+    let told = findings(&with(other));
+    assert!(told * 100 > bearing * 95, "{told} of {bearing}");
+}
+
+#[test]
+fn signatures_are_those_that_modinfo_prints() {
+    let release = releases().pop().unwrap();
+    let root = unpacked(&image_package(&release)).join("lib/modules").join(release.as_str());
+    let mut signed = 0;
+    for payload in in_tree(&release).iter().step_by(200) {
+        let file = root.join(&payload.path);
+        let print = |key| run(kmod_tool("modinfo").args(["-F", key]).arg(&file)).trim().to_owned();
+        match &payload.module.as_ref().unwrap().signature {
+            Signature::By(signer) => {
+                signed += 1;
+                assert_eq!(signer.name.as_deref(), Some(print("signer").as_str()), "{}", payload.path);
+                assert_eq!(signer.key_id, print("sig_key"), "{}", payload.path);
+                assert_eq!(signer.hash, Some(print("sig_hashalgo").as_str()), "{}", payload.path);
+            }
+            other => {
+                assert_eq!((other, print("signer")), (&Signature::None, String::new()), "{}", payload.path)
+            }
+        }
+    }
+    assert!(signed > 0 || image_package(&release).ends_with("-unsigned"), "no module is signed");
+}
+
+#[test]
+fn symbols_are_those_that_nm_prints() {
+    let release = releases().pop().unwrap();
+    let root = unpacked(&image_package(&release)).join("lib/modules").join(release.as_str());
+    let mut exporting = 0;
+    for payload in in_tree(&release).iter().step_by(100) {
+        let module = payload.module.as_ref().unwrap();
+        let printed = run(Command::new("nm").arg(root.join(&payload.path)));
+        let (mut undefined, mut exports) = (BTreeSet::new(), BTreeSet::new());
+        for line in printed.lines() {
+            let (kind, name) = line.get(17..).unwrap().split_once(' ').unwrap();
+            match (kind, name.strip_prefix("__ksymtab_")) {
+                ("U" | "w" | "v", _) if name != "_GLOBAL_OFFSET_TABLE_" => drop(undefined.insert(name)),
+                (_, Some(export)) => drop(exports.insert(export)),
+                _ => {}
+            }
+        }
+        assert_eq!(module.undefined.iter().map(|u| u.name.as_str()).collect::<BTreeSet<_>>(), undefined);
+        assert_eq!(module.exports.iter().map(|e| e.name.as_str()).collect::<BTreeSet<_>>(), exports);
+        exporting += usize::from(!exports.is_empty());
+    }
+    assert!(exporting > 0, "no module of the sample exports anything");
+}
+
+/// `depmod -e -E` names each module and symbol that does not fit a kernel's table, for the whole set at once.
+#[test]
+fn depmod_names_the_same_symbols() {
+    let releases = releases();
+    let (other, own) = (releases.first().unwrap(), releases.last().unwrap());
+    let base = unpacked(&image_package(own));
+    let table = unpacked(&format!("linux-headers-{other}"))
+        .join(format!("usr/src/linux-headers-{other}/Module.symvers"));
+    let output = kmod_tool("depmod")
+        .args(["--dry-run", "--errsyms", "--symvers"])
+        .args([&table, Path::new("--basedir"), &base])
+        .arg(own.as_str())
+        .output()
+        .unwrap();
+    let mut theirs = BTreeSet::new();
+    for line in String::from_utf8(output.stderr).unwrap().lines() {
+        let Some(rest) = line.strip_prefix("depmod: WARNING: ") else { continue };
+        for what in [" disagrees about version of symbol ", " needs unknown symbol "] {
+            if let Some((file, symbol)) = rest.split_once(what) {
+                theirs.insert((file.rsplit('/').next().unwrap().to_owned(), symbol.to_owned()));
+            }
+        }
+    }
+    let (kernel, modules) = (facts(other), in_tree(own));
+    let report =
+        check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &[], files: None });
+    let mut ours = BTreeSet::new();
+    for module in &report.modules {
+        let file = module.path.rsplit('/').next().unwrap();
+        for finding in module.findings.iter().filter(|f| f.verdict == Verdict::Refused) {
+            if matches!(finding.rule, Rule::SymbolVersion | Rule::UndefinedSymbol) {
+                ours.insert((file.to_owned(), finding.subject.clone()));
+            }
+        }
+    }
+    assert!(theirs.len() > 1000, "{} lines of depmod", theirs.len());
+    let differ: Vec<_> = ours.symmetric_difference(&theirs).take(20).collect();
+    assert!(differ.is_empty(), "{} and {} differ: {differ:#?}", ours.len(), theirs.len());
+}
+
+/// One real module, broken in each way that the loader knows: each has its own message.
+#[test]
+fn each_way_to_break_a_module_has_its_own_message() {
+    let release = releases().pop().unwrap();
+    let mut kernel = facts(&release);
+    let good = module_bytes(&release, "ib_core");
+    let module = Module::parse(&good[..]).unwrap();
+    let size = module.this_module_size;
+    kernel.beyond_headers.module_size =
+        Some(Known { value: size, source: FactSource::InTreeModule("ext4".to_owned()) });
+    let mut enforcing = kernel.clone();
+    enforcing.config = KernelConfig::parse(
+        "CONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\nCONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\nCONFIG_MODULE_SIG=y\n\
+         CONFIG_MODULE_SIG_FORCE=y\n",
+    )
+    .unwrap();
+    // As Linux 6.4 and later do, it compares the size; all else is the same.
+    let mut comparing = kernel.clone();
+    comparing.release = "6.12.0-1-amd64".parse().unwrap();
+
+    let end = object_end(&good);
+    let said = |kernel: &KernelFacts, bytes: &[u8]| -> Vec<String> {
+        let report = check_one(kernel, Module::parse(bytes));
+        let findings = report.modules[0].findings.iter();
+        let decisive = findings.filter(|finding| finding.verdict > Verdict::Loads);
+        decisive.map(|finding| format!("{} {finding}", finding.verdict)).collect()
+    };
+    let changed = |at: usize, to: &[u8]| {
+        let mut bytes = good.clone();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        bytes
+    };
+    let value_of = |field: &str| find(&good, field.as_bytes()) + field.len();
+    let header = |name: &str| section_header(&good, name);
+    let symbol = |name: &str| {
+        let wanted = format!("\0{name}\0");
+        good.windows(wanted.len()).rposition(|window| window == wanted.as_bytes()).unwrap() + 1
+    };
+
+    assert_eq!(said(&kernel, &good), [""; 0]);
+    let expect = |kernel: &KernelFacts, bytes: &[u8], starts: &[&str]| {
+        let said = said(kernel, bytes);
+        assert_eq!(said.len(), starts.len(), "{said:#?}");
+        for (line, start) in said.iter().zip(starts) {
+            assert!(line.starts_with(start), "{line}\n{start}");
+        }
+    };
+
+    // Another release counts where the versions are missing.
+    let mut bytes = changed(value_of("vermagic="), b"5");
+    let versions = good.windows(12).rposition(|window| window == b"\0__versions\0").unwrap();
+    bytes[versions + 1] = b'x';
+    expect(
+        &kernel,
+        &bytes,
+        &["refused the vermagic has `5.", "unknown the module carries no symbol versions"],
+    );
+    expect(
+        &kernel,
+        &changed(value_of("vermagic=") + find(&good[value_of("vermagic=")..], b"SMP"), b"UMP"),
+        &["refused the vermagic has `UMP` where the kernel has `SMP`"],
+    );
+    let crc = find(&good, b"\0\0\0\0__fentry__\0") - 4;
+    expect(
+        &kernel,
+        &changed(crc, &[!good[crc]]),
+        &["refused disagrees about version of symbol __fentry__, exported by the kernel: found 0x"],
+    );
+    expect(&kernel, &changed(header(".symtab") + 4, &[1]), &["refused the module has no symbols"]);
+    expect(
+        &kernel,
+        &changed(symbol("class_unregister"), b"K"),
+        &["refused unknown symbol Klass_unregister: neither 6.1.0-"],
+    );
+    let licence = said(&kernel, &changed(value_of("\0license="), b"X"));
+    assert!(!licence.is_empty());
+    assert!(
+        licence
+            .iter()
+            .all(|line| line.contains(", is for GPL modules only, but the module's licence is not")),
+        "{licence:#?}"
+    );
+    let mut bytes = good.clone();
+    let at = header(".gnu.linkonce.this_module") + 32;
+    bytes[at..at + 8].copy_from_slice(&(size + 64).to_le_bytes());
+    expect(
+        &comparing,
+        &bytes,
+        &["refused struct module has another size than the kernel's, says the kernel's own ext4: found "],
+    );
+    expect(
+        &kernel,
+        &good[..end - 1],
+        &["refused the ELF header is damaged: its section headers lie outside the file: it is truncated"],
+    );
+    let outside = good.len() as u64;
+    for (field, value) in [(24, outside), (32, 4 << 30)] {
+        expect(
+            &kernel,
+            &changed(header(".modinfo") + field, &value.to_le_bytes()),
+            &["refused section .modinfo lies outside the file: "],
+        );
+    }
+    expect(&enforcing, &good[..end], &["refused the module is not signed: the kernel rejects it"]);
+    let mut buried = sign(&good[..end]);
+    expect(&enforcing, &buried, &["unknown the signature is well-formed"]);
+    buried.extend(b"\n\n\n");
+    expect(
+        &enforcing,
+        &buried,
+        &["refused 3 bytes follow the signature, so to the kernel the module is not"],
+    );
+    let mut wrong = sign(&good[..end]);
+    wrong[end] ^= 0xff;
+    expect(&kernel, &wrong, &["refused the signature is no PKCS#7 message: the kernel answers EBADMSG"]);
+    let namespaced = in_tree(&release)
+        .into_iter()
+        .filter_map(|payload| payload.module.ok())
+        .find(|module| module.field("import_ns").is_some())
+        .unwrap();
+    let mut bytes = module_bytes(&release, &namespaced.name);
+    let at = find(&bytes, b"\0import_ns=") + 1;
+    bytes[at] = b'x';
+    let missing = said(&kernel, &bytes);
+    assert!(!missing.is_empty());
+    assert!(
+        missing
+            .iter()
+            .all(|line| line.contains("is in a namespace that the module does not import: wanted ")),
+        "{missing:#?}"
+    );
+}
+
+/// A signature in the form of `scripts/sign-file`, by a key that no kernel has: taken from an in-tree module, so that
+/// its message is a real one.
+fn sign(object: &[u8]) -> Vec<u8> {
+    let release = releases().pop().unwrap();
+    let signed = module_bytes(&release, "ib_uverbs");
+    let end = object_end(&signed);
+    assert!(signed.len() > end + 40, "the distribution's modules are signed");
+    [object, &signed[end..]].concat()
+}
+
+/// Where an object ends: with its section headers, where `ld` and `objcopy` put them.
+fn object_end(bytes: &[u8]) -> usize {
+    let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();
+    headers + usize::from(u16::from_le_bytes(bytes[60..62].try_into().unwrap())) * 64
+}
+
+/// Where the header of a section starts.
+fn section_header(bytes: &[u8], name: &str) -> usize {
+    let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(bytes).unwrap();
+    let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();
+    headers + elf.section_by_name(name).unwrap().index().0 * 64
 }

@@ -29,6 +29,11 @@ fn the_schema_of_kernel_families_is_current() {
     is_current("kernelfamily.json", &schema::kernel_family());
 }
 
+#[test]
+fn the_schema_of_the_check_report_is_current() {
+    is_current("checkreport.json", &schema::check_report());
+}
+
 /// Every mapping refuses what it does not know, as the reader does.
 #[test]
 fn the_schemas_refuse_unknown_fields() {

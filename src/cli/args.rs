@@ -211,16 +211,18 @@ pub struct RunArgs {
 
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// The definition's kind
+    /// The kind of document
     #[arg(value_enum, default_value_t = SchemaKind::DriverImage)]
     pub kind: SchemaKind,
 }
 
-/// Kinds of definitions.
+/// Documents with a schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SchemaKind {
     /// images/*.yaml
     DriverImage,
     /// kernels/*.yaml
     KernelFamily,
+    /// What `farrier check -o json` prints
+    CheckReport,
 }

@@ -33,7 +33,13 @@ pub async fn check(global: &Global, args: &CheckArgs, cancel: CancellationToken)
             paths.join(", ")
         )));
     }
-    let report = kmod::check(&CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[] });
+    let report = kmod::check(&CheckRequest {
+        kernel: &facts,
+        needs: &[],
+        modules: &modules,
+        required: &[],
+        files: None,
+    });
     printer::result(&match global.output {
         OutputForm::Table => kmod::table(&report),
         OutputForm::Json => printer::json(&report)?,

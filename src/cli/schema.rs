@@ -1,4 +1,4 @@
-//! `farrier schema`: the JSON Schema of a definition.
+//! `farrier schema`: the JSON Schema of a definition, or of the check report.
 
 use super::{CliError, Exit, args::SchemaKind, printer};
 use crate::definitions;
@@ -8,6 +8,7 @@ pub fn schema(kind: SchemaKind) -> Result<Exit, CliError> {
     let schema = match kind {
         SchemaKind::DriverImage => definitions::schema::driver_image(),
         SchemaKind::KernelFamily => definitions::schema::kernel_family(),
+        SchemaKind::CheckReport => definitions::schema::check_report(),
     };
     printer::result(&printer::json(&schema)?)?;
     Ok(Exit::Done)

@@ -187,7 +187,13 @@ async fn check(
     let (tree, facts, required) = (payload.tree.clone(), headers.facts.clone(), image.spec.modules.clone());
     blocking(move || {
         let modules = payload::read_modules(&tree)?;
-        Ok(kmod::check(&CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &required }))
+        Ok(kmod::check(&CheckRequest {
+            kernel: &facts,
+            needs: &[],
+            modules: &modules,
+            required: &required,
+            files: None,
+        }))
     })
     .await
 }

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CheckReport, Finding, KernelFacts, Module, ModuleError, ModuleReport, Rule, SymbolTable, Verdict,
+    CheckReport, Finding, KernelFacts, Module, ModuleAbout, ModuleError, ModuleReport, Rule, SymbolTable,
+    Verdict,
     load_order::{LoadOrder, load_order},
     module_name,
     resolve::{Import, Provider, Resolver},
@@ -21,6 +22,9 @@ pub struct CheckRequest<'a> {
     pub modules: &'a [PayloadModule],
     /// Names of modules that must be there, `-` and `_` being the same.
     pub required: &'a [String],
+    /// All files of the payload, as paths relative to it, to look for firmware among them; `None` where it is
+    /// not a whole payload that is checked.
+    pub files: Option<&'a [String]>,
 }
 
 /// What a needed image exports.
@@ -43,7 +47,7 @@ pub struct PayloadModule {
 
 /// Says what the kernel would say. The same request gives the same report, byte for byte.
 pub fn check(request: &CheckRequest<'_>) -> CheckReport {
-    let &CheckRequest { kernel, modules, required, .. } = request;
+    let &CheckRequest { kernel, needs: _, modules, required, files } = request;
     let resolver = Resolver::new(request);
     let imports: Vec<Vec<Import<'_>>> = modules
         .iter()
@@ -58,11 +62,14 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
         .zip(&imports)
         .zip(&tainted)
         .map(|((payload, imports), &tainted_by)| match &payload.module {
-            Ok(module) => report(
-                payload,
-                module.name.clone(),
-                rules::apply(&Subject { kernel, module, imports, tainted_by }),
-            ),
+            Ok(module) => ModuleReport {
+                about: ModuleAbout::of(module, kernel, files),
+                ..report(
+                    payload,
+                    module.name.clone(),
+                    rules::apply(&Subject { kernel, module, imports, tainted_by }),
+                )
+            },
             Err(error) => report(payload, module_name(&payload.path), vec![unreadable(error)]),
         })
         .collect();
@@ -89,7 +96,13 @@ fn worst(findings: &[Finding]) -> Verdict {
 }
 
 fn report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> ModuleReport {
-    ModuleReport { path: payload.path.clone(), name, verdict: worst(&findings), findings }
+    ModuleReport {
+        path: payload.path.clone(),
+        name,
+        verdict: worst(&findings),
+        findings,
+        about: ModuleAbout::default(),
+    }
 }
 
 fn unreadable(error: &ModuleError) -> Finding {
@@ -109,6 +122,7 @@ fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
         Provider::Payload { index, .. } => Some(index),
         Provider::Needed { .. }
         | Provider::Kernel(_)
+        | Provider::Named
         | Provider::Replaced { .. }
         | Provider::Nobody
         | Provider::Untold => None,

@@ -52,9 +52,9 @@ pub(super) struct Symbol<'d> {
 }
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
-    /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step.
-    pub fn parse(data: R) -> Result<Self, ModuleError> {
-        let length = data.len().map_err(|()| ModuleError::Read { what: "the file's length" })?;
+    /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. The object's length is
+    /// that of the file without a signature, because the loader takes the signature off first.
+    pub fn parse(data: R, length: u64) -> Result<Self, ModuleError> {
         let ident = data.read_bytes_at(0, 6).map_err(|()| ModuleError::NotElf)?;
         if !ident.starts_with(&elf::ELFMAG) {
             return Err(ModuleError::NotElf);
@@ -129,9 +129,14 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         })
     }
 
-    /// Is there any section of this name, loaded or not?
-    pub fn has(&self, name: &str) -> bool {
-        (1..self.headers.len()).any(|index| self.name(index) == name.as_bytes())
+    /// Sections of this name, loaded or not.
+    pub fn all(&self, name: &str) -> impl Iterator<Item = usize> {
+        (1..self.headers.len()).filter(move |&index| self.name(index) == name.as_bytes())
+    }
+
+    /// Does the file hold the section's bytes?
+    pub fn has_bytes(&self, index: usize) -> bool {
+        self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) != elf::SHT_NOBITS)
     }
 
     /// A section's bytes; none for one that has none in the file.

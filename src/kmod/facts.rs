@@ -39,6 +39,17 @@ pub struct BeyondHeaders {
     pub in_tree: Option<Known<InTree>>,
     /// Does the loader refuse modules without a valid signature?
     pub enforces_signatures: Option<Known<bool>>,
+    /// How large the kernel's own type information is, from which that of modules counts on.
+    pub btf_base: Option<Known<BtfBase>>,
+}
+
+/// The measures of a kernel's type information (BTF).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BtfBase {
+    /// How many types it has, with `void`, which is number 0.
+    pub types: u32,
+    /// Bytes of its strings.
+    pub strings: u32,
 }
 
 /// A fact and who said it.
@@ -92,7 +103,27 @@ pub struct InTree {
 
 impl KernelFacts {
     /// The vermagic that a module built against this header set gets, and that the kernel asks for.
+    /// One of the kernel's own modules tells it exactly, hash of the layout seed included; else the
+    /// configuration tells most of it.
     pub fn expected_vermagic(&self) -> Vermagic {
-        Vermagic::expected(&self.release, self.arch, &self.config)
+        match &self.beyond_headers.vermagic {
+            Some(known) => Vermagic::exact(&known.value),
+            None => Vermagic::expected(&self.release, self.arch, &self.config),
+        }
+    }
+
+    /// Does the loader refuse modules without a valid signature? `None` where neither the configuration nor the
+    /// machine says so: a boot parameter or lockdown can still make it.
+    pub fn enforces_signatures(&self) -> Option<Known<bool>> {
+        if self.config.is_set("MODULE_SIG_FORCE") {
+            return Some(Known { value: true, source: FactSource::Config });
+        }
+        self.beyond_headers.enforces_signatures.clone()
+    }
+
+    /// Is the kernel's version at least this one?
+    pub(super) fn since(&self, major: u64, minor: u64) -> bool {
+        let version = self.release.version();
+        (version.major, version.minor) >= (major, minor)
     }
 }

@@ -1,6 +1,8 @@
 //! Pure: kernel modules: ELF, modinfo, vermagic, symbol versions, and what the loader would say.
 
+mod about;
 mod boot;
+mod btf_split;
 mod check;
 mod config;
 mod elf;
@@ -10,6 +12,7 @@ mod module;
 mod report;
 mod resolve;
 mod rules;
+mod signature;
 mod symvers;
 mod table;
 mod vermagic;
@@ -17,12 +20,15 @@ mod vermagic;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use about::{ModuleAbout, SignedBy, Taint};
 pub use boot::{BootOutcome, BootReport, ModuleBoot};
+pub use btf_split::{BtfFault, SplitBtf};
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use config::{ConfigError, KernelConfig};
-pub use facts::{BeyondHeaders, FactSource, InTree, KernelFacts, Known};
+pub use facts::{BeyondHeaders, BtfBase, FactSource, InTree, KernelFacts, Known};
 pub use module::{Module, ModuleError, ModuleExport, UndefinedSymbol, module_name};
 pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict, VerdictError};
+pub use signature::{Signature, Signer};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
-pub use table::table;
+pub use table::{Style, table, table_with};
 pub use vermagic::{Difference, Vermagic};

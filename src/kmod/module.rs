@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use object::{ReadRef, elf};
 
 use super::{
-    Verdict,
+    BtfFault, Signature, SplitBtf, Verdict,
     elf::{Elf, Place, Symbol, string_at},
+    signature,
 };
 use crate::kernel::Architecture;
 
@@ -16,8 +17,8 @@ const VERSION_ENTRY: usize = 64;
 const NAME_OFFSET: usize = 24;
 /// Bytes of that name on 64-bit machines (`MODULE_NAME_LEN`).
 const NAME_LENGTH: usize = 56;
-/// Ends a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
-const SIGNATURE: &[u8] = b"~Module signature appended~\n";
+/// Holds `struct module`.
+const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
 /// A kernel module's facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,8 +39,14 @@ pub struct Module {
     pub this_module_size: u64,
     /// Does it hold DWARF debug information?
     pub debug_info: bool,
-    /// Is a signature appended?
-    pub signed: bool,
+    /// The signature at its end.
+    pub signature: Signature,
+    /// Its type information (section `.BTF`), or what is wrong with that.
+    pub btf: Option<Result<SplitBtf, BtfFault>>,
+    /// Does it bring the base of its type information along (section `.BTF.base`, Linux 6.11)?
+    pub btf_base: bool,
+    /// Sections that it has more than once, and of which the kernel takes one.
+    pub repeated: Vec<&'static str>,
 }
 
 /// A symbol that a module needs.
@@ -179,13 +186,18 @@ impl Module {
     /// Reads a module's facts. `data` is the plain (decompressed) file: an [`object::read::ReadCache`] over
     /// an open file, of which only the tables that matter are read, or bytes in memory.
     pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self, ModuleError> {
-        let elf = Elf::parse(data)?;
+        let length = data.len().map_err(|()| ModuleError::Read { what: "the file's length" })?;
+        let (signature, length) = signature::read(data, length);
+        let elf = Elf::parse(data, length)?;
         let arch = match elf::Machine(elf.machine()) {
             elf::EM_X86_64 => Architecture::Amd64,
             elf::EM_AARCH64 => Architecture::Arm64,
             other => return Err(ModuleError::Machine(other.0)),
         };
-        let this_module = elf.find(".gnu.linkonce.this_module").ok_or(ModuleError::NoModule)?;
+        let this_module = elf.find(THIS_MODULE).ok_or(ModuleError::NoModule)?;
+        if !elf.has_bytes(this_module) {
+            return Err(elf.malformed(this_module, "has no bytes in the file"));
+        }
         let info = match elf.find(".modinfo") {
             Some(index) => read_info(elf.contents(index)?),
             None => Vec::new(),
@@ -200,8 +212,20 @@ impl Module {
             undefined,
             exports,
             this_module_size: elf.size(this_module),
-            debug_info: [".debug_info", ".zdebug_info"].into_iter().any(|name| elf.has(name)),
-            signed: is_signed(data),
+            debug_info: [".debug_info", ".zdebug_info"]
+                .into_iter()
+                .any(|name| elf.all(name).next().is_some()),
+            signature,
+            // To the kernel an empty one is none.
+            btf: match elf.all(".BTF").find(|&index| elf.size(index) > 0) {
+                Some(index) => Some(SplitBtf::read(elf.contents(index)?)),
+                None => None,
+            },
+            btf_base: elf.all(".BTF.base").next().is_some(),
+            repeated: [THIS_MODULE, ".modinfo"]
+                .into_iter()
+                .filter(|name| elf.all(name).nth(1).is_some())
+                .collect(),
             info,
         })
     }
@@ -393,12 +417,6 @@ fn bytes_at<'d, R: ReadRef<'d>>(
     let Place::Section(index) = symbol.place else { return Ok(None) };
     let Ok(offset) = usize::try_from(symbol.value) else { return Ok(None) };
     Ok(elf.contents(index)?.get(offset..))
-}
-
-fn is_signed<'d, R: ReadRef<'d>>(data: R) -> bool {
-    let length = SIGNATURE.len() as u64;
-    let end = data.len().ok().and_then(|total| total.checked_sub(length));
-    end.and_then(|start| data.read_bytes_at(start, length).ok()) == Some(SIGNATURE)
 }
 
 /// For messages: a version as the kernel prints it.

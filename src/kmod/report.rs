@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::BootReport;
+use super::{BootReport, ModuleAbout};
 use crate::kernel::Architecture;
 
 /// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
@@ -60,6 +60,10 @@ impl fmt::Display for Verdict {
 pub enum Rule {
     /// The file is a relocatable object for this machine, whole and well-formed.
     Elf,
+    /// Its signature is one that the kernel takes.
+    Signature,
+    /// Its `struct module` has the size of the kernel's.
+    ModuleSize,
     /// Its `vermagic` is the kernel's.
     Vermagic,
     /// The symbol versions that it was built with are those of the exporters.
@@ -72,6 +76,10 @@ pub enum Rule {
     Namespace,
     /// It exports nothing that the kernel itself exports.
     DuplicateExport,
+    /// The kernel does not have a module of its name built in.
+    BuiltIn,
+    /// Its type information (BTF) counts on from the kernel's.
+    Btf,
     /// The modules of the payload that it needs load.
     Dependency,
     /// A module that must be in the payload is there.
@@ -116,7 +124,7 @@ impl fmt::Display for Finding {
 }
 
 /// What was found out about one module.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleReport {
     /// The file, relative to the payload.
@@ -127,6 +135,9 @@ pub struct ModuleReport {
     pub verdict: Verdict,
     /// Reasons, in the order of the loader's checks, then by subject.
     pub findings: Vec<Finding>,
+    /// What else is worth knowing about it; empty where the file cannot be read.
+    #[serde(flatten)]
+    pub about: ModuleAbout,
 }
 
 /// What the kernel would say about a payload.

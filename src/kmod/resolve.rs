@@ -1,12 +1,14 @@
 //! Pure: who, on the node, would provide each symbol that a module needs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::{CheckRequest, ExportedSymbol, Module, ModuleExport, NeededTable, SymbolTable, UndefinedSymbol};
 
 /// The modules of a payload that can be read, and everything that they can be linked against.
 pub(super) struct Resolver<'a> {
     kernel: Option<&'a SymbolTable>,
+    /// What the kernel image exports, from another source.
+    named: Option<&'a BTreeSet<String>>,
     needs: &'a [NeededTable],
     /// Symbol to payload module and its export.
     exports: HashMap<&'a str, (usize, &'a Module, &'a ModuleExport)>,
@@ -31,9 +33,11 @@ pub(super) enum Provider<'a> {
     /// One of the kernel's own modules would, if the payload or the needed image did not replace it by one
     /// of the same name that does not.
     Replaced { module: String, image: Option<&'a str> },
+    /// The kernel, says its `System.map`; in which version and for whom, nobody says.
+    Named,
     /// Nobody.
     Nobody,
-    /// The header set has no symbol table, so it cannot be told.
+    /// The header set has no symbol table, so it cannot be told: one of the kernel's own modules may.
     Untold,
 }
 
@@ -60,7 +64,8 @@ impl<'a> Resolver<'a> {
                 exports.entry(export.name.as_str()).or_insert((index, module, export));
             }
         }
-        Self { kernel: request.kernel.symbols.as_ref(), needs: request.needs, exports, replaced }
+        let named = request.kernel.beyond_headers.exports.as_ref().map(|known| &known.value);
+        Self { kernel: request.kernel.symbols.as_ref(), named, needs: request.needs, exports, replaced }
     }
 
     pub fn imports(&self, module: &'a Module) -> Vec<Import<'a>> {
@@ -79,7 +84,10 @@ impl<'a> Resolver<'a> {
                 return Provider::Needed { image: &need.image, symbol };
             }
         }
-        let Some(kernel) = self.kernel else { return Provider::Untold };
+        let Some(kernel) = self.kernel else {
+            let named = self.named.is_some_and(|names| names.contains(symbol));
+            return if named { Provider::Named } else { Provider::Untold };
+        };
         let Some(found) = kernel.get(symbol) else { return Provider::Nobody };
         let module = found.module_name();
         match self.replaced.get(&module) {
@@ -101,7 +109,7 @@ impl<'a> Provider<'a> {
             Self::Needed { symbol, .. } | Self::Kernel(symbol) => {
                 Some(Export { crc: Some(symbol.crc), gpl_only: symbol.gpl_only, namespace: symbol.namespace })
             }
-            Self::Replaced { .. } | Self::Nobody | Self::Untold => None,
+            Self::Named | Self::Replaced { .. } | Self::Nobody | Self::Untold => None,
         }
     }
 
@@ -110,6 +118,7 @@ impl<'a> Provider<'a> {
         match self {
             Self::Payload { module, .. } => format!("{} of this payload", module.name),
             Self::Needed { image, symbol } => format!("{} of {image}", symbol.module_name()),
+            Self::Named => "the kernel".to_owned(),
             Self::Kernel(symbol) if symbol.module == "vmlinux" => "the kernel".to_owned(),
             Self::Kernel(symbol) => format!("the kernel's {}", symbol.module_name()),
             Self::Replaced { module, .. } => format!("the kernel's {module}"),

@@ -1,5 +1,8 @@
 //! Module files and kernels for tests, written byte by byte so that each field can be wrong.
 
+pub(crate) mod btf;
+pub(crate) mod signature;
+
 use super::{BeyondHeaders, KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable};
 use crate::kernel::Architecture;
 
@@ -20,6 +23,11 @@ pub(crate) struct ModuleFile {
     pub exports: Vec<(&'static str, Option<u32>, bool, &'static str)>,
     pub common: Option<&'static str>,
     pub this_module: bool,
+    /// Bytes of `struct module`.
+    pub size: usize,
+    pub btf: Option<Vec<u8>>,
+    /// A second `.modinfo` after the first.
+    pub twice: bool,
 }
 
 struct Section {
@@ -53,6 +61,9 @@ impl ModuleFile {
             exports: Vec::new(),
             common: None,
             this_module: true,
+            size: 896,
+            btf: None,
+            twice: false,
         }
     }
 
@@ -90,7 +101,7 @@ impl ModuleFile {
         if self.this_module {
             let mut bytes = vec![0; 24];
             bytes.extend(b"from_struct\0");
-            bytes.resize(896, 0);
+            bytes.resize(self.size, 0);
             sections.push(Section::loaded(".gnu.linkonce.this_module", bytes));
         }
         let info: Vec<String> = self.info.iter().map(|(key, value)| format!("{key}={value}\0")).collect();
@@ -108,6 +119,12 @@ impl ModuleFile {
             let crcs = crcs.iter().flat_map(|crc| crc.to_le_bytes()).collect();
             sections.push(Section::loaded("__version_ext_crcs", crcs));
             sections.push(Section::loaded("__version_ext_names", names.clone()));
+        }
+        if let Some(btf) = &self.btf {
+            sections.push(Section::loaded(".BTF", btf.clone()));
+        }
+        if self.twice {
+            sections.push(Section::loaded(".modinfo", b"license=GPL\0".to_vec()));
         }
         self.add_symbols(&mut sections);
         lay_out(self.machine, sections)

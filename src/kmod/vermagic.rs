@@ -66,6 +66,11 @@ impl Vermagic {
         Self { text, randstruct }
     }
 
+    /// The `vermagic` of one of the kernel's own modules, every byte of it.
+    pub fn exact(text: &str) -> Self {
+        Self { text: text.to_owned(), randstruct: false }
+    }
+
     /// Compares as the loader's `same_magic` does (`kernel/module/version.c`): byte by byte, without the
     /// release where the module carries symbol versions.
     pub fn compare(&self, module: &str, has_versions: bool) -> Difference {

@@ -43,15 +43,19 @@ fn reads_the_facts_alike_from_memory_and_from_a_file() {
             ("unversioned", None, false, None)
         ]
     );
-    assert_eq!((module.this_module_size, module.debug_info, module.signed), (896, false, false));
+    assert_eq!(
+        (module.this_module_size, module.debug_info, &module.signature),
+        (896, false, &Signature::None)
+    );
 }
 
 #[test]
 fn a_signature_does_not_hide_the_module() {
     let mut bytes = sample().build();
     bytes.extend([0; 40]);
-    bytes.extend(SIGNATURE);
-    assert!(parse(&bytes).unwrap().signed);
+    bytes.extend(b"~Module signature appended~\n");
+    let signature = parse(&bytes).unwrap().signature;
+    assert_eq!(signature, Signature::Unsupported(0));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! `inherit_taint` in `kernel/module/main.c`).
 
 use super::Subject;
-use crate::kmod::{Finding, Rule, Verdict};
+use crate::kmod::{Finding, Rule, Verdict, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let module = subject.module;
@@ -12,6 +12,20 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         (true, Some(by)) => format!("but the module also uses symbols of {by}, which is proprietary"),
         (true, None) => return,
     };
+    let untold = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named)).count();
+    if untold > 0 {
+        findings.push(Finding {
+            rule: Rule::Licence,
+            verdict: Verdict::Unknown,
+            subject: "Module.symvers".to_owned(),
+            message: format!(
+                "no source tells which of the symbols that the module needs are for GPL modules only ({untold})"
+            ),
+            found: None,
+            wanted: None,
+            remedy: format!("bring the Module.symvers of {}, or boot it", subject.kernel.release),
+        });
+    }
     for import in subject.imports {
         if !import.provider.export().is_some_and(|export| export.gpl_only) || import.symbol.weak {
             continue;

@@ -1,9 +1,14 @@
 //! Pure: the loader's rules, one file each. A rule looks at one module and adds what it finds.
 
+mod btf;
+mod built_in;
 mod duplicate_export;
 mod licence;
 mod machine;
+mod module_size;
 mod namespace;
+mod sections;
+mod signature;
 mod symbol_version;
 mod undefined_symbol;
 mod vermagic;
@@ -26,14 +31,19 @@ pub(super) struct Subject<'a> {
 type Rule = fn(&Subject<'_>, &mut Vec<Finding>);
 
 /// All rules, in the order in which the loader meets them.
-const RULES: [Rule; 7] = [
+const RULES: [Rule; 12] = [
+    signature::check,
     machine::check,
+    sections::check,
+    module_size::check,
     vermagic::check,
     undefined_symbol::check,
     symbol_version::check,
     licence::check,
     namespace::check,
     duplicate_export::check,
+    built_in::check,
+    btf::check,
 ];
 
 /// What all rules find.

@@ -28,6 +28,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         return;
     };
     findings.extend(module_layout(subject, versions));
+    findings.extend(named(subject));
     for import in subject.imports {
         let Some(export) = import.provider.export() else { continue };
         let name = import.symbol.name.as_str();
@@ -69,6 +70,27 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     }
 }
 
+/// Symbols of which `System.map` tells no more than that the kernel exports them.
+fn named(subject: &Subject<'_>) -> Option<Finding> {
+    let named = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named));
+    let (first, more) = {
+        let mut names = named.map(|import| &import.symbol.name);
+        (names.next()?, names.count())
+    };
+    Some(Finding {
+        rule: Rule::SymbolVersion,
+        verdict: Verdict::Unknown,
+        subject: "Module.symvers".to_owned(),
+        message: format!(
+            "the kernel exports symbol {first} and {more} more that the module needs, and no source tells their \
+             versions"
+        ),
+        found: None,
+        wanted: None,
+        remedy: format!("bring the Module.symvers of {}, or boot it", subject.kernel.release),
+    })
+}
+
 /// `struct module` and what surrounds it have a version of their own, in every module
 /// (`check_modstruct_version`).
 fn module_layout(subject: &Subject<'_>, versions: &BTreeMap<String, u32>) -> Option<Finding> {
@@ -95,7 +117,11 @@ fn remedy(subject: &Subject<'_>, provider: &Provider<'_>) -> String {
         Provider::Needed { image, .. } => {
             format!("rebuild it against the exposed headers of {image} for {release}")
         }
-        Provider::Kernel(_) | Provider::Replaced { .. } | Provider::Nobody | Provider::Untold => {
+        Provider::Kernel(_)
+        | Provider::Named
+        | Provider::Replaced { .. }
+        | Provider::Nobody
+        | Provider::Untold => {
             format!("rebuild it against the header set of {release}")
         }
     }

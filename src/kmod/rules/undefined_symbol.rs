@@ -8,7 +8,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     for import in subject.imports.iter().filter(|import| !import.symbol.weak) {
         let name = &import.symbol.name;
         let (message, remedy) = match &import.provider {
-            Provider::Payload { .. } | Provider::Needed { .. } | Provider::Kernel(_) => continue,
+            Provider::Payload { .. } | Provider::Needed { .. } | Provider::Kernel(_) | Provider::Named => {
+                continue;
+            }
             Provider::Untold => {
                 untold += 1;
                 continue;

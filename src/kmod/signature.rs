@@ -1,0 +1,228 @@
+//! Pure: the signature at a module's end, as far as it tells without the kernel's keys.
+//!
+//! `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`: `mod_check_sig` in
+//! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
+
+use object::ReadRef;
+
+/// Ends a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
+const MARKER: &[u8] = b"~Module signature appended~\n";
+/// Bytes of `struct module_signature`.
+const RECORD: u64 = 12;
+/// `PKEY_ID_PKCS7`, the one kind that the kernel takes since Linux 4.3.
+const PKCS7: u8 = 2;
+/// Bytes before the end in which a marker that is not the last thing is looked for.
+const TAIL: u64 = 4096;
+/// Bytes of a message that is read. Those of RSA keys have about 700, with certificates some thousands.
+const MAX_MESSAGE: u64 = 256 << 10;
+
+/// What a module's end says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Signature {
+    /// Nothing: the module is not signed.
+    None,
+    /// The marker is there, and bytes follow it: to the kernel the module is not signed.
+    Buried {
+        /// How many bytes follow.
+        after: u64,
+    },
+    /// A record or message that the kernel answers with `EBADMSG`, whether or not it enforces signatures.
+    Malformed(&'static str),
+    /// Of another kind than PKCS#7, by its number: `ENOPKG`.
+    Unsupported(u8),
+    /// Well-formed; only the kernel's keys can tell whether it is right.
+    By(Signer),
+    /// The record is right, and the message uses an encoding that farrier does not read.
+    Unread(&'static str),
+}
+
+/// Who signed, as `modinfo` prints it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signer {
+    /// The common name (else the organisation) of the certificate's issuer.
+    pub name: Option<String>,
+    /// The certificate's serial number, or the key's identifier: `6A:0F:...`.
+    pub key_id: String,
+    /// The digest, such as `sha256`.
+    pub hash: Option<&'static str>,
+}
+
+/// Reads the end of a module. Also says how many bytes the object has without its signature.
+pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64) {
+    let marker = MARKER.len() as u64;
+    let Some(body) = length.checked_sub(marker) else { return (Signature::None, length) };
+    if data.read_bytes_at(body, marker).ok() != Some(MARKER) {
+        return (buried(data, length), length);
+    }
+    let Some(record_at) = body.checked_sub(RECORD).filter(|&at| at > 0) else {
+        return (Signature::Malformed("is shorter than its own record"), body);
+    };
+    let Some(&[algo, hash, kind, signer, key, pad1, pad2, pad3, a, b, c, d]) =
+        data.read_bytes_at(record_at, RECORD).ok()
+    else {
+        return (Signature::Malformed("has a record that cannot be read"), body);
+    };
+    let size = u64::from(u32::from_be_bytes([a, b, c, d]));
+    // The order is the kernel's.
+    let Some(start) = record_at.checked_sub(size).filter(|&start| start > 0) else {
+        return (Signature::Malformed("claims more bytes than the file has"), body);
+    };
+    if kind != PKCS7 {
+        return (Signature::Unsupported(kind), body);
+    }
+    if [algo, hash, signer, key, pad1, pad2, pad3] != [0; 7] {
+        return (Signature::Malformed("has a record with unexpected non-zero fields"), body);
+    }
+    if size > MAX_MESSAGE {
+        return (Signature::Unread("has more bytes than any known one"), start);
+    }
+    let signature = match data.read_bytes_at(start, size).map(message) {
+        Ok(Ok(signer)) => Signature::By(signer),
+        Ok(Err(Fault::Bad)) | Err(()) => Signature::Malformed("is no PKCS#7 message"),
+        Ok(Err(Fault::Unread(what))) => Signature::Unread(what),
+    };
+    (signature, start)
+}
+
+fn buried<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature {
+    let size = length.min(TAIL);
+    let Ok(tail) = data.read_bytes_at(length - size, size) else { return Signature::None };
+    match tail.windows(MARKER.len()).rposition(|window| window == MARKER) {
+        Some(at) => Signature::Buried { after: (tail.len() - at - MARKER.len()) as u64 },
+        None => Signature::None,
+    }
+}
+
+/// Why a message has no signer to tell.
+enum Fault {
+    /// The kernel's parser refuses it as well.
+    Bad,
+    /// The kernel's parser may take it.
+    Unread(&'static str),
+}
+
+const INTEGER: u8 = 0x02;
+const OBJECT_ID: u8 = 0x06;
+const SEQUENCE: u8 = 0x30;
+const SET: u8 = 0x31;
+/// `[0]` and `[1]`, constructed, and `[0]` primitive.
+const CONTEXT_0: u8 = 0xa0;
+const CONTEXT_1: u8 = 0xa1;
+const KEY_ID: u8 = 0x80;
+
+/// 1.2.840.113549.1.7.2
+const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
+/// 2.5.4.3 and 2.5.4.10
+const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
+const ORGANISATION: &[u8] = &[0x55, 0x04, 0x0a];
+/// 2.16.840.1.101.3.4.2, NIST's digests.
+const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02];
+/// 1.3.14.3.2.26
+const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
+
+/// Elements of one level of a DER encoding. Levels are opened by hand, so nothing recurses.
+struct Der<'a>(&'a [u8]);
+
+impl<'a> Der<'a> {
+    fn next(&mut self) -> Result<(u8, &'a [u8]), Fault> {
+        let (&tag, rest) = self.0.split_first().ok_or(Fault::Bad)?;
+        let (&first, rest) = rest.split_first().ok_or(Fault::Bad)?;
+        // `lib/asn1_decoder.c` takes tags of one byte, and lengths of up to four.
+        if tag & 0x1f == 0x1f {
+            return Err(Fault::Bad);
+        }
+        let (length, rest) = match first {
+            0..0x80 => (usize::from(first), rest),
+            0x80 => return Err(Fault::Unread("has elements of indefinite length")),
+            0x81..=0x84 => {
+                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(Fault::Bad)?;
+                (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
+            }
+            _ => return Err(Fault::Bad),
+        };
+        let (content, rest) = rest.split_at_checked(length).ok_or(Fault::Bad)?;
+        self.0 = rest;
+        Ok((tag, content))
+    }
+
+    fn expect(&mut self, wanted: u8) -> Result<&'a [u8], Fault> {
+        let (tag, content) = self.next()?;
+        if tag == wanted { Ok(content) } else { Err(Fault::Bad) }
+    }
+
+    fn open(&mut self, wanted: u8) -> Result<Self, Fault> {
+        self.expect(wanted).map(Self)
+    }
+}
+
+/// The first signer of a PKCS#7 `SignedData` (RFC 5652, section 5), whose certificate need not be there.
+fn message(bytes: &[u8]) -> Result<Signer, Fault> {
+    let mut content_info = Der(bytes).open(SEQUENCE)?;
+    if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
+        return Err(Fault::Bad);
+    }
+    let mut signed = content_info.open(CONTEXT_0)?.open(SEQUENCE)?;
+    signed.expect(INTEGER)?;
+    signed.expect(SET)?;
+    signed.expect(SEQUENCE)?;
+    let mut signers = loop {
+        match signed.next()? {
+            (CONTEXT_0 | CONTEXT_1, _) => {}
+            (SET, signers) => break Der(signers),
+            _ => return Err(Fault::Bad),
+        }
+    };
+    if signers.0.is_empty() {
+        return Err(Fault::Unread("names no signer"));
+    }
+    let mut signer = signers.open(SEQUENCE)?;
+    signer.expect(INTEGER)?;
+    let (name, key_id) = match signer.next()? {
+        (SEQUENCE, identity) => {
+            let mut identity = Der(identity);
+            let name = name(identity.expect(SEQUENCE)?)?;
+            let serial = identity.expect(INTEGER)?;
+            (name, serial.strip_prefix(&[0]).filter(|rest| !rest.is_empty()).unwrap_or(serial))
+        }
+        (KEY_ID, key_id) => (None, key_id),
+        _ => return Err(Fault::Bad),
+    };
+    let hash = digest(signer.open(SEQUENCE)?.expect(OBJECT_ID)?);
+    let octets: Vec<String> = key_id.iter().map(|byte| format!("{byte:02X}")).collect();
+    Ok(Signer { name, key_id: octets.join(":"), hash })
+}
+
+fn name(issuer: &[u8]) -> Result<Option<String>, Fault> {
+    let (mut issuer, mut organisation) = (Der(issuer), None);
+    while !issuer.0.is_empty() {
+        let mut part = issuer.open(SET)?.open(SEQUENCE)?;
+        let kind = part.expect(OBJECT_ID)?;
+        let (_, value) = part.next()?;
+        let text = || String::from_utf8_lossy(value).into_owned();
+        match kind {
+            COMMON_NAME => return Ok(Some(text())),
+            ORGANISATION => organisation = Some(text()),
+            _ => {}
+        }
+    }
+    Ok(organisation)
+}
+
+fn digest(id: &[u8]) -> Option<&'static str> {
+    if id == SHA1 {
+        return Some("sha1");
+    }
+    match id.strip_prefix(NIST_DIGESTS)? {
+        [1] => Some("sha256"),
+        [2] => Some("sha384"),
+        [3] => Some("sha512"),
+        [4] => Some("sha224"),
+        [8] => Some("sha3-256"),
+        [9] => Some("sha3-384"),
+        [10] => Some("sha3-512"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
