@@ -38,17 +38,14 @@ impl Kernel {
         };
         let release = release(context, image.as_ref(), suggested)?;
         let target_args = args.target.with_kernel(&release);
-        let mut kernel = match &args.headers {
-            Some(root) => {
-                let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
-                // Whose kernel it is may not be known here, and need not be.
-                let target = settings::target(&target_args).ok();
-                Self { facts, hint: None, target }
-            }
-            None => {
-                let found = headers::find(context.settings()?, &target_args).await?;
-                Self { facts: found.facts, hint: None, target: Some(settings::target(&target_args)?) }
-            }
+        let mut kernel = if let Some(root) = &args.headers {
+            let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
+            // Whose kernel it is may not be known here, and need not be.
+            let target = settings::target(&target_args).ok();
+            Self { facts, hint: None, target }
+        } else {
+            let found = headers::find(context.settings()?, &target_args).await?;
+            Self { facts: found.facts, hint: None, target: Some(settings::target(&target_args)?) }
         };
         match image {
             Some(image) => kernel.learn(context, &image).await?,

@@ -105,15 +105,15 @@ impl Fetcher {
                 .to_owned(),
         }
         };
-        let named = groups.iter().map(|group| group.join(" or ")).collect::<Vec<_>>().join(", ");
+        let wanted = groups.iter().map(|group| group.join(" or ")).collect::<Vec<_>>().join(", ");
         let search = search_key(&groups, image, target);
         if let Some(Found { key, origin }) = self.cache.read_record::<Found>(KIND, &search)?
             && let Some(place) = self.cache.get(KIND, &key)?
         {
-            return Ok(in_tree(&place.join(TREE), target, origin).unwrap_or_else(|| missing(&named)));
+            return Ok(in_tree(&place.join(TREE), target, origin).unwrap_or_else(|| missing(&wanted)));
         }
         if reach == Reach::Here {
-            return Ok(missing(&named));
+            return Ok(missing(&wanted));
         }
         let options = &self.options;
         let archive =
@@ -130,13 +130,13 @@ impl Fetcher {
             let archive = &archive;
             async move {
                 let files = archive.download(packages).await?;
-                let names: Vec<String> =
+                let labels: Vec<String> =
                     packages.iter().map(|p| format!("package {}={}", p.name, p.version)).collect();
                 blocking(move |stop| {
                     let root = dir.join(TREE);
                     fs::create_dir(&root).map_err(io_error("create", &root))?;
-                    for (file, name) in files.iter().zip(&names) {
-                        unpack(stop, file, &root, name)?;
+                    for (file, label) in files.iter().zip(&labels) {
+                        unpack(stop, file, &root, label)?;
                     }
                     prune(&root)
                 })
@@ -147,7 +147,7 @@ impl Fetcher {
         let lookup =
             in_tree(&place.join(TREE), target, origin.clone()).ok_or_else(|| FetchError::Layout {
                 wanted: format!("boot/vmlinuz-{}", target.release),
-                what: named,
+                what: wanted,
                 found: "no such file".to_owned(),
             })?;
         self.cache.write_record(KIND, &search, &Found { key, origin })?;
@@ -161,16 +161,15 @@ impl Fetcher {
         release: Option<&KernelRelease>,
         arch: Architecture,
     ) -> Result<KernelImage, FetchError> {
-        let release = match release {
-            Some(release) => release.clone(),
-            None => {
-                let path = vmlinuz.to_owned();
-                blocking(move |_| Ok(facts::release_of(&path)?)).await?.ok_or_else(|| FetchError::Layout {
-                    wanted: "the kernel's release".to_owned(),
-                    what: vmlinuz.display().to_string(),
-                    found: "it holds no `Linux version`; say it with --kernel".to_owned(),
-                })?
-            }
+        let release = if let Some(release) = release {
+            release.clone()
+        } else {
+            let path = vmlinuz.to_owned();
+            blocking(move |_| Ok(facts::release_of(&path)?)).await?.ok_or_else(|| FetchError::Layout {
+                wanted: "the kernel's release".to_owned(),
+                what: vmlinuz.display().to_string(),
+                found: "it holds no `Linux version`; say it with --kernel".to_owned(),
+            })?
         };
         let name = vmlinuz.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let origin = vec![vmlinuz.display().to_string()];
