@@ -152,6 +152,11 @@ impl ImageCause {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Named { hint, .. } => Some(hint.clone()),
+            Self::Engine(EngineError::Unavailable { .. }) => Some(
+                "start the Docker daemon (`systemctl start docker`) or Podman's socket, and see that you may use it; \
+                 or name the image with its registry, without `docker:`"
+                    .to_owned(),
+            ),
             Self::Engine(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Manifest(_) | Self::Layers(_) | Self::Io { .. } => None,

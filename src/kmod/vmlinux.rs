@@ -10,7 +10,7 @@ use std::{
 
 use object::{
     LittleEndian as LE,
-    elf::{FileHeader64, SectionHeader64},
+    elf::{ET_REL, FileHeader64, SectionHeader64},
     pod::from_bytes,
 };
 
@@ -62,6 +62,10 @@ impl<F: Read + Seek> Vmlinux<F> {
         let damaged = VmlinuzError::Damaged;
         let (header, _) =
             from_bytes::<FileHeader64<LE>>(&start).map_err(|()| damaged("it ends in its ELF header"))?;
+        // A module, for example.
+        if header.e_type.get(LE) == ET_REL {
+            return Err(VmlinuzError::Form);
+        }
         let (offset, count) = (header.e_shoff.get(LE), header.e_shnum.get(LE));
         let names = usize::from(header.e_shstrndx.get(LE).0);
         let size = size_of::<SectionHeader64<LE>>();

@@ -230,7 +230,12 @@ fn damaged(path: &Path) -> ImageCause {
 
 /// An image of the local engine, as `docker save` gives it.
 async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage, ImageCause> {
-    let engine = engine::connect(EngineChoice::Auto, &env_vars::engine_env()).await?;
+    let env = env_vars::engine_env();
+    // Podman's socket speaks the same language.
+    let engine = match engine::connect(EngineChoice::Docker, &env).await {
+        Ok(engine) => engine,
+        Err(no_docker) => engine::connect(EngineChoice::Podman, &env).await.map_err(|_| no_docker)?,
+    };
     let scratch = scratch()?;
     let archive = scratch.path().join("image.tar");
     if !engine.export_image(name, &archive, &context.cancel).await? {

@@ -24,7 +24,7 @@ use crate::{
 /// Changes when the same packages are laid out differently.
 const FORMAT: &str = "kernel-image-1";
 /// The kind of the cache's entries and records.
-const KIND: &str = "kernels";
+const KIND: &str = "kernel-images";
 /// The tree's name in its cache entry.
 const TREE: &str = "tree";
 
