@@ -79,7 +79,7 @@ pub enum Command {
     Headers(HeadersCommand),
     /// Build, check and, with --push, publish one image for one kernel
     Build(BuildArgs),
-    /// Check modules against a kernel: will they load?
+    /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
     /// The loop: observe, plan, build, check, publish, roll out
     Run(RunArgs),
@@ -180,14 +180,62 @@ pub struct BuildArgs {
 
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst) and directories
-    #[arg(required = true, value_name = "PATH")]
-    pub paths: Vec<PathBuf>,
+    /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst), directories, and images: oci:PATH[:TAG|@DIGEST] for a
+    /// layout directory, docker:REF for the local engine, host/repository:tag for a registry
+    #[arg(required = true, value_name = "SUBJECT")]
+    pub subjects: Vec<String>,
     #[command(flatten)]
-    pub target: TargetArgs,
+    pub target: CheckTargetArgs,
     /// A root with the kernel's headers at their natural paths, such as / [default: as in a build]
     #[arg(long, value_name = "DIR")]
     pub headers: Option<PathBuf>,
+    /// Check against the kernel that this machine runs, and what it says itself
+    #[arg(long, conflicts_with_all = ["kernel", "headers", "kernel_image", "fetch_kernel_image"])]
+    pub host: bool,
+    /// Take further facts from this kernel image (vmlinuz or vmlinux)
+    #[arg(long, value_name = "FILE")]
+    pub kernel_image: Option<PathBuf>,
+    /// Fetch the kernel's own image, as its family says, for what the headers cannot tell; one that is in the
+    /// cache is used in any case
+    #[arg(long, conflicts_with = "kernel_image")]
+    pub fetch_kernel_image: bool,
+    /// What the modules may use beside the kernel: a Module.symvers, or a directory that holds one (repeatable)
+    #[arg(long, value_name = "PATH")]
+    pub needs: Vec<PathBuf>,
+    /// Exit with 1 also when a verdict is unknown
+    #[arg(long)]
+    pub deny_unknown: bool,
+}
+
+/// The kernel to check against. What is not said is found out where possible.
+#[derive(Debug, Args)]
+pub struct CheckTargetArgs {
+    /// Kernel release, exactly as `uname -r` prints it [default: the one that --kernel-image, --headers or the
+    /// checked image is for]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    /// Operating system id, as in os-release [default: this machine's]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+}
+
+impl CheckTargetArgs {
+    /// The target's arguments, once it is known which kernel.
+    pub fn with_kernel(&self, kernel: &str) -> TargetArgs {
+        let Self { kernel: _, os, os_version, arch } = self;
+        TargetArgs {
+            kernel: kernel.to_owned(),
+            os: os.clone(),
+            os_version: os_version.clone(),
+            arch: arch.clone(),
+        }
+    }
 }
 
 #[derive(Debug, Args)]

@@ -1,66 +1,111 @@
 //! `farrier check`: will these modules load on that kernel?
 
-use std::path::Path;
+mod image;
+mod kernel;
+mod subject;
+
+use std::cell::OnceCell;
 
 use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
     args::{CheckArgs, Global, OutputForm},
-    headers, printer,
-    settings::{self, Settings},
+    printer,
+    settings::Settings,
 };
 use crate::{
-    headers::read_header_set,
-    kmod::{self, CheckRequest, KernelFacts, PayloadModule, Verdict},
-    payload,
+    kernel::KernelRelease,
+    kmod::{self, CheckReport, CheckRequest, NeededTable, Verdict},
 };
+use kernel::Kernel;
+use subject::{Checked, Subject};
+
+/// Settings are read when something needs them: a check of files against given headers needs neither definitions
+/// nor a cache.
+struct Context<'a> {
+    global: &'a Global,
+    args: &'a CheckArgs,
+    settings: OnceCell<Settings>,
+    cancel: CancellationToken,
+}
+
+impl Context<'_> {
+    fn settings(&self) -> Result<&Settings, CliError> {
+        if let Some(settings) = self.settings.get() {
+            return Ok(settings);
+        }
+        let settings = Settings::resolve(self.global)?;
+        Ok(self.settings.get_or_init(|| settings))
+    }
+}
 
 /// Checks the modules and prints the report. A refused module is exit code 1.
 pub async fn check(global: &Global, args: &CheckArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
-    let facts = tokio::select! {
-        () = cancel.cancelled() => return Ok(Exit::Interrupted),
-        facts = facts(global, args) => facts?,
-    };
-    let mut modules = Vec::new();
-    for path in &args.paths {
-        modules.extend(read(path)?);
+    let context = Context { global, args, settings: OnceCell::new(), cancel: cancel.clone() };
+    tokio::select! {
+        // First, so that what was begun is given up at once.
+        biased;
+        () = cancel.cancelled() => Ok(Exit::Interrupted),
+        exit = run(&context) => exit,
     }
-    if modules.is_empty() {
-        let paths: Vec<_> = args.paths.iter().map(|path| path.display().to_string()).collect();
-        return Err(CliError::Usage(format!(
-            "no module (.ko, .ko.gz, .ko.xz, .ko.zst) in {}",
-            paths.join(", ")
-        )));
+}
+
+async fn run(context: &Context<'_>) -> Result<Exit, CliError> {
+    let mut subjects = Vec::new();
+    for word in &context.args.subjects {
+        subjects.push(Subject::open(context, word).await?);
     }
-    let report = kmod::check(&CheckRequest {
-        kernel: &facts,
-        needs: &[],
-        modules: &modules,
+    let mut kernel = Kernel::find(context, suggested(&subjects)?.as_ref()).await?;
+    let checked = subject::read(&subjects, &kernel.facts.release)?;
+    let needs = subject::needs(&context.args.needs)?;
+    let mut report = apply(&kernel, &checked, &needs);
+    // A kernel image is a download of 70 MB: only for what is not settled without it.
+    if report.verdict == Verdict::Unknown && kernel.take_image(context).await? {
+        report = apply(&kernel, &checked, &needs);
+    }
+    show(context, &report)?;
+    if report.verdict == Verdict::Unknown
+        && let Some(hint) = &kernel.hint
+    {
+        printer::message(&format!("hint: {hint}"));
+    }
+    Ok(match report.verdict {
+        Verdict::Refused => Exit::Failed,
+        Verdict::Unknown if context.args.deny_unknown => Exit::Failed,
+        Verdict::Unknown | Verdict::Loads => Exit::Done,
+    })
+}
+
+/// The kernel that the checked images are for, when all that say so agree.
+fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>, CliError> {
+    let mut found: Option<&KernelRelease> = None;
+    for release in subjects.iter().filter_map(Subject::kernel) {
+        match found {
+            Some(other) if other != release => {
+                return Err(CliError::Usage(format!(
+                    "the images are for different kernels, {other} and {release}: check one at a time, or give --kernel"
+                )));
+            }
+            _ => found = Some(release),
+        }
+    }
+    Ok(found.cloned())
+}
+
+fn apply(kernel: &Kernel, checked: &Checked, needs: &[NeededTable]) -> CheckReport {
+    kmod::check(&CheckRequest {
+        kernel: &kernel.facts,
+        needs,
+        modules: &checked.modules,
         required: &[],
-        files: None,
-    });
-    printer::result(&match global.output {
-        OutputForm::Table => kmod::table(&report),
-        OutputForm::Json => printer::json(&report)?,
-    })?;
-    Ok(if report.verdict == Verdict::Refused { Exit::Failed } else { Exit::Done })
+        files: checked.firmware.as_deref(),
+    })
 }
 
-async fn facts(global: &Global, args: &CheckArgs) -> Result<KernelFacts, CliError> {
-    if let Some(root) = &args.headers {
-        let target = settings::target(&args.target)?;
-        let (facts, _) = read_header_set(root, &target.release, target.arch)?;
-        return Ok(facts);
-    }
-    let settings = Settings::resolve(global)?;
-    Ok(headers::find(&settings, &args.target).await?.facts)
-}
-
-fn read(path: &Path) -> Result<Vec<PayloadModule>, CliError> {
-    if path.is_dir() {
-        Ok(payload::read_modules(path)?)
-    } else {
-        Ok(payload::read_module(path)?.into_iter().collect())
-    }
+fn show(context: &Context<'_>, report: &CheckReport) -> Result<(), CliError> {
+    Ok(printer::result(&match context.global.output {
+        OutputForm::Json => printer::json(report)?,
+        OutputForm::Table => kmod::table_with(report, printer::style()),
+    })?)
 }

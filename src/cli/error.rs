@@ -1,14 +1,16 @@
 //! Exit codes, and errors as people read them.
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use crate::{
     cache::CacheError,
     cluster::ClusterError,
     controller::{PassError, TargetError, chain},
     definitions::DefinitionErrors,
-    headers::{FetchError, TreeError},
-    payload::PayloadError,
+    engine::EngineError,
+    headers::{FetchError, HostError, TreeError},
+    oci::ImageError,
+    payload::{ImportError, PayloadError},
     registry::RegistryError,
 };
 
@@ -69,12 +71,97 @@ pub enum CliError {
     /// Module files.
     #[error(transparent)]
     Payload(#[from] PayloadError),
+    /// An image that is checked.
+    #[error("check image {image}")]
+    Image {
+        /// Which.
+        image: String,
+        /// What is wrong.
+        #[source]
+        source: ImageCause,
+    },
+    /// The running kernel.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A kernel that its family's `kernelImage` does not find.
+    #[error("find the kernel image: there is no {looked_for}")]
+    KernelImageMissing {
+        /// The packages or file.
+        looked_for: String,
+        /// What to do.
+        hint: String,
+    },
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
     /// Standard output.
     #[error("write the result")]
     Output(#[from] std::io::Error),
+}
+
+/// Why an image cannot be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageCause {
+    /// What the user named is not there, or is not what it should be.
+    #[error("{message}")]
+    Named {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The engine that holds it.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The registry that holds it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// Its manifest.
+    #[error(transparent)]
+    Manifest(#[from] ImageError),
+    /// Its layers.
+    #[error(transparent)]
+    Layers(#[from] ImportError),
+    /// A file of this machine.
+    #[error("{action} {path}")]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+impl ImageCause {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Named { .. } => Exit::Wrong,
+            Self::Engine(EngineError::Cancelled) => Exit::Interrupted,
+            Self::Engine(EngineError::Unavailable { .. }) => Exit::Unreachable,
+            Self::Engine(error) if error.is_transient() => Exit::Unreachable,
+            Self::Registry(error) if error.is_transient() => Exit::Unreachable,
+            Self::Engine(_) | Self::Registry(_) | Self::Manifest(_) | Self::Layers(_) | Self::Io { .. } => {
+                Exit::Failed
+            }
+        }
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Named { hint, .. } => Some(hint.clone()),
+            Self::Engine(EngineError::Unavailable { .. }) => Some(
+                "start the Docker daemon (`systemctl start docker`) or Podman's socket, and see that you may use it; \
+                 or name the image with its registry, without `docker:`"
+                    .to_owned(),
+            ),
+            Self::Engine(error) => error.hint(),
+            Self::Registry(error) => error.hint(),
+            Self::Manifest(_) | Self::Layers(_) | Self::Io { .. } => None,
+        }
+    }
 }
 
 impl CliError {
@@ -85,7 +172,11 @@ impl CliError {
             | Self::Definitions(_)
             | Self::Tree(_)
             | Self::Pass(PassError::Cluster(_))
+            | Self::Host(_)
+            | Self::KernelImageMissing { .. }
+            | Self::Fetch(FetchError::KernelImage(_))
             | Self::Cluster(_) => Exit::Wrong,
+            Self::Image { source, .. } => source.exit(),
             Self::Target(error) => match error {
                 TargetError::Cancelled => Exit::Interrupted,
                 error if error.is_usage() => Exit::Wrong,
@@ -109,9 +200,12 @@ impl CliError {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
+            Self::Image { source, .. } => source.hint(),
+            Self::Host(error) => Some(error.remedy().to_owned()),
+            Self::KernelImageMissing { hint, .. } => Some(hint.clone()),
+            Self::Tree(error) => Some(error.remedy().to_owned()),
             Self::Usage(_)
             | Self::Definitions(_)
-            | Self::Tree(_)
             | Self::Payload(_)
             | Self::Pass(_)
             | Self::Cluster(_)

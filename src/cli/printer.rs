@@ -9,7 +9,10 @@ use std::{
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use crate::controller::{Reporter, Stage};
+use crate::{
+    controller::{Reporter, Stage},
+    kmod::Style,
+};
 
 /// Writes a command's result to standard output. A closed pipe (`| head`) is no error.
 pub fn result(text: &str) -> io::Result<()> {
@@ -27,6 +30,13 @@ pub fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
     let mut table = comfy_table::Table::new();
     table.load_style(comfy_table::presets::NOTHING).set_header(header);
     table
+}
+
+/// Colours on a terminal, unless `NO_COLOR` (no-color.org) is set; `CLICOLOR_FORCE` asks for them anywhere.
+pub fn style() -> Style {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let forced = set("CLICOLOR_FORCE") && std::env::var_os("CLICOLOR_FORCE").is_none_or(|value| value != "0");
+    if !set("NO_COLOR") && (forced || io::stdout().is_terminal()) { Style::Coloured } else { Style::Plain }
 }
 
 /// The JSON form of a result.

@@ -101,6 +101,14 @@ pub trait Engine: Send + Sync {
     /// Is there a local image of this name?
     async fn has_image(&self, name: &str) -> Result<bool, EngineError>;
 
+    /// Writes a local image to `dest` as a `docker save` archive; `false` when there is none of this name.
+    async fn export_image(
+        &self,
+        name: &str,
+        dest: &Path,
+        cancel: &CancellationToken,
+    ) -> Result<bool, EngineError>;
+
     /// Fetches an image from its registry into the engine.
     async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError>;
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::tree::TreeError;
+use super::{KernelImageError, tree::TreeError};
 use crate::{archive::UnpackError, cache::CacheError};
 
 /// A fault while fetching. "There are no such headers" is none: see
@@ -114,6 +114,9 @@ pub enum FetchError {
     /// An unpacked tree that is not the kernel's header set.
     #[error("read the header set")]
     Tree(#[from] TreeError),
+    /// A kernel image that cannot be read, or is another kernel's.
+    #[error(transparent)]
+    KernelImage(#[from] KernelImageError),
     /// A file of this machine.
     #[error("{action} {path}")]
     Io {
@@ -146,6 +149,7 @@ impl FetchError {
             | Self::Checksum { .. }
             | Self::Layout { .. }
             | Self::Tree(_)
+            | Self::KernelImage(_)
             | Self::Io { .. }
             | Self::Interrupted => false,
         }
@@ -157,6 +161,8 @@ impl FetchError {
             Self::Start { program, source } if source.kind() == std::io::ErrorKind::NotFound => {
                 return Some(format!("install {program}, or put it in the search path"));
             }
+            Self::Tree(error) => error.remedy(),
+            Self::KernelImage(error) => error.remedy(),
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",
             Self::Checksum { .. } => {

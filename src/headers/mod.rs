@@ -11,6 +11,7 @@ mod digest;
 mod download;
 mod error;
 mod header_set;
+mod host;
 mod kernel_image;
 mod layout;
 mod process;
@@ -26,7 +27,8 @@ use std::{
 
 pub use bootstrap::bootstrap_key;
 pub use error::FetchError;
-pub use kernel_image::KernelImage;
+pub use host::{HostError, read_host};
+pub use kernel_image::{KernelImage, KernelImageError, KernelImageLookup};
 pub use tree::{TreeError, read_header_set};
 
 use crate::{

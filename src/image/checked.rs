@@ -79,6 +79,9 @@ rules! {
     /// A package of a header set.
     PackagePattern: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+$",
         "a package name, in which `{{release}}` may stand for the kernel release";
+    /// Packages of which the first that exists is taken.
+    PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
+        "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
     /// What mmdebstrap and apt-get take as a package to install.
     PackageToInstall: "^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?([=/][A-Za-z0-9.+~:-]+)?$",
         "a package to install: `name`, `name:arch`, `name=version` or `name/suite`";

@@ -8,7 +8,7 @@ use serde::{
     de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
 };
 
-use super::{Architecture, KernelTarget, OsId};
+use super::{Architecture, KernelImageSource, KernelTarget, OsId};
 use crate::image::{
     ApiVersion, Metadata,
     checked::{
@@ -49,6 +49,9 @@ pub struct KernelFamilySpec {
     pub headers: HeaderSource,
     /// The build stage's base.
     pub toolchain: Toolchain,
+    /// Where the kernels themselves come from: for what headers cannot tell, and for boot checks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_image: Option<KernelImageSource>,
 }
 
 /// Every field that is given must match; a family without fields matches every target.
@@ -342,6 +345,7 @@ mod tests {
                 matches,
                 headers: HeaderSource::Tarball(TarballHeaders { path: "headers/{{release}}.tar".to_owned() }),
                 toolchain: Toolchain::Image("registry.example/toolchain:1".to_owned()),
+                kernel_image: None,
             },
         }
     }

@@ -2,6 +2,7 @@
 
 mod compiler;
 mod family;
+mod image_source;
 mod label;
 mod release;
 mod target;
@@ -11,6 +12,7 @@ pub use family::{
     AptHeaders, AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, Pattern,
     PatternError, TarballHeaders, Toolchain, match_family,
 };
+pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use label::{KernelLabel, LabelError};
 pub use release::{KernelRelease, ReleaseError};
 pub use target::{Architecture, ArchitectureError, KernelTarget, OsId, OsNameError, OsVersion};

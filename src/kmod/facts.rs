@@ -31,6 +31,8 @@ pub struct KernelFacts {
 pub struct BeyondHeaders {
     /// `sizeof(struct module)` in bytes.
     pub module_size: Option<Known<u64>>,
+    /// What the BTF of its modules is based on: the kernel's own types.
+    pub btf_base: Option<Known<BtfBase>>,
     /// The `vermagic` of one of the kernel's own modules.
     pub vermagic: Option<Known<String>>,
     /// Names that the kernel image exports, without those of its modules.
@@ -39,8 +41,6 @@ pub struct BeyondHeaders {
     pub in_tree: Option<Known<InTree>>,
     /// Does the loader refuse modules without a valid signature?
     pub enforces_signatures: Option<Known<bool>>,
-    /// How large the kernel's own type information is, from which that of modules counts on.
-    pub btf_base: Option<Known<BtfBase>>,
 }
 
 /// The measures of a kernel's type information (BTF).
@@ -67,6 +67,8 @@ pub struct Known<T> {
 pub enum FactSource {
     /// The type information (BTF) in the kernel image.
     Btf,
+    /// The kernel image's own table of exported symbols.
+    KernelImage,
     /// `System.map`.
     SystemMap,
     /// One of the kernel's own modules, by name.
@@ -83,6 +85,7 @@ impl fmt::Display for FactSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Btf => f.write_str("the kernel image's BTF"),
+            Self::KernelImage => f.write_str("the kernel image"),
             Self::SystemMap => f.write_str("System.map"),
             Self::InTreeModule(name) => write!(f, "the kernel's own {name}"),
             Self::ModuleIndex => f.write_str("the kernel's module index"),

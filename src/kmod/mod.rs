@@ -2,11 +2,13 @@
 
 mod about;
 mod boot;
+mod btf;
 mod btf_split;
 mod check;
 mod config;
 mod elf;
 mod facts;
+mod in_tree;
 mod load_order;
 mod module;
 mod report;
@@ -14,14 +16,18 @@ mod resolve;
 mod rules;
 mod signature;
 mod symvers;
+mod system_map;
 mod table;
 mod vermagic;
+mod vmlinux;
+mod vmlinuz;
 
 #[cfg(test)]
 pub(crate) mod testing;
 
 pub use about::{ModuleAbout, SignedBy, Taint};
 pub use boot::{BootOutcome, BootReport, ModuleBoot};
+pub use btf::{Btf, BtfError};
 pub use btf_split::{BtfFault, SplitBtf};
 pub use check::{CheckRequest, NeededTable, PayloadModule, check};
 pub use config::{ConfigError, KernelConfig};
@@ -30,5 +36,8 @@ pub use module::{Module, ModuleError, ModuleExport, UndefinedSymbol, module_name
 pub use report::{CheckReport, Finding, ModuleReport, Rule, Verdict, VerdictError};
 pub use signature::{Signature, Signer};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
+pub use system_map::exported_names;
 pub use table::{Style, table, table_with};
 pub use vermagic::{Difference, Vermagic};
+pub use vmlinux::Vmlinux;
+pub use vmlinuz::{Method, Payload, VmlinuzError, kernel, locate};

@@ -17,7 +17,7 @@ use crate::oci::{
 };
 
 /// Larger than all modules of any distribution's kernel together.
-const MAX_MODULE_BYTES: u64 = 8 << 30;
+pub(super) const MAX_MODULE_BYTES: u64 = 8 << 30;
 
 /// Why an engine's image cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub struct ArchiveImage {
     pub layers: Vec<(PathBuf, Layer)>,
 }
 
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImportError {
+pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImportError {
     let path = path.to_owned();
     move |source| ImportError::Io { action, path, source }
 }
@@ -100,14 +100,34 @@ pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize, ImportError
     for extent in &image.layers {
         let blob = part(&mut file, *extent).map_err(failed("read", archive))?;
         let tar = LayerReader::new(blob).map_err(failed("read", archive))?;
-        apply_layer(tar, archive, dest, &mut left)?;
+        apply_layer(tar, archive, dest, &mut left, &|path| {
+            if is_module(path) { Keep::Content } else { Keep::Nothing }
+        })?;
     }
     let is_file = |found: &walkdir::DirEntry| found.file_type().is_file();
     Ok(walkdir::WalkDir::new(dest).into_iter().filter_map(Result::ok).filter(is_file).count())
 }
 
-/// Only directories and regular files are ever made below `dest`, so no path leads out of it.
-fn apply_layer(tar: impl io::Read, archive: &Path, dest: &Path, left: &mut u64) -> Result<(), ImportError> {
+/// What is wanted of a file of an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keep {
+    /// Nothing at all.
+    Nothing,
+    /// That it is there: an empty file stands for it.
+    Name,
+    /// Its bytes.
+    Content,
+}
+
+/// Puts what `keep` wants of a layer over what lower layers left in `dest`. Only directories and regular files are
+/// ever made below `dest`, so no path leads out of it.
+pub(super) fn apply_layer(
+    tar: impl io::Read,
+    archive: &Path,
+    dest: &Path,
+    left: &mut u64,
+    keep: &dyn Fn(&Path) -> Keep,
+) -> Result<(), ImportError> {
     let damaged = || failed("read a layer of", archive);
     let mut written = HashSet::new();
     let mut tar = tar::Archive::new(tar);
@@ -146,17 +166,21 @@ fn apply_layer(tar: impl io::Read, archive: &Path, dest: &Path, left: &mut u64) 
         }
         // Whatever the entry is, it replaces what lower layers had there.
         remove(&place)?;
+        let keep = keep(&path);
         let content = match source {
-            // A link to something that was not written is a link to something that is no module.
+            // A link to something that was not written is a link to something that is not wanted.
             Some(source) if source.is_file() => Some(source),
             None if kind == EntryType::Regular => None,
+            None if kind == EntryType::Symlink && keep == Keep::Name => None,
             _ => continue,
         };
-        if !is_module(&path) {
+        if keep == Keep::Nothing {
             continue;
         }
         make_parents(dest, &place)?;
-        if let Some(source) = content {
+        if keep == Keep::Name {
+            File::create(&place).map_err(failed("create", &place))?;
+        } else if let Some(source) = content {
             fs::copy(&source, &place).map_err(failed("write", &place))?;
         } else {
             let size = entry.size();
@@ -207,10 +231,20 @@ fn without_usr(path: PathBuf) -> PathBuf {
 
 /// A module below a `lib/modules` directory.
 fn is_module(path: &Path) -> bool {
-    let names: Vec<_> = path.iter().collect();
+    has_module_name(path) && below(path, ["lib", "modules"]).is_some()
+}
+
+/// Does a file go by a module's name?
+pub(super) fn has_module_name(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let module = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| name.ends_with(end));
-    module && names.windows(2).any(|pair| pair[0] == "lib" && pair[1] == "modules")
+    [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| name.ends_with(end))
+}
+
+/// The part of a path below a directory of these two names, wherever that is.
+pub(super) fn below(path: &Path, directory: [&str; 2]) -> Option<PathBuf> {
+    let names: Vec<_> = path.iter().collect();
+    let at = names.windows(2).position(|pair| pair == directory)?;
+    Some(names.iter().skip(at + 2).collect())
 }
 
 /// Makes the directories above a file; a file of a lower layer in their way is replaced, as a runtime would.

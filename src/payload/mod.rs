@@ -1,9 +1,11 @@
 //! Adapter: the tree that a build leaves: its modules, and the layers that the image takes from it.
 
 mod archive_image;
+mod image_tree;
 mod layer;
 mod modules;
 
 pub use archive_image::{ArchiveImage, ImportError, extract_modules, import_docker_archive};
+pub use image_tree::{ImageLayers, ImageTree, unpack_image};
 pub use layer::{LayerFileError, PayloadLayer, is_usr_merged, write_payload_layer};
 pub use modules::{PayloadError, read_module, read_modules};

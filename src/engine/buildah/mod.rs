@@ -237,6 +237,22 @@ impl Engine for BuildahEngine {
         }
     }
 
+    async fn export_image(
+        &self,
+        name: &str,
+        dest: &Path,
+        cancel: &CancellationToken,
+    ) -> Result<bool, EngineError> {
+        if !self.has_image(name).await? {
+            return Ok(false);
+        }
+        let mut push = self.command("push");
+        push.args(["--quiet", "--disable-compression", "--", name]);
+        push.arg(format!("docker-archive:{}", dest.display())).stdout(Stdio::null());
+        self.run(push, &Silent, "export the image", cancel).await?;
+        Ok(true)
+    }
+
     async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {
         let dir = tempfile::tempdir()
             .map_err(|source| EngineError::io("create", "a temporary directory", source))?;

@@ -23,6 +23,7 @@ use bollard::{
     },
 };
 use futures::StreamExt;
+use tokio_util::sync::CancellationToken;
 
 use self::output::Output;
 use super::{
@@ -235,6 +236,22 @@ impl Engine for DockerEngine {
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(false),
             Err(error) => Err(fault("look for an image")(error)),
         }
+    }
+
+    async fn export_image(
+        &self,
+        name: &str,
+        dest: &Path,
+        cancel: &CancellationToken,
+    ) -> Result<bool, EngineError> {
+        // By its id: a name without a tag would stand for every tag that there is.
+        let id = match self.client.inspect_image(name).await {
+            Ok(image) => image.id.unwrap_or_else(|| name.to_owned()),
+            Err(Error::DockerResponseServerError { status_code: 404, .. }) => return Ok(false),
+            Err(error) => return Err(fault("look for an image")(error)),
+        };
+        bridge::save(self.streaming.export_image(&id), dest, cancel, fault("export the image")).await?;
+        Ok(true)
     }
 
     async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {

@@ -105,6 +105,28 @@ impl AptArchive {
         if again { self.resolve(names).await } else { Ok(closure) }
     }
 
+    /// One package of each group: the newest version of the first name that a suite has. Lists that are not quite new
+    /// are fetched again before a group has none.
+    pub async fn choose(&self, groups: &[Vec<String>]) -> Result<Closure, FetchError> {
+        self.update(self.refresh).await?;
+        let chosen = self.choose_now(groups).await?;
+        let again = matches!(chosen, Closure::Missing(_)) && self.renew().await?;
+        if again { self.choose_now(groups).await } else { Ok(chosen) }
+    }
+
+    async fn choose_now(&self, groups: &[Vec<String>]) -> Result<Closure, FetchError> {
+        let known = self.show(groups.iter().flatten().map(String::as_str).collect()).await?;
+        let mut chosen = Vec::with_capacity(groups.len());
+        for group in groups {
+            let newest = |name: &String| control::newest(&known, |package| package.name == *name);
+            match group.iter().find_map(newest) {
+                Some(package) => chosen.push(package.clone()),
+                None => return Ok(Closure::Missing(group.join(" or "))),
+            }
+        }
+        Ok(Closure::Found(chosen))
+    }
+
     async fn resolve(&self, names: &[String]) -> Result<Closure, FetchError> {
         let known = self.show(names.iter().map(String::as_str).collect()).await?;
         let mut level = Vec::new();

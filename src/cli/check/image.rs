@@ -1,0 +1,307 @@
+//! Images that are checked: in a layout directory, in an engine, in a registry.
+
+use std::{
+    fs::{self, File},
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use sha2::Digest as _;
+
+use super::{
+    Context,
+    subject::{Checked, of_image},
+};
+use crate::{
+    cli::{CliError, env_vars, error::ImageCause, settings},
+    engine::{self, EngineChoice},
+    image::{Digest, ImageReference, Repository, Version},
+    kernel::{Architecture, KernelRelease},
+    oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, MAX_MANIFEST, annotations},
+    payload::{self, ImageLayers, ImageTree},
+    registry::{Registry, RemoteRegistry},
+};
+
+/// An image whose layers are at hand.
+pub(super) struct OpenImage {
+    /// As the user named it.
+    name: String,
+    layers: ImageLayers,
+    /// The kernel that it is for: from farrier's annotation, or the only one that it has modules of.
+    pub kernel: Option<KernelRelease>,
+    /// Holds what was fetched only for this check.
+    _scratch: Option<tempfile::TempDir>,
+}
+
+impl OpenImage {
+    /// Opens `oci:PATH[:TAG|@DIGEST]`, `docker:REF` or a registry's `host/repository:tag`.
+    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self, CliError> {
+        let arch = context.args.target.arch.as_deref().unwrap_or(std::env::consts::ARCH);
+        let arch: Architecture = settings::parse("--arch", arch)?;
+        let image = if let Some(place) = word.strip_prefix("oci:") {
+            layout(word, place, arch).map_err(of_image(word))?
+        } else if let Some(name) = word.strip_prefix("docker:") {
+            in_engine(context, word, name).await.map_err(of_image(word))?
+        } else {
+            in_registry(context, word, arch).await?
+        };
+        if image.kernel.is_some() || context.args.target.kernel.is_some() || context.args.host {
+            return Ok(image);
+        }
+        image.with_its_only_kernel()
+    }
+
+    fn with_its_only_kernel(mut self) -> Result<Self, CliError> {
+        let dest = scratch().map_err(of_image(&self.name))?;
+        let ImageTree { releases, .. } =
+            payload::unpack_image(&self.layers, dest.path(), None).map_err(of_image(&self.name))?;
+        if let [only] = &releases[..] {
+            self.kernel = only.parse().ok();
+        }
+        if releases.len() > 1 && context_free(&releases) {
+            let releases = releases.join(", ");
+            return Err(CliError::Usage(format!(
+                "image {} has modules for {releases}: say which with --kernel",
+                self.name
+            )));
+        }
+        Ok(self)
+    }
+
+    /// Its modules for a kernel.
+    pub fn read(&self, release: &KernelRelease) -> Result<Checked, CliError> {
+        let dest = scratch().map_err(of_image(&self.name))?;
+        let ImageTree { releases, firmware } =
+            payload::unpack_image(&self.layers, dest.path(), Some(release)).map_err(of_image(&self.name))?;
+        if !releases.iter().any(|found| found == release.as_str()) {
+            let has = match &releases[..] {
+                [] => "it has none below any lib/modules/<release>/".to_owned(),
+                some => format!("it has modules for {}", some.join(", ")),
+            };
+            return Err(CliError::Usage(format!("image {} has no modules for {release}: {has}", self.name)));
+        }
+        let mut modules = payload::read_modules(dest.path())?;
+        let of_release = format!("lib/modules/{release}/");
+        modules.retain(|module| module.path.contains(&of_release));
+        let firmware = firmware.iter().map(|file| format!("lib/firmware/{file}")).collect();
+        Ok(Checked { modules, firmware: Some(firmware) })
+    }
+}
+
+/// Does every name stand for a kernel? `lib/modules/extra/` and the like do not ask a question.
+fn context_free(releases: &[String]) -> bool {
+    releases.iter().all(|release| release.parse::<KernelRelease>().is_ok())
+}
+
+fn scratch() -> Result<tempfile::TempDir, ImageCause> {
+    let fault = |source| ImageCause::Io {
+        action: "make a directory in",
+        path: "the temporary directory".into(),
+        source,
+    };
+    tempfile::tempdir().map_err(fault)
+}
+
+fn named(message: impl Into<String>, hint: impl Into<String>) -> ImageCause {
+    ImageCause::Named { message: message.into(), hint: hint.into() }
+}
+
+/// The kernel of farrier's annotation.
+fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
+    manifest.annotations.get(annotations::KERNEL_RELEASE)?.parse().ok()
+}
+
+/// An image of a layout directory, whoever wrote it.
+fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, ImageCause> {
+    let (root, wanted) = split_place(place);
+    let index_file = root.join("index.json");
+    if !index_file.is_file() {
+        let message = format!("{} is no image layout: it has no index.json", root.display());
+        return Err(named(message, "give oci:PATH, oci:PATH:TAG or oci:PATH@sha256:..."));
+    }
+    let index = ImageIndex::parse(&read_bounded(&index_file)?)?;
+    let mut descriptor = choose(&index, wanted)?.clone();
+    let mut bytes = read_blob(&root, &descriptor.digest)?;
+    // An index in the index: an image for several platforms.
+    if let AnyManifest::Index(inner) = AnyManifest::parse(&bytes)? {
+        descriptor = inner.for_architecture(arch)?.clone();
+        bytes = read_blob(&root, &descriptor.digest)?;
+    }
+    let manifest = ImageManifest::parse(&bytes)?;
+    let mut files = Vec::new();
+    for layer in &manifest.layers {
+        let path = blob(&root, &layer.digest);
+        verify(&path, &layer.digest)?;
+        files.push(path);
+    }
+    Ok(OpenImage {
+        name: word.to_owned(),
+        layers: ImageLayers::Files(files),
+        kernel: annotated(&manifest),
+        _scratch: None,
+    })
+}
+
+/// The directory, and what comes behind it: a path may hold colons, too.
+fn split_place(place: &str) -> (PathBuf, Option<&str>) {
+    if let Some((path, _)) = place.split_once("@sha256:") {
+        return (PathBuf::from(path), place.get(path.len() + 1..));
+    }
+    if Path::new(place).is_dir() {
+        return (PathBuf::from(place), None);
+    }
+    // The shortest part that is a directory: what follows is a name, which may hold a repository's own colon.
+    let colons = place.match_indices(':').map(|(at, _)| at);
+    for at in colons {
+        if let (Some(path), Some(name)) = (place.get(..at), place.get(at + 1..))
+            && Path::new(path).is_dir()
+        {
+            return (PathBuf::from(path), Some(name));
+        }
+    }
+    (PathBuf::from(place), None)
+}
+
+/// The manifest that is meant: by digest, by its name, by the tag at its name's end, or the only one.
+fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor, ImageCause> {
+    let name = |descriptor: &'i Descriptor| {
+        descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str)
+    };
+    let is_wanted = |descriptor: &&Descriptor| match wanted {
+        None => true,
+        Some(text) if text.starts_with("sha256:") => descriptor.digest.as_str() == text,
+        Some(text) => {
+            let found = descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str);
+            found == text || found.rsplit_once(':').is_some_and(|(_, tag)| tag == text)
+        }
+    };
+    let found: Vec<&Descriptor> = index.manifests.iter().filter(is_wanted).collect();
+    if let [only] = found[..] {
+        return Ok(only);
+    }
+    let mut names: Vec<&str> = index.manifests.iter().map(name).filter(|name| !name.is_empty()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let list = if names.is_empty() { "images without names".to_owned() } else { names.join(", ") };
+    let message = match wanted {
+        Some(wanted) if found.is_empty() => format!("the layout has no {wanted:?}; it has {list}"),
+        _ => format!("the layout has {} images that are meant: {list}", found.len()),
+    };
+    Err(named(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
+}
+
+fn blob(root: &Path, digest: &Digest) -> PathBuf {
+    root.join("blobs/sha256").join(digest.hex())
+}
+
+fn read_blob(root: &Path, digest: &Digest) -> Result<Vec<u8>, ImageCause> {
+    let path = blob(root, digest);
+    let bytes = read_bounded(&path)?;
+    if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(damaged(&path)) }
+}
+
+fn read_bounded(path: &Path) -> Result<Vec<u8>, ImageCause> {
+    let fault = |source| ImageCause::Io { action: "read", path: path.to_owned(), source };
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(fault)?;
+    // One more than is allowed, so that what is too long is refused where it is parsed.
+    file.take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes).map_err(fault)?;
+    Ok(bytes)
+}
+
+fn verify(path: &Path, digest: &Digest) -> Result<(), ImageCause> {
+    let fault = |source| ImageCause::Io { action: "read", path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(fault)?;
+    let mut hash = sha2::Sha256::new();
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        let count = file.read(&mut buffer).map_err(fault)?;
+        match buffer.get(..count) {
+            Some(bytes) if !bytes.is_empty() => hash.update(bytes),
+            _ => break,
+        }
+    }
+    let found = Digest::from_sha256(&hash.finalize().into());
+    if found == *digest { Ok(()) } else { Err(damaged(path)) }
+}
+
+fn damaged(path: &Path) -> ImageCause {
+    named(format!("{} is damaged: its digest is another one", path.display()), "write the layout again")
+}
+
+/// An image of the local engine, as `docker save` gives it.
+async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage, ImageCause> {
+    let env = env_vars::engine_env();
+    // Podman's socket speaks the same language.
+    let engine = match engine::connect(EngineChoice::Docker, &env).await {
+        Ok(engine) => engine,
+        Err(no_docker) => engine::connect(EngineChoice::Podman, &env).await.map_err(|_| no_docker)?,
+    };
+    let scratch = scratch()?;
+    let archive = scratch.path().join("image.tar");
+    if !engine.export_image(name, &archive, &context.cancel).await? {
+        let message = format!("{} has no image {name}", engine.describe());
+        return Err(named(message, "pull it first, or name it with its registry, without `docker:`"));
+    }
+    Ok(OpenImage {
+        name: word.to_owned(),
+        layers: ImageLayers::Archive(archive),
+        kernel: None,
+        _scratch: Some(scratch),
+    })
+}
+
+/// An image of a registry; its layers are kept in the cache.
+async fn in_registry(context: &Context<'_>, word: &str, arch: Architecture) -> Result<OpenImage, CliError> {
+    let reference = word.parse::<ImageReference>().ok().filter(|found| found.repository.host().is_some());
+    let Some(ImageReference { repository, version }) = reference else {
+        return Err(CliError::Usage(format!(
+            "{word}: no such file or directory, and no image: those are oci:PATH[:TAG|@DIGEST], docker:REF or \
+             host/repository:tag"
+        )));
+    };
+    let settings = context.settings()?;
+    let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry)?;
+    let manifest = manifest(&remote, &repository, &version, arch).await.map_err(of_image(word))?;
+    let directory = settings.cache.root().join("blobs");
+    let fault = |source| ImageCause::Io { action: "create", path: directory.clone(), source };
+    fs::create_dir_all(&directory).map_err(fault).map_err(of_image(word))?;
+    let mut files = Vec::new();
+    for layer in &manifest.layers {
+        let path = directory.join(layer.digest.hex());
+        if !path.is_file() {
+            let fetched = remote.fetch_blob(&repository, &layer.digest, &path).await;
+            fetched.map_err(of_image(word))?;
+        }
+        files.push(path);
+    }
+    Ok(OpenImage {
+        name: word.to_owned(),
+        layers: ImageLayers::Files(files),
+        kernel: annotated(&manifest),
+        _scratch: None,
+    })
+}
+
+/// The image's manifest, picked by architecture out of an index.
+async fn manifest(
+    registry: &RemoteRegistry,
+    repository: &Repository,
+    version: &Version,
+    arch: Architecture,
+) -> Result<ImageManifest, ImageCause> {
+    let missing = || named("the registry does not have it", "check the name and the tag");
+    let stored = registry.manifest(repository, version).await?.ok_or_else(missing)?;
+    match AnyManifest::parse(&stored.bytes)? {
+        AnyManifest::Image(manifest) => Ok(manifest),
+        AnyManifest::Index(index) => {
+            let version = Version::Digest(index.for_architecture(arch)?.digest.clone());
+            let stored = registry.manifest(repository, &version).await?.ok_or_else(missing)?;
+            Ok(ImageManifest::parse(&stored.bytes)?)
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "image_tests.rs"]
+mod tests;

@@ -1,0 +1,50 @@
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::oci::media_type;
+
+fn index(names: &[&str]) -> ImageIndex {
+    let manifests = names.iter().map(|name| Descriptor {
+        media_type: media_type::OCI_MANIFEST.to_owned(),
+        digest: Digest::of(name.as_bytes()),
+        size: 1,
+        platform: None,
+        annotations: BTreeMap::from([(annotations::REF_NAME.to_owned(), (*name).to_owned())]),
+    });
+    ImageIndex { manifests: manifests.collect(), ..ImageIndex::empty() }
+}
+
+fn chosen(index: &ImageIndex, wanted: Option<&str>) -> Result<String, String> {
+    let descriptor = choose(index, wanted).map_err(|error| error.to_string())?;
+    Ok(descriptor.annotations[annotations::REF_NAME].clone())
+}
+
+#[test]
+fn an_image_of_a_layout_goes_by_its_name_its_tag_or_its_digest() {
+    let two = index(&["hello:1.0", "mofed:25.10"]);
+    assert_eq!(chosen(&two, Some("hello:1.0")).unwrap(), "hello:1.0");
+    assert_eq!(chosen(&two, Some("25.10")).unwrap(), "mofed:25.10");
+    let digest = Digest::of(b"mofed:25.10").to_string();
+    assert_eq!(chosen(&two, Some(&digest)).unwrap(), "mofed:25.10");
+    assert_eq!(chosen(&index(&["latest"]), None).unwrap(), "latest");
+    insta::assert_snapshot!(chosen(&two, None).unwrap_err(), @"the layout has 2 images that are meant: hello:1.0, mofed:25.10");
+    insta::assert_snapshot!(chosen(&two, Some("0.9")).unwrap_err(), @r#"the layout has no "0.9"; it has hello:1.0, mofed:25.10"#);
+}
+
+#[test]
+fn the_path_ends_where_a_directory_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("images");
+    fs::create_dir(&root).unwrap();
+    let text = root.display().to_string();
+    let digest = format!("sha256:{}", "0".repeat(64));
+    for (place, wanted) in [
+        (text.clone(), None),
+        (format!("{text}:1.0"), Some("1.0")),
+        (format!("{text}:hello:1.0"), Some("hello:1.0")),
+        (format!("{text}@{digest}"), Some(digest.as_str())),
+    ] {
+        assert_eq!(split_place(&place), (root.clone(), wanted), "{place}");
+    }
+    assert_eq!(split_place("/nonexistent:1"), (PathBuf::from("/nonexistent:1"), None));
+}

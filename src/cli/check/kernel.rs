@@ -1,0 +1,167 @@
+//! What is checked against: a kernel's header set, and what else tells about it.
+
+use std::{fs, path::Path};
+
+use super::Context;
+use crate::{
+    cli::{CliError, headers, settings},
+    headers::{KernelImage, KernelImageLookup, read_header_set, read_host},
+    kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
+    kmod::KernelFacts,
+};
+
+/// The kernel.
+pub(super) struct Kernel {
+    /// What is known about it.
+    pub facts: KernelFacts,
+    /// What would settle an unknown verdict, when there is something left.
+    pub hint: Option<String>,
+    /// What its image can be looked for with, while it was not.
+    target: Option<KernelTarget>,
+}
+
+impl Kernel {
+    /// Finds the kernel of the arguments; `suggested` is what the checked images are for.
+    pub async fn find(context: &Context<'_>, suggested: Option<&KernelRelease>) -> Result<Self, CliError> {
+        let args = context.args;
+        let arch: Architecture =
+            settings::parse("--arch", args.target.arch.as_deref().unwrap_or(std::env::consts::ARCH))?;
+        if args.host {
+            let facts = read_host(Path::new("/"), arch)?;
+            let hint = "install the headers of the running kernel (linux-headers of its release), or check against it with --kernel";
+            let hint = facts.symbols.is_none().then(|| hint.to_owned());
+            return Ok(Self { facts, hint, target: None });
+        }
+        let image = match &args.kernel_image {
+            Some(path) => Some(given_image(context, path, arch).await?),
+            None => None,
+        };
+        let release = release(context, image.as_ref(), suggested)?;
+        let target_args = args.target.with_kernel(&release);
+        let mut kernel = if let Some(root) = &args.headers {
+            let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
+            // Whose kernel it is may not be known here, and need not be.
+            let target = settings::target(&target_args).ok();
+            Self { facts, hint: None, target }
+        } else {
+            let found = headers::find(context.settings()?, &target_args).await?;
+            Self { facts: found.facts, hint: None, target: Some(settings::target(&target_args)?) }
+        };
+        match image {
+            Some(image) => kernel.learn(context, &image).await?,
+            None => kernel.take_image_at_hand(context).await?,
+        }
+        Ok(kernel)
+    }
+
+    /// Fetches the kernel's image when the arguments allow that; whether there are new facts.
+    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<bool, CliError> {
+        let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
+            return Ok(false);
+        };
+        let settings = context.settings()?;
+        let family = match_family(&settings.definitions.families, &target)
+            .ok_or_else(|| headers::no_family(&target))?;
+        match settings.fetcher.kernel_image(family, &settings.definitions.root, &target).await? {
+            KernelImageLookup::Found(image) => self.learn(context, &image).await.map(|()| true),
+            KernelImageLookup::Missing { looked_for, hint } => {
+                Err(CliError::KernelImageMissing { looked_for, hint })
+            }
+        }
+    }
+
+    /// Uses the image that the family names if it is here; else says how it could be had.
+    async fn take_image_at_hand(&mut self, context: &Context<'_>) -> Result<(), CliError> {
+        let Some(target) = self.target.clone() else { return Ok(()) };
+        // With --headers no definitions are needed: broken ones must not stand in the way.
+        let settings = match context.settings() {
+            Ok(settings) => settings,
+            Err(_) if context.args.headers.is_some() && !context.args.fetch_kernel_image => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Some(family) = match_family(&settings.definitions.families, &target) else {
+            self.hint = Some(NO_IMAGE.to_owned());
+            return Ok(());
+        };
+        let found =
+            settings.fetcher.kernel_image_at_hand(family, &settings.definitions.root, &target).await?;
+        match found {
+            Some(image) => self.learn(context, &image).await?,
+            None => self.hint = Some(hint(family)),
+        }
+        Ok(())
+    }
+
+    async fn learn(&mut self, context: &Context<'_>, image: &KernelImage) -> Result<(), CliError> {
+        self.facts.beyond_headers = context.settings()?.fetcher.kernel_facts(image).await?;
+        self.hint = None;
+        self.target = None;
+        Ok(())
+    }
+}
+
+const NO_IMAGE: &str = "--kernel-image FILE (the kernel's vmlinuz or vmlinux) tells what its headers cannot";
+
+fn hint(family: &KernelFamily) -> String {
+    if family.spec.kernel_image.is_some() {
+        "--fetch-kernel-image fetches the kernel's own image, which tells what its headers cannot".to_owned()
+    } else {
+        NO_IMAGE.to_owned()
+    }
+}
+
+async fn given_image(
+    context: &Context<'_>,
+    path: &Path,
+    arch: Architecture,
+) -> Result<KernelImage, CliError> {
+    if !path.is_file() {
+        return Err(CliError::Usage(format!("--kernel-image {}: there is no such file", path.display())));
+    }
+    let release = context.args.target.kernel.as_deref();
+    let release = release.map(|release| settings::parse("--kernel", release)).transpose()?;
+    Ok(context.settings()?.fetcher.kernel_image_file(path, release.as_ref(), arch).await?)
+}
+
+/// The release: said, or what the kernel image, the checked images or the header directory are for.
+fn release(
+    context: &Context<'_>,
+    image: Option<&KernelImage>,
+    suggested: Option<&KernelRelease>,
+) -> Result<String, CliError> {
+    let args = context.args;
+    if let Some(release) = &args.target.kernel {
+        return Ok(release.clone());
+    }
+    if let Some(release) = image.map(|image| &image.release).or(suggested) {
+        return Ok(release.to_string());
+    }
+    let releases = args.headers.as_deref().map(releases_below).unwrap_or_default();
+    match (&args.headers, &releases[..]) {
+        (Some(_), [only]) => Ok(only.clone()),
+        (Some(root), [_, ..]) => Err(CliError::Usage(format!(
+            "{} has headers of {}: say which with --kernel",
+            root.display(),
+            releases.join(", ")
+        ))),
+        _ => Err(CliError::Usage(
+            "which kernel? Give --kernel RELEASE (as `uname -r` prints it there), or --host for this machine's"
+                .to_owned(),
+        )),
+    }
+}
+
+/// Releases with a build directory below a root.
+fn releases_below(root: &Path) -> Vec<String> {
+    let mut releases: Vec<String> = ["lib/modules", "usr/lib/modules"]
+        .iter()
+        .filter_map(|dir| fs::read_dir(root.join(dir)).ok())
+        .flatten()
+        .flatten()
+        .filter(|entry| fs::symlink_metadata(entry.path().join("build")).is_ok())
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect();
+    releases.sort();
+    releases.dedup();
+    releases
+}

@@ -1,0 +1,125 @@
+//! What is checked: module files, directories, images; and the symbol tables that they may use.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use super::{Context, image::OpenImage};
+use crate::{
+    cli::{CliError, error::ImageCause},
+    kernel::KernelRelease,
+    kmod::{NeededTable, PayloadModule, SymbolTable},
+    payload,
+};
+
+/// Bytes of one symbol table; nvidia's has 100 kB, a kernel's 2 MB.
+const MAX_TABLE: u64 = 64 << 20;
+
+/// One argument, ready to be read.
+pub(super) enum Subject {
+    /// A module file or a directory.
+    Path(PathBuf),
+    /// An image, its layers at hand.
+    Image(OpenImage),
+}
+
+/// What was read.
+#[derive(Default)]
+pub(super) struct Checked {
+    /// All modules.
+    pub modules: Vec<PayloadModule>,
+    /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image, so
+    /// that nobody knows what else will be there.
+    pub firmware: Option<Vec<String>>,
+}
+
+impl Subject {
+    /// A word that exists as a path is a path; everything else names an image.
+    pub async fn open(context: &Context<'_>, word: &str) -> Result<Self, CliError> {
+        let path = Path::new(word);
+        if path.exists() {
+            return Ok(Self::Path(path.to_owned()));
+        }
+        OpenImage::open(context, word).await.map(Self::Image)
+    }
+
+    /// The kernel that it says it is for.
+    pub fn kernel(&self) -> Option<&KernelRelease> {
+        match self {
+            Self::Path(_) => None,
+            Self::Image(image) => image.kernel.as_ref(),
+        }
+    }
+
+    fn read(&self, release: &KernelRelease) -> Result<Checked, CliError> {
+        let modules = match self {
+            Self::Path(path) if path.is_dir() => payload::read_modules(path)?,
+            Self::Path(path) => payload::read_module(path)?.into_iter().collect(),
+            Self::Image(image) => return image.read(release),
+        };
+        if modules.is_empty() {
+            let Self::Path(path) = self else { return Ok(Checked::default()) };
+            return Err(CliError::Usage(format!(
+                "there is no module (.ko, .ko.gz, .ko.xz, .ko.zst) in {}",
+                path.display()
+            )));
+        }
+        Ok(Checked { modules, firmware: None })
+    }
+}
+
+/// Reads all of them for one kernel.
+pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Checked, CliError> {
+    let mut all = Checked { modules: Vec::new(), firmware: Some(Vec::new()) };
+    for subject in subjects {
+        let Checked { modules, firmware } = subject.read(release)?;
+        all.modules.extend(modules);
+        all.firmware = all.firmware.zip(firmware).map(|(all, more)| [all, more].concat());
+    }
+    Ok(all)
+}
+
+/// The symbol tables of `--needs`.
+pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>, CliError> {
+    let mut tables = Vec::new();
+    for path in paths {
+        for file in table_files(path)? {
+            let table = |text: String| SymbolTable::parse(&text).map_err(|error| error.to_string());
+            let symbols = read_text(&file).map_err(|error| error.to_string()).and_then(table);
+            let symbols =
+                symbols.map_err(|error| CliError::Usage(format!("--needs {}: {error}", file.display())))?;
+            tables.push(NeededTable { image: file.display().to_string(), symbols });
+        }
+    }
+    Ok(tables)
+}
+
+/// The file itself, or every `Module.symvers` below the directory, in path order.
+fn table_files(path: &Path) -> Result<Vec<PathBuf>, CliError> {
+    let wrong = |reason: &str| CliError::Usage(format!("--needs {}: {reason}", path.display()));
+    let metadata = fs::metadata(path).map_err(|error| wrong(&error.to_string()))?;
+    if !metadata.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in walkdir::WalkDir::new(path).sort_by_file_name() {
+        let entry = entry.map_err(|error| wrong(&error.to_string()))?;
+        if entry.file_type().is_file() && entry.file_name() == "Module.symvers" {
+            files.push(entry.into_path());
+        }
+    }
+    if files.is_empty() { Err(wrong("there is no Module.symvers in it")) } else { Ok(files) }
+}
+
+fn read_text(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_TABLE).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Makes a fault of an image into an error that names it.
+pub(super) fn of_image<E: Into<ImageCause>>(image: &str) -> impl FnOnce(E) -> CliError {
+    move |source| CliError::Image { image: image.to_owned(), source: source.into() }
+}

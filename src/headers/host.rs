@@ -1,0 +1,220 @@
+//! Adapter: what a running machine tells about its own kernel.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufReader, Read},
+    path::{Path, PathBuf},
+};
+
+use super::{KernelImageError, TreeError, kernel_image::module_facts, tree::read_header_set};
+use crate::{
+    kernel::{Architecture, KernelRelease, ReleaseError},
+    kmod::{
+        BeyondHeaders, Btf, BtfError, ConfigError, FactSource, KernelConfig, KernelFacts, Known,
+        exported_names,
+    },
+};
+
+/// Bytes of one file that is read; the kernel's types have some 6 MB.
+const MAX_FILE: u64 = 64 << 20;
+
+/// Why a machine does not tell which kernel it runs.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Its release.
+    #[error("read the release in {path}")]
+    Release {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: ReleaseError,
+    },
+    /// Neither a build tree nor a configuration.
+    #[error("find the configuration of the running kernel {release}: there is none of {looked_for}")]
+    NoConfig {
+        /// The kernel.
+        release: KernelRelease,
+        /// Where it was looked for.
+        looked_for: String,
+    },
+    /// A damaged configuration.
+    #[error("read the configuration in {path}")]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: ConfigError,
+    },
+    /// The build tree.
+    #[error("read the header set of the running kernel")]
+    Tree(#[from] TreeError),
+    /// The kernel's own type information.
+    #[error("read the type information (BTF) in {path}")]
+    Btf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: BtfError,
+    },
+    /// The kernel's own modules.
+    #[error(transparent)]
+    Modules(#[from] KernelImageError),
+    /// A file.
+    #[error("read {path}")]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl HostError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoConfig { .. } => {
+                "install the kernel's headers, or name the kernel with --kernel instead of --host"
+            }
+            Self::Tree(error) => error.remedy(),
+            Self::Modules(error) => error.remedy(),
+            Self::Release { .. } | Self::Config { .. } | Self::Btf { .. } | Self::Io { .. } => {
+                "name the kernel with --kernel instead of --host"
+            }
+        }
+    }
+}
+
+/// The kernel that the machine whose files lie below `root` (`/`, but for tests) runs: from its build tree where that
+/// is installed, else from the configuration that it was built with, and from what it says itself. Blocks.
+pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, HostError> {
+    let path = root.join("proc/sys/kernel/osrelease");
+    let release = read(&path)?.unwrap_or_default();
+    let release: KernelRelease = String::from_utf8_lossy(&release)
+        .trim()
+        .parse()
+        .map_err(|source| HostError::Release { path, source })?;
+    let mut facts = match read_header_set(root, &release, arch) {
+        Ok((facts, _)) => facts,
+        Err(TreeError::NoBuild { .. }) => {
+            let config = config(root, &release)?;
+            KernelFacts { release, arch, config, symbols: None, beyond_headers: BeyondHeaders::default() }
+        }
+        Err(error) => return Err(error.into()),
+    };
+    facts.beyond_headers = beyond_headers(root, &facts.release)?;
+    Ok(facts)
+}
+
+fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders, HostError> {
+    let host = FactSource::Host;
+    let mut facts = BeyondHeaders::default();
+    let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
+    if let Some(directory) = modules.iter().find(|path| path.is_dir()) {
+        module_facts(directory)?.add_to(&mut facts, None);
+    }
+    let path = root.join("sys/kernel/btf/vmlinux");
+    if let Some(bytes) = read(&path)? {
+        let btf = Btf::parse(&bytes).map_err(|source| HostError::Btf { path, source })?;
+        facts.btf_base = Some(Known { value: btf.base(), source: host.clone() });
+        let size = btf.size_of_struct("module").map(|value| Known { value, source: host.clone() });
+        facts.module_size = size.or(facts.module_size);
+    }
+    facts.exports = exports(root, release)?;
+    facts.enforces_signatures = enforces_signatures(root)?.map(|value| Known { value, source: host });
+    Ok(facts)
+}
+
+/// The running kernel's own list, where it has one and shows it; else the map that was installed with it.
+fn exports(
+    root: &Path,
+    release: &KernelRelease,
+) -> Result<Option<Known<std::collections::BTreeSet<String>>>, HostError> {
+    let map = format!("boot/System.map-{release}");
+    for (path, source) in [("proc/kallsyms", FactSource::Host), (&map, FactSource::SystemMap)] {
+        let path = root.join(path);
+        let fault = |source| HostError::Io { path: path.clone(), source };
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if is_absent(&error) => continue,
+            Err(error) => return Err(fault(error)),
+        };
+        let names = exported_names(BufReader::new(file)).map_err(fault)?;
+        // Some kernels list a stray one or two: their own table is left out.
+        if names.contains("module_layout") || names.len() > 1000 {
+            return Ok(Some(Known { value: names, source }));
+        }
+    }
+    Ok(None)
+}
+
+fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig, HostError> {
+    let places = [
+        "proc/config.gz".to_owned(),
+        format!("boot/config-{release}"),
+        format!("lib/modules/{release}/config"),
+        format!("usr/lib/modules/{release}/config"),
+    ];
+    for place in &places {
+        let path = root.join(place);
+        let Some(mut bytes) = read(&path)? else { continue };
+        if bytes.starts_with(b"\x1f\x8b") {
+            let mut plain = Vec::new();
+            let decoder = flate2::read::MultiGzDecoder::new(&bytes[..]);
+            let unpacked = decoder.take(MAX_FILE).read_to_end(&mut plain);
+            unpacked.map_err(|source| HostError::Io { path: path.clone(), source })?;
+            bytes = plain;
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        return KernelConfig::parse(&text).map_err(|source| HostError::Config { path, source });
+    }
+    let looked_for = format!("/lib/modules/{release}/build, /{}", places.join(", /"));
+    Err(HostError::NoConfig { release: release.clone(), looked_for })
+}
+
+/// `module.sig_enforce`, and a lockdown of either kind, which enforces signatures as well (`security/lockdown`,
+/// `LOCKDOWN_MODULE_SIGNATURE`). `None` when the machine does not say.
+fn enforces_signatures(root: &Path) -> Result<Option<bool>, HostError> {
+    let parameter = read(&root.join("sys/module/module/parameters/sig_enforce"))?;
+    let lockdown = read(&root.join("sys/kernel/security/lockdown"))?;
+    let enforced = parameter.as_deref().map(|value| value.starts_with(b"Y"));
+    let locked = lockdown.map(|value| {
+        let text = String::from_utf8_lossy(&value).into_owned();
+        ["[integrity]", "[confidentiality]"].iter().any(|mode| text.contains(mode))
+    });
+    Ok(match (enforced, locked) {
+        (None, None) => None,
+        (enforced, locked) => Some(enforced.unwrap_or_default() || locked.unwrap_or_default()),
+    })
+}
+
+/// A small file's bytes; `None` when it is not there.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, HostError> {
+    let fault = |source| HostError::Io { path: path.to_owned(), source };
+    let file = match fs::File::open(path) {
+        Ok(file) => file,
+        // A root that is not ours may hide what only root reads; what it does not tell is unknown.
+        Err(error) if is_absent(&error) => return Ok(None),
+        Err(error) => return Err(fault(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut bytes).map_err(fault)?;
+    Ok(Some(bytes))
+}
+
+/// Files below `/boot` and `/sys/kernel/security` are root's alone on many machines: not being let in is the same as
+/// not being told.
+fn is_absent(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
+    )
+}
+
+#[cfg(test)]
+#[path = "host_tests.rs"]
+mod tests;

@@ -1,0 +1,275 @@
+//! Adapter: what a kernel image, and what comes with it, tell about the kernel.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, BufReader, Read, Write},
+    os::unix::fs::MetadataExt,
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{KernelImage, KernelImageError, failed};
+use crate::{
+    headers::{FetchError, Fetcher, blocking::blocking, digest},
+    kernel::KernelRelease,
+    kmod::{
+        self, BeyondHeaders, Btf, BtfBase, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names,
+    },
+    payload,
+};
+
+/// Bytes of one decompressed kernel. Debian's have 60 MiB, one with every debugging aid 300.
+const MAX_KERNEL: u64 = 2 << 30;
+/// Bytes of one index file; `modules.dep` of a distribution kernel has 1 MB.
+const MAX_INDEX: u64 = 64 << 20;
+/// The kind of the cache's records.
+const KIND: &str = "kernel-facts";
+/// Changes when the same image gives other facts.
+const FORMAT: &str = "kernel-facts-1";
+
+/// The facts as they are kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Distilled {
+    release: Option<String>,
+    btf: Option<BtfFacts>,
+    exports: Option<BTreeSet<String>>,
+    system_map: Option<BTreeSet<String>>,
+    modules: Option<ModuleFacts>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct BtfFacts {
+    types: u32,
+    strings: u32,
+    module_size: Option<u64>,
+}
+
+/// What the kernel's own module directory tells.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(in crate::headers) struct ModuleFacts {
+    /// Loadable modules by name, with their files.
+    loadable: std::collections::BTreeMap<String, String>,
+    builtin: BTreeSet<String>,
+    /// One module that was read, to know what the others are like.
+    sample: Option<Sample>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Sample {
+    name: String,
+    vermagic: Option<String>,
+    this_module_size: u64,
+}
+
+impl KernelImage {
+    /// What the image tells about its kernel beyond the header set. Decompresses it into a temporary file, and reads
+    /// one of the kernel's own modules. Blocks. [`Fetcher::kernel_facts`] does so once for each image.
+    pub fn facts(&self) -> Result<BeyondHeaders, KernelImageError> {
+        self.distil().map(Distilled::into_facts)
+    }
+
+    fn distil(&self) -> Result<Distilled, KernelImageError> {
+        let Self { release, arch: _, vmlinuz, system_map, modules, origin: _ } = self;
+        let mut distilled = read_image(vmlinuz)?;
+        if let Some(found) = distilled.release.as_ref().filter(|found| *found != release.as_str()) {
+            let (path, found) = (vmlinuz.clone(), found.clone());
+            return Err(KernelImageError::Release { path, found, wanted: release.clone() });
+        }
+        if let Some(path) = system_map {
+            let file = File::open(path).map_err(failed("open", path))?;
+            let names = exported_names(BufReader::new(file)).map_err(failed("read", path))?;
+            distilled.system_map = Some(names).filter(|names| !names.is_empty());
+        }
+        distilled.modules = modules.as_deref().map(module_facts).transpose()?;
+        Ok(distilled)
+    }
+
+    /// Changes when any of its files is another one.
+    fn identity(&self) -> Result<String, KernelImageError> {
+        let Self { release, arch, vmlinuz, system_map, modules, origin } = self;
+        let mut parts = vec![FORMAT.to_owned(), release.to_string(), arch.to_string()];
+        for path in [Some(vmlinuz), system_map.as_ref(), modules.as_ref()].into_iter().flatten() {
+            let metadata = fs::metadata(path).map_err(failed("look at", path))?;
+            let (modified, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
+            let (size, inode) = (metadata.len(), metadata.ino());
+            parts.push(format!("{} {size} {modified}.{nanoseconds} {inode}", path.display()));
+        }
+        Ok(digest::of_parts(parts.iter().chain(origin).map(String::as_str)))
+    }
+}
+
+impl Fetcher {
+    /// The facts of a kernel image, from the cache after the first time.
+    pub async fn kernel_facts(&self, image: &KernelImage) -> Result<BeyondHeaders, FetchError> {
+        let (cache, image) = (self.cache.clone(), image.clone());
+        blocking(move |_| {
+            let key = image.identity()?;
+            if let Some(known) = cache.read_record::<Distilled>(KIND, &key)? {
+                return Ok(known.into_facts());
+            }
+            let distilled = image.distil()?;
+            cache.write_record(KIND, &key, &distilled)?;
+            Ok(distilled.into_facts())
+        })
+        .await
+    }
+}
+
+/// The release that a kernel image says it is. Blocks.
+pub(super) fn release_of(vmlinuz: &Path) -> Result<Option<KernelRelease>, KernelImageError> {
+    Ok(read_image(vmlinuz)?.release.and_then(|release| release.parse().ok()))
+}
+
+fn read_image(path: &Path) -> Result<Distilled, KernelImageError> {
+    let wrong = |source| KernelImageError::Image { path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(failed("open", path))?;
+    let payload = kmod::locate(&mut file).map_err(wrong)?;
+    let plain = payload.method == kmod::Method::Plain && payload.offset == 0;
+    if !plain {
+        let mut reader = kmod::kernel(&mut file, &payload).map_err(wrong)?;
+        let unpacked = decompress(reader.as_mut()).map_err(wrong)?;
+        drop(reader);
+        file = unpacked;
+    }
+    let mut vmlinux = Vmlinux::open(file).map_err(wrong)?;
+    let section = vmlinux.btf().map_err(wrong)?;
+    let btf = section
+        .map(|section| Btf::parse(&section).map(|btf| BtfFacts::of(&btf)))
+        .transpose()
+        .map_err(|source| KernelImageError::Btf { path: path.to_owned(), source })?;
+    Ok(Distilled {
+        release: vmlinux.release().map_err(wrong)?,
+        btf,
+        exports: vmlinux.exports().map_err(wrong)?,
+        system_map: None,
+        modules: None,
+    })
+}
+
+/// To a file, not to memory: a kernel is larger than all else that a check holds.
+fn decompress(reader: &mut dyn Read) -> Result<File, VmlinuzError> {
+    let mut file = tempfile::tempfile()?;
+    let mut buffer = vec![0; 128 << 10];
+    let mut total = 0;
+    loop {
+        let count = reader.read(&mut buffer)?;
+        let Some(bytes) = buffer.get(..count).filter(|bytes| !bytes.is_empty()) else { return Ok(file) };
+        total += count as u64;
+        if total > MAX_KERNEL {
+            return Err(VmlinuzError::TooLarge(MAX_KERNEL));
+        }
+        file.write_all(bytes)?;
+    }
+}
+
+impl BtfFacts {
+    fn of(btf: &Btf<'_>) -> Self {
+        let BtfBase { types, strings } = btf.base();
+        Self { types, strings, module_size: btf.size_of_struct("module") }
+    }
+}
+
+/// What a kernel's own module directory tells: its index files, or the files themselves where a package leaves
+/// the index to its installation, and one module. Blocks.
+pub(in crate::headers) fn module_facts(directory: &Path) -> Result<ModuleFacts, KernelImageError> {
+    let mut index = InTree::default();
+    for name in ["modules.dep", "modules.order"] {
+        if let Some(text) = read_index(&directory.join(name))? {
+            index.add_modules(&text);
+        }
+        // The index tells names as they are after compression, the order those before it.
+        if !index.modules.is_empty() {
+            break;
+        }
+    }
+    let exists = |file: &String| directory.join(file).is_file();
+    if !index.modules.values().any(exists) {
+        index.modules.clear();
+        walk(directory, &mut index)?;
+    }
+    if let Some(text) = read_index(&directory.join("modules.builtin"))? {
+        index.add_builtin(&text);
+    }
+    let sample = match index.modules.values().map(|file| directory.join(file)).find(|path| path.is_file()) {
+        Some(path) => payload::read_module(&path)?.and_then(|read| read.module.ok()),
+        None => None,
+    };
+    let sample = sample.map(|module| Sample {
+        vermagic: module.vermagic().map(str::to_owned),
+        this_module_size: module.this_module_size,
+        name: module.name,
+    });
+    let InTree { modules, builtin } = index;
+    Ok(ModuleFacts { loadable: modules, builtin, sample })
+}
+
+fn read_index(path: &Path) -> Result<Option<String>, KernelImageError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed("open", path)(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_INDEX).read_to_end(&mut bytes).map_err(failed("read", path))?;
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// Modules below `kernel/` alone: others were put there later, and are not the kernel's own.
+fn walk(directory: &Path, index: &mut InTree) -> Result<(), KernelImageError> {
+    let kernel = directory.join("kernel");
+    if !kernel.is_dir() {
+        return Ok(());
+    }
+    for entry in walkdir::WalkDir::new(&kernel).sort_by_file_name() {
+        let entry = entry.map_err(|error| failed("list", &kernel)(error.into()))?;
+        if entry.file_type().is_file()
+            && let Some(file) = entry.path().strip_prefix(directory).ok().and_then(Path::to_str)
+        {
+            index.add_module(file);
+        }
+    }
+    Ok(())
+}
+
+impl Distilled {
+    /// The image's own table counts more than `System.map`, and its types more than one module: they are the kernel
+    /// itself.
+    fn into_facts(self) -> BeyondHeaders {
+        let Self { release: _, btf, exports, system_map, modules } = self;
+        let mut facts = BeyondHeaders::default();
+        if let Some(modules) = modules {
+            modules.add_to(&mut facts, None);
+        }
+        if let Some(BtfFacts { types, strings, module_size }) = btf {
+            let source = FactSource::Btf;
+            facts.btf_base = Some(Known { value: BtfBase { types, strings }, source: source.clone() });
+            facts.module_size = module_size.map(|value| Known { value, source }).or(facts.module_size);
+        }
+        let map = system_map.map(|value| Known { value, source: FactSource::SystemMap });
+        facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage }).or(map);
+        facts
+    }
+}
+
+impl ModuleFacts {
+    /// Adds them; `source` says it was another one than the module and the index.
+    pub(in crate::headers) fn add_to(self, facts: &mut BeyondHeaders, source: Option<&FactSource>) {
+        let Self { loadable, builtin, sample } = self;
+        let index = InTree { modules: loadable, builtin };
+        if !index.is_empty() {
+            let source = source.cloned().unwrap_or(FactSource::ModuleIndex);
+            facts.in_tree = Some(Known { value: index, source });
+        }
+        if let Some(Sample { name, vermagic, this_module_size }) = sample {
+            let source = FactSource::InTreeModule(name);
+            facts.module_size = Some(Known { value: this_module_size, source: source.clone() });
+            facts.vermagic = vermagic.map(|value| Known { value, source });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "facts_tests.rs"]
+mod tests;

@@ -1,0 +1,270 @@
+//! Pure: a decompressed kernel: its type information, its release, and what it exports.
+//!
+//! x86's is an ELF file, whose sections tell where things are. arm64's Image is what stands in memory, without
+//! sections: there they are looked for.
+
+use std::{
+    collections::BTreeSet,
+    io::{Read, Seek, SeekFrom},
+};
+
+use object::{
+    LittleEndian as LE,
+    elf::{ET_REL, FileHeader64, SectionHeader64},
+    pod::from_bytes,
+};
+
+use super::{Btf, VmlinuzError};
+
+/// Bytes of one section that is read into memory. A distribution kernel's BTF has 6 MB.
+const MAX_SECTION: u64 = 64 << 20;
+/// Sections of one kernel, which has some fifty.
+const MAX_SECTIONS: u16 = 4096;
+/// Bytes that are looked through at a time.
+const CHUNK: usize = 1 << 20;
+/// `linux_banner` in `init/version.c` starts so.
+const BANNER: &[u8] = b"Linux version ";
+/// Bytes of the longest release (`__NEW_UTS_LEN`).
+const MAX_RELEASE: usize = 64;
+/// Bytes of one symbol's name (`KSYM_NAME_LEN`).
+const MAX_NAME: usize = 512;
+
+/// A decompressed kernel in a file.
+#[derive(Debug)]
+pub struct Vmlinux<F> {
+    file: F,
+    length: u64,
+    /// None for a raw image.
+    sections: Vec<Section>,
+}
+
+#[derive(Clone, Debug)]
+struct Section {
+    name: String,
+    address: u64,
+    offset: u64,
+    size: u64,
+}
+
+impl<F: Read + Seek> Vmlinux<F> {
+    /// Reads the section headers, if it has any.
+    pub fn open(mut file: F) -> Result<Self, VmlinuzError> {
+        let length = file.seek(SeekFrom::End(0))?;
+        let mut vmlinux = Self { file, length, sections: Vec::new() };
+        if vmlinux.read_up_to(0, 4)? == b"\x7fELF" {
+            vmlinux.sections = vmlinux.read_sections()?;
+        }
+        Ok(vmlinux)
+    }
+
+    fn read_sections(&mut self) -> Result<Vec<Section>, VmlinuzError> {
+        let start = self.read(0, size_of::<FileHeader64<LE>>() as u64)?;
+        let damaged = VmlinuzError::Damaged;
+        let (header, _) =
+            from_bytes::<FileHeader64<LE>>(&start).map_err(|()| damaged("it ends in its ELF header"))?;
+        // A module, for example.
+        if header.e_type.get(LE) == ET_REL {
+            return Err(VmlinuzError::Form);
+        }
+        let (offset, count) = (header.e_shoff.get(LE), header.e_shnum.get(LE));
+        let names = usize::from(header.e_shstrndx.get(LE).0);
+        let size = size_of::<SectionHeader64<LE>>();
+        if usize::from(header.e_shentsize.get(LE)) != size || count > MAX_SECTIONS {
+            return Err(damaged("its ELF section headers have an impossible size"));
+        }
+        let table = self.read(offset, u64::from(count) * size as u64)?;
+        let headers: Vec<&SectionHeader64<LE>> = table
+            .chunks_exact(size)
+            .filter_map(|bytes| from_bytes(bytes).ok().map(|(header, _)| header))
+            .collect();
+        let names = headers.get(names).ok_or(damaged("it has no table of section names"))?;
+        let names = self.read(names.sh_offset.get(LE), names.sh_size.get(LE))?;
+        Ok(headers
+            .iter()
+            .map(|header| Section {
+                name: text_at(&names, header.sh_name.get(LE) as usize).unwrap_or_default().to_owned(),
+                address: header.sh_addr.get(LE),
+                offset: header.sh_offset.get(LE),
+                size: header.sh_size.get(LE),
+            })
+            .collect())
+    }
+
+    /// The kernel's type information; `None` where it was built without.
+    pub fn btf(&mut self) -> Result<Option<Vec<u8>>, VmlinuzError> {
+        if self.sections.is_empty() {
+            return self.find_btf();
+        }
+        match self.section(".BTF") {
+            Some(section) => self.contents(&section).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// `X` of the `Linux version X` that it prints when it starts.
+    pub fn release(&mut self) -> Result<Option<String>, VmlinuzError> {
+        let (start, size) = match self.section(".rodata") {
+            Some(section) => (section.offset, section.size),
+            None => (0, self.length),
+        };
+        self.search(start, size, BANNER, |vmlinux, at| {
+            let text = vmlinux.read_up_to(at, (BANNER.len() + MAX_RELEASE + 1) as u64)?;
+            let release = text.get(BANNER.len()..).unwrap_or_default();
+            let end = release.iter().position(|&byte| byte == b' ').unwrap_or_default();
+            let release = String::from_utf8_lossy(release.get(..end).unwrap_or_default());
+            // The same words stand in messages with other things behind them.
+            Ok(release.starts_with(|c: char| c.is_ascii_digit()).then(|| release.into_owned()))
+        })
+    }
+
+    /// Names that the kernel exports, from its own table of exports; `None` for a raw image, and for a table of an
+    /// unknown form.
+    pub fn exports(&mut self) -> Result<Option<BTreeSet<String>>, VmlinuzError> {
+        let Some(strings) = self.section("__ksymtab_strings") else { return Ok(None) };
+        // `__ksymtab`, `__ksymtab_gpl`, and up to Linux 5.11 `__ksymtab_unused` and its like.
+        let is_table =
+            |section: &&Section| section.name.starts_with("__ksymtab") && section.name != "__ksymtab_strings";
+        let sections: Vec<Section> = self.sections.iter().filter(is_table).cloned().collect();
+        let mut tables = Vec::new();
+        for section in sections {
+            tables.push((section.address, self.contents(&section)?));
+        }
+        let names = self.contents(&strings)?;
+        Ok(ENTRY_FORMS.iter().find_map(|form| {
+            let mut found = BTreeSet::new();
+            for (address, table) in &tables {
+                if table.len() % form.size != 0 {
+                    return None;
+                }
+                for (entry, place) in table.chunks_exact(form.size).zip((*address..).step_by(form.size)) {
+                    let name = form.name(entry, place)?.checked_sub(strings.address)?;
+                    let name = text_at(&names, usize::try_from(name).ok()?)?;
+                    found.insert(is_symbol(name).then(|| name.to_owned())?);
+                }
+            }
+            (!found.is_empty()).then_some(found)
+        }))
+    }
+
+    fn section(&self, name: &str) -> Option<Section> {
+        self.sections.iter().find(|section| section.name == name).cloned()
+    }
+
+    fn contents(&mut self, section: &Section) -> Result<Vec<u8>, VmlinuzError> {
+        self.read(section.offset, section.size)
+    }
+
+    /// Exactly these bytes.
+    fn read(&mut self, offset: u64, size: u64) -> Result<Vec<u8>, VmlinuzError> {
+        if size > MAX_SECTION {
+            return Err(VmlinuzError::TooLarge(MAX_SECTION));
+        }
+        let bytes = self.read_up_to(offset, size)?;
+        if (bytes.len() as u64) < size {
+            return Err(VmlinuzError::Damaged("it is shorter than its headers say"));
+        }
+        Ok(bytes)
+    }
+
+    /// These bytes, or as many of them as there are.
+    fn read_up_to(&mut self, offset: u64, size: u64) -> Result<Vec<u8>, VmlinuzError> {
+        self.file.seek(SeekFrom::Start(offset))?;
+        let mut bytes = Vec::new();
+        (&mut self.file).take(size).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// The first place of these bytes where `accept` finds what it is looking for.
+    fn search<T>(
+        &mut self,
+        start: u64,
+        size: u64,
+        wanted: &[u8],
+        mut accept: impl FnMut(&mut Self, u64) -> Result<Option<T>, VmlinuzError>,
+    ) -> Result<Option<T>, VmlinuzError> {
+        let end = start.saturating_add(size).min(self.length);
+        let mut chunk = vec![0; CHUNK];
+        let mut at = start;
+        while at + (wanted.len() as u64) <= end {
+            let count = usize::try_from(end - at).unwrap_or(CHUNK).min(CHUNK);
+            let bytes = chunk.get_mut(..count).unwrap_or_default();
+            self.file.seek(SeekFrom::Start(at))?;
+            self.file.read_exact(bytes)?;
+            let mut from = 0;
+            while let Some(found) = find(bytes.get(from..).unwrap_or_default(), wanted) {
+                if let Some(result) = accept(self, at + (from + found) as u64)? {
+                    return Ok(Some(result));
+                }
+                from += found + 1;
+            }
+            // What is cut by the end of this chunk stands whole in the next one.
+            at += (count - (wanted.len() - 1)) as u64;
+        }
+        Ok(None)
+    }
+
+    /// Looks for BTF by its header, as there are no sections.
+    fn find_btf(&mut self) -> Result<Option<Vec<u8>>, VmlinuzError> {
+        self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, at| {
+            let header = vmlinux.read_up_to(at, 24)?;
+            let field = |at: usize| Some(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?));
+            let (Some(0), Some(types), Some(names), Some(size)) = (field(8), field(12), field(16), field(20))
+            else {
+                return Ok(None);
+            };
+            let length = 24 + u64::from(names) + u64::from(size);
+            if names != types || length > MAX_SECTION || at + length > vmlinux.length {
+                return Ok(None);
+            }
+            let bytes = vmlinux.read(at, length)?;
+            Ok(Btf::parse(&bytes).is_ok().then_some(bytes))
+        })
+    }
+}
+
+/// A form of `struct kernel_symbol` (`kernel/module/internal.h`, before Linux 5.19 `include/linux/export.h`).
+struct EntryForm {
+    size: usize,
+    /// Offsets from each field's own place (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`, since Linux 4.19), or addresses.
+    relative: bool,
+}
+
+/// With the namespace's name as third field (since Linux 5.4) and without it.
+const ENTRY_FORMS: [EntryForm; 4] = [
+    EntryForm { size: 12, relative: true },
+    EntryForm { size: 8, relative: true },
+    EntryForm { size: 24, relative: false },
+    EntryForm { size: 16, relative: false },
+];
+
+impl EntryForm {
+    /// The address of the name in an entry at this address. The name is the second field.
+    fn name(&self, entry: &[u8], place: u64) -> Option<u64> {
+        if self.relative {
+            let offset = i32::from_le_bytes(entry.get(4..8)?.try_into().ok()?);
+            place.checked_add(4)?.checked_add_signed(offset.into())
+        } else {
+            Some(u64::from_le_bytes(entry.get(8..16)?.try_into().ok()?))
+        }
+    }
+}
+
+fn is_symbol(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+fn text_at(bytes: &[u8], at: usize) -> Option<&str> {
+    let rest = bytes.get(at..)?;
+    let end = rest.iter().take(MAX_NAME).position(|&byte| byte == 0)?;
+    std::str::from_utf8(rest.get(..end)?).ok()
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    let first = wanted.first()?;
+    let starts = bytes.iter().enumerate().filter(|(_, byte)| *byte == first);
+    starts.map(|(at, _)| at).find(|&at| bytes.get(at..).is_some_and(|rest| rest.starts_with(wanted)))
+}
+
+#[cfg(test)]
+#[path = "vmlinux_tests.rs"]
+mod tests;

@@ -1,0 +1,205 @@
+//! Pure: bootable kernel images: where the kernel lies in them, and how it is compressed.
+//!
+//! x86's bzImage is described in `Documentation/arch/x86/boot.rst`, arm64's Image in
+//! `Documentation/arch/arm64/booting.rst`, the EFI zboot image in `drivers/firmware/efi/libstub/zboot-header.S`.
+
+use std::io::{self, Read, Seek, SeekFrom};
+
+use liblzma::stream::Stream;
+
+/// Bytes of the start of an image in which all forms can be told.
+const START: u64 = 1024;
+/// Memory that an xz or lzma stream may ask for: the kernel's own build asks for a dictionary of at most
+/// 128 MiB (`scripts/xz_wrap.sh`).
+const MAX_XZ_MEMORY: u64 = 160 << 20;
+/// The window that a zstd stream may ask for, as a power of two. The kernel's build compresses at level 22, whose
+/// window is 128 MiB; memory of it is touched only as far as the kernel is long.
+const MAX_ZSTD_WINDOW: u32 = 27;
+/// The first boot protocol that says where the payload is (Linux 2.6.26).
+const PAYLOAD_PROTOCOL: u16 = 0x0208;
+
+/// Where a kernel lies in its bootable image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Payload {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; they may hold a little more than the compressed kernel.
+    pub length: u64,
+    /// How it is compressed.
+    pub method: Method,
+}
+
+/// How a kernel is compressed (`KERNEL_GZIP` and its siblings in `init/Kconfig`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the methods go by their own names")]
+pub enum Method {
+    /// Not at all.
+    Plain,
+    Gzip,
+    Xz,
+    Zstd,
+    Lzma,
+    Lz4,
+    Bzip2,
+    Lzo,
+}
+
+/// Why a file is no kernel image that can be read.
+#[derive(Debug, thiserror::Error)]
+pub enum VmlinuzError {
+    /// The file.
+    #[error("read the kernel image")]
+    Read(#[from] io::Error),
+    /// Something else.
+    #[error("the file is neither a bzImage, an arm64 Image, an EFI zboot image nor an ELF vmlinux")]
+    Form,
+    /// A header that contradicts the file.
+    #[error("the kernel image is damaged: {0}")]
+    Damaged(&'static str),
+    /// A method without a decompressor here.
+    #[error("the kernel in the image is compressed with {0}, which farrier does not unpack")]
+    Method(&'static str),
+    /// More than any kernel has.
+    #[error("the kernel in the image has more than {} MiB", .0 >> 20)]
+    TooLarge(u64),
+}
+
+impl VmlinuzError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Read(_) | Self::Damaged(_) | Self::TooLarge(_) => {
+                "the file is incomplete or damaged: fetch it again"
+            }
+            Self::Form => "give the kernel's vmlinuz, Image or vmlinux, as /boot has it",
+            Self::Method(_) => {
+                "give the plain vmlinux instead (the kernel's scripts/extract-vmlinux makes it)"
+            }
+        }
+    }
+}
+
+/// Finds the kernel in a bootable image.
+pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload, VmlinuzError> {
+    let length = image.seek(SeekFrom::End(0))?;
+    let start = read_at(image, 0, START)?;
+    let is_at = |at: usize, magic: &[u8]| start.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    if is_at(0, b"\x7fELF") {
+        return Ok(Payload { offset: 0, length, method: Method::Plain });
+    }
+    // Both of these start with `MZ`, as EFI programs do.
+    if is_at(0, b"MZ") && is_at(4, b"zimg") {
+        return zboot(image, &start, length);
+    }
+    if is_at(0x202, b"HdrS") {
+        return bz_image(image, &start, length);
+    }
+    if is_at(56, b"ARM\x64") {
+        return Ok(Payload { offset: 0, length, method: Method::Plain });
+    }
+    match Method::of(&start) {
+        Some(method) => Ok(Payload { offset: 0, length, method }),
+        None => Err(VmlinuzError::Form),
+    }
+}
+
+fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload, VmlinuzError> {
+    let byte = |at: usize| start.get(at).copied();
+    let short = VmlinuzError::Damaged("it ends in its header");
+    let (Some(sectors), Some(low), Some(high)) = (byte(0x1f1), byte(0x206), byte(0x207)) else {
+        return Err(short);
+    };
+    if u16::from_le_bytes([low, high]) < PAYLOAD_PROTOCOL {
+        return Err(VmlinuzError::Damaged("its boot protocol is older than 2.08"));
+    }
+    // 0 means 4, for the oldest boot loaders; the boot sector itself comes on top.
+    let sectors = if sectors == 0 { 4 } else { u64::from(sectors) };
+    let (Some(offset), Some(size)) = (u32_at(start, 0x248), u32_at(start, 0x24c)) else { return Err(short) };
+    let offset = (sectors + 1) * 512 + u64::from(offset);
+    compressed(image, offset, u64::from(size), length)
+}
+
+fn zboot(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload, VmlinuzError> {
+    let (Some(offset), Some(size)) = (u32_at(start, 8), u32_at(start, 12)) else {
+        return Err(VmlinuzError::Damaged("it ends in its header"));
+    };
+    compressed(image, u64::from(offset), u64::from(size), length)
+}
+
+fn compressed(
+    image: &mut (impl Read + Seek),
+    offset: u64,
+    size: u64,
+    length: u64,
+) -> Result<Payload, VmlinuzError> {
+    if offset.checked_add(size).is_none_or(|end| end > length) {
+        return Err(VmlinuzError::Damaged("its payload lies outside the file"));
+    }
+    let method = Method::of(&read_at(image, offset, 16)?)
+        .ok_or(VmlinuzError::Damaged("its payload is compressed in no known way"))?;
+    Ok(Payload { offset, length: size, method })
+}
+
+impl Method {
+    /// Tells the method by the first bytes (`compressed_formats` in `lib/decompress.c`).
+    fn of(start: &[u8]) -> Option<Self> {
+        const MAGIC: [(&[u8], Method); 9] = [
+            (b"\x7fELF", Method::Plain),
+            (b"\x1f\x8b", Method::Gzip),
+            (b"\xfd7zXZ\0", Method::Xz),
+            (b"\x28\xb5\x2f\xfd", Method::Zstd),
+            (b"\x5d\0\0", Method::Lzma),
+            (b"\x02\x21\x4c\x18", Method::Lz4),
+            (b"BZh", Method::Bzip2),
+            (b"\x89LZO", Method::Lzo),
+            (b"\x04\x22\x4d\x18", Method::Lz4),
+        ];
+        MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|&(_, method)| method)
+    }
+}
+
+/// The kernel itself, decompressed as it is read. It ends where the compressed stream does: what follows it in a
+/// payload, such as the kernel's size, is no part of it.
+pub fn kernel<'r>(
+    image: &'r mut (impl Read + Seek),
+    payload: &Payload,
+) -> Result<Box<dyn Read + 'r>, VmlinuzError> {
+    image.seek(SeekFrom::Start(payload.offset))?;
+    let bytes = io::BufReader::with_capacity(128 << 10, image.take(payload.length));
+    let lzma = |stream: Result<Stream, _>| stream.map_err(io::Error::from);
+    Ok(match payload.method {
+        Method::Plain => Box::new(bytes),
+        Method::Gzip => Box::new(flate2::bufread::GzDecoder::new(bytes)),
+        Method::Xz => {
+            let stream = lzma(Stream::new_stream_decoder(MAX_XZ_MEMORY, 0))?;
+            Box::new(liblzma::bufread::XzDecoder::new_stream(bytes, stream))
+        }
+        Method::Lzma => {
+            let stream = lzma(Stream::new_lzma_decoder(MAX_XZ_MEMORY))?;
+            Box::new(liblzma::bufread::XzDecoder::new_stream(bytes, stream))
+        }
+        Method::Zstd => {
+            let mut decoder = zstd::Decoder::with_buffer(bytes)?.single_frame();
+            decoder.window_log_max(MAX_ZSTD_WINDOW)?;
+            Box::new(decoder)
+        }
+        Method::Lz4 => return Err(VmlinuzError::Method("lz4")),
+        Method::Bzip2 => return Err(VmlinuzError::Method("bzip2")),
+        Method::Lzo => return Err(VmlinuzError::Method("lzo")),
+    })
+}
+
+fn read_at(file: &mut (impl Read + Seek), offset: u64, count: u64) -> io::Result<Vec<u8>> {
+    file.seek(SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.take(count).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+#[path = "vmlinuz_tests.rs"]
+mod tests;

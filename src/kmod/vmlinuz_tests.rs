@@ -1,0 +1,138 @@
+use std::io::{Cursor, Write as _};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn kernel_text() -> Vec<u8> {
+    (0..40_000_u32).flat_map(u32::to_le_bytes).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn xz(bytes: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    liblzma::read::XzEncoder::new(bytes, 1).read_to_end(&mut out).unwrap();
+    out
+}
+
+fn lzma(bytes: &[u8]) -> Vec<u8> {
+    let options = liblzma::stream::LzmaOptions::new_preset(1).unwrap();
+    let stream = Stream::new_lzma_encoder(&options).unwrap();
+    let mut out = Vec::new();
+    liblzma::read::XzEncoder::new_stream(bytes, stream).read_to_end(&mut out).unwrap();
+    out
+}
+
+fn zstd_of(bytes: &[u8]) -> Vec<u8> {
+    zstd::encode_all(bytes, 3).unwrap()
+}
+
+/// A bzImage of two setup sectors, the payload 100 bytes behind them, its length after it as the build puts it.
+fn bz_image_of(payload: &[u8], size: usize) -> Vec<u8> {
+    let mut image = vec![0; 3 * 512 + 100];
+    image[..2].copy_from_slice(b"MZ");
+    image[0x1f1] = 2;
+    image[0x202..0x206].copy_from_slice(b"HdrS");
+    image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
+    image[0x248..0x24c].copy_from_slice(&100_u32.to_le_bytes());
+    image[0x24c..0x250].copy_from_slice(&u32::try_from(payload.len() + 4).unwrap().to_le_bytes());
+    image.extend(payload);
+    image.extend(u32::try_from(size).unwrap().to_le_bytes());
+    image.resize(image.len() + 333, 0xcc);
+    image
+}
+
+fn zboot_of(payload: &[u8]) -> Vec<u8> {
+    let mut image = vec![0; 64];
+    image[..2].copy_from_slice(b"MZ");
+    image[4..8].copy_from_slice(b"zimg");
+    image[8..12].copy_from_slice(&64_u32.to_le_bytes());
+    image[12..16].copy_from_slice(&u32::try_from(payload.len()).unwrap().to_le_bytes());
+    image.extend(payload);
+    image
+}
+
+fn unpack(image: &[u8]) -> Result<(Method, Vec<u8>), VmlinuzError> {
+    let mut file = Cursor::new(image);
+    let payload = locate(&mut file)?;
+    let mut out = Vec::new();
+    kernel(&mut file, &payload)?.read_to_end(&mut out)?;
+    Ok((payload.method, out))
+}
+
+#[test]
+fn every_form_and_method_gives_the_kernel() {
+    let text = kernel_text();
+    let packed = [
+        (Method::Gzip, gzip(&text)),
+        (Method::Xz, xz(&text)),
+        (Method::Lzma, lzma(&text)),
+        (Method::Zstd, zstd_of(&text)),
+    ];
+    for (method, payload) in packed {
+        for image in [bz_image_of(&payload, text.len()), zboot_of(&payload), payload.clone()] {
+            let (found, kernel) = unpack(&image).unwrap();
+            assert_eq!(found, method);
+            assert!(kernel == text, "{method:?}: {} bytes", kernel.len());
+        }
+    }
+}
+
+#[test]
+fn an_image_that_is_not_compressed_is_the_kernel() {
+    let mut elf = kernel_text();
+    elf[..4].copy_from_slice(b"\x7fELF");
+    assert_eq!(unpack(&elf).unwrap(), (Method::Plain, elf.clone()));
+    let in_bz_image = unpack(&bz_image_of(&elf, elf.len())).unwrap();
+    assert!(in_bz_image.1.starts_with(&elf));
+    let mut arm = kernel_text();
+    arm[..2].copy_from_slice(b"MZ");
+    arm[56..60].copy_from_slice(b"ARM\x64");
+    assert_eq!(unpack(&arm).unwrap(), (Method::Plain, arm.clone()));
+}
+
+#[test]
+fn what_cannot_be_unpacked_is_named() {
+    let said = |image: &[u8]| unpack(image).unwrap_err().to_string();
+    for (magic, name) in
+        [(&b"\x02\x21\x4c\x18"[..], "lz4"), (b"BZh9", "bzip2"), (b"\x89LZO\0\r\n\x1a\n", "lzo")]
+    {
+        assert_eq!(
+            said(&bz_image_of(magic, 1)),
+            format!("the kernel in the image is compressed with {name}, which farrier does not unpack")
+        );
+    }
+    assert_eq!(said(b"#!/bin/sh\n"), VmlinuzError::Form.to_string());
+    assert_eq!(said(b""), VmlinuzError::Form.to_string());
+    let mut old = bz_image_of(&xz(b"x"), 1);
+    old[0x206] = 7;
+    old[0x207] = 2;
+    assert!(said(&old).contains("older than 2.08"), "{}", said(&old));
+    let mut outside = bz_image_of(&xz(b"x"), 1);
+    outside[0x24f] = 0xff;
+    assert!(said(&outside).contains("outside the file"), "{}", said(&outside));
+    assert!(said(&bz_image_of(b"no method", 1)).contains("no known way"));
+    let whole = bz_image_of(&xz(&kernel_text()), 1);
+    assert!(unpack(&whole[..whole.len() / 2]).is_err());
+}
+
+proptest! {
+    #[test]
+    fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = unpack(&bytes);
+    }
+
+    #[test]
+    fn never_panics_when_flipped(at in 0_usize..700, value: u8) {
+        for mut image in [bz_image_of(&zstd_of(b"kernel"), 6), zboot_of(&xz(b"kernel"))] {
+            let at = at % image.len();
+            image[at] = value;
+            let _ = unpack(&image);
+        }
+    }
+}

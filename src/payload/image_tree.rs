@@ -1,0 +1,167 @@
+//! Adapter: the modules of any image, for a check of what somebody else built.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::BufReader,
+    path::{Path, PathBuf},
+};
+
+use super::archive_image::{
+    ImportError, Keep, MAX_MODULE_BYTES, apply_layer, below, failed, has_module_name,
+};
+use crate::{
+    kernel::KernelRelease,
+    oci::{
+        LayerReader,
+        docker_archive::{ImageArchive, part},
+    },
+};
+
+/// Where an image's layers are.
+#[derive(Clone, Debug)]
+pub enum ImageLayers {
+    /// Each a file, the lowest first.
+    Files(Vec<PathBuf>),
+    /// All in a `docker save` archive.
+    Archive(PathBuf),
+}
+
+/// What an image holds for kernels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageTree {
+    /// The releases that it has modules of, sorted: the directories below `lib/modules`.
+    pub releases: Vec<String>,
+    /// Files below `lib/firmware`, relative to it, sorted.
+    pub firmware: Vec<String>,
+}
+
+/// Writes the modules of `release` into `dest`, at their places in the image, as the stacked layers leave them;
+/// `usr/lib/modules` becomes `lib/modules`. Without a release, only what there is is found out. `lib/modules` may lie
+/// anywhere in the image, as driver containers have it. Blocks.
+pub fn unpack_image(
+    layers: &ImageLayers,
+    dest: &Path,
+    release: Option<&KernelRelease>,
+) -> Result<ImageTree, ImportError> {
+    let keep = |path: &Path| {
+        if let Some(inner) = below(path, ["lib", "modules"]).filter(|_| has_module_name(path)) {
+            let wanted = release.is_some_and(|release| inner.starts_with(release.as_str()));
+            return if wanted { Keep::Content } else { Keep::Name };
+        }
+        if below(path, ["lib", "firmware"]).is_some() { Keep::Name } else { Keep::Nothing }
+    };
+    let mut left = MAX_MODULE_BYTES;
+    match layers {
+        ImageLayers::Files(files) => {
+            for path in files {
+                let file = File::open(path).map_err(failed("open", path))?;
+                let tar = LayerReader::new(file).map_err(failed("read", path))?;
+                apply_layer(tar, path, dest, &mut left, &keep)?;
+            }
+        }
+        ImageLayers::Archive(path) => {
+            let mut file = File::open(path).map_err(failed("open", path))?;
+            let image = ImageArchive::open(BufReader::new(&file))?;
+            for extent in &image.layers {
+                let blob = part(&mut file, *extent).map_err(failed("read", path))?;
+                let tar = LayerReader::new(blob).map_err(failed("read", path))?;
+                apply_layer(tar, path, dest, &mut left, &keep)?;
+            }
+        }
+    }
+    list(dest)
+}
+
+fn list(dest: &Path) -> Result<ImageTree, ImportError> {
+    let (mut releases, mut firmware) = (BTreeSet::new(), BTreeSet::new());
+    for entry in walkdir::WalkDir::new(dest) {
+        let entry = entry.map_err(|error| failed("list", dest)(error.into()))?;
+        if !entry.file_type().is_file() {
+            continue;
+        }
+        let path = entry.path().strip_prefix(dest).unwrap_or(entry.path());
+        if let Some(inner) = below(path, ["lib", "modules"]) {
+            let release = inner.iter().next().filter(|_| inner.iter().count() > 1);
+            releases.extend(release.map(|release| release.to_string_lossy().into_owned()));
+        } else if let Some(inner) = below(path, ["lib", "firmware"]) {
+            firmware.insert(inner.to_string_lossy().into_owned());
+        }
+    }
+    Ok(ImageTree { releases: releases.into_iter().collect(), firmware: firmware.into_iter().collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn layer(dir: &Path, name: &str, files: &[&str]) -> PathBuf {
+        let path = dir.join(name);
+        let mut builder = tar::Builder::new(File::create(&path).unwrap());
+        for file in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(file.len() as u64);
+            header.set_mode(0o644);
+            builder.append_data(&mut header, file, file.as_bytes()).unwrap();
+        }
+        builder.finish().unwrap();
+        path
+    }
+
+    #[test]
+    fn the_modules_of_one_release_as_the_layers_leave_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = ImageLayers::Files(vec![
+            layer(
+                dir.path(),
+                "low",
+                &[
+                    "usr/lib/modules/6.1.0-1-amd64/updates/a.ko",
+                    "usr/lib/modules/6.1.0-1-amd64/updates/gone.ko",
+                    "usr/lib/modules/6.1.0-10-amd64/other.ko.xz",
+                    "lib/modules/6.1.0-1-amd64/modules.dep",
+                    "usr/lib/firmware/acme/a.bin",
+                    "lib/firmware/gone.bin",
+                    "etc/passwd",
+                ],
+            ),
+            layer(
+                dir.path(),
+                "high",
+                &[
+                    "lib/modules/6.1.0-1-amd64/updates/.wh.gone.ko",
+                    "lib/firmware/.wh.gone.bin",
+                    "opt/lib/modules/6.1.0-1-amd64/b.ko.zst",
+                ],
+            ),
+        ]);
+        let dest = dir.path().join("dest");
+        fs::create_dir(&dest).unwrap();
+        let release = "6.1.0-1-amd64".parse().unwrap();
+        let tree = unpack_image(&layers, &dest, Some(&release)).unwrap();
+        assert_eq!(tree.releases, ["6.1.0-1-amd64", "6.1.0-10-amd64"]);
+        assert_eq!(tree.firmware, ["acme/a.bin"]);
+        let read = |path: &str| fs::read_to_string(dest.join(path)).ok();
+        let own = "usr/lib/modules/6.1.0-1-amd64/updates/a.ko";
+        assert_eq!(read("lib/modules/6.1.0-1-amd64/updates/a.ko").as_deref(), Some(own));
+        assert_eq!(read("lib/modules/6.1.0-1-amd64/updates/gone.ko"), None);
+        let elsewhere = "opt/lib/modules/6.1.0-1-amd64/b.ko.zst";
+        assert_eq!(read(elsewhere).as_deref(), Some(elsewhere));
+        // Of another kernel's module only the name counts.
+        assert_eq!(read("lib/modules/6.1.0-10-amd64/other.ko.xz").as_deref(), Some(""));
+        assert_eq!(read("etc/passwd"), None);
+    }
+
+    #[test]
+    fn without_a_release_nothing_is_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let layers = ImageLayers::Files(vec![layer(dir.path(), "l", &["lib/modules/6.1.0-1-amd64/a.ko"])]);
+        let dest = dir.path().join("dest");
+        fs::create_dir(&dest).unwrap();
+        let tree = unpack_image(&layers, &dest, None).unwrap();
+        assert_eq!(tree, ImageTree { releases: vec!["6.1.0-1-amd64".to_owned()], firmware: vec![] });
+        assert_eq!(fs::metadata(dest.join("lib/modules/6.1.0-1-amd64/a.ko")).unwrap().len(), 0);
+    }
+}
