@@ -62,7 +62,8 @@ fn run() -> Result<(), Fault> {
     let text = |path: &str| fs::read_to_string(path).map_err(fault(format!("read {path}")));
     let work = Work::parse(&text(WORK_PATH)?)
         .map_err(|error| fault("read the work list")(io::Error::other(error)))?;
-    let key = Key::from_text(&text(KEY_PATH)?).ok_or_else(|| fault("read the key")(io::Error::other("no key")))?;
+    let key =
+        Key::from_text(&text(KEY_PATH)?).ok_or_else(|| fault("read the key")(io::Error::other("no key")))?;
     // What runs from here on cannot read it any more.
     fs::remove_file(KEY_PATH).map_err(fault("remove the key"))?;
     let mut report = Report::open(&work.report, key)?;

@@ -33,7 +33,8 @@ impl KernelLog {
                 Ok(0) => break,
                 Ok(length) => messages.extend(record.get(..length).and_then(message)),
                 // EPIPE: older records were overwritten, and the next call gives the oldest one left.
-                Err(error) if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
                 Err(_) => break,
             }
         }
@@ -67,10 +68,7 @@ mod tests {
     #[test]
     fn a_record_becomes_its_text() {
         let text = |record: &str| message(record.as_bytes());
-        assert_eq!(
-            text("4,12,345,-;m: no symbol; x\n SUBSYSTEM=pci\n").as_deref(),
-            Some("m: no symbol; x")
-        );
+        assert_eq!(text("4,12,345,-;m: no symbol; x\n SUBSYSTEM=pci\n").as_deref(), Some("m: no symbol; x"));
         assert_eq!(text(r"6,1,2,-;a\x09b\x5cx\x").as_deref(), Some("a\tb\\x\\x"));
         assert_eq!(text("6,1,2,-"), None);
     }

@@ -161,7 +161,8 @@ impl Record {
 
     fn decode(body: &[u8]) -> Option<Self> {
         let body = body.strip_suffix(&[0])?;
-        let mut fields = body.split(|&byte| byte == 0).map(|field| String::from_utf8_lossy(field).into_owned());
+        let mut fields =
+            body.split(|&byte| byte == 0).map(|field| String::from_utf8_lossy(field).into_owned());
         let mut next = || fields.next();
         let record = match next()?.as_str() {
             "hello" => Self::Hello { version: next()?, kernel: next()? },
@@ -330,7 +331,10 @@ mod tests {
     /// `printf '\0\0\0\0\0\0\0\7end\0003\0' | openssl dgst -sha256 -hmac 0123456789abcdef`.
     #[test]
     fn the_code_is_that_of_another_program() {
-        assert_eq!(Record::End { records: 3 }.line(&KEY, 7), "7 656e64003300 a547045a2c7f654f7066c791f73aab7beca2f839592a68d29480ce8b1ef2b446\n");
+        assert_eq!(
+            Record::End { records: 3 }.line(&KEY, 7),
+            "7 656e64003300 a547045a2c7f654f7066c791f73aab7beca2f839592a68d29480ce8b1ef2b446\n"
+        );
     }
 
     #[test]
