@@ -84,15 +84,15 @@ fn steps(work: &Work, report: &mut Report) -> Result<(), Fault> {
     let mut loaded = Vec::new();
     for (number, step) in work.steps.iter().enumerate() {
         let stays = machine.load(number, step, report)?;
-        // A kernel that oopsed holds locks that nobody will release: what it says from then on proves nothing.
-        if machine.oopsed {
-            return Ok(());
-        }
         if stays && step.payload {
             loaded.push((number, step));
         }
         if work.alone {
             machine.unload_all(&mut loaded, report)?;
+        }
+        // A kernel that oopsed holds locks that nobody will release: what it says from then on proves nothing.
+        if machine.oopsed {
+            return Ok(());
         }
     }
     machine.unload_all(&mut loaded, report)
@@ -120,16 +120,13 @@ impl Machine {
 
     /// Last in, first out.
     fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Fault> {
-        while let Some((number, step)) = loaded.pop() {
+        while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading { step: number })?;
             self.log.read();
             let ended = modules::unload(&step.name).map_err(fault("start a process"))?;
             let messages = self.log.read();
             let oops = self.look_for_oops(ended);
             report.send(&Record::Unloaded { step: number, ended, oops, messages })?;
-            if self.oopsed {
-                loaded.clear();
-            }
         }
         Ok(())
     }

@@ -57,6 +57,8 @@ pub struct BootRequest {
     pub entrypoint: PathBuf,
     /// The emulator; `None` for QEMU in the search path.
     pub emulator: Option<PathBuf>,
+    /// Where the initramfs is written meanwhile; `None` for the system's directory for temporary files.
+    pub directory: Option<PathBuf>,
     /// Limits of the virtual machine.
     pub limits: BootLimits,
 }
@@ -77,6 +79,7 @@ impl BootRequest {
             tried_alone: false,
             entrypoint,
             emulator: None,
+            directory: None,
             limits: BootLimits::default(),
         }
     }
@@ -189,12 +192,13 @@ struct Prepared {
 
 fn prepare(request: &BootRequest) -> Result<Prepared, BootError> {
     let steps = steps::plan(request)?;
-    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir();
-    let dir = dir.map_err(error::at("make a directory in", &env::temp_dir()))?;
+    let place = request.directory.clone().unwrap_or_else(env::temp_dir);
+    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place);
+    let dir = dir.map_err(error::at("make a directory in", &place))?;
     let path = dir.path().join("initramfs");
     let key = key().map_err(error::at("read", Path::new(RANDOM)))?;
     let file = File::create(&path).map_err(error::at("create", &path))?;
-    write_initramfs(request, &steps, key, BufWriter::new(file))?;
+    write_initramfs(request, &steps, key, &path, BufWriter::new(file))?;
     let size = path.metadata().map_err(error::at("look at", &path))?.len();
     let memory = memory(size, request.limits.memory)?;
     Ok(Prepared { _dir: dir, initramfs: path, memory, steps, key })
@@ -224,9 +228,10 @@ fn write_initramfs(
     request: &BootRequest,
     steps: &[PlannedStep],
     key: Key,
+    path: &Path,
     out: impl Write,
 ) -> Result<(), BootError> {
-    let failed = || error::at("write the initramfs into", &env::temp_dir());
+    let failed = || error::at("write", path);
     let mut initramfs = Initramfs::new(out);
     for directory in ["dev", "proc", "sys", "farrier", "modules"] {
         initramfs.directory(directory).map_err(failed())?;
