@@ -1,6 +1,43 @@
 //! Adapter: boots a kernel in a throwaway virtual machine and loads modules in it.
+//!
+//! The machine has no network and no disk. Its initramfs holds `driver-entrypoint` as init, the modules, those
+//! of the kernel's own that they need, and a work list; what happens comes back over a serial port.
 
-use std::{path::PathBuf, time::Duration};
+mod classify;
+mod console;
+mod error;
+mod in_tree;
+mod initramfs;
+mod protocol;
+mod qemu;
+mod steps;
+
+use std::{
+    collections::BTreeMap,
+    env,
+    fs::File,
+    io::{self, BufWriter, Read, Write},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use driver_entrypoint::{
+    report::Key,
+    work::{KEY_PATH, WORK_PATH, Work},
+};
+use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
+
+pub use error::BootError;
+pub use protocol::{Transcript, parse};
+
+use crate::kmod::{BootReport, ModuleBoot};
+use initramfs::Initramfs;
+use qemu::{Accelerator, Machine, Run};
+use steps::PlannedStep;
+
+/// The name of the static binary that is init in the virtual machine.
+pub const ENTRYPOINT: &str = "driver-entrypoint";
 
 /// What a boot check is to do.
 #[derive(Clone, Debug)]
@@ -9,10 +46,43 @@ pub struct BootRequest {
     pub kernel: crate::headers::KernelImage,
     /// A directory that holds the modules, anywhere below it.
     pub payload: PathBuf,
-    /// The modules to load, as paths relative to `payload`, in load order.
+    /// The modules to load, as paths relative to `payload`, in load order. One that has the name of one of the
+    /// kernel's own takes its place.
     pub modules: Vec<String>,
+    /// Parameters by module name, as `insmod` takes them.
+    pub parameters: BTreeMap<String, String>,
+    /// Each module is unloaded before the next is loaded, and what one becomes does not matter to the next.
+    pub tried_alone: bool,
+    /// The static `driver-entrypoint`; see [`find_entrypoint`].
+    pub entrypoint: PathBuf,
+    /// The emulator; `None` for QEMU in the search path.
+    pub emulator: Option<PathBuf>,
+    /// Where the initramfs is written meanwhile; `None` for the system's directory for temporary files.
+    pub directory: Option<PathBuf>,
     /// Limits of the virtual machine.
     pub limits: BootLimits,
+}
+
+impl BootRequest {
+    /// Loads `modules`, and nothing special about it.
+    pub fn new(
+        kernel: crate::headers::KernelImage,
+        payload: PathBuf,
+        modules: Vec<String>,
+        entrypoint: PathBuf,
+    ) -> Self {
+        Self {
+            kernel,
+            payload,
+            modules,
+            parameters: BTreeMap::new(),
+            tried_alone: false,
+            entrypoint,
+            emulator: None,
+            directory: None,
+            limits: BootLimits::default(),
+        }
+    }
 }
 
 /// Limits of the virtual machine.
@@ -20,12 +90,189 @@ pub struct BootRequest {
 pub struct BootLimits {
     /// The virtual machine is ended after this time.
     pub time: Duration,
-    /// Its memory in MiB.
+    /// One module may take this long to load or to unload; then it hangs.
+    pub module_time: Duration,
+    /// The most memory that the virtual machine may have, in MiB. It gets what its initramfs asks for.
     pub memory: u32,
 }
 
 impl Default for BootLimits {
     fn default() -> Self {
-        Self { time: Duration::from_mins(2), memory: 1024 }
+        Self { time: Duration::from_mins(2), module_time: Duration::from_secs(30), memory: 1024 }
+    }
+}
+
+/// The static binary: the given one, else the one beside farrier's own program.
+pub fn find_entrypoint(given: Option<&Path>) -> Result<PathBuf, BootError> {
+    let beside = || Some(env::current_exe().ok()?.parent()?.join(ENTRYPOINT));
+    let path = given.map(Path::to_owned).or_else(beside).unwrap_or_else(|| PathBuf::from(ENTRYPOINT));
+    if path.is_file() { Ok(path) } else { Err(BootError::NoEntrypoint(path)) }
+}
+
+/// Boots the kernel, loads the modules and says what became of each. When it returns, with whatever result, or
+/// is dropped, no process and no file is left.
+pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Result<BootReport, BootError> {
+    tokio::select! {
+        () = cancel.cancelled() => Err(BootError::Cancelled),
+        report = uncancelled(request) => report,
+    }
+}
+
+async fn uncancelled(request: &BootRequest) -> Result<BootReport, BootError> {
+    let preparation = request.clone();
+    let prepared = tokio::task::spawn_blocking(move || prepare(&preparation));
+    let prepared = prepared.await.map_err(|_| BootError::Interrupted)??;
+    let machine = Machine {
+        kernel: &request.kernel,
+        initramfs: &prepared.initramfs,
+        emulator: request.emulator.as_deref(),
+        memory: prepared.memory,
+        limits: &request.limits,
+        key: prepared.key,
+    };
+    let begun = Instant::now();
+    let (accelerator, run) = start(&machine).await?;
+    let elapsed = begun.elapsed();
+    report(request, &prepared.steps, accelerator, &run, elapsed)
+}
+
+/// With KVM where it works, else in software.
+async fn start(machine: &Machine<'_>) -> Result<(Accelerator, Run), BootError> {
+    if qemu::kvm_may_work(machine.kernel.arch) {
+        match machine.run(Accelerator::Kvm).await {
+            Ok(run) if run.transcript.kernel().is_some() => return Ok((Accelerator::Kvm, run)),
+            Err(error @ (BootError::NoEmulator { .. } | BootError::Start { .. })) => return Err(error),
+            Ok(_) | Err(_) => qemu::remember_that_kvm_fails(),
+        }
+    }
+    Ok((Accelerator::Tcg, machine.run(Accelerator::Tcg).await?))
+}
+
+fn report(
+    request: &BootRequest,
+    steps: &[PlannedStep],
+    accelerator: Accelerator,
+    run: &Run,
+    elapsed: Duration,
+) -> Result<BootReport, BootError> {
+    let wanted = &request.kernel.release;
+    let Some(kernel) = run.transcript.kernel() else {
+        return Err(BootError::NotStarted { release: wanted.to_string(), last: run.console.last_lines() });
+    };
+    if kernel != wanted.as_str() {
+        return Err(BootError::OtherKernel { wanted: wanted.to_string(), found: kernel.to_owned() });
+    }
+    let outcomes = classify::classify(steps, run)?;
+    let mut modules: Vec<(usize, ModuleBoot)> = steps
+        .iter()
+        .zip(outcomes)
+        .filter_map(|(step, outcome)| {
+            let index = step.payload?;
+            let path = request.modules.get(index)?.clone();
+            Some((index, ModuleBoot { path, name: step.name.clone(), outcome }))
+        })
+        .collect();
+    modules.sort_by_key(|(index, _)| *index);
+    Ok(BootReport {
+        kernel: kernel.to_owned(),
+        accelerator: accelerator.name().to_owned(),
+        milliseconds: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+        modules: modules.into_iter().map(|(_, module)| module).collect(),
+    })
+}
+
+struct Prepared {
+    /// Removed when this is dropped.
+    _dir: TempDir,
+    initramfs: PathBuf,
+    memory: u32,
+    steps: Vec<PlannedStep>,
+    key: Key,
+}
+
+fn prepare(request: &BootRequest) -> Result<Prepared, BootError> {
+    let steps = steps::plan(request)?;
+    let place = request.directory.clone().unwrap_or_else(env::temp_dir);
+    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place);
+    let dir = dir.map_err(error::at("make a directory in", &place))?;
+    let path = dir.path().join("initramfs");
+    let key = key().map_err(error::at("read", Path::new(RANDOM)))?;
+    let file = File::create(&path).map_err(error::at("create", &path))?;
+    write_initramfs(request, &steps, key, &path, BufWriter::new(file))?;
+    let size = path.metadata().map_err(error::at("look at", &path))?.len();
+    let memory = memory(size, request.limits.memory)?;
+    Ok(Prepared { _dir: dir, initramfs: path, memory, steps, key })
+}
+
+const RANDOM: &str = "/dev/urandom";
+
+fn key() -> io::Result<Key> {
+    let mut key = [0; 16];
+    File::open(RANDOM)?.read_exact(&mut key)?;
+    Ok(Key(key))
+}
+
+/// MiB for a kernel, and for an initramfs that is there twice while it is unpacked and a third time when its
+/// modules are loaded.
+fn memory(initramfs: u64, limit: u32) -> Result<u32, BootError> {
+    /// Debian's kernel with all its drivers boots in less than half of it.
+    const KERNEL: u64 = 384;
+    let needed = KERNEL + 3 * (initramfs >> 20);
+    u32::try_from(needed)
+        .ok()
+        .filter(|&needed| needed <= limit)
+        .ok_or(BootError::Memory { needed, limit: u64::from(limit) })
+}
+
+fn write_initramfs(
+    request: &BootRequest,
+    steps: &[PlannedStep],
+    key: Key,
+    path: &Path,
+    out: impl Write,
+) -> Result<(), BootError> {
+    let failed = || error::at("write", path);
+    let mut initramfs = Initramfs::new(out);
+    for directory in ["dev", "proc", "sys", "farrier", "modules"] {
+        initramfs.directory(directory).map_err(failed())?;
+    }
+    initramfs.console().map_err(failed())?;
+    let entrypoint = &request.entrypoint;
+    let mut init = File::open(entrypoint).map_err(|_| BootError::NoEntrypoint(entrypoint.clone()))?;
+    let size = init.metadata().map_err(error::at("look at", entrypoint))?.len();
+    initramfs.file("init", 0o755, size, &mut init).map_err(error::at("copy", entrypoint))?;
+    let work = Work {
+        report: qemu::report_device(request.kernel.arch).to_owned(),
+        alone: request.tried_alone,
+        steps: steps.iter().map(PlannedStep::work).collect(),
+    };
+    for (path, text) in [(WORK_PATH, work.to_text()), (KEY_PATH, key.to_text())] {
+        initramfs.bytes(path.trim_start_matches('/'), 0o400, text.as_bytes()).map_err(failed())?;
+    }
+    for step in steps {
+        let (mut file, size) = step.open()?;
+        let name = step.path.trim_start_matches('/');
+        initramfs.file(name, 0o400, size, &mut file).map_err(error::at("copy", &step.source))?;
+    }
+    initramfs.finish().map_err(failed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_follows_the_initramfs_up_to_the_limit() {
+        assert_eq!(memory(1 << 20, 1024).unwrap(), 387);
+        assert_eq!(memory(200 << 20, 1024).unwrap(), 984);
+        let error = memory(260 << 20, 1024).unwrap_err();
+        assert!(error.to_string().contains("1164 MiB"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_entrypoint_is_named_with_the_way_to_build_it() {
+        let error = find_entrypoint(Some(Path::new("/nonexistent/driver-entrypoint"))).unwrap_err();
+        assert_eq!(error.to_string(), "find driver-entrypoint at /nonexistent/driver-entrypoint");
+        assert!(error.hint().contains("cargo build --profile entrypoint"), "{}", error.hint());
     }
 }

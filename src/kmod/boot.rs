@@ -25,6 +25,14 @@ pub enum BootOutcome {
         /// What the kernel logged meanwhile, such as `disagrees about version of symbol module_layout`.
         messages: Vec<String>,
     },
+    /// Its symbols were resolved and its initialisation failed for another reason than absent hardware, which a
+    /// virtual machine cannot judge.
+    Failed {
+        /// The system's answer, such as `EINVAL`.
+        error: String,
+        /// What the kernel logged meanwhile.
+        messages: Vec<String>,
+    },
     /// The kernel oopsed or panicked while it was loaded or unloaded.
     Crashed {
         /// The kernel's last lines.
@@ -72,7 +80,29 @@ impl BootOutcome {
         match self {
             Self::Loaded | Self::NotPresent { .. } => Verdict::Loads,
             Self::Refused { .. } | Self::Crashed { .. } | Self::Hung { .. } => Verdict::Refused,
-            Self::NotReached => Verdict::Unknown,
+            Self::Failed { .. } | Self::NotReached => Verdict::Unknown,
+        }
+    }
+
+    /// The system's answer, where it was no yes.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Self::NotPresent { error, .. } | Self::Refused { error, .. } | Self::Failed { error, .. } => {
+                Some(error)
+            }
+            Self::Loaded | Self::Crashed { .. } | Self::Hung { .. } | Self::NotReached => None,
+        }
+    }
+
+    /// What the kernel said meanwhile.
+    pub fn messages(&self) -> &[String] {
+        match self {
+            Self::NotPresent { messages, .. }
+            | Self::Refused { messages, .. }
+            | Self::Failed { messages, .. }
+            | Self::Crashed { messages }
+            | Self::Hung { messages } => messages,
+            Self::Loaded | Self::NotReached => &[],
         }
     }
 }

@@ -77,11 +77,27 @@ pub fn read_module(path: &Path) -> Result<Option<PayloadModule>, PayloadError> {
     }))
 }
 
+/// Opens a module file, decompressed into a file without a name where it must be; `None` when its name is not that
+/// of a module.
+pub fn open_module(path: &Path) -> Result<Option<Result<File, ModuleError>>, PayloadError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    Compression::of(&name).map(|compression| open_plain(path, compression)).transpose()
+}
+
+/// Is it the name of a module file?
+pub fn is_module_file(name: &str) -> bool {
+    Compression::of(name).is_some()
+}
+
 fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, ModuleError>, PayloadError> {
+    Ok(open_plain(path, compression)?.and_then(|file| Module::parse(&ReadCache::new(file))))
+}
+
+fn open_plain(path: &Path, compression: Compression) -> Result<Result<File, ModuleError>, PayloadError> {
     let fault = |action| move |source| PayloadError { action, path: path.to_owned(), source };
     let file = File::open(path).map_err(fault("open"))?;
     let mut reader: Box<dyn Read> = match compression {
-        Compression::None => return Ok(Module::parse(&ReadCache::new(file))),
+        Compression::None => return Ok(Ok(file)),
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(file)),
         Compression::Xz => match Stream::new_stream_decoder(MAX_XZ_MEMORY, CONCATENATED) {
             Ok(stream) => Box::new(liblzma::read::XzDecoder::new_stream(file, stream)),
@@ -96,7 +112,7 @@ fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, Mo
         Err(error) => return Ok(Err(error)),
     }
     plain.rewind().map_err(fault("read back"))?;
-    Ok(Module::parse(&ReadCache::new(plain)))
+    Ok(Ok(plain))
 }
 
 /// Copies, telling faults of the compressed data (inner) from those of the disk (outer).

@@ -1,0 +1,191 @@
+//! The init process of a virtual machine in which farrier loads modules: works through the list that the
+//! initramfs holds, reports each step on a serial port of its own, and ends the machine.
+
+use std::{
+    fmt, fs,
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    process::ExitCode,
+};
+
+use driver_entrypoint::{
+    report::{Ended, Key, ReadBack, Record, VERSION},
+    work::{KEY_PATH, Step, WORK_PATH, Work},
+};
+use rustix::{
+    fs::OFlags,
+    mount::{MountFlags, mount},
+    system::{RebootCommand, reboot, uname},
+    termios::{OptionalActions, speed, tcdrain, tcgetattr, tcsetattr},
+};
+
+use crate::{complain, kmsg::KernelLog, modules};
+
+/// What init could not do.
+struct Fault {
+    action: String,
+    source: io::Error,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.action, self.source)
+    }
+}
+
+fn fault<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Fault {
+    let action = action.into();
+    move |source| Fault { action, source: source.into() }
+}
+
+/// Works and ends the machine. Outside of one it only says what is wrong.
+pub(crate) fn main() -> ExitCode {
+    if std::process::id() != 1 {
+        complain("boot-check is for the init process of farrier's virtual machines");
+        return ExitCode::from(2);
+    }
+    if let Err(fault) = run() {
+        complain(&fault.to_string());
+    }
+    // Not power off: that needs ACPI, and QEMU ends at a restart too (`-no-reboot`).
+    let Err(error) = reboot(RebootCommand::Restart) else { return ExitCode::SUCCESS };
+    complain(&format!("restart: {error}"));
+    // The kernel panics now, which ends the machine as well.
+    ExitCode::FAILURE
+}
+
+fn run() -> Result<(), Fault> {
+    for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        mount(kind, place, kind, MountFlags::empty(), None).map_err(fault(format!("mount {place}")))?;
+    }
+    let text = |path: &str| fs::read_to_string(path).map_err(fault(format!("read {path}")));
+    let work = Work::parse(&text(WORK_PATH)?)
+        .map_err(|error| fault("read the work list")(io::Error::other(error)))?;
+    let key =
+        Key::from_text(&text(KEY_PATH)?).ok_or_else(|| fault("read the key")(io::Error::other("no key")))?;
+    // What runs from here on cannot read it any more.
+    fs::remove_file(KEY_PATH).map_err(fault("remove the key"))?;
+    let mut report = Report::open(&work.report, key)?;
+    let kernel = uname().release().to_string_lossy().into_owned();
+    report.send(&Record::Hello { version: VERSION.to_owned(), kernel })?;
+    let worked = steps(&work, &mut report);
+    if let Err(fault) = &worked {
+        report.send(&Record::Fault { message: fault.to_string() })?;
+    }
+    report.send(&Record::End { records: report.number })?;
+    worked
+}
+
+fn steps(work: &Work, report: &mut Report) -> Result<(), Fault> {
+    let mut machine = Machine { log: KernelLog::open().map_err(fault("open /dev/kmsg"))?, oopsed: oopsed() };
+    // Before this `quiet` kept the boot fast; from here on each message may be the last one.
+    fs::write("/proc/sys/kernel/printk", "8").map_err(fault("raise the console's log level"))?;
+    let mut loaded = Vec::new();
+    for (number, step) in work.steps.iter().enumerate() {
+        let stays = machine.load(number, step, report)?;
+        if stays && step.payload {
+            loaded.push((number, step));
+        }
+        if work.alone {
+            machine.unload_all(&mut loaded, report)?;
+        }
+        // A kernel that oopsed holds locks that nobody will release: what it says from then on proves nothing.
+        if machine.oopsed {
+            return Ok(());
+        }
+    }
+    machine.unload_all(&mut loaded, report)
+}
+
+struct Machine {
+    log: KernelLog,
+    oopsed: bool,
+}
+
+impl Machine {
+    /// Is the module in the kernel afterwards?
+    fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Fault> {
+        report.send(&Record::Loading { step: number })?;
+        self.log.read();
+        let ended = modules::load(&step.path, &step.parameters).map_err(fault("start a process"))?;
+        let messages = self.log.read();
+        let oops = self.look_for_oops(ended);
+        let stays = ended == Ended::Done;
+        let read_back = if stays { modules::read_back(&step.name) } else { ReadBack::default() };
+        let initialised = stays || messages.iter().any(|message| calls_init(message, &step.name));
+        report.send(&Record::Loaded { step: number, ended, initialised, oops, read_back, messages })?;
+        Ok(stays)
+    }
+
+    /// Last in, first out.
+    fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Fault> {
+        while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
+            report.send(&Record::Unloading { step: number })?;
+            self.log.read();
+            let ended = modules::unload(&step.name).map_err(fault("start a process"))?;
+            let messages = self.log.read();
+            let oops = self.look_for_oops(ended);
+            report.send(&Record::Unloaded { step: number, ended, oops, messages })?;
+        }
+        Ok(())
+    }
+
+    fn look_for_oops(&mut self, ended: Ended) -> bool {
+        let oops = matches!(ended, Ended::Killed(_)) || (!self.oopsed && oopsed());
+        self.oopsed |= oops;
+        oops
+    }
+}
+
+/// `TAINT_DIE`, bit 7 (`Documentation/admin-guide/tainted-kernels.rst`): there was an oops or a BUG.
+fn oopsed() -> bool {
+    let taint = fs::read_to_string("/proc/sys/kernel/tainted").unwrap_or_default();
+    taint.trim().parse::<u64>().is_ok_and(|taint| taint & (1 << 7) != 0)
+}
+
+/// The line that `initcall_debug` logs before a module's initialisation (`init/main.c`, `do_one_initcall`).
+fn calls_init(message: &str, module: &str) -> bool {
+    message.starts_with("calling  ") && message.contains(&format!(" [{module}] @ "))
+}
+
+/// The serial port that nothing but the report goes to.
+struct Report {
+    port: File,
+    key: Key,
+    number: u64,
+}
+
+impl Report {
+    fn open(device: &str, key: Key) -> Result<Self, Fault> {
+        let flags = OFlags::NOCTTY.bits().cast_signed();
+        let port = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device);
+        let port = port.map_err(fault(format!("open {device}")))?;
+        let mut settings = tcgetattr(&port).map_err(fault(format!("look at {device}")))?;
+        settings.make_raw();
+        // A virtual port has no speed, but the kernel waits for one that has when it drains the port.
+        settings.set_speed(speed::B115200).map_err(fault("set the report's speed"))?;
+        tcsetattr(&port, OptionalActions::Now, &settings).map_err(fault(format!("set up {device}")))?;
+        Ok(Self { port, key, number: 0 })
+    }
+
+    /// Returns when the record has left the machine: what comes next may be its end.
+    fn send(&mut self, record: &Record) -> Result<(), Fault> {
+        let line = record.line(&self.key, self.number);
+        self.number += 1;
+        self.port.write_all(line.as_bytes()).map_err(fault("write the report"))?;
+        tcdrain(&self.port).map_err(fault("drain the report's port"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_call_of_a_modules_own_initialisation_is_told() {
+        assert!(calls_init("calling  m_init+0x0/0x1000 [m] @ 47", "m"));
+        assert!(!calls_init("calling  m_init+0x0/0x1000 [mm] @ 47", "m"));
+        assert!(!calls_init("m: calling  x [m] @ 47", "m"));
+    }
+}

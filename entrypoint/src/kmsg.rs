@@ -1,0 +1,75 @@
+//! What the kernel logs: `/dev/kmsg`, whose form is in `Documentation/ABI/testing/dev-kmsg`.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::OpenOptionsExt,
+};
+
+use rustix::fs::OFlags;
+
+/// Messages that are kept of one step at most. A module that logs without end must not fill the memory.
+const MAX_MESSAGES: usize = 20_000;
+
+/// Reads what is logged from now on.
+pub(crate) struct KernelLog(File);
+
+impl KernelLog {
+    /// At the end of the log.
+    pub(crate) fn open() -> io::Result<Self> {
+        let flags = OFlags::NONBLOCK.bits().cast_signed();
+        let mut file = OpenOptions::new().read(true).custom_flags(flags).open("/dev/kmsg")?;
+        file.seek(SeekFrom::End(0))?;
+        Ok(Self(file))
+    }
+
+    /// The messages since the last call, oldest first.
+    pub(crate) fn read(&mut self) -> Vec<String> {
+        let mut messages = Vec::new();
+        // One call gives one record; the longest has some 9 KiB (`PRINTK_MESSAGE_MAX`).
+        let mut record = [0; 16 << 10];
+        while messages.len() < MAX_MESSAGES {
+            match self.0.read(&mut record) {
+                Ok(0) => break,
+                Ok(length) => messages.extend(record.get(..length).and_then(message)),
+                // EPIPE: older records were overwritten, and the next call gives the oldest one left.
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::Interrupted) => {}
+                Err(_) => break,
+            }
+        }
+        messages
+    }
+}
+
+/// The text of a record: between the first `;` and the end of that line, its `\xNN` undone.
+fn message(record: &[u8]) -> Option<String> {
+    let from = record.iter().position(|&byte| byte == b';')? + 1;
+    let text = record.get(from..)?.split(|&byte| byte == b'\n').next()?;
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&first, tail)) = rest.split_first() {
+        let escaped = match rest {
+            [b'\\', b'x', high, low, ..] => std::str::from_utf8(&[*high, *low])
+                .ok()
+                .and_then(|digits| u8::from_str_radix(digits, 16).ok()),
+            _ => None,
+        };
+        bytes.push(escaped.unwrap_or(first));
+        rest = if escaped.is_some() { rest.get(4..).unwrap_or_default() } else { tail };
+    }
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_becomes_its_text() {
+        let text = |record: &str| message(record.as_bytes());
+        assert_eq!(text("4,12,345,-;m: no symbol; x\n SUBSYSTEM=pci\n").as_deref(), Some("m: no symbol; x"));
+        assert_eq!(text(r"6,1,2,-;a\x09b\x5cx\x").as_deref(), Some("a\tb\\x\\x"));
+        assert_eq!(text("6,1,2,-"), None);
+    }
+}

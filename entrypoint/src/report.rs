@@ -1,0 +1,372 @@
+//! The report's lines: who wrote them can be told, and where one is missing.
+//!
+//! A line is `<number> <body> <code>` in ASCII, a newline after it: the record's number from 0 on, the record
+//! in hexadecimal digits, and HMAC-SHA256 (RFC 2104) over number and record, keyed with a secret that only
+//! farrier and the init process know. So neither a kernel message nor a repeated line passes for a record.
+
+use std::fmt::Write as _;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+/// Says which records and work lists the two sides understand.
+pub const VERSION: &str = "1";
+
+/// Bytes of the longest line that is written, and that need be read.
+pub const MAX_LINE: usize = 128 << 10;
+
+/// Kernel messages that one record carries at most; the last ones are kept.
+const MAX_MESSAGES: usize = 64;
+/// Bytes of one kernel message at most.
+const MAX_MESSAGE: usize = 512;
+
+/// The secret of one virtual machine: 128 random bits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub [u8; 16]);
+
+/// Not printed, so that it cannot come into a log.
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// How a system call that loads or unloads a module ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Without an error.
+    Done,
+    /// With this `errno`.
+    Error(i32),
+    /// The process that made it was killed by this signal, as the kernel does after an oops.
+    Killed(i32),
+}
+
+/// What a loaded module looks like from user space.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadBack {
+    /// Its name has a line in `/proc/modules`.
+    pub listed: bool,
+    /// `/sys/module/<name>/initstate`, such as `live`.
+    pub state: String,
+    /// `/sys/module/<name>/srcversion`; empty where the module has none.
+    pub source_version: String,
+    /// `/sys/module/<name>/taint`, such as `OE`.
+    pub taint: String,
+}
+
+/// What init reports. Steps are numbered from 0 in the order of the work list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// Init runs.
+    Hello {
+        /// [`VERSION`] of the sender.
+        version: String,
+        /// The kernel's release.
+        kernel: String,
+    },
+    /// The step's module is about to be loaded.
+    Loading {
+        /// The step.
+        step: usize,
+    },
+    /// The step's module was tried.
+    Loaded {
+        /// The step.
+        step: usize,
+        /// The loader's answer.
+        ended: Ended,
+        /// The kernel called its initialisation, so that the loader itself had nothing against it.
+        initialised: bool,
+        /// The kernel oopsed meanwhile.
+        oops: bool,
+        /// What it looks like now.
+        read_back: ReadBack,
+        /// What the kernel logged meanwhile, oldest first.
+        messages: Vec<String>,
+    },
+    /// The step's module is about to be unloaded.
+    Unloading {
+        /// The step.
+        step: usize,
+    },
+    /// The unloading of the step's module was tried.
+    Unloaded {
+        /// The step.
+        step: usize,
+        /// The system's answer.
+        ended: Ended,
+        /// The kernel oopsed meanwhile.
+        oops: bool,
+        /// What the kernel logged meanwhile, oldest first.
+        messages: Vec<String>,
+    },
+    /// Init itself could not do its work.
+    Fault {
+        /// What failed.
+        message: String,
+    },
+    /// The last record.
+    End {
+        /// How many records came before.
+        records: u64,
+    },
+}
+
+impl Record {
+    /// The line for this record, with the newline.
+    pub fn line(&self, key: &Key, number: u64) -> String {
+        let body = self.encode();
+        let mut line = format!("{number} ");
+        hex(&mut line, &body);
+        line.push(' ');
+        hex(&mut line, &mac(key, number, &body).finalize().into_bytes());
+        line.push('\n');
+        line
+    }
+
+    /// The number and the record of a line, without its newline; `None` for one that nobody with the key wrote.
+    pub fn parse(line: &[u8], key: &Key) -> Option<(u64, Self)> {
+        let line = std::str::from_utf8(line).ok()?.trim_end_matches('\r');
+        let mut words = line.split(' ');
+        let (number, body, code) = (words.next()?, words.next()?, words.next()?);
+        if words.next().is_some() || !number.bytes().all(|digit| digit.is_ascii_digit()) {
+            return None;
+        }
+        let (number, body, code) = (number.parse().ok()?, unhex(body)?, unhex(code)?);
+        mac(key, number, &body).verify_slice(&code).ok()?;
+        Some((number, Self::decode(&body)?))
+    }
+
+    /// Fields with a NUL after each; no field holds one.
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Fields::default();
+        match self {
+            Self::Hello { version, kernel } => out.add("hello").add(version).add(kernel),
+            Self::Loading { step } => out.add("loading").add(&step.to_string()),
+            Self::Loaded { step, ended, initialised, oops, read_back, messages } => {
+                let ReadBack { listed, state, source_version, taint } = read_back;
+                out.add("loaded").add(&step.to_string()).ended(*ended).flag(*initialised).flag(*oops);
+                out.flag(*listed).add(state).add(source_version).add(taint).messages(messages)
+            }
+            Self::Unloading { step } => out.add("unloading").add(&step.to_string()),
+            Self::Unloaded { step, ended, oops, messages } => {
+                out.add("unloaded").add(&step.to_string()).ended(*ended).flag(*oops).messages(messages)
+            }
+            Self::Fault { message } => out.add("fault").add(message),
+            Self::End { records } => out.add("end").add(&records.to_string()),
+        };
+        out.0
+    }
+
+    fn decode(body: &[u8]) -> Option<Self> {
+        let body = body.strip_suffix(&[0])?;
+        let mut fields =
+            body.split(|&byte| byte == 0).map(|field| String::from_utf8_lossy(field).into_owned());
+        let mut next = || fields.next();
+        let record = match next()?.as_str() {
+            "hello" => Self::Hello { version: next()?, kernel: next()? },
+            "loading" => Self::Loading { step: next()?.parse().ok()? },
+            "loaded" => Self::Loaded {
+                step: next()?.parse().ok()?,
+                ended: Ended::parse(&next()?)?,
+                initialised: next()? == "1",
+                oops: next()? == "1",
+                read_back: ReadBack {
+                    listed: next()? == "1",
+                    state: next()?,
+                    source_version: next()?,
+                    taint: next()?,
+                },
+                messages: fields.by_ref().collect(),
+            },
+            "unloading" => Self::Unloading { step: next()?.parse().ok()? },
+            "unloaded" => Self::Unloaded {
+                step: next()?.parse().ok()?,
+                ended: Ended::parse(&next()?)?,
+                oops: next()? == "1",
+                messages: fields.by_ref().collect(),
+            },
+            "fault" => Self::Fault { message: next()? },
+            "end" => Self::End { records: next()?.parse().ok()? },
+            _ => return None,
+        };
+        fields.next().is_none().then_some(record)
+    }
+}
+
+impl Ended {
+    fn parse(text: &str) -> Option<Self> {
+        match text.split_once(' ') {
+            None if text == "done" => Some(Self::Done),
+            Some(("error", number)) => number.parse().ok().map(Self::Error),
+            Some(("killed", number)) => number.parse().ok().map(Self::Killed),
+            _ => None,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn add(&mut self, text: &str) -> &mut Self {
+        let kept = text.bytes().filter(|&byte| byte != 0).take(MAX_MESSAGE);
+        self.0.extend(kept);
+        self.0.push(0);
+        self
+    }
+
+    fn flag(&mut self, flag: bool) -> &mut Self {
+        self.add(if flag { "1" } else { "0" })
+    }
+
+    fn ended(&mut self, ended: Ended) -> &mut Self {
+        match ended {
+            Ended::Done => self.add("done"),
+            Ended::Error(number) => self.add(&format!("error {number}")),
+            Ended::Killed(signal) => self.add(&format!("killed {signal}")),
+        }
+    }
+
+    fn messages(&mut self, messages: &[String]) -> &mut Self {
+        let last = messages.len().saturating_sub(MAX_MESSAGES);
+        for message in messages.iter().skip(last) {
+            self.add(message);
+        }
+        self
+    }
+}
+
+fn mac(key: &Key, number: u64, body: &[u8]) -> Hmac<Sha256> {
+    // A block of SHA-256 is 64 bytes: RFC 2104 pads a shorter key with zeros.
+    let mut block = [0; 64];
+    for (place, byte) in block.iter_mut().zip(key.0) {
+        *place = byte;
+    }
+    let mut mac = Hmac::<Sha256>::new(&block.into());
+    mac.update(&number.to_be_bytes());
+    mac.update(body);
+    mac
+}
+
+/// Appends bytes as hexadecimal digits.
+fn hex(out: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        // Writing to a string does not fail.
+        let _ = write!(out, "{byte:02x}");
+    }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
+    pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect()
+}
+
+impl Key {
+    /// The form in which the initramfs holds it: 32 hexadecimal digits.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        hex(&mut text, &self.0);
+        text
+    }
+
+    /// Reads [`Key::to_text`].
+    pub fn from_text(text: &str) -> Option<Self> {
+        Some(Self(unhex(text.trim())?.try_into().ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key(*b"0123456789abcdef");
+
+    fn records() -> Vec<Record> {
+        let messages = vec!["m: disagrees".to_owned(), String::new(), "a b\tc \u{fe}".to_owned()];
+        let read_back = ReadBack {
+            listed: true,
+            state: "live".into(),
+            source_version: "ABC".into(),
+            taint: String::new(),
+        };
+        vec![
+            Record::Hello { version: VERSION.into(), kernel: "6.1.0-56-amd64".into() },
+            Record::Loading { step: 0 },
+            Record::Loaded {
+                step: 0,
+                ended: Ended::Done,
+                initialised: true,
+                oops: false,
+                read_back,
+                messages: messages.clone(),
+            },
+            Record::Loaded {
+                step: 1,
+                ended: Ended::Error(8),
+                initialised: false,
+                oops: true,
+                read_back: ReadBack::default(),
+                messages: vec![],
+            },
+            Record::Unloading { step: 0 },
+            Record::Unloaded { step: 0, ended: Ended::Killed(9), oops: true, messages },
+            Record::Fault { message: "mount /proc".into() },
+            Record::End { records: 7 },
+        ]
+    }
+
+    #[test]
+    fn lines_come_back_as_records() {
+        for (number, record) in (0..).zip(records()) {
+            let line = record.line(&KEY, number);
+            assert_eq!(line.lines().count(), 1);
+            assert_eq!(Record::parse(line.trim_end().as_bytes(), &KEY), Some((number, record)));
+        }
+    }
+
+    /// The code is HMAC-SHA256 as RFC 2104 has it; this value is OpenSSL's:
+    /// `printf '\0\0\0\0\0\0\0\7end\0003\0' | openssl dgst -sha256 -hmac 0123456789abcdef`.
+    #[test]
+    fn the_code_is_that_of_another_program() {
+        assert_eq!(
+            Record::End { records: 3 }.line(&KEY, 7),
+            "7 656e64003300 a547045a2c7f654f7066c791f73aab7beca2f839592a68d29480ce8b1ef2b446\n"
+        );
+    }
+
+    #[test]
+    fn a_changed_line_is_no_record() {
+        let line = records().swap_remove(2).line(&KEY, 2);
+        let line = line.trim_end().as_bytes();
+        for at in 0..line.len() {
+            let mut changed = line.to_vec();
+            changed[at] ^= 1;
+            assert_eq!(Record::parse(&changed, &KEY), None, "byte {at}");
+            assert_eq!(Record::parse(&line[..at], &KEY), None, "cut at {at}");
+        }
+        assert_eq!(Record::parse(line, &Key([0; 16])), None);
+    }
+
+    #[test]
+    fn what_is_written_is_bounded() {
+        let messages = vec!["x\0".repeat(10_000); 1000];
+        let record = Record::Unloaded { step: 0, ended: Ended::Done, oops: false, messages };
+        let line = record.line(&KEY, u64::MAX);
+        assert!(line.len() <= MAX_LINE, "{}", line.len());
+        let Some((_, Record::Unloaded { messages, .. })) = Record::parse(line.trim_end().as_bytes(), &KEY)
+        else {
+            panic!("{line}");
+        };
+        assert_eq!((messages.len(), messages[0].len()), (MAX_MESSAGES, MAX_MESSAGE));
+    }
+
+    #[test]
+    fn a_key_is_text_and_is_not_printed() {
+        assert_eq!(Key::from_text(&KEY.to_text()), Some(KEY));
+        assert_eq!(Key::from_text("12"), None);
+        assert_eq!(format!("{KEY:?}"), "Key(..)");
+    }
+}

@@ -1,0 +1,296 @@
+//! Pure: what became of each module, from the report and from how the virtual machine ended.
+
+use driver_entrypoint::report::{Ended, ReadBack, Record};
+
+use super::{
+    BootError,
+    console::{Console, is_trace},
+    protocol::Transcript,
+    qemu::{Ending, Run},
+    steps::PlannedStep,
+};
+use crate::kmod::BootOutcome;
+
+/// An outcome for each step. The kernel must have been heard.
+pub(super) fn classify(steps: &[PlannedStep], run: &Run) -> Result<Vec<BootOutcome>, BootError> {
+    let names: Vec<(&str, bool)> =
+        steps.iter().map(|step| (step.name.as_str(), step.payload.is_some())).collect();
+    outcomes(&names, &run.transcript, run.ending, &run.console)
+}
+
+/// `steps`: name, and whether it is of the payload.
+fn outcomes(
+    steps: &[(&str, bool)],
+    transcript: &Transcript,
+    ending: Ending,
+    console: &Console,
+) -> Result<Vec<BootOutcome>, BootError> {
+    if !transcript.complete() {
+        return Err(BootError::Incomplete);
+    }
+    let mut story =
+        Story { steps, outcomes: vec![BootOutcome::NotReached; steps.len()], busy: None, last: 0 };
+    let mut failed_dependencies = Vec::new();
+    for record in transcript.records() {
+        match record {
+            Record::Hello { .. } | Record::End { .. } => {}
+            Record::Fault { message } => return Err(BootError::Init(message.clone())),
+            Record::Loading { step } | Record::Unloading { step } => story.begin(*step),
+            Record::Loaded { step, ended, initialised, oops, read_back, messages } => {
+                let outcome =
+                    loaded(*ended, *initialised, *oops, read_back, &shown(&failed_dependencies, messages));
+                if let (Some((name, false)), Some(error)) = (steps.get(*step), outcome.error()) {
+                    failed_dependencies.push(format!("{name}, the kernel's own: {error}"));
+                }
+                story.set(*step, outcome);
+            }
+            Record::Unloaded { step, oops, messages, ended: _ } => {
+                story.busy = None;
+                if *oops {
+                    story.set(*step, BootOutcome::Crashed { messages: shown(&[], messages) });
+                }
+            }
+        }
+    }
+    if !transcript.ended() {
+        let outcome = match ending {
+            Ending::Exited => BootOutcome::Crashed { messages: console.last_words() },
+            Ending::Silent => BootOutcome::Hung { messages: console.last_words() },
+        };
+        let step = story.busy.unwrap_or(story.last);
+        story.set(step, outcome);
+    }
+    Ok(story.outcomes)
+}
+
+struct Story<'a> {
+    steps: &'a [(&'a str, bool)],
+    outcomes: Vec<BootOutcome>,
+    /// The step under way.
+    busy: Option<usize>,
+    /// The step that was under way last: of what comes after it, it is the likeliest cause.
+    last: usize,
+}
+
+impl Story<'_> {
+    fn begin(&mut self, step: usize) {
+        (self.busy, self.last) = (Some(step), step);
+    }
+
+    fn set(&mut self, step: usize, outcome: BootOutcome) {
+        self.busy = None;
+        // What crashes or hangs with one of the kernel's own modules does so with the module that needs it.
+        let fatal = matches!(outcome, BootOutcome::Crashed { .. } | BootOutcome::Hung { .. });
+        let of_payload = |&(_, (_, payload)): &(usize, &(&str, bool))| *payload;
+        let place = if fatal {
+            self.steps.iter().enumerate().skip(step).find(of_payload).map_or(step, |(place, _)| place)
+        } else {
+            step
+        };
+        if let Some(slot) = self.outcomes.get_mut(place) {
+            *slot = outcome;
+        }
+    }
+}
+
+fn loaded(
+    ended: Ended,
+    initialised: bool,
+    oops: bool,
+    read_back: &ReadBack,
+    messages: &[String],
+) -> BootOutcome {
+    let messages = messages.to_vec();
+    match ended {
+        Ended::Killed(_) => BootOutcome::Crashed { messages },
+        _ if oops => BootOutcome::Crashed { messages },
+        Ended::Done if read_back.listed && read_back.state == "live" => BootOutcome::Loaded,
+        Ended::Done => BootOutcome::Failed { error: "it is not live in /proc/modules".to_owned(), messages },
+        Ended::Error(number) => {
+            let error = name(number);
+            match (initialised, means_no_hardware(number)) {
+                (true, true) => BootOutcome::NotPresent { error, messages },
+                (true, false) => BootOutcome::Failed { error, messages },
+                // Neither is an answer of the loader itself (kernel/module/main.c): the module gave it, on a
+                // kernel that does not trace initialisations.
+                (false, _) if matches!(number, ENXIO | ENODEV) => BootOutcome::NotPresent { error, messages },
+                (false, _) => BootOutcome::Refused { error, messages },
+            }
+        }
+    }
+}
+
+fn shown(first: &[String], messages: &[String]) -> Vec<String> {
+    first.iter().chain(messages.iter().filter(|message| !is_trace(message))).cloned().collect()
+}
+
+const ENOENT: i32 = 2;
+const ENXIO: i32 = 6;
+const ENODEV: i32 = 19;
+const EOPNOTSUPP: i32 = 95;
+
+/// What initialisations answer where the device, its firmware or the processor's feature is missing.
+fn means_no_hardware(number: i32) -> bool {
+    matches!(number, ENOENT | ENXIO | ENODEV | EOPNOTSUPP)
+}
+
+/// Names of what the loader, and initialisations, answer; the numbers are the same on x86 and arm64
+/// (`include/uapi/asm-generic/errno*.h`).
+fn name(number: i32) -> String {
+    const NAMES: [(i32, &str); 30] = [
+        (1, "EPERM"),
+        (ENOENT, "ENOENT"),
+        (3, "ESRCH"),
+        (4, "EINTR"),
+        (5, "EIO"),
+        (ENXIO, "ENXIO"),
+        (7, "E2BIG"),
+        (8, "ENOEXEC"),
+        (11, "EAGAIN"),
+        (12, "ENOMEM"),
+        (13, "EACCES"),
+        (14, "EFAULT"),
+        (16, "EBUSY"),
+        (17, "EEXIST"),
+        (ENODEV, "ENODEV"),
+        (22, "EINVAL"),
+        (26, "ETXTBSY"),
+        (27, "EFBIG"),
+        (28, "ENOSPC"),
+        (34, "ERANGE"),
+        (38, "ENOSYS"),
+        (65, "ENOPKG"),
+        (74, "EBADMSG"),
+        (80, "ELIBBAD"),
+        (EOPNOTSUPP, "EOPNOTSUPP"),
+        (110, "ETIMEDOUT"),
+        (126, "ENOKEY"),
+        (127, "EKEYEXPIRED"),
+        (128, "EKEYREVOKED"),
+        (129, "EKEYREJECTED"),
+    ];
+    let known = NAMES.iter().find(|(known, _)| *known == number);
+    known.map_or_else(|| format!("errno {number}"), |(_, name)| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use driver_entrypoint::report::Key;
+
+    use super::*;
+
+    const KEY: Key = Key([1; 16]);
+
+    fn transcript(records: &[Record]) -> Transcript {
+        let hello = Record::Hello { version: "1".into(), kernel: "6.1.0".into() };
+        let mut transcript = Transcript::new(KEY);
+        for (number, record) in (0..).zip([&hello].into_iter().chain(records)) {
+            transcript.push(record.line(&KEY, number).as_bytes());
+        }
+        transcript
+    }
+
+    fn tried(step: usize, ended: Ended, initialised: bool, messages: &[&str]) -> Record {
+        let live = ended == Ended::Done;
+        let state = if live { "live" } else { "" }.to_owned();
+        Record::Loaded {
+            step,
+            ended,
+            initialised,
+            oops: false,
+            read_back: ReadBack { listed: live, state, ..ReadBack::default() },
+            messages: messages.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    fn console(text: &str) -> Console {
+        let mut console = Console::default();
+        console.push(text.as_bytes());
+        console
+    }
+
+    #[test]
+    fn answers_of_the_loader_and_of_the_module_are_told_apart() {
+        let answer = |number, initialised| {
+            let records =
+                [tried(0, Ended::Error(number), initialised, &["m: x"]), Record::End { records: 2 }];
+            outcomes(&[("m", true)], &transcript(&records), Ending::Exited, &console("")).unwrap().remove(0)
+        };
+        let messages = || vec!["m: x".to_owned()];
+        let error = str::to_owned;
+        assert_eq!(answer(8, false), BootOutcome::Refused { error: error("ENOEXEC"), messages: messages() });
+        assert_eq!(answer(2, false), BootOutcome::Refused { error: error("ENOENT"), messages: messages() });
+        assert_eq!(answer(2, true), BootOutcome::NotPresent { error: error("ENOENT"), messages: messages() });
+        assert_eq!(
+            answer(19, true),
+            BootOutcome::NotPresent { error: error("ENODEV"), messages: messages() }
+        );
+        assert_eq!(
+            answer(19, false),
+            BootOutcome::NotPresent { error: error("ENODEV"), messages: messages() }
+        );
+        assert_eq!(answer(22, true), BootOutcome::Failed { error: error("EINVAL"), messages: messages() });
+        assert_eq!(
+            answer(99, false),
+            BootOutcome::Refused { error: error("errno 99"), messages: messages() }
+        );
+    }
+
+    #[test]
+    fn what_was_under_way_crashed_or_hung() {
+        let records =
+            [Record::Loading { step: 0 }, tried(0, Ended::Done, true, &[]), Record::Loading { step: 1 }];
+        let steps = [("a", true), ("b", true), ("c", true)];
+        let console = console("x\nKernel panic - not syncing: m\n");
+        let messages = || vec!["Kernel panic - not syncing: m".to_owned()];
+        let found = |ending| outcomes(&steps, &transcript(&records), ending, &console).unwrap();
+        let crashed = BootOutcome::Crashed { messages: messages() };
+        assert_eq!(found(Ending::Exited), [BootOutcome::Loaded, crashed, BootOutcome::NotReached]);
+        let hung = BootOutcome::Hung { messages: messages() };
+        assert_eq!(found(Ending::Silent), [BootOutcome::Loaded, hung, BootOutcome::NotReached]);
+    }
+
+    #[test]
+    fn a_crash_between_steps_is_that_of_the_step_before() {
+        let records = [Record::Loading { step: 0 }, tried(0, Ended::Done, true, &[])];
+        let found =
+            outcomes(&[("a", true), ("b", true)], &transcript(&records), Ending::Exited, &console(""))
+                .unwrap();
+        assert_eq!(found, [BootOutcome::Crashed { messages: vec![] }, BootOutcome::NotReached]);
+    }
+
+    #[test]
+    fn a_crash_while_unloading_counts() {
+        let oops = Record::Unloaded {
+            step: 0,
+            ended: Ended::Killed(9),
+            oops: true,
+            messages: vec!["BUG: x".into()],
+        };
+        let records = [tried(0, Ended::Done, true, &[]), oops, Record::End { records: 3 }];
+        let found = outcomes(&[("a", true)], &transcript(&records), Ending::Exited, &console("")).unwrap();
+        assert_eq!(found, [BootOutcome::Crashed { messages: vec!["BUG: x".into()] }]);
+    }
+
+    #[test]
+    fn a_dependency_that_failed_is_named() {
+        let records = [
+            tried(0, Ended::Error(2), true, &["calling  x"]),
+            tried(1, Ended::Error(2), false, &["m: Unknown symbol y (err -2)"]),
+            Record::End { records: 3 },
+        ];
+        let steps = [("libcrc32c", false), ("m", true)];
+        let found = outcomes(&steps, &transcript(&records), Ending::Exited, &console("")).unwrap();
+        let messages =
+            vec!["libcrc32c, the kernel's own: ENOENT".to_owned(), "m: Unknown symbol y (err -2)".to_owned()];
+        assert_eq!(found[1], BootOutcome::Refused { error: "ENOENT".into(), messages });
+    }
+
+    #[test]
+    fn a_report_with_a_gap_proves_nothing() {
+        let mut transcript = transcript(&[]);
+        transcript.push(Record::End { records: 5 }.line(&KEY, 5).as_bytes());
+        let error = outcomes(&[], &transcript, Ending::Exited, &console("")).unwrap_err();
+        assert!(matches!(error, BootError::Incomplete));
+    }
+}

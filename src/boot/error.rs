@@ -1,0 +1,132 @@
+//! Pure: why a boot check came to no result, and what to do about it.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::payload::PayloadError;
+
+/// A boot check that came to no result. What becomes of a module is none: see
+/// [`BootOutcome`](crate::kmod::BootOutcome).
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// The static binary is not there.
+    #[error("find driver-entrypoint at {0}")]
+    NoEntrypoint(PathBuf),
+    /// QEMU is not there.
+    #[error("start {program}: there is no such program")]
+    NoEmulator {
+        /// Its name or path.
+        program: String,
+        /// The package that has it.
+        package: &'static str,
+    },
+    /// QEMU cannot be started.
+    #[error("start {program}")]
+    Start {
+        /// Its name or path.
+        program: String,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// QEMU's output cannot be read.
+    #[error("read what the virtual machine says")]
+    Read(#[source] io::Error),
+    /// A file or directory.
+    #[error("{action} {path}")]
+    File {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A module that cannot be read.
+    #[error("read a module for the virtual machine")]
+    Payload(#[from] PayloadError),
+    /// A module that cannot be decompressed.
+    #[error("read module {path} for the virtual machine: {reason}")]
+    Module {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The modules do not fit.
+    #[error("give the virtual machine {needed} MiB of memory: the limit is {limit} MiB")]
+    Memory {
+        /// MiB.
+        needed: u64,
+        /// MiB.
+        limit: u64,
+    },
+    /// The kernel did not come as far as its init process.
+    #[error("boot kernel {release}: its init process was not heard of; last lines: {}", last.join(" | "))]
+    NotStarted {
+        /// The kernel.
+        release: String,
+        /// What the console, or QEMU, said last.
+        last: Vec<String>,
+    },
+    /// The image is of another kernel.
+    #[error("boot kernel {wanted}: the image says that it is {found}")]
+    OtherKernel {
+        /// What was asked for.
+        wanted: String,
+        /// What it says.
+        found: String,
+    },
+    /// The init process could not work.
+    #[error("work in the virtual machine: {0}")]
+    Init(String),
+    /// Lines of the report are missing.
+    #[error("read the virtual machine's report: lines of it are missing")]
+    Incomplete,
+    /// The user, or whoever called, ended it.
+    #[error("the boot check was cancelled")]
+    Cancelled,
+    /// farrier ends.
+    #[error("the preparation of the virtual machine was interrupted")]
+    Interrupted,
+}
+
+impl BootError {
+    /// What to do.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::NoEntrypoint(_) => "build it with `cargo build --profile entrypoint` in entrypoint/, and put \
+                                      it beside farrier or name it with --entrypoint"
+                .to_owned(),
+            Self::NoEmulator { package, .. } => format!("install {package}, or name the emulator"),
+            Self::Start { .. } => "look at the program's permissions".to_owned(),
+            Self::Read(_) | Self::Cancelled | Self::Interrupted => "start the check again".to_owned(),
+            Self::File { .. } | Self::Payload(_) => "look at the file, its permissions and its disk".to_owned(),
+            Self::Module { .. } => "check the payload without the boot, which says more".to_owned(),
+            Self::Memory { .. } => {
+                "allow more memory, or strip the modules' debug information (strip --strip-debug)".to_owned()
+            }
+            Self::NotStarted { .. } => {
+                "see that the image is a kernel of this architecture, with an initramfs and serial ports \
+                 (CONFIG_BLK_DEV_INITRD, CONFIG_SERIAL_8250_CONSOLE); on a slow machine allow more time"
+                    .to_owned()
+            }
+            Self::OtherKernel { .. } => "give the image of the kernel that is asked for".to_owned(),
+            Self::Init(_) => {
+                "see that driver-entrypoint is of farrier's version, and that the kernel has CONFIG_DEVTMPFS, \
+                 CONFIG_PROC_FS and CONFIG_SYSFS"
+                    .to_owned()
+            }
+            Self::Incomplete => "start the check again; a module may have disturbed the serial port".to_owned(),
+        }
+    }
+}
+
+/// Says what was done to what.
+pub(super) fn at(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BootError + use<> {
+    let path = path.to_owned();
+    move |source| BootError::File { action, path, source }
+}

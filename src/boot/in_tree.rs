@@ -1,0 +1,113 @@
+//! The kernel's own modules: where their files are and what they need. Read from the modules themselves, since
+//! an unpacked package has no `modules.dep` before `depmod` has run.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use object::read::ReadCache;
+
+use super::{
+    BootError,
+    steps::{needs, open},
+};
+use crate::{
+    kmod::{Module, module_name},
+    payload::is_module_file,
+};
+
+/// The kernel's own modules.
+#[derive(Debug, Default)]
+pub(super) struct InTreeModules {
+    files: BTreeMap<String, PathBuf>,
+}
+
+impl InTreeModules {
+    /// Those below a kernel's module directory. What lies in `kernel/` comes with the kernel and goes before what
+    /// was added to it.
+    pub(super) fn find(directory: &Path) -> Result<Self, BootError> {
+        let mut files = BTreeMap::new();
+        for entry in walkdir::WalkDir::new(directory).sort_by_file_name() {
+            let entry = entry.map_err(|error| BootError::File {
+                action: "list",
+                path: error.path().unwrap_or(directory).to_owned(),
+                source: error.into(),
+            })?;
+            let name = entry.file_name().to_string_lossy();
+            if !entry.file_type().is_file() || !is_module_file(&name) {
+                continue;
+            }
+            let own = entry.path().strip_prefix(directory).is_ok_and(|path| path.starts_with("kernel"));
+            let name = module_name(&name);
+            if own || !files.contains_key(&name) {
+                files.insert(name, entry.into_path());
+            }
+        }
+        Ok(Self { files })
+    }
+
+    /// The file of a module, by its name as `lsmod` shows it.
+    pub(super) fn file(&self, name: &str) -> Option<PathBuf> {
+        self.files.get(name).cloned()
+    }
+
+    /// What a module must find loaded: `depends`, and what `modprobe` loads before it (`softdep` with `pre:`).
+    pub(super) fn needs(&self, file: &Path) -> Result<Vec<String>, BootError> {
+        let Some(module) = parse(file)? else { return Ok(Vec::new()) };
+        let mut names = needs(&module);
+        for wish in module.fields("softdep").flat_map(before) {
+            if self.files.contains_key(&wish) {
+                names.push(wish);
+            } else {
+                names.extend(self.algorithms(&wish)?);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Modules that offer a cryptographic algorithm, which `softdep` names by it (`libcrc32c` wishes `crc32c`).
+    fn algorithms(&self, algorithm: &str) -> Result<Vec<String>, BootError> {
+        let mut names = Vec::new();
+        let cryptographic = |path: &Path| path.components().any(|part| part.as_os_str() == "crypto");
+        for (name, file) in self.files.iter().filter(|(_, file)| cryptographic(file)) {
+            let Some(module) = parse(file)? else { continue };
+            if module.fields("alias").any(|alias| module_name(alias) == algorithm) {
+                names.push(name.clone());
+            }
+        }
+        Ok(names)
+    }
+}
+
+/// `None` for a file that is no module: it cannot be loaded, and the kernel says so where it matters.
+fn parse(file: &Path) -> Result<Option<Module>, BootError> {
+    Ok(Module::parse(&ReadCache::new(open(file)?)).ok())
+}
+
+/// The names between `pre:` and `post:`.
+fn before(softdep: &str) -> Vec<String> {
+    let mut in_pre = false;
+    let mut names = Vec::new();
+    for word in softdep.split_whitespace() {
+        match word {
+            "pre:" => in_pre = true,
+            "post:" => in_pre = false,
+            name if in_pre => names.push(module_name(name)),
+            _ => {}
+        }
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_comes_before_counts() {
+        assert_eq!(before("pre: a-b c post: d"), ["a_b", "c"]);
+        assert_eq!(before("post: d pre: e"), ["e"]);
+        assert_eq!(before("d"), [""; 0]);
+    }
+}

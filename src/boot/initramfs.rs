@@ -1,0 +1,143 @@
+//! Writes an initramfs: a cpio archive in the `newc` form
+//! (`Documentation/driver-api/early-userspace/buffer-format.rst`), streamed, not compressed.
+
+use std::io::{self, Read, Write};
+
+/// Numbers in a header are 32 bits wide.
+const MAX_FILE: u64 = u32::MAX as u64;
+
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+const CHARACTER_DEVICE: u32 = 0o020_000;
+
+/// An initramfs that is being written. The parents of an entry must be written before it.
+pub(super) struct Initramfs<W> {
+    out: W,
+    inode: u32,
+}
+
+impl<W: Write> Initramfs<W> {
+    /// An empty one.
+    pub(super) fn new(out: W) -> Self {
+        Self { out, inode: 0 }
+    }
+
+    /// A directory.
+    pub(super) fn directory(&mut self, name: &str) -> io::Result<()> {
+        self.header(name, DIRECTORY | 0o755, 0, (0, 0))
+    }
+
+    /// `/dev/console`, which the kernel opens for init before anybody has mounted a `/dev`.
+    pub(super) fn console(&mut self) -> io::Result<()> {
+        self.header("dev/console", CHARACTER_DEVICE | 0o600, 0, (5, 1))
+    }
+
+    /// A file of a few bytes.
+    pub(super) fn bytes(&mut self, name: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
+        self.file(name, mode, bytes.len() as u64, &mut &*bytes)
+    }
+
+    /// A file of `size` bytes; a reader that has fewer is an error.
+    pub(super) fn file(&mut self, name: &str, mode: u32, size: u64, reader: &mut dyn Read) -> io::Result<()> {
+        if size > MAX_FILE {
+            return Err(io::Error::new(
+                io::ErrorKind::FileTooLarge,
+                "a file of an initramfs has at most 4 GiB",
+            ));
+        }
+        self.header(name, REGULAR | mode, size, (0, 0))?;
+        let copied = io::copy(&mut reader.take(size), &mut self.out)?;
+        if copied < size {
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter meanwhile"));
+        }
+        self.pad(size)
+    }
+
+    /// Writes the end.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.header("TRAILER!!!", 0, 0, (0, 0))?;
+        self.out.flush()
+    }
+
+    fn header(&mut self, name: &str, mode: u32, size: u64, (major, minor): (u32, u32)) -> io::Result<()> {
+        self.inode += 1;
+        let inode = self.inode;
+        let length = name.len() + 1;
+        // inode, mode, user, group, links, time, size, device, special device, length of the name, check
+        write!(
+            self.out,
+            "070701{inode:08x}{mode:08x}{:08x}{:08x}{:08x}{:08x}{size:08x}{:08x}{:08x}{major:08x}{minor:08x}\
+             {length:08x}{:08x}{name}\0",
+            0, 0, 1, 0, 0, 0, 0
+        )?;
+        // The header has 110 bytes.
+        self.pad(110 + length as u64)
+    }
+
+    /// Fills up to a multiple of four bytes.
+    fn pad(&mut self, written: u64) -> io::Result<()> {
+        io::copy(&mut io::repeat(0).take(written.next_multiple_of(4) - written), &mut self.out).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        process::{Command, Stdio},
+    };
+
+    use super::*;
+
+    fn sample() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut archive = Initramfs::new(&mut bytes);
+        archive.directory("d").unwrap();
+        archive.bytes("d/empty", 0o400, b"").unwrap();
+        for length in 1..=5 {
+            archive.bytes(&format!("d/{length}"), 0o640, &b"abcde"[..length]).unwrap();
+        }
+        archive.finish().unwrap();
+        bytes
+    }
+
+    /// busybox's cpio unpacks what is written here.
+    #[test]
+    fn another_program_unpacks_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut cpio = Command::new("busybox")
+            .args(["cpio", "-i", "-d", "-m"])
+            .current_dir(dir.path())
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("start busybox (Debian package busybox)");
+        cpio.stdin.take().unwrap().write_all(&sample()).unwrap();
+        let output = cpio.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(fs::read(dir.path().join("d/empty")).unwrap(), b"");
+        for length in 1..=5 {
+            assert_eq!(fs::read(dir.path().join(format!("d/{length}"))).unwrap(), b"abcde"[..length]);
+        }
+    }
+
+    #[test]
+    fn headers_are_110_bytes_and_entries_are_aligned() {
+        let bytes = sample();
+        assert_eq!(bytes.len() % 4, 0);
+        let starts: Vec<usize> = (0..bytes.len()).filter(|&at| bytes[at..].starts_with(b"070701")).collect();
+        assert_eq!(starts.len(), 8);
+        assert!(starts.iter().all(|start| start % 4 == 0), "{starts:?}");
+        // The first name follows its header.
+        assert_eq!(&bytes[110..112], b"d\0");
+    }
+
+    #[test]
+    fn a_file_that_shrinks_or_is_too_large_is_an_error() {
+        let mut archive = Initramfs::new(io::sink());
+        let error = archive.file("x", 0o400, 2, &mut &b"a"[..]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        let error = archive.file("x", 0o400, 1 << 32, &mut io::empty()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+    }
+}

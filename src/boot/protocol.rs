@@ -1,0 +1,158 @@
+//! Pure: reads the report that comes out of the virtual machine. Whatever else came over the port, and whoever
+//! wrote it, only lines with the key's code count, each once and in their order.
+
+use driver_entrypoint::report::{Key, MAX_LINE, Record};
+
+/// Records that are kept at most; a check of four thousand modules has a fifth of it.
+const MAX_RECORDS: usize = 100_000;
+
+/// What was heard so far.
+#[derive(Debug)]
+pub struct Transcript {
+    key: Key,
+    records: Vec<Record>,
+    /// The number that the next record must have, or more.
+    next: u64,
+    /// A line without its end yet.
+    partial: Vec<u8>,
+    /// The line under way is too long to be one of the report.
+    skipping: bool,
+}
+
+impl Transcript {
+    /// Of nothing yet.
+    pub fn new(key: Key) -> Self {
+        Self { key, records: Vec::new(), next: 0, partial: Vec::new(), skipping: false }
+    }
+
+    /// Reads on; true when there was a record in it.
+    pub fn push(&mut self, bytes: &[u8]) -> bool {
+        let before = self.records.len();
+        for part in bytes.split_inclusive(|&byte| byte == b'\n') {
+            let (text, ends) = part.strip_suffix(b"\n").map_or((part, false), |text| (text, true));
+            if self.partial.len() + text.len() > MAX_LINE {
+                self.partial.clear();
+                self.skipping = true;
+            }
+            if !self.skipping {
+                self.partial.extend_from_slice(text);
+            }
+            if ends {
+                let line = std::mem::take(&mut self.partial);
+                if !std::mem::take(&mut self.skipping) {
+                    self.line(&line);
+                }
+            }
+        }
+        self.records.len() > before
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        if self.records.len() >= MAX_RECORDS {
+            return;
+        }
+        let Some((number, record)) = Record::parse(line, &self.key) else { return };
+        // A number from before is somebody's repetition of a line.
+        if let (true, Some(next)) = (number >= self.next, number.checked_add(1)) {
+            self.next = next;
+            self.records.push(record);
+        }
+    }
+
+    /// The records, in their order.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The release of the kernel, once its init process was heard.
+    pub fn kernel(&self) -> Option<&str> {
+        self.records.iter().find_map(|record| match record {
+            Record::Hello { kernel, .. } => Some(kernel.as_str()),
+            _ => None,
+        })
+    }
+
+    /// Was the last record heard?
+    pub fn ended(&self) -> bool {
+        matches!(self.records.last(), Some(Record::End { .. }))
+    }
+
+    /// Was every record heard, from the first to the last one so far?
+    pub fn complete(&self) -> bool {
+        self.next == self.records.len() as u64
+    }
+}
+
+/// All records of a report.
+pub fn parse(bytes: &[u8], key: Key) -> Transcript {
+    let mut transcript = Transcript::new(key);
+    transcript.push(bytes);
+    transcript
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KEY: Key = Key([7; 16]);
+
+    fn hello(number: u64) -> String {
+        Record::Hello { version: "1".into(), kernel: "6.1.0".into() }.line(&KEY, number)
+    }
+
+    fn end(number: u64) -> String {
+        Record::End { records: number }.line(&KEY, number)
+    }
+
+    #[test]
+    fn a_report_is_read_among_other_text() {
+        let text = format!("SeaBIOS\r\n[ 1.0] m: {}\n{}garbage\n{}", end(1).trim_end(), hello(0), end(1));
+        let transcript = parse(text.as_bytes(), KEY);
+        assert_eq!(transcript.records().len(), 2);
+        assert_eq!(transcript.kernel(), Some("6.1.0"));
+        assert!(transcript.ended() && transcript.complete());
+    }
+
+    #[test]
+    fn repetitions_and_other_keys_do_not_count() {
+        let forged = Record::End { records: 1 }.line(&Key([8; 16]), 1);
+        let text = format!("{}{}{}", hello(0), hello(0), forged);
+        let transcript = parse(text.as_bytes(), KEY);
+        assert_eq!(transcript.records().len(), 1);
+        assert!(!transcript.ended());
+    }
+
+    #[test]
+    fn a_lost_line_is_noticed() {
+        let transcript = parse(format!("{}{}", hello(0), end(2)).as_bytes(), KEY);
+        assert!(transcript.ended() && !transcript.complete());
+    }
+
+    #[test]
+    fn an_endless_line_takes_no_memory() {
+        let mut transcript = Transcript::new(KEY);
+        for _ in 0..100 {
+            transcript.push(&[b'x'; 64 << 10]);
+            assert!(transcript.partial.len() <= MAX_LINE);
+        }
+        transcript.push(format!("\n{}", hello(0)).as_bytes());
+        assert_eq!(transcript.records().len(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_not_matter_how_the_bytes_arrive(size in 1_usize..200, noise in any::<Vec<u8>>()) {
+            let mut text = noise;
+            text.extend(format!("\n{}x\n{}", hello(0), end(1)).into_bytes());
+            let whole = parse(&text, KEY);
+            let mut parts = Transcript::new(KEY);
+            for part in text.chunks(size) {
+                parts.push(part);
+            }
+            prop_assert_eq!(whole.records(), parts.records());
+            prop_assert_eq!(whole.records().len(), 2);
+        }
+    }
+}

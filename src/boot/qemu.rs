@@ -1,0 +1,229 @@
+//! Runs QEMU. The report comes out of its standard output, the kernel's console and its own words out of its
+//! standard error; it opens no socket, no display and no network, and dies with the future that runs it.
+
+use std::{
+    ffi::OsString,
+    io,
+    path::Path,
+    process::Stdio,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use driver_entrypoint::report::Key;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::{Child, Command},
+    time::{Instant, timeout_at},
+};
+
+use super::{BootError, BootLimits, console::Console, protocol::Transcript};
+use crate::{headers::KernelImage, kernel::Architecture};
+
+/// With KVM a kernel is at its init process in a second. Where a guest hangs instead, as it does on some nested
+/// hosts that offer the device all the same, this much time is lost once.
+const KVM_HELLO: Duration = Duration::from_secs(3);
+/// The machine restarts at once after the last record, or is ended.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+static KVM_FAILS: AtomicBool = AtomicBool::new(false);
+
+/// What executes the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Accelerator {
+    /// The processor.
+    Kvm,
+    /// Software.
+    Tcg,
+}
+
+impl Accelerator {
+    /// QEMU's name for it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// Is KVM worth a try for such a guest?
+pub(super) fn kvm_may_work(guest: Architecture) -> bool {
+    let host = match guest {
+        Architecture::Amd64 => cfg!(target_arch = "x86_64"),
+        Architecture::Arm64 => cfg!(target_arch = "aarch64"),
+    };
+    let opens = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+    host && !KVM_FAILS.load(Ordering::Relaxed) && opens()
+}
+
+/// It is not tried again by this process.
+pub(super) fn remember_that_kvm_fails() {
+    KVM_FAILS.store(true, Ordering::Relaxed);
+}
+
+/// The device of the port that the report goes to, as the guest names it.
+pub(super) fn report_device(arch: Architecture) -> &'static str {
+    match arch {
+        Architecture::Amd64 => "/dev/ttyS1",
+        // The machine `virt` has one serial port of its own, ttyAMA0; the report's is a PCI one.
+        Architecture::Arm64 => "/dev/ttyS0",
+    }
+}
+
+/// How a machine ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// By itself: at the restart that its init, or its panic, asked for.
+    Exited,
+    /// It was ended, because it said nothing.
+    Silent,
+}
+
+/// What a machine left.
+#[derive(Debug)]
+pub(super) struct Run {
+    pub(super) transcript: Transcript,
+    pub(super) console: Console,
+    pub(super) ending: Ending,
+}
+
+/// A machine to run.
+pub(super) struct Machine<'a> {
+    pub(super) kernel: &'a KernelImage,
+    pub(super) initramfs: &'a Path,
+    pub(super) emulator: Option<&'a Path>,
+    /// MiB.
+    pub(super) memory: u32,
+    pub(super) limits: &'a BootLimits,
+    pub(super) key: Key,
+}
+
+impl Machine<'_> {
+    /// Runs it to its end.
+    pub(super) async fn run(&self, accelerator: Accelerator) -> Result<Run, BootError> {
+        let mut child = self.start(accelerator)?;
+        let run = Run {
+            transcript: Transcript::new(self.key),
+            console: Console::default(),
+            ending: Ending::Exited,
+        };
+        let run = self.listen(&mut child, run, accelerator).await;
+        // It is waited for, so that its memory is free when this returns; one that has ended is no fault.
+        let _ = child.kill().await;
+        run
+    }
+
+    async fn listen(
+        &self,
+        child: &mut Child,
+        mut run: Run,
+        accelerator: Accelerator,
+    ) -> Result<Run, BootError> {
+        let (mut report, mut console) = (child.stdout.take(), child.stderr.take());
+        let (mut said, mut shown) = (vec![0; 32 << 10], vec![0; 32 << 10]);
+        let begun = Instant::now();
+        let end = begun + self.limits.time;
+        let mut patience = match accelerator {
+            Accelerator::Kvm => end.min(begun + KVM_HELLO),
+            Accelerator::Tcg => end,
+        };
+        while report.is_some() || console.is_some() {
+            let next = async {
+                tokio::select! {
+                    biased;
+                    length = read(&mut report, &mut said) => length.map(|length| (length, true)),
+                    length = read(&mut console, &mut shown) => length.map(|length| (length, false)),
+                }
+            };
+            let Ok(next) = timeout_at(patience, next).await else {
+                // After its last record only the restart is missing.
+                if !run.transcript.ended() {
+                    run.ending = Ending::Silent;
+                }
+                break;
+            };
+            match next.map_err(BootError::Read)? {
+                (0, true) => report = None,
+                (0, false) => console = None,
+                (length, true) => {
+                    if run.transcript.push(said.get(..length).unwrap_or_default()) {
+                        let more = if run.transcript.ended() { FAREWELL } else { self.limits.module_time };
+                        patience = end.min(Instant::now() + more);
+                    }
+                }
+                (length, false) => run.console.push(shown.get(..length).unwrap_or_default()),
+            }
+        }
+        run.console.end_line();
+        Ok(run)
+    }
+
+    fn start(&self, accelerator: Accelerator) -> Result<Child, BootError> {
+        let (names, package) = candidates(self.kernel.arch);
+        let given = self.emulator.map(|path| path.as_os_str().to_owned());
+        let programs: Vec<OsString> =
+            given.map_or_else(|| names.iter().map(OsString::from).collect(), |path| vec![path]);
+        for program in &programs {
+            match self.command(program, accelerator).spawn() {
+                Ok(child) => return Ok(child),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => {
+                    return Err(BootError::Start { program: program.to_string_lossy().into_owned(), source });
+                }
+            }
+        }
+        let program = programs.first().map(|program| program.to_string_lossy().into_owned());
+        Err(BootError::NoEmulator { program: program.unwrap_or_default(), package })
+    }
+
+    fn command(&self, program: &OsString, accelerator: Accelerator) -> Command {
+        let (machine, console) = match self.kernel.arch {
+            Architecture::Amd64 => ("pc", "ttyS0"),
+            Architecture::Arm64 => ("virt", "ttyAMA0"),
+        };
+        let mut command = Command::new(program);
+        command
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-nic", "none", "-machine", machine])
+            .args(["-accel", accelerator.name(), "-cpu", "max", "-smp", "1"])
+            .args(["-m", &self.memory.to_string(), "-kernel"])
+            .arg(&self.kernel.vmlinuz)
+            .arg("-initrd")
+            .arg(self.initramfs)
+            .args(["-append", &command_line(console)])
+            .args(["-chardev", "stdio,id=report,signal=off"])
+            .args(["-chardev", "file,id=console,path=/dev/stderr", "-serial", "chardev:console"]);
+        match self.kernel.arch {
+            Architecture::Amd64 => command.args(["-serial", "chardev:report"]),
+            Architecture::Arm64 => command.args(["-device", "pci-serial,chardev=report"]),
+        };
+        // A group of its own: an interrupt at the terminal is farrier's to handle.
+        command.process_group(0).kill_on_drop(true);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+}
+
+/// `panic=-1` restarts at once, which ends the machine. `quiet` keeps the boot fast; init undoes it.
+/// `initcall_debug` makes the kernel log when it calls a module's initialisation, which tells a refusal of the
+/// loader from an answer of the module.
+fn command_line(console: &str) -> String {
+    format!("console={console} quiet panic=-1 initcall_debug rdinit=/init -- boot-check")
+}
+
+/// Names of the emulator, and the Debian package that has it. Red Hat keeps its own out of the search path.
+fn candidates(arch: Architecture) -> (&'static [&'static str], &'static str) {
+    match arch {
+        Architecture::Amd64 => (&["qemu-system-x86_64", "/usr/libexec/qemu-kvm"], "qemu-system-x86"),
+        Architecture::Arm64 => (&["qemu-system-aarch64", "/usr/libexec/qemu-kvm"], "qemu-system-arm"),
+    }
+}
+
+/// Reads from a pipe; one that is closed is never ready.
+async fn read(pipe: &mut Option<impl AsyncRead + Unpin>, buffer: &mut [u8]) -> io::Result<usize> {
+    match pipe {
+        Some(pipe) => pipe.read(buffer).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,147 @@
+//! The distribution's kernel packages, through the host's apt: found at run time, unpacked once for all tests.
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use farrier::{headers::KernelImage, kernel::Architecture, kernel::KernelRelease};
+
+/// Runs a program to its end and returns what it printed.
+pub fn run(command: &mut Command) -> String {
+    let output = command
+        .env("LC_ALL", "C")
+        .output()
+        .unwrap_or_else(|error| panic!("{command:?} does not start, install its package: {error}"));
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {stdout}{stderr}");
+    stdout.into_owned()
+}
+
+/// Amd64 kernels of a series whose headers the host's suites have, oldest first. `prefix` and `suffix` stand around
+/// the number that grows: `6.1.0-` and `-amd64`, `6.12.` and `+deb12-amd64`.
+pub fn releases(prefix: &str, suffix: &str) -> Vec<KernelRelease> {
+    let packages = run(Command::new("apt-cache").args(["pkgnames", &format!("linux-headers-{prefix}")]));
+    let number = |package: &str| -> Option<u32> {
+        package.strip_prefix("linux-headers-")?.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
+    };
+    let numbers: BTreeSet<u32> = packages.lines().filter_map(number).collect();
+    numbers.iter().map(|number| format!("{prefix}{number}{suffix}").parse().unwrap()).collect()
+}
+
+/// An unpacked package, made once for all tests and runs.
+pub fn unpacked(package: &str) -> PathBuf {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
+    fs::create_dir_all(&cache).unwrap();
+    let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
+    lock.lock().unwrap();
+    let version = field(package, "Version").replace([':', '/'], "_");
+    let root = cache.join(format!("{package}_{version}"));
+    if !root.exists() {
+        let work = tempfile::tempdir_in(&cache).unwrap();
+        let download = ["-o", "APT::Sandbox::User=root", "-q", "download", package];
+        run(Command::new("apt-get").args(download).current_dir(work.path()));
+        let deb =
+            fs::read_dir(work.path()).unwrap().next().expect("apt-get leaves the package").unwrap().path();
+        let tree = work.path().join("tree");
+        run(Command::new("dpkg-deb").arg("-x").args([&deb, &tree]));
+        fs::rename(&tree, &root).unwrap();
+    }
+    root
+}
+
+/// A field of the newest version of a package.
+fn field(package: &str, name: &str) -> String {
+    let text = run(Command::new("apt-cache").args(["show", "--no-all-versions", package]));
+    let start = format!("{name}: ");
+    text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().to_owned()
+}
+
+/// The package that holds a kernel and its modules: signed, or not yet signed.
+fn image_package(release: &KernelRelease) -> String {
+    let signed = format!("linux-image-{release}");
+    let exists = Command::new("apt-cache").args(["show", &signed]).output().unwrap();
+    if exists.status.success() && !exists.stdout.is_empty() { signed } else { format!("{signed}-unsigned") }
+}
+
+/// The root with a kernel's headers.
+pub fn headers(release: &KernelRelease) -> PathBuf {
+    unpacked(&format!("linux-headers-{release}"))
+}
+
+/// A kernel with its modules.
+pub fn kernel_image(release: &KernelRelease) -> KernelImage {
+    let package = image_package(release);
+    let root = unpacked(&package);
+    let system_map = root.join(format!("boot/System.map-{release}"));
+    KernelImage {
+        release: release.clone(),
+        arch: Architecture::Amd64,
+        vmlinuz: root.join(format!("boot/vmlinuz-{release}")),
+        system_map: system_map.exists().then_some(system_map),
+        modules: Some(root.join("lib/modules").join(release.as_str())),
+        origin: vec![package],
+    }
+}
+
+/// The modules of `tests/fixtures/modules`, compiled against a kernel's headers with the host's compiler; made once
+/// for each state of their sources.
+pub fn fixture_modules(release: &KernelRelease) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/modules");
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fixture-modules");
+    fs::create_dir_all(&cache).unwrap();
+    let lock = File::create(cache.join("lock")).unwrap();
+    lock.lock().unwrap();
+    let identity = identity(&sources, &headers(release));
+    let made = cache.join(format!("{release}-{identity}"));
+    if !made.exists() {
+        let work = tempfile::tempdir_in(&cache).unwrap();
+        let output = compile(release, &sources, work.path());
+        fs::rename(output, &made).unwrap();
+    }
+    made
+}
+
+fn identity(sources: &Path, headers: &Path) -> String {
+    use sha2::Digest as _;
+    let mut paths: Vec<PathBuf> = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let mut hash = sha2::Sha256::new();
+    hash.update(headers.to_str().unwrap());
+    for path in paths {
+        hash.update(fs::read(path).unwrap());
+    }
+    hex::encode(hash.finalize())[..12].to_owned()
+}
+
+fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
+    let (root, modules, out) = (work.join("root"), work.join("modules"), work.join("out"));
+    let package = format!("linux-headers-{release}");
+    let depends = field(&package, "Depends");
+    let needed = depends.split([',', '|']).filter_map(|word| word.split_whitespace().next());
+    let parts =
+        needed.filter(|name| name.starts_with("linux-kbuild-") || name.contains("-common")).map(unpacked);
+    for part in parts.chain([unpacked(&package)]) {
+        fs::create_dir_all(&root).unwrap();
+        // Links: the trees are only read.
+        run(Command::new("cp").args(["-al", "-t"]).arg(&root).arg(part.join("usr")));
+    }
+    run(Command::new("cp").arg("-r").args([sources, &modules]));
+    let tree = root.join("usr/src").join(&package);
+    let common = fs::read_to_string(tree.join("Makefile")).unwrap();
+    let common = common.trim().strip_prefix("include /").unwrap().strip_suffix("/Makefile").unwrap();
+    run(Command::new("make")
+        .args(["-s", "CC=gcc-12", "modules", "-C"])
+        .arg(root.join(common))
+        .arg(format!("O={}", tree.display()))
+        .arg(format!("M={}", modules.display())));
+    fs::create_dir(&out).unwrap();
+    for entry in fs::read_dir(&modules).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_some_and(|extension| extension == "ko") {
+            fs::rename(entry.path(), out.join(entry.file_name())).unwrap();
+        }
+    }
+    out
+}

@@ -1,0 +1,215 @@
+//! The truth table: modules built for one Debian kernel are checked against the others, then really loaded on each,
+//! and the kernel's own loader must agree with the check in every case.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use farrier::{
+    headers::read_header_set,
+    kernel::{Architecture, KernelRelease},
+    kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name},
+    payload::read_module,
+};
+use futures::{StreamExt, stream};
+use support::{
+    packages::{fixture_modules, headers, kernel_image, releases},
+    virtual_machine::{boot, request},
+};
+
+/// Directories of the kernel's modules that candidates are taken from: several subsystems, no buses to probe.
+const DIRECTORIES: [&str; 8] =
+    ["crypto", "drivers/block", "drivers/md", "drivers/net", "fs/nls", "lib", "net/core", "net/sched"];
+/// Candidates from each.
+const EACH: usize = 1;
+/// A candidate has at most this many bytes: all of all kernels are in one initramfs.
+const SMALL: u64 = 256 << 10;
+
+/// The 6.1 kernels of the stable suite and the two newest ones, the newest one's flavours, and the newest 6.12.
+fn kernels() -> Vec<KernelRelease> {
+    let plain = releases("6.1.0-", "-amd64");
+    assert!(plain.len() >= 3, "the host's suites have fewer than three 6.1 kernels: {plain:?}");
+    let mut kernels = vec![plain[0].clone()];
+    kernels.extend_from_slice(&plain[plain.len() - 2..]);
+    for (prefix, suffix) in [("6.1.0-", "-cloud-amd64"), ("6.1.0-", "-rt-amd64"), ("6.12.", "+deb12-amd64")] {
+        kernels.push(releases(prefix, suffix).pop().unwrap_or_else(|| panic!("no kernel {prefix}*{suffix}")));
+    }
+    kernels
+}
+
+/// A kernel's own modules that may be candidates, by their path without what compresses them: small, needing
+/// nothing, and with functions to load and to unload, so that the next one of the name finds its place free.
+fn suitable(release: &KernelRelease) -> BTreeMap<String, PathBuf> {
+    let root = kernel_image(release).modules.unwrap().join("kernel");
+    let mut found = BTreeMap::new();
+    for directory in DIRECTORIES {
+        let Ok(listing) = fs::read_dir(root.join(directory)) else { continue };
+        for path in listing.map(|entry| entry.unwrap().path()) {
+            if path.extension().is_some_and(|extension| extension == "ko") && is_suitable(&path) {
+                found.insert(format!("{directory}/{}", path.file_name().unwrap().to_str().unwrap()), path);
+            }
+        }
+    }
+    found
+}
+
+fn is_suitable(path: &Path) -> bool {
+    if fs::metadata(path).unwrap().len() > SMALL {
+        return false;
+    }
+    let bytes = fs::read(path).unwrap();
+    let holds = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+    let module = Module::parse(&bytes[..]).unwrap();
+    let needs_nothing =
+        module.fields("depends").all(str::is_empty) && module.fields("softdep").next().is_none();
+    needs_nothing && holds(b"\0init_module\0") && holds(b"\0cleanup_module\0")
+}
+
+/// The paths that every kernel has, the first ones of each directory.
+fn candidates(kernels: &[KernelRelease]) -> Vec<BTreeMap<String, PathBuf>> {
+    let suitable: Vec<_> = kernels.iter().map(suitable).collect();
+    let everywhere = |path: &String| suitable.iter().all(|modules| modules.contains_key(path));
+    let common: BTreeSet<String> = suitable[0].keys().filter(|path| everywhere(path)).cloned().collect();
+    let mut chosen = BTreeSet::new();
+    for directory in DIRECTORIES {
+        let of_directory =
+            common.iter().filter(|path| Path::new(path).parent() == Some(Path::new(directory)));
+        chosen.extend(of_directory.take(EACH).cloned());
+    }
+    assert!(chosen.len() >= 5, "too few modules are suitable: {chosen:?} of {common:?}");
+    suitable
+        .into_iter()
+        .map(|modules| modules.into_iter().filter(|(path, _)| chosen.contains(path)).collect())
+        .collect()
+}
+
+/// Puts the modules of all kernels into one directory: `<release>/<name>.ko`.
+fn payload(kernels: &[KernelRelease], directory: &Path) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (release, modules) in kernels.iter().zip(candidates(kernels)) {
+        fs::create_dir(directory.join(release.as_str())).unwrap();
+        let out_of_tree = fixture_modules(release).join("farrier_good.ko");
+        for source in modules.into_values().chain([out_of_tree]) {
+            let path = format!("{release}/{}", source.file_name().unwrap().to_str().unwrap());
+            fs::copy(source, directory.join(&path)).unwrap();
+            paths.push(path);
+        }
+    }
+    paths
+}
+
+/// What the check says of each module alone.
+fn verdicts(kernel: &KernelRelease, directory: &Path, modules: &[String]) -> Vec<(Verdict, String)> {
+    let (facts, _): (KernelFacts, _) =
+        read_header_set(&headers(kernel), kernel, Architecture::Amd64).unwrap();
+    modules
+        .iter()
+        .map(|path| {
+            let modules = [read_module(&directory.join(path)).unwrap().unwrap()];
+            let request = CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[] };
+            let report = check(&request);
+            let reasons: Vec<String> =
+                report.modules[0].findings.iter().take(2).map(|finding| finding.message.clone()).collect();
+            (report.verdict, reasons.join("; "))
+        })
+        .collect()
+}
+
+/// What the loader said: a module whose initialisation ran was taken, whatever it answered.
+fn loader(outcome: &BootOutcome) -> Verdict {
+    match outcome {
+        BootOutcome::Loaded | BootOutcome::NotPresent { .. } | BootOutcome::Failed { .. } => Verdict::Loads,
+        BootOutcome::Refused { .. } => Verdict::Refused,
+        BootOutcome::Crashed { .. } | BootOutcome::Hung { .. } | BootOutcome::NotReached => Verdict::Unknown,
+    }
+}
+
+fn word(outcome: &BootOutcome) -> String {
+    match outcome {
+        BootOutcome::Loaded => "loaded".to_owned(),
+        BootOutcome::NotPresent { error, .. } => format!("absent {error}"),
+        BootOutcome::Failed { error, .. } => format!("failed {error}"),
+        BootOutcome::Refused { error, .. } => format!("refused {error}"),
+        BootOutcome::Crashed { .. } => "crashed".to_owned(),
+        BootOutcome::Hung { .. } => "hung".to_owned(),
+        BootOutcome::NotReached => "not reached".to_owned(),
+    }
+}
+
+fn print_matrix(kernels: &[KernelRelease], modules: &[String], cells: &[Vec<String>]) {
+    let mut line = format!("{:48}", "module built for");
+    for kernel in kernels {
+        line += &format!("{:<24}", kernel.as_str());
+    }
+    println!("{line}");
+    for (index, module) in modules.iter().enumerate() {
+        let mut line = format!("{module:48}");
+        for column in cells {
+            line += &format!("{:<24}", column[index]);
+        }
+        println!("{}", line.trim_end());
+    }
+}
+
+#[tokio::test]
+async fn the_check_and_the_kernels_loader_agree() {
+    let kernels = kernels();
+    let directory = tempfile::tempdir().unwrap();
+    let modules = payload(&kernels, directory.path());
+    let names: Vec<&str> = modules.iter().map(String::as_str).collect();
+    // Two at a time: each machine has one processor.
+    let boots: Vec<_> = kernels
+        .iter()
+        .map(|kernel| {
+            let mut request = request(kernel, directory.path(), &names);
+            request.tried_alone = true;
+            async move { boot(&request).await }
+        })
+        .collect();
+    let reports: Vec<_> = stream::iter(boots).buffered(2).collect().await;
+
+    let (mut cells, mut disagreements, mut counts) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for (kernel, report) in kernels.iter().zip(&reports) {
+        let said = verdicts(kernel, directory.path(), &modules);
+        assert_eq!(report.modules.len(), modules.len());
+        let mut column = Vec::new();
+        for ((verdict, reasons), tried) in said.iter().zip(&report.modules) {
+            let really = loader(&tried.outcome);
+            *counts.entry(really).or_insert(0) += 1;
+            let agree = *verdict == really;
+            column.push(format!("{}{}", word(&tried.outcome), if agree { "" } else { " !" }));
+            if !agree {
+                let messages = tried.outcome.messages().join(" | ");
+                disagreements.push(format!(
+                    "{} on {kernel}: the check says {verdict:?} ({reasons}), the kernel {}: {messages}",
+                    tried.path,
+                    word(&tried.outcome)
+                ));
+            }
+            if tried.path.starts_with(&format!("{kernel}/")) {
+                assert_eq!(
+                    really,
+                    Verdict::Loads,
+                    "{kernel} refuses its own {}: {tried:?}",
+                    module_name(&tried.path)
+                );
+            }
+        }
+        println!(
+            "{kernel}: {} modules in {} ms with {}",
+            modules.len(),
+            report.milliseconds,
+            report.accelerator
+        );
+        cells.push(column);
+    }
+    print_matrix(&kernels, &modules, &cells);
+    println!("{counts:?}");
+    assert!(disagreements.is_empty(), "{} disagreements:\n{}", disagreements.len(), disagreements.join("\n"));
+    assert!(counts[&Verdict::Loads] > modules.len() && counts[&Verdict::Refused] > 0, "{counts:?}");
+}
