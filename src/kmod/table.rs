@@ -153,6 +153,9 @@ fn outcome(outcome: &BootOutcome) -> String {
         BootOutcome::Refused { error, messages } => {
             format!("refused with {}{}", one_line(error), last(messages))
         }
+        BootOutcome::Failed { error, messages } => {
+            format!("its symbols were resolved, then it gave up with {}{}", one_line(error), last(messages))
+        }
         BootOutcome::Crashed { messages } => format!("crashed the kernel{}", last(messages)),
         BootOutcome::Hung { messages } => format!("nothing was heard any more{}", last(messages)),
         BootOutcome::NotReached => "its turn never came".to_owned(),
