@@ -37,9 +37,17 @@ impl PassReport {
 // Writing to a `String` cannot fail.
 fn write_target(text: &mut String, target: &TargetReport) {
     let _ = match target {
-        TargetReport::Built { subject, image, verdict, pushed_bytes } => {
-            writeln!(text, "built     {subject}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)")
+        TargetReport::Built { subject, image, verdict, warnings, pushed_bytes } => {
+            let _ = writeln!(
+                text,
+                "built     {subject}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)"
+            );
+            warnings.iter().try_for_each(|warning| writeln!(text, "          warning: {warning}"))
         }
+        TargetReport::Reused { subject, image, verdict, kernel, from: _, pushed_bytes } => writeln!(
+            text,
+            "reused    {subject} from kernel {kernel}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)"
+        ),
         TargetReport::Tagged { subject, references } => {
             writeln!(text, "tagged    {subject}: {}", references.join(", "))
         }

@@ -3,7 +3,9 @@
 mod archive_image;
 mod layer;
 mod modules;
+mod reuse;
 
 pub use archive_image::{ArchiveImage, ImportError, extract_modules, import_docker_archive};
 pub use layer::{LayerFileError, PayloadLayer, is_usr_merged, write_payload_layer};
 pub use modules::{PayloadError, read_module, read_modules};
+pub use reuse::{ReuseError, move_to_kernel, unpack_layer};
