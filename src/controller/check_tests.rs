@@ -75,7 +75,7 @@ async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() 
 async fn a_refused_module_is_not_booted() {
     let (bench, scripted) =
         Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
-    let error = bench.publish(K9, &[&module().needs("printk", 2)]).await.unwrap_err();
+    let error = bench.publish(K9, &[&ModuleFile::named("m").needs("printk", 2)]).await.unwrap_err();
     assert!(matches!(error, TargetError::Refused { .. }), "{error}");
     assert!(scripted.asked.lock().unwrap().is_empty());
 }

@@ -116,7 +116,8 @@ async fn what_does_not_fit_is_told_and_compiled() {
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.headers(K10, &SYMBOLS.replace("0x00000001", "0x00000002"));
     let versions = told(&bench).await;
-    insta::assert_snapshot!(versions, @"");
+    assert!(versions.starts_with(&format!("the payload of {K9}: the check says refused: ")), "{versions}");
+    assert!(versions.contains("printk"), "{versions}");
 
     // No table: it is not known.
     let bench = compatible();

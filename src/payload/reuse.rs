@@ -31,7 +31,7 @@ pub enum ReuseError {
     /// It cannot be unpacked.
     #[error("its layer cannot be unpacked")]
     Unpack(#[from] UnpackError),
-    /// Something in it does not survive on this machine, such as a set-id bit.
+    /// Something in it does not survive on this machine, such as a sticky bit.
     #[error("its layer holds what is lost when it is unpacked")]
     Lossy,
     /// Read as a tree.
@@ -236,8 +236,9 @@ mod tests {
     #[test]
     fn what_is_lost_in_unpacking_is_noticed() {
         let (payload, work) = (payload(), tempfile::tempdir().unwrap());
-        let tool = payload.path().join("usr/bin/tool");
-        fs::set_permissions(&tool, fs::Permissions::from_mode(0o4755)).unwrap();
+        let tmp = payload.path().join("tmp");
+        fs::create_dir(&tmp).unwrap();
+        fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).unwrap();
         let (layer, tree) = (work.path().join("layer"), work.path().join("tree"));
         write_payload_layer(payload.path(), false, &layer).unwrap();
         fs::create_dir(&tree).unwrap();

@@ -196,6 +196,14 @@ impl Site {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
+    /// A manifest of one of the site's images, as `skopeo` gets it.
+    pub fn inspect_raw(&self, name: &str) -> Value {
+        let reference = format!("docker://{}/{name}", self.location);
+        let output = skopeo(&["inspect", "--raw", "--tls-verify=false", &reference]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
     /// The paths and names of this machine and of this run out of a text, for snapshots.
     pub fn neutral(&self, text: &str) -> String {
         let text = text.replace(&self.directory.path().display().to_string(), "SITE");
