@@ -9,6 +9,9 @@ use crate::{
     kmod::{ModuleBoot, testing::ModuleFile},
 };
 
+/// What a scripted boot comes to.
+type Answer = fn() -> Result<BootReport, TargetError>;
+
 fn boot_report(outcome: BootOutcome) -> BootReport {
     BootReport {
         kernel: K9.to_owned(),
@@ -100,7 +103,7 @@ async fn a_boot_that_loads_everything_is_in_the_report() {
 
 #[tokio::test]
 async fn a_boot_that_does_not_load_stops_the_target() {
-    let cases: [(fn() -> Result<BootReport, TargetError>, &str); 3] = [
+    let cases: [(Answer, &str); 3] = [
         (
             || {
                 let messages = vec!["m: disagrees about version of symbol printk".to_owned()];

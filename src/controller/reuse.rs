@@ -40,8 +40,6 @@ struct Lender {
 /// Why a payload was not reused; a normal build follows.
 #[derive(Debug, thiserror::Error)]
 enum NotReused {
-    #[error("the engine makes this image whole (output: image)")]
-    EngineMade,
     #[error("no image of the same recipe is published for another kernel")]
     NoLender,
     #[error("the payload of {kernel} cannot be used: {}", chain(.why))]
@@ -61,7 +59,8 @@ impl Controller {
         definition: (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
     ) -> Result<Option<Made>, TargetError> {
-        if definition.0.spec.reuse == Reuse::Never {
+        let spec = &definition.0.spec;
+        if spec.reuse == Reuse::Never || spec.output == Output::Image {
             return Ok(None);
         }
         let subject = cell.subject();
@@ -84,9 +83,6 @@ impl Controller {
         definition: (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
     ) -> Result<Result<Made, NotReused>, TargetError> {
-        if definition.0.spec.output == Output::Image {
-            return Ok(Err(NotReused::EngineMade));
-        }
         let mut first = None;
         for lender in self.lenders(cell).await? {
             match self.borrow(cell, definition, headers, &lender).await? {

@@ -69,3 +69,44 @@ fn write_rollout(text: &mut String, rollout: &RolloutReport) {
         Some(error) => writeln!(text, "failed    {target}: {error}"),
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kmod::Verdict;
+
+    #[test]
+    fn targets_as_people_read_them() {
+        let subject = || "x for 6.1.0-56-amd64".to_owned();
+        let image = || "r.example/x@sha256:1".to_owned();
+        let targets = [
+            TargetReport::Built {
+                subject: subject(),
+                image: image(),
+                verdict: Verdict::Unknown,
+                warnings: vec!["it is not known whether the modules load: m: ...".to_owned()],
+                pushed_bytes: 7,
+            },
+            TargetReport::Reused {
+                subject: subject(),
+                image: image(),
+                verdict: Verdict::Loads,
+                kernel: "6.1.0-55-amd64".to_owned(),
+                from: "r.example/x@sha256:2".to_owned(),
+                pushed_bytes: 8,
+            },
+        ];
+        let mut text = String::new();
+        for target in &targets {
+            write_target(&mut text, target);
+        }
+        insta::assert_snapshot!(text, @r"
+        built     x for 6.1.0-56-amd64: r.example/x@sha256:1 (check: unknown, 7 bytes pushed)
+                  warning: it is not known whether the modules load: m: ...
+        reused    x for 6.1.0-56-amd64 from kernel 6.1.0-55-amd64: r.example/x@sha256:1 (check: loads, 8 bytes pushed)
+        ");
+        let json = serde_json::to_value(&targets[1]).unwrap();
+        assert_eq!(json["outcome"], "reused");
+        assert_eq!((&json["kernel"], &json["pushedBytes"]), (&"6.1.0-55-amd64".into(), &8.into()));
+    }
+}

@@ -129,7 +129,7 @@ pub struct ImageIndex {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnyManifest {
     /// One image.
-    Image(ImageManifest),
+    Image(Box<ImageManifest>),
     /// Images for several platforms.
     Index(ImageIndex),
 }
@@ -144,7 +144,7 @@ impl AnyManifest {
         let shape: Shape = read("manifest", bytes)?;
         match shape.manifests {
             Some(_) => ImageIndex::parse(bytes).map(Self::Index),
-            None => ImageManifest::parse(bytes).map(Self::Image),
+            None => ImageManifest::parse(bytes).map(Box::new).map(Self::Image),
         }
     }
 }

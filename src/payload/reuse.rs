@@ -249,7 +249,8 @@ mod tests {
 
     #[test]
     fn a_payload_that_names_its_kernel_elsewhere_stays() {
-        let changes: [(fn(&Path), &str); 5] = [
+        type Change = fn(&Path);
+        let changes: [(Change, &str); 5] = [
             (|tree| fs::write(tree.join("usr/bin/tool"), format!("KVER={A}\n")).unwrap(), "usr/bin/tool"),
             (|tree| fs::create_dir_all(tree.join(format!("usr/src/x-{A}"))).unwrap(), "usr/src/x-"),
             (
