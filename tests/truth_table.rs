@@ -111,7 +111,8 @@ fn verdicts(kernel: &KernelRelease, directory: &Path, modules: &[String]) -> Vec
         .iter()
         .map(|path| {
             let modules = [read_module(&directory.join(path)).unwrap().unwrap()];
-            let request = CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[] };
+            let request =
+                CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[], files: None };
             let report = check(&request);
             let reasons: Vec<String> =
                 report.modules[0].findings.iter().take(2).map(|finding| finding.message.clone()).collect();

@@ -21,11 +21,20 @@ struct BuildResult<'a> {
     pinned: Option<String>,
     digest: String,
     input_hash: String,
-    /// `built` or `up-to-date`.
+    /// `built`, `reused` or `up-to-date`.
     outcome: &'a str,
+    /// For `reused`: where the payload was built.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reused_from: Option<Reused>,
     pushed_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<&'a kmod::CheckReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct Reused {
+    kernel: String,
+    digest: String,
 }
 
 /// Builds and checks the image and, where asked, publishes it.
@@ -42,13 +51,21 @@ pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken)
     let reference = &cell.reference;
     let pinned = args.push.then(|| format!("{}@{digest}", reference.repository));
     let report = built.as_ref().map(|built| &built.report);
+    let reused_from = built.as_ref().and_then(|built| built.reused_from.as_ref());
+    let outcome = match (&built, reused_from) {
+        (None, _) => "up-to-date",
+        (Some(_), Some(_)) => "reused",
+        (Some(_), None) => "built",
+    };
     let text = match global.output {
         OutputForm::Json => printer::json(&BuildResult {
             reference: reference.to_string(),
             pinned,
             digest: digest.to_string(),
             input_hash: cell.input_hash.to_string(),
-            outcome: if built.is_some() { "built" } else { "up-to-date" },
+            outcome,
+            reused_from: reused_from
+                .map(|from| Reused { kernel: from.kernel.to_string(), digest: from.digest.to_string() }),
             pushed_bytes: built.as_ref().map_or(0, |built| built.pushed_bytes),
             check: report,
         })?,
@@ -59,7 +76,9 @@ pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken)
                 (Some(pinned), None) => format!("{reference} is up to date\n{pinned}"),
                 (None, _) => format!("{reference} would be {digest} (not published: --push was not given)"),
             };
-            format!("{table}{line}")
+            let reused =
+                reused_from.map(|from| format!("reused from kernel {}, not compiled\n", from.kernel));
+            format!("{table}{}{line}", reused.unwrap_or_default())
         }
     };
     printer::result(&text)?;

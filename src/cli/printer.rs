@@ -97,6 +97,15 @@ impl Reporter for Progress {
         self.with_bar(subject, |bar| bar.set_message(line.to_owned()));
     }
 
+    fn note(&self, subject: &str, text: &str) {
+        let line = format!("{subject}: {text}");
+        match &self.bars {
+            // Through the bars, which would be torn otherwise; there is nowhere to report a failure of that.
+            Some(bars) => drop(bars.println(line)),
+            None => message(&line),
+        }
+    }
+
     fn finished(&self, subject: &str, outcome: &str) {
         match self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(subject) {
             Some(bar) => bar.finish_with_message(outcome.to_owned()),

@@ -40,6 +40,7 @@ pub fn controller(
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
+        boot_checker: None,
         reporter: Arc::new(Progress::new()),
         cancel,
     })

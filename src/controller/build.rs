@@ -18,7 +18,8 @@ use crate::{
     headers::HeaderSet,
     image::{DriverImage, Output},
     kernel::KernelFamily,
-    kmod::{self, CheckReport, CheckRequest, Verdict},
+    kmod::CheckReport,
+    oci::ReusedFrom,
     payload,
     plan::Cell,
 };
@@ -30,6 +31,8 @@ pub struct BuildOptions {
     pub push: bool,
     /// May a tag that holds other content be replaced?
     pub overwrite: bool,
+    /// Compile even where another kernel's payload would do.
+    pub compile: bool,
 }
 
 /// What a build gave.
@@ -39,11 +42,13 @@ pub struct Built {
     pub digest: crate::image::Digest,
     /// What the check said.
     pub report: CheckReport,
+    /// The image whose payload this is; `None` where it was compiled.
+    pub reused_from: Option<ReusedFrom>,
     /// Bytes sent to the registry; 0 when nothing was pushed.
     pub pushed_bytes: u64,
 }
 
-/// What an engine left, ready to become an image.
+/// What an engine or another image left, ready to become an image.
 pub(super) struct Payload {
     /// `/out`, unpacked; for an engine-made image only its modules.
     pub tree: PathBuf,
@@ -53,43 +58,72 @@ pub(super) struct Payload {
     pub work: Scratch,
 }
 
+/// A checked payload.
+pub(super) struct Made {
+    /// The payload.
+    pub payload: Payload,
+    /// What the check said.
+    pub report: CheckReport,
+    /// What it was made from.
+    pub origins: Origins,
+    /// The image whose payload it is; `None` where it was compiled.
+    pub reused_from: Option<ReusedFrom>,
+}
+
 /// What the inputs were resolved to, for the image's annotations.
 pub(super) struct Origins {
     /// The header set's packages or file.
     pub headers: Vec<String>,
     /// Each source's.
     pub sources: Vec<String>,
+    /// The toolchain.
+    pub toolchain: String,
 }
 
 impl Controller {
-    /// Builds one cell: headers, base, sources, compile, check, assemble and, if asked for, publish.
+    /// Builds one cell, or takes over another kernel's payload: headers, base, sources, compile, check, assemble
+    /// and, if asked for, publish.
     pub async fn build(&self, cell: &Cell, options: BuildOptions) -> Result<Built, TargetError> {
-        let (image, family) = self.definitions_of(cell)?;
+        let definition = self.definitions_of(cell)?;
+        let (image, family) = definition;
         let subject = cell.subject();
+        self.can_check(image)?;
         self.reporter.stage(&subject, Stage::Headers);
         let headers = self.header_set(cell, family).await?;
-        let engine = self.engine.get().await?;
-        self.ensure_base(engine.as_ref(), cell, family, &headers).await?;
-        let (context, sources) = self.context(cell, image).await?;
-
-        self.reporter.stage(&subject, Stage::Compile);
-        let payload = self.compile(engine.as_ref(), cell, image, context).await?;
-        let origins = Origins { headers: headers.origin.clone(), sources };
-
-        self.reporter.stage(&subject, Stage::Check);
-        let report = check(image, &headers, &payload).await?;
-        if report.verdict == Verdict::Refused {
-            return Err(TargetError::Refused { summary: report.summary(), report: kmod::table(&report) });
-        }
+        let reused = if options.compile { None } else { self.reuse(cell, definition, &headers).await? };
+        let made = match reused {
+            Some(made) => made,
+            None => self.make(cell, definition, &headers).await?,
+        };
 
         self.reporter.stage(&subject, Stage::Assemble);
-        let assembled = self.assemble(cell, image, &payload, &origins, &report).await?;
+        let assembled = self.assemble(cell, image, &made).await?;
         let mut pushed_bytes = 0;
         if options.push {
             self.reporter.stage(&subject, Stage::Publish);
             pushed_bytes = self.publish(cell, &assembled, options.overwrite).await?;
         }
-        Ok(Built { digest: assembled.assembled.digest.clone(), report, pushed_bytes })
+        let Made { payload: _, report, origins: _, reused_from } = made;
+        Ok(Built { digest: assembled.assembled.digest.clone(), report, reused_from, pushed_bytes })
+    }
+
+    /// Compiles and checks.
+    async fn make(
+        &self,
+        cell: &Cell,
+        definition: (&DriverImage, &KernelFamily),
+        headers: &HeaderSet,
+    ) -> Result<Made, TargetError> {
+        let (image, family) = definition;
+        let engine = self.engine.get().await?;
+        self.ensure_base(engine.as_ref(), cell, family, headers).await?;
+        let (context, sources) = self.context(cell, image).await?;
+        self.reporter.stage(&cell.subject(), Stage::Compile);
+        let payload = self.compile(engine.as_ref(), cell, image, context).await?;
+        let report = self.check(cell, definition, headers, &payload.tree).await?;
+        let toolchain = cell.toolchain.clone();
+        let origins = Origins { headers: headers.origin.clone(), sources, toolchain };
+        Ok(Made { payload, report, origins, reused_from: None })
     }
 
     /// The build context, sources and the patches that apply, and what the sources are.
@@ -176,26 +210,6 @@ impl Controller {
         let family = self.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         image.zip(family).ok_or_else(|| TargetError::Definition(cell.subject()))
     }
-}
-
-/// Checks a payload against its kernel's header set.
-async fn check(
-    image: &DriverImage,
-    headers: &HeaderSet,
-    payload: &Payload,
-) -> Result<CheckReport, TargetError> {
-    let (tree, facts, required) = (payload.tree.clone(), headers.facts.clone(), image.spec.modules.clone());
-    blocking(move || {
-        let modules = payload::read_modules(&tree)?;
-        Ok(kmod::check(&CheckRequest {
-            kernel: &facts,
-            needs: &[],
-            modules: &modules,
-            required: &required,
-            files: None,
-        }))
-    })
-    .await
 }
 
 /// Runs file-system and compression work off the async threads.

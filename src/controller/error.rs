@@ -56,6 +56,36 @@ pub enum TargetError {
         /// The whole report, as a table.
         report: String,
     },
+    /// It is not known whether the modules load, and the definition does not accept that.
+    #[error("the check does not know whether the modules load, and check.unknown is deny: {summary}")]
+    Unknown {
+        /// The first finding.
+        summary: String,
+        /// What would settle the findings.
+        settle: Vec<String>,
+        /// The whole report, as a table.
+        report: String,
+    },
+    /// The kernel, booted, did not load the modules.
+    #[error("the boot check failed: {summary}")]
+    BootRefused {
+        /// The first module that failed, and the kernel's words.
+        summary: String,
+        /// The whole report, as a table.
+        report: String,
+    },
+    /// The definition asks for a boot check, and there is nothing to make it with.
+    #[error("image {image} asks for a boot check (check.boot: true), and this farrier cannot boot kernels")]
+    NoBootChecker {
+        /// The image.
+        image: String,
+    },
+    /// What is published was accepted under another policy.
+    #[error("{reference} is published with the verdict unknown, and check.unknown is deny")]
+    PublishedUnknown {
+        /// The reference.
+        reference: String,
+    },
     /// The tag was taken by other content while this build ran.
     #[error("tag {tag} was published by somebody else during this build, with other inputs")]
     Overtaken {
@@ -165,6 +195,12 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::CompilerMissing { .. } | Self::Compile { .. } | Self::Refused { .. })
+            || self.is_of_policy()
+    }
+
+    /// Did what the definition asks of the check make the failure? Asked for less, the same inputs may do.
+    pub fn is_of_policy(&self) -> bool {
+        matches!(self, Self::Unknown { .. } | Self::BootRefused { .. })
     }
 
     /// Was an outside system out of reach?
@@ -181,7 +217,9 @@ impl TargetError {
     pub fn detail(&self) -> Vec<String> {
         match self {
             Self::Compile { diagnosis: None, tail, .. } => tail.clone(),
-            Self::Refused { report, .. } => report.lines().map(str::to_owned).collect(),
+            Self::Refused { report, .. }
+            | Self::Unknown { report, .. }
+            | Self::BootRefused { report, .. } => report.lines().map(str::to_owned).collect(),
             _ => Vec::new(),
         }
     }
@@ -213,6 +251,18 @@ impl TargetError {
                 log.display()
             )),
             Self::Refused { .. } => Some("the modules do not fit this kernel: see the report above".to_owned()),
+            Self::Unknown { settle, .. } => Some(format!(
+                "what would settle it: {}; or accept it with check.unknown: allow",
+                settle.join("; ")
+            )),
+            Self::BootRefused { .. } => Some(
+                "the kernel itself does not load the modules: see its words above; it is not tried again until an input changes"
+                    .to_owned(),
+            ),
+            Self::NoBootChecker { .. } => Some("leave check.boot out, or run a farrier that can".to_owned()),
+            Self::PublishedUnknown { .. } => Some(
+                "settle what is unknown and raise the version, or accept it with check.unknown: allow".to_owned(),
+            ),
             Self::Overtaken { .. } => Some("look at the other publisher's definitions, then run again".to_owned()),
             Self::Conflict { .. } => Some(
                 "a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite"

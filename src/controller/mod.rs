@@ -4,6 +4,8 @@
 
 mod bases;
 mod build;
+mod check;
+mod check_report;
 mod error;
 mod failures;
 mod observe;
@@ -11,8 +13,11 @@ mod pass;
 mod publish;
 mod report;
 mod retry;
+mod reuse;
 mod root_fs;
 mod single;
+#[cfg(test)]
+mod testing;
 mod text;
 
 use std::sync::Arc;
@@ -21,6 +26,8 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
 pub use build::{BuildOptions, Built};
+pub use check::{BootCheck, BootChecker};
+pub use check_report::StoredReport;
 pub use error::{PassError, TargetError};
 pub use failures::Failures;
 pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
@@ -55,6 +62,8 @@ pub struct Controller {
     /// What compiles; connected when the first build needs it, so that a pass with nothing to do
     /// needs no engine.
     pub engine: LazyEngine,
+    /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
+    pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.
     pub reporter: Arc<dyn Reporter>,
     /// Stops the pass; nothing half-done is left behind.

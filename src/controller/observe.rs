@@ -22,7 +22,7 @@ use crate::{
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
 /// taken for an attack.
-const AT_ONCE: usize = 16;
+pub(super) const AT_ONCE: usize = 16;
 
 /// What definitions amount to at this moment.
 #[derive(Clone, Debug, Default)]

@@ -4,12 +4,14 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError, retry::chain};
+use super::{
+    BuildOptions, Built, Controller, Failures, PassError, TargetError, check::remedies, retry::chain,
+};
 use crate::{
     cluster::{Cluster, Directory},
     image::{DriverImage, OnConflict, RolloutSpec},
     kernel::KernelTarget,
-    kmod::Verdict,
+    kmod::{CheckReport, Verdict},
     plan::{
         self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
         Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, Strategy, node_target,
@@ -39,6 +41,24 @@ pub enum TargetReport {
         image: String,
         /// What the check said.
         verdict: Verdict,
+        /// What the check does not know, though the definition accepts that.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        warnings: Vec<String>,
+        /// Bytes sent to the registry.
+        pushed_bytes: u64,
+    },
+    /// Another kernel's payload was published for this one, without a build.
+    Reused {
+        /// `<image> for <kernel release>`.
+        subject: String,
+        /// The image by digest.
+        image: String,
+        /// What the check said.
+        verdict: Verdict,
+        /// The kernel that the payload was built for.
+        kernel: String,
+        /// The image that it was taken from, by digest.
+        from: String,
         /// Bytes sent to the registry.
         pushed_bytes: u64,
     },
@@ -142,7 +162,6 @@ impl Controller {
             snapshot: &snapshot,
             manifests: &manifests,
             pullable: self.image_location().pullable,
-            allow_unknown: true,
         });
         Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot, manifests })
     }
@@ -194,15 +213,10 @@ impl Controller {
             .images
             .get(&cell.image)
             .is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
-        let outcome = self.build(cell, BuildOptions { push: true, overwrite }).await;
+        let outcome = self.build(cell, BuildOptions { push: true, overwrite, compile: false }).await;
         self.record(cell, &outcome)?;
         match outcome {
-            Ok(built) => {
-                self.reporter.finished(&subject, &format!("published {}", built.digest));
-                let image = format!("{}@{}", cell.reference.repository, built.digest);
-                let Built { report, pushed_bytes, .. } = built;
-                Ok((TargetReport::Built { subject, image, verdict: report.verdict, pushed_bytes }, false))
-            }
+            Ok(built) => Ok((self.published_report(cell, built), false)),
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
                 let report = TargetReport::Failed {
@@ -216,13 +230,48 @@ impl Controller {
         }
     }
 
+    /// Tells what was published.
+    fn published_report(&self, cell: &Cell, built: Built) -> TargetReport {
+        let subject = cell.subject();
+        let pinned = |digest: &crate::image::Digest| format!("{}@{digest}", cell.reference.repository);
+        let Built { digest, report, reused_from, pushed_bytes } = built;
+        let (image, verdict) = (pinned(&digest), report.verdict);
+        let warnings = match verdict {
+            Verdict::Unknown => vec![warning(&report)],
+            Verdict::Loads | Verdict::Refused => Vec::new(),
+        };
+        for warning in &warnings {
+            self.reporter.note(&subject, &format!("warning: {warning}"));
+        }
+        let how = reused_from.as_ref().map(|from| format!(", reused from kernel {}", from.kernel));
+        let how = how.unwrap_or_default();
+        self.reporter.finished(&subject, &format!("published {digest} (check: {verdict}{how})"));
+        match reused_from {
+            Some(from) => TargetReport::Reused {
+                subject,
+                image,
+                verdict,
+                kernel: from.kernel.to_string(),
+                from: pinned(&from.digest),
+                pushed_bytes,
+            },
+            None => TargetReport::Built { subject, image, verdict, warnings, pushed_bytes },
+        }
+    }
+
     /// Remembers a permanent failure, forgets it after a success.
     pub(super) fn record(&self, cell: &Cell, outcome: &Result<Built, TargetError>) -> Result<(), PassError> {
         let failures = Failures::new(&self.cache);
         match outcome {
             Ok(_) => failures.forget(cell.input_hash)?,
             Err(error) if error.is_permanent() => {
-                let failure = Failure { at: jiff::Timestamp::now(), message: chain(error), permanent: true };
+                let image = self.definitions.images.get(&cell.image).filter(|_| error.is_of_policy());
+                let failure = Failure {
+                    at: jiff::Timestamp::now(),
+                    message: chain(error),
+                    permanent: true,
+                    under: image.map(|image| image.spec.check),
+                };
                 failures.remember(cell.input_hash, &failure)?;
             }
             Err(_) => {}
@@ -290,6 +339,12 @@ impl Controller {
     pub(super) fn image_location(&self) -> ImageLocation {
         self.location.image_location()
     }
+}
+
+/// What is not known of a payload that is published all the same, and what would settle it.
+fn warning(report: &CheckReport) -> String {
+    let settle = remedies(report, Verdict::Unknown).join("; ");
+    format!("it is not known whether the modules load: {} (what would settle it: {settle})", report.summary())
 }
 
 /// Does some node carry the labels that the image asks for?

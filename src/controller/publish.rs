@@ -4,14 +4,17 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     Controller, TargetError,
-    build::{Origins, Payload, blocking},
+    build::{Made, Origins, blocking},
+    check::in_a_few_words,
     retry::with_retry,
     root_fs::RuntimeBaseImage,
 };
 use crate::{
     image::{Digest, DriverImage, ImageReference, Repository, Version},
-    kmod::CheckReport,
-    oci::{self, Assembled, Assembly, Descriptor, ImageFacts, ImageManifest, Layer, annotations, media_type},
+    oci::{
+        self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
+        Layer, annotations, media_type,
+    },
     payload,
     plan::Cell,
     registry::Upload,
@@ -21,6 +24,8 @@ use crate::{
 pub(super) struct Image {
     /// Configuration and manifest.
     pub assembled: Assembled,
+    /// What is stored beside it.
+    check_report: Artifact,
     /// Its own layers, as files.
     layers: Vec<(PathBuf, Layer)>,
     /// The base, whose blobs the target repository may lack.
@@ -33,10 +38,11 @@ impl Controller {
         &self,
         cell: &Cell,
         image: &DriverImage,
-        payload: &Payload,
-        origins: &Origins,
-        report: &CheckReport,
+        made: &Made,
     ) -> Result<Image, TargetError> {
+        let Made { payload, report, origins, reused_from } = made;
+        let Origins { headers, sources, toolchain } = origins;
+        let summary = in_a_few_words(report);
         let runtime = &image.spec.runtime;
         let mut facts = ImageFacts {
             input_hash: Some(cell.input_hash),
@@ -44,8 +50,11 @@ impl Controller {
             driver_version: Some(cell.version.clone()),
             payload_digest: None,
             verdict: Some(report.verdict),
+            check_summary: Some(summary.clone()),
+            recipe: Some(cell.recipe),
+            reused_from: reused_from.as_ref().map(|from| from.digest.clone()),
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
-            toolchain: Some(cell.toolchain.clone()),
+            toolchain: Some(toolchain.clone()),
         };
         let (base, layers) = if let Some(made) = &payload.image {
             (Some(engine_made(made, cell)?), made.layers.clone())
@@ -66,7 +75,6 @@ impl Controller {
         notes.insert(annotations::TITLE.to_owned(), cell.image.to_string());
         notes.insert(annotations::VERSION.to_owned(), cell.version.clone());
         notes.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
-        let Origins { headers, sources } = origins;
         for (key, origins) in [(annotations::HEADERS, headers), (annotations::SOURCES, sources)] {
             if !origins.is_empty() {
                 notes.insert(key.to_owned(), origins.join(", "));
@@ -87,10 +95,13 @@ impl Controller {
             architecture: cell.target.arch,
         })?;
         let base = base.filter(|_| payload.image.is_none());
-        Ok(Image { assembled, layers, base })
+        let document = CheckReportDocument { report, reused_from: reused_from.as_ref() };
+        let check_report = Artifact::check_report(&assembled.manifest, &document, &summary)?;
+        Ok(Image { assembled, check_report, layers, base })
     }
 
-    /// Pushes what the registry lacks, then the manifest under every tag. Returns the bytes sent.
+    /// Pushes what the registry lacks, then the manifest by its digest, the check report that refers to it, and
+    /// the manifest under every tag: no tag is ever there without its report. Returns the bytes sent.
     pub(super) async fn publish(
         &self,
         cell: &Cell,
@@ -116,6 +127,15 @@ impl Controller {
             with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, config))
                 .await?,
         );
+        let (digest, manifest) = (&image.assembled.digest, &image.assembled.manifest);
+        with_retry("push manifest", &self.cancel, || {
+            let version = Version::Digest(digest.clone());
+            async move {
+                self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, manifest).await
+            }
+        })
+        .await?;
+        sent += self.push_check_report(repository, &image.check_report).await?;
         for reference in cell.references() {
             self.push_tag(cell, reference, &image.assembled.manifest, overwrite).await?;
         }
@@ -207,22 +227,17 @@ fn bytes_of(upload: Upload) -> u64 {
 /// An image that the engine made, in the form that bases have: its configuration and layers are kept,
 /// annotations are added.
 fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<RuntimeBaseImage, TargetError> {
-    let descriptor = |media_type: &str, digest: Digest, size: u64| Descriptor {
-        media_type: media_type.to_owned(),
-        digest,
-        size,
-        platform: None,
-        annotations: BTreeMap::new(),
-    };
     let manifest = ImageManifest {
         schema_version: 2,
         media_type: Some(media_type::OCI_MANIFEST.to_owned()),
-        config: descriptor(media_type::OCI_CONFIG, Digest::of(&made.config), made.config.len() as u64),
+        artifact_type: None,
+        config: Descriptor::new(media_type::OCI_CONFIG, Digest::of(&made.config), made.config.len() as u64),
         layers: made
             .layers
             .iter()
-            .map(|(_, layer)| descriptor(layer.media_type, layer.digest.clone(), layer.size))
+            .map(|(_, layer)| Descriptor::new(layer.media_type, layer.digest.clone(), layer.size))
             .collect(),
+        subject: None,
         annotations: BTreeMap::new(),
     };
     let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch)?;

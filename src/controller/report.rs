@@ -15,8 +15,12 @@ pub enum Stage {
     Base,
     /// Compiling.
     Compile,
+    /// Looking whether an image for another kernel fits.
+    Reuse,
     /// Checking the modules against the kernel.
     Check,
+    /// Booting the kernel and loading the modules.
+    Boot,
     /// Writing the image.
     Assemble,
     /// Pushing the image.
@@ -31,7 +35,9 @@ impl fmt::Display for Stage {
             Self::Toolchain => "preparing the toolchain image",
             Self::Base => "putting headers into the toolchain image",
             Self::Compile => "compiling",
+            Self::Reuse => "looking for an image to reuse",
             Self::Check => "checking",
+            Self::Boot => "booting the kernel to load the modules",
             Self::Assemble => "assembling the image",
             Self::Publish => "publishing",
         })
@@ -44,6 +50,8 @@ pub trait Reporter: Send + Sync {
     fn stage(&self, subject: &str, stage: Stage);
     /// One line of a build's output.
     fn output(&self, subject: &str, line: &str);
+    /// Something to know that stops nothing, such as why an image was not reused.
+    fn note(&self, subject: &str, text: &str);
     /// The target is done; `outcome` is one line.
     fn finished(&self, subject: &str, outcome: &str);
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 
 use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError};
 use crate::{
-    image::{Digest, DriverImage, ImageName, OnConflict},
+    image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
     kernel::KernelTarget,
+    kmod::Verdict,
     plan::{self, Cell, CellInputs},
 };
 
@@ -39,7 +40,7 @@ impl Controller {
 
     /// Builds one image for one kernel and, with `push`, publishes it under its tags.
     ///
-    /// With `force` it is built although the same inputs are published, or failed before.
+    /// With `force` it is compiled although the same inputs are published, failed before, or could take over another kernel's payload.
     pub async fn build_one(
         &self,
         name: &ImageName,
@@ -48,10 +49,11 @@ impl Controller {
         force: bool,
     ) -> Result<BuildOutcome, TargetError> {
         let cell = self.cell(name, target).await?;
-        let overwrite = self.image(name)?.spec.on_conflict == OnConflict::Overwrite;
+        let spec = &self.image(name)?.spec;
+        let overwrite = spec.on_conflict == OnConflict::Overwrite;
         // A conflict is found before the compiler runs, forced or not.
         if push
-            && let Some(digest) = self.published_already(&cell, overwrite).await?
+            && let Some(digest) = self.published_already(&cell, spec.check.unknown, overwrite).await?
             && !force
         {
             return Ok(BuildOutcome { cell, digest, built: None });
@@ -59,10 +61,11 @@ impl Controller {
         if !force
             && let Some(failure) =
                 Failures::new(&self.cache).look_up([cell.input_hash])?.remove(&cell.input_hash)
+            && failure.still_holds(spec.check)
         {
             return Err(TargetError::FailedBefore { at: failure.at, message: failure.message });
         }
-        let outcome = self.build(&cell, BuildOptions { push, overwrite }).await;
+        let outcome = self.build(&cell, BuildOptions { push, overwrite, compile: force }).await;
         self.record(&cell, &outcome).map_err(|error| match error {
             PassError::Cache(error) => TargetError::from(error),
             PassError::Cluster(_) => TargetError::Cancelled,
@@ -81,7 +84,13 @@ impl Controller {
     }
 
     /// The digest under the cell's first tag when it has the cell's inputs; other inputs are a conflict.
-    async fn published_already(&self, cell: &Cell, overwrite: bool) -> Result<Option<Digest>, TargetError> {
+    /// So is a verdict that the definition does not accept.
+    async fn published_already(
+        &self,
+        cell: &Cell,
+        unknown: UnknownPolicy,
+        overwrite: bool,
+    ) -> Result<Option<Digest>, TargetError> {
         let mut digest = None;
         for reference in cell.references() {
             let Some(found) = self.look_up(reference).await? else { return Ok(None) };
@@ -91,6 +100,9 @@ impl Controller {
                 } else {
                     Err(TargetError::Conflict { reference: reference.to_string() })
                 };
+            }
+            if found.verdict == Some(Verdict::Unknown) && unknown == UnknownPolicy::Deny {
+                return Err(TargetError::PublishedUnknown { reference: reference.to_string() });
             }
             digest.get_or_insert(found.digest);
         }

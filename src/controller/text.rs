@@ -37,9 +37,17 @@ impl PassReport {
 // Writing to a `String` cannot fail.
 fn write_target(text: &mut String, target: &TargetReport) {
     let _ = match target {
-        TargetReport::Built { subject, image, verdict, pushed_bytes } => {
-            writeln!(text, "built     {subject}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)")
+        TargetReport::Built { subject, image, verdict, warnings, pushed_bytes } => {
+            let _ = writeln!(
+                text,
+                "built     {subject}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)"
+            );
+            warnings.iter().try_for_each(|warning| writeln!(text, "          warning: {warning}"))
         }
+        TargetReport::Reused { subject, image, verdict, kernel, from: _, pushed_bytes } => writeln!(
+            text,
+            "reused    {subject} from kernel {kernel}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)"
+        ),
         TargetReport::Tagged { subject, references } => {
             writeln!(text, "tagged    {subject}: {}", references.join(", "))
         }
@@ -60,4 +68,45 @@ fn write_rollout(text: &mut String, rollout: &RolloutReport) {
         None => writeln!(text, "rewrote   {target}: {from} -> {to}"),
         Some(error) => writeln!(text, "failed    {target}: {error}"),
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kmod::Verdict;
+
+    #[test]
+    fn targets_as_people_read_them() {
+        let subject = || "x for 6.1.0-56-amd64".to_owned();
+        let image = || "r.example/x@sha256:1".to_owned();
+        let targets = [
+            TargetReport::Built {
+                subject: subject(),
+                image: image(),
+                verdict: Verdict::Unknown,
+                warnings: vec!["it is not known whether the modules load: m: ...".to_owned()],
+                pushed_bytes: 7,
+            },
+            TargetReport::Reused {
+                subject: subject(),
+                image: image(),
+                verdict: Verdict::Loads,
+                kernel: "6.1.0-55-amd64".to_owned(),
+                from: "r.example/x@sha256:2".to_owned(),
+                pushed_bytes: 8,
+            },
+        ];
+        let mut text = String::new();
+        for target in &targets {
+            write_target(&mut text, target);
+        }
+        insta::assert_snapshot!(text, @r"
+        built     x for 6.1.0-56-amd64: r.example/x@sha256:1 (check: unknown, 7 bytes pushed)
+                  warning: it is not known whether the modules load: m: ...
+        reused    x for 6.1.0-56-amd64 from kernel 6.1.0-55-amd64: r.example/x@sha256:1 (check: loads, 8 bytes pushed)
+        ");
+        let json = serde_json::to_value(&targets[1]).unwrap();
+        assert_eq!(json["outcome"], "reused");
+        assert_eq!((&json["kernel"], &json["pushedBytes"]), (&"6.1.0-55-amd64".into(), &8.into()));
+    }
 }

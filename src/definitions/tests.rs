@@ -204,6 +204,24 @@ fn missing_fields_are_named() {
 }
 
 #[test]
+fn what_the_check_does_and_what_may_be_reused() {
+    let policy = "  template: kbuild\n  check: {unknown: maybe}\n";
+    insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", policy)]), @r#"
+    error: images/m.yaml:7:20: "maybe" is not known here; known: allow, deny
+      7 |   check: {unknown: maybe}
+        |                    ^
+    1 mistake in the definitions
+    "#);
+    let made = "  template: kbuild\n  output: image\n  reuse: compatible\n";
+    insta::assert_snapshot!(image_mistakes(&[("  template: kbuild\n", made)]), @r#"
+    error: images/m.yaml:8:10: an image that the engine makes (output: image) holds its kernel's name in layers of its own; only a payload can be reused
+      8 |   reuse: compatible
+        |          ^
+    1 mistake in the definitions
+    "#);
+}
+
+#[test]
 fn values_of_another_kind_are_told_apart() {
     insta::assert_snapshot!(image_mistakes(&[
         ("{name: mstflint}", ""),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     image::{
-        DriverImage, ImageName, RuntimeBase, SourceOrigin, SourceSpec, VersionSpec,
+        DriverImage, ImageName, Output, Reuse, RuntimeBase, SourceOrigin, SourceSpec, VersionSpec,
         checked::{self, InnerPath, InnerPattern, Reference, Sha256},
     },
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
@@ -73,6 +73,11 @@ pub(super) fn image(
         && let Some(fault) = checked::fault::<Reference>(reference)
     {
         wrong(&["spec", "runtime", "base", "image"], fault);
+    }
+    if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
+        let message = "an image that the engine makes (output: image) holds its kernel's name in layers of its own; \
+                       only a payload can be reused";
+        wrong(&["spec", "reuse"], message.to_owned());
     }
     for (index, patch) in spec.patches.iter().enumerate() {
         if patch.path.file_name().is_none() {

@@ -146,6 +146,12 @@ pub struct DriverImageSpec {
     )]
     #[schemars(inner(regex(pattern = ModuleName::PATTERN)))]
     pub modules: Vec<String>,
+    /// What the load check does and accepts.
+    #[serde(default)]
+    pub check: CheckSpec,
+    /// May a payload that was built for another kernel be published for this one?
+    #[serde(default)]
+    pub reuse: Reuse,
     /// What surrounds the payload.
     #[serde(default)]
     pub runtime: RuntimeSpec,
@@ -189,6 +195,42 @@ fn tag_patterns<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String
         ));
     }
     Ok(patterns.into_iter().map(|pattern| pattern.0).collect())
+}
+
+/// What the load check does and accepts. It decides what becomes of a payload and changes none, so it is no
+/// part of the input hash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CheckSpec {
+    /// What becomes of a payload of which it is not known whether it loads.
+    #[serde(default)]
+    pub unknown: UnknownPolicy,
+    /// Boot the kernel in a virtual machine and load the modules there, before anything is published.
+    #[serde(default)]
+    pub boot: bool,
+}
+
+/// What becomes of a payload of which it is not known whether it loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum UnknownPolicy {
+    /// It is published and rolled out, with a warning.
+    #[default]
+    Allow,
+    /// It is neither published nor rolled out.
+    Deny,
+}
+
+/// May a payload that was built for another kernel be published for this one?
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Reuse {
+    /// No: every kernel gets its own build.
+    #[default]
+    Never,
+    /// Yes, if it was built from the same inputs but for the kernel, and the check says that this kernel loads
+    /// every module of it.
+    Compatible,
 }
 
 /// Nodes by label; an empty selector matches every node.

@@ -10,8 +10,8 @@ mod tag;
 mod version;
 
 pub use definition::{
-    ApiVersion, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata, NodeSelector,
-    OnConflict, Output, RuntimeBase, RuntimeSpec,
+    ApiVersion, CheckSpec, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata,
+    NodeSelector, OnConflict, Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
 pub use input_hash::{InputHash, InputHashError, InputHasher};
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};

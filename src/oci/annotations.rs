@@ -32,6 +32,12 @@ pub const DRIVER_VERSION: &str = "farrier.dev/driver-version";
 pub const PAYLOAD_DIGEST: &str = "farrier.dev/payload-digest";
 /// The check report's verdict.
 pub const CHECK_VERDICT: &str = "farrier.dev/check-verdict";
+/// The check report in a few words: `5 modules: loads`.
+pub const CHECK_SUMMARY: &str = "farrier.dev/check-summary";
+/// Hash over what was built but for the kernel, 64 hexadecimal digits.
+pub const RECIPE: &str = "farrier.dev/recipe";
+/// Digest of the image for another kernel whose payload this is.
+pub const REUSED_FROM: &str = "farrier.dev/reused-from";
 /// Operating system as `<id>-<version>`.
 pub const OS: &str = "farrier.dev/os";
 /// The compiler and toolchain image.
@@ -58,6 +64,12 @@ pub struct ImageFacts {
     pub payload_digest: Option<Digest>,
     /// Check verdict.
     pub verdict: Option<Verdict>,
+    /// The check report in a few words, for people.
+    pub check_summary: Option<String>,
+    /// Hash over what was built but for the kernel.
+    pub recipe: Option<InputHash>,
+    /// The image whose payload it has.
+    pub reused_from: Option<Digest>,
     /// Operating system, for people.
     pub os: Option<String>,
     /// Toolchain, for people.
@@ -94,6 +106,9 @@ impl ImageFacts {
             driver_version: text(annotations, DRIVER_VERSION)?,
             payload_digest: typed(annotations, PAYLOAD_DIGEST)?,
             verdict: typed(annotations, CHECK_VERDICT)?,
+            check_summary: text(annotations, CHECK_SUMMARY)?,
+            recipe: typed(annotations, RECIPE)?,
+            reused_from: typed(annotations, REUSED_FROM)?,
             os: text(annotations, OS)?,
             toolchain: text(annotations, TOOLCHAIN)?,
         })
@@ -101,14 +116,27 @@ impl ImageFacts {
 
     /// The same as annotations.
     pub fn to_annotations(&self) -> BTreeMap<String, String> {
-        let Self { input_hash, kernel_release, driver_version, payload_digest, verdict, os, toolchain } =
-            self;
+        let Self {
+            input_hash,
+            kernel_release,
+            driver_version,
+            payload_digest,
+            verdict,
+            check_summary,
+            recipe,
+            reused_from,
+            os,
+            toolchain,
+        } = self;
         [
             (INPUT_HASH, input_hash.map(|hash| hash.to_string())),
             (KERNEL_RELEASE, kernel_release.as_ref().map(ToString::to_string)),
             (DRIVER_VERSION, driver_version.clone()),
             (PAYLOAD_DIGEST, payload_digest.as_ref().map(ToString::to_string)),
             (CHECK_VERDICT, verdict.map(|verdict| verdict.to_string())),
+            (CHECK_SUMMARY, check_summary.clone()),
+            (RECIPE, recipe.map(|recipe| recipe.to_string())),
+            (REUSED_FROM, reused_from.as_ref().map(ToString::to_string)),
             (OS, os.clone()),
             (TOOLCHAIN, toolchain.clone()),
         ]
@@ -151,6 +179,9 @@ mod tests {
             driver_version: Some("25.10".to_owned()),
             payload_digest: Some(Digest::of(b"payload")),
             verdict: Some(Verdict::Loads),
+            check_summary: Some("1 module: loads".to_owned()),
+            recipe: Some("cd".repeat(32).parse().unwrap()),
+            reused_from: Some(Digest::of(b"other")),
             os: Some("debian-12".to_owned()),
             toolchain: None,
         }

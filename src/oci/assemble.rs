@@ -54,13 +54,7 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     let config = write("image configuration", &configuration(assembly))?;
     let config_digest = Digest::of(&config);
 
-    let descriptor = |media_type: &str, digest: &Digest, size: u64| Descriptor {
-        media_type: media_type.to_owned(),
-        digest: digest.clone(),
-        size,
-        platform: None,
-        annotations: BTreeMap::new(),
-    };
+    let descriptor = |media_type, digest: &Digest, size| Descriptor::new(media_type, digest.clone(), size);
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
     layers.extend(assembly.layers.iter().map(|l| descriptor(l.media_type, &l.digest, l.size)));
 
@@ -71,8 +65,10 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     let manifest = ImageManifest {
         schema_version: 2,
         media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
         config: descriptor(media_type::OCI_CONFIG, &config_digest, config.len() as u64),
         layers,
+        subject: None,
         annotations: notes,
     }
     .to_bytes()?;

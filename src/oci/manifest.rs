@@ -62,6 +62,9 @@ pub struct Descriptor {
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
+    /// For an artifact's manifest: what the artifact is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
     /// For a manifest in an index: what it runs on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
@@ -91,10 +94,16 @@ pub struct ImageManifest {
     /// Its own media type; OCI allows it to be absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub media_type: Option<String>,
+    /// What it is, where it is no image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
     /// The configuration.
     pub config: Descriptor,
     /// The layers, the lowest first.
     pub layers: Vec<Descriptor>,
+    /// The manifest that this one says something about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Descriptor>,
     /// Notes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
     pub annotations: BTreeMap<String, String>,
@@ -120,7 +129,7 @@ pub struct ImageIndex {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AnyManifest {
     /// One image.
-    Image(ImageManifest),
+    Image(Box<ImageManifest>),
     /// Images for several platforms.
     Index(ImageIndex),
 }
@@ -135,7 +144,21 @@ impl AnyManifest {
         let shape: Shape = read("manifest", bytes)?;
         match shape.manifests {
             Some(_) => ImageIndex::parse(bytes).map(Self::Index),
-            None => ImageManifest::parse(bytes).map(Self::Image),
+            None => ImageManifest::parse(bytes).map(Box::new).map(Self::Image),
+        }
+    }
+}
+
+impl Descriptor {
+    /// Points to a blob or manifest, and says nothing more.
+    pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
+        Self {
+            media_type: media_type.to_owned(),
+            digest,
+            size,
+            artifact_type: None,
+            platform: None,
+            annotations: BTreeMap::new(),
         }
     }
 }
@@ -241,6 +264,7 @@ mod tests {
             media_type: media_type::OCI_MANIFEST.to_owned(),
             digest: Digest::of(format!("{platform:?}").as_bytes()),
             size: 7,
+            artifact_type: None,
             platform: platform.map(|(os, architecture)| Platform {
                 architecture: architecture.to_owned(),
                 os: os.to_owned(),

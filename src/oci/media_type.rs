@@ -12,6 +12,10 @@ pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// A layer: tar, compressed with zstd.
 pub const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+/// The configuration of what has none (image spec, `manifest.md`, "Guidance for an Empty Descriptor").
+pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
+/// A check report: what the kernel's loader says about an image's modules.
+pub const CHECK_REPORT: &str = "application/vnd.farrier.check-report.v1+json";
 /// Docker's image manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 /// Docker's manifest list.

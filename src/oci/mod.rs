@@ -1,6 +1,7 @@
 //! Pure: images in OCI form: layers, configuration, manifest, annotations. Bytes in, bytes out.
 
 pub mod annotations;
+mod artifact;
 mod assemble;
 mod base;
 pub mod docker_archive;
@@ -10,6 +11,7 @@ pub mod media_type;
 mod scan;
 
 pub use annotations::{FactsError, ImageFacts};
+pub use artifact::{Artifact, CheckReportDocument, ReusedFrom, is_referrers_tag, referrers_tag};
 pub use assemble::{Assembled, Assembly, CREATED, assemble};
 pub use base::Base;
 pub use layer::{EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};

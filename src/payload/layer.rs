@@ -87,7 +87,7 @@ pub struct PayloadLayer {
 }
 
 /// One entry of the payload.
-struct Entry {
+pub(super) struct Entry {
     /// Where it lies on this machine; `None` for a directory that only the layer has.
     source: Option<PathBuf>,
     mode: u32,
@@ -100,7 +100,7 @@ enum Kind {
     Symlink { target: PathBuf },
 }
 
-type Tree = BTreeMap<PathBuf, Entry>;
+pub(super) type Tree = BTreeMap<PathBuf, Entry>;
 
 /// Writes the payload directory as a layer into `out`, which appears whole or not at all. Blocks; memory is
 /// a few hundred bytes for each entry.
@@ -121,7 +121,7 @@ pub fn write_payload_layer(
     Ok(PayloadLayer { layer, payload_digest })
 }
 
-fn walk(payload: &Path) -> Result<Tree, LayerFileError> {
+pub(super) fn walk(payload: &Path) -> Result<Tree, LayerFileError> {
     let mut tree = Tree::new();
     for found in WalkDir::new(payload).min_depth(1).follow_links(false) {
         let found = found.map_err(|error| {
@@ -244,7 +244,7 @@ fn each_entry(
     Ok(())
 }
 
-fn digest(tree: &Tree) -> Result<Digest, LayerFileError> {
+pub(super) fn digest(tree: &Tree) -> Result<Digest, LayerFileError> {
     let mut digester = TreeDigester::new(MTIME);
     each_entry(tree, |path, mode, kind| digester.entry(path, mode, kind))?;
     Ok(digester.finish()?)

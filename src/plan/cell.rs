@@ -10,7 +10,7 @@ use crate::{
         Definitions, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
         PatchSpec, ReferenceError, Repository, RuntimeSpec, SourceSpec, TagInputs, Version, render_tags,
     },
-    kernel::{KernelFamily, KernelTarget, match_family},
+    kernel::{KernelFamily, KernelLabel, KernelTarget, match_family},
     template::{self, TemplateContext},
 };
 
@@ -101,6 +101,10 @@ pub struct Cell {
     /// Over everything that can change the image.
     #[serde(serialize_with = "text::one")]
     pub input_hash: InputHash,
+    /// Over the same without what tells one kernel from another (release, headers, toolchain): images of one
+    /// recipe may take each other's payload.
+    #[serde(skip)]
+    pub recipe: InputHash,
     /// The rendered Dockerfile.
     #[serde(skip)]
     pub dockerfile: String,
@@ -164,10 +168,9 @@ pub fn cell_for(
 
     let dockerfile = dockerfile(definitions, image, resolved, &patches, &base_name, target)?;
     let (reference, further) = references(location, image, resolved, target)?;
-    let input_hash = input_hash(
-        &HashInputs { spec, resolved, patches: &patches, toolchain, headers: &headers, target },
-        &dockerfile,
-    )?;
+    let inputs = HashInputs { spec, resolved, patches: &patches, toolchain, headers: &headers, target };
+    let input_hash = input_hash(&inputs, &dockerfile)?;
+    let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
     Ok(Cell {
         image: name.clone(),
         version: resolved.version.clone(),
@@ -177,6 +180,7 @@ pub fn cell_for(
         reference,
         further,
         input_hash,
+        recipe,
         dockerfile,
         base_name,
         patches,
@@ -269,7 +273,46 @@ struct HashInputs<'a> {
 }
 
 fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let HashInputs { spec, resolved, patches, toolchain, headers, target } = inputs;
+    let HashInputs { spec: _, resolved, patches: _, toolchain, headers, target } = inputs;
+    let KernelTarget { os, os_version, release, arch } = target;
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("dockerfile", dockerfile)
+        .add("os", os.as_str())
+        .add("os-version", os_version.as_str())
+        .add("release", release.as_str())
+        .add("arch", arch.as_str())
+        .add("headers", headers)
+        .add("toolchain", toolchain)
+        .add("version", &resolved.version);
+    add_definition(&mut hasher, inputs)?;
+    Ok(hasher.finish())
+}
+
+/// The Dockerfile comes without the base's name. The release and label that the template wrote into it do not
+/// count; what it wrote because of them, such as another step for another kernel, does.
+fn recipe(inputs: &HashInputs<'_>, family: &ImageName, dockerfile: &str) -> Result<InputHash, SkipReason> {
+    let HashInputs { spec: _, resolved, patches: _, toolchain: _, headers: _, target } = inputs;
+    let KernelTarget { os, os_version, release, arch } = target;
+    let mut dockerfile = dockerfile.replace(release.as_str(), "{{kernel.release}}");
+    if let Some(label) = KernelLabel::of(release) {
+        dockerfile = dockerfile.replace(label.as_str(), "{{kernel.label}}");
+    }
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("recipe", dockerfile)
+        .add("os", os.as_str())
+        .add("os-version", os_version.as_str())
+        .add("arch", arch.as_str())
+        .add("family", family.as_str())
+        .add("version", &resolved.version);
+    add_definition(&mut hasher, inputs)?;
+    Ok(hasher.finish())
+}
+
+/// Adds what the definition says and what it was resolved to.
+fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
+    let HashInputs { spec, resolved, patches, toolchain: _, headers: _, target: _ } = inputs;
     // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
     // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
     let DriverImageSpec {
@@ -281,25 +324,16 @@ fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, Sk
         nodes: _,
         kernels: _,
         modules,
+        check: _,
+        reuse: _,
         runtime,
         output,
         tags: _,
         on_conflict: _,
         rollout: _,
     } = spec;
-    let KernelTarget { os, os_version, release, arch } = target;
     let RuntimeSpec { base, entrypoint, env } = runtime;
-
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
     hasher
-        .add("dockerfile", dockerfile)
-        .add("os", os.as_str())
-        .add("os-version", os_version.as_str())
-        .add("release", release.as_str())
-        .add("arch", arch.as_str())
-        .add("headers", headers)
-        .add("toolchain", toolchain)
-        .add("version", &resolved.version)
         .add("modules", canonical("modules", modules)?)
         .add("output", canonical("output", output)?)
         .add("entrypoint", canonical("runtime.entrypoint", entrypoint)?)
@@ -331,7 +365,7 @@ fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, Sk
             return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
         }
     }
-    Ok(hasher.finish())
+    Ok(())
 }
 
 /// The canonical form of a part of a definition: JSON with fields in the order of their declaration and

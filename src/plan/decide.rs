@@ -12,7 +12,10 @@ use super::{
     RolloutDecision, Skipped, rollout::rollouts, text,
 };
 use crate::{
-    image::{Definitions, Digest, ImageName, ImageReference, InputHash, OnConflict, Version},
+    image::{
+        CheckSpec, Definitions, Digest, ImageName, ImageReference, InputHash, OnConflict, Reuse,
+        UnknownPolicy, Version,
+    },
     kernel::KernelTarget,
     kmod::Verdict,
 };
@@ -39,6 +42,9 @@ pub struct Failure {
     pub message: String,
     /// Will the same inputs fail again?
     pub permanent: bool,
+    /// What the definition asked of the check, where that made the failure: asked for less, they may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under: Option<CheckSpec>,
 }
 
 /// What the registry and earlier passes say about a matrix.
@@ -67,8 +73,6 @@ pub struct PlanInputs<'a> {
     pub manifests: &'a Manifests,
     /// Can nodes pull the images ([`super::ImageLocation::pullable`])?
     pub pullable: bool,
-    /// Is the verdict `unknown` good enough for a rollout?
-    pub allow_unknown: bool,
 }
 
 /// What is done, what is not, and why. Its JSON form is stable: field and reason names do not change
@@ -106,6 +110,9 @@ pub struct PlannedBuild {
     /// Why.
     #[serde(serialize_with = "text::explained")]
     pub why: BuildReason,
+    /// Is an image of the same recipe for another kernel published for this one instead, if the check allows?
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub may_reuse: bool,
 }
 
 /// An image that is published and lacks names.
@@ -135,6 +142,9 @@ pub struct UpToDate {
     pub digest: Digest,
     /// Its check report's verdict.
     pub verdict: Option<Verdict>,
+    /// Does the definition not accept this verdict any more? Then the image is not rolled out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub denied: bool,
 }
 
 /// A tag that holds something else than these inputs give (guarantee 3).
@@ -213,7 +223,7 @@ impl Plan {
         let Self {
             builds: _,
             tags: _,
-            up_to_date: _,
+            up_to_date,
             conflicts,
             held_back,
             unknown,
@@ -232,11 +242,13 @@ impl Plan {
                         | HoldReason::Fixed { .. }
                         | HoldReason::ClaimedTwice { .. }
                         | HoldReason::NotPassed { .. }
+                        | HoldReason::UnknownDenied { .. }
                         | HoldReason::OtherKernel { .. }
                 )
             )
         };
         !conflicts.is_empty()
+            || up_to_date.iter().any(|found| found.denied)
             || !held_back.is_empty()
             || !unknown.is_empty()
             || !skipped.iter().all(|skipped| skipped.why.is_finding())
@@ -260,8 +272,9 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
 
 fn decide<'a>(inputs: &PlanInputs<'a>, cell: &Arc<Cell>, plan: &mut Plan) -> CellState<'a> {
     let Observed { published, unreachable, failures } = inputs.observed;
-    let on_conflict =
-        inputs.definitions.images.get(&cell.image).map_or(OnConflict::Refuse, |image| image.spec.on_conflict);
+    let spec = inputs.definitions.images.get(&cell.image).map(|image| &image.spec);
+    let on_conflict = spec.map_or(OnConflict::Refuse, |spec| spec.on_conflict);
+    let check = spec.map(|spec| spec.check).unwrap_or_default();
 
     let lookup = |reference| unreachable.get(reference).map(|message| (reference, message));
     if let Some((reference, message)) = cell.references().find_map(lookup) {
@@ -302,23 +315,33 @@ fn decide<'a>(inputs: &PlanInputs<'a>, cell: &Arc<Cell>, plan: &mut Plan) -> Cel
             cell: Arc::clone(cell),
             digest: found.digest.clone(),
             verdict: found.verdict,
+            denied: found.verdict == Some(Verdict::Unknown) && check.unknown == UnknownPolicy::Deny,
         });
         return CellState::Published(found);
     }
 
-    let why = match (failures.get(&cell.input_hash), other) {
-        (Some(&Failure { at, ref message, permanent: true }), _) => {
+    let failure = failures.get(&cell.input_hash).filter(|failure| failure.still_holds(check));
+    let why = match (failure, other) {
+        (Some(&Failure { at, ref message, permanent: true, under: _ }), _) => {
             plan.held_back.push(HeldBack { cell: Arc::clone(cell), at, message: message.clone() });
             return CellState::Absent(format!("failed before with the same inputs: {message}"));
         }
-        (Some(&Failure { at, ref message, permanent: false }), _) => {
+        (Some(&Failure { at, ref message, permanent: false, under: _ }), _) => {
             BuildReason::RetryAfterFailure { at, detail: message.clone() }
         }
         (None, Some((_, found))) => BuildReason::Overwrite { theirs: found.input_hash },
         (None, None) => BuildReason::NotPublished,
     };
-    plan.builds.push(PlannedBuild { cell: Arc::clone(cell), why });
+    let may_reuse = spec.is_some_and(|spec| spec.reuse == Reuse::Compatible);
+    plan.builds.push(PlannedBuild { cell: Arc::clone(cell), why, may_reuse });
     CellState::Building
+}
+
+impl Failure {
+    /// Would the same inputs fail again under what the definition now asks of the check?
+    pub fn still_holds(&self, check: CheckSpec) -> bool {
+        self.under.is_none_or(|under| under == check)
+    }
 }
 
 impl Published {

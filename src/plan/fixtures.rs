@@ -8,7 +8,7 @@ use super::{
     Published, ResolvedImage, matrix, plan,
 };
 use crate::{
-    image::{Definitions, Digest, DriverImage, ImageName},
+    image::{Definitions, Digest, DriverImage, ImageName, UnknownPolicy},
     kernel::{KernelFamily, KernelLabel, KernelTarget},
     kmod::Verdict,
 };
@@ -28,7 +28,6 @@ pub(super) struct World {
     pub(super) announced: BTreeSet<KernelTarget>,
     pub(super) observed: Observed,
     pub(super) manifests: Manifests,
-    pub(super) allow_unknown: bool,
 }
 
 impl World {
@@ -51,7 +50,6 @@ impl World {
             announced: BTreeSet::new(),
             observed: Observed::default(),
             manifests: Manifests::new(),
-            allow_unknown: false,
         }
     }
 
@@ -82,12 +80,15 @@ impl World {
             snapshot: &self.snapshot,
             manifests: &self.manifests,
             pullable: self.location.pullable,
-            allow_unknown: self.allow_unknown,
         })
     }
 
     pub(super) fn image(&mut self, image: &str) -> &mut DriverImage {
         self.definitions.images.get_mut(&name(image)).unwrap()
+    }
+
+    pub(super) fn deny_unknown(&mut self) {
+        self.image("mft").spec.check.unknown = UnknownPolicy::Deny;
     }
 
     /// Publishes every cell as it would be built now.

@@ -13,6 +13,7 @@ mod matrix;
 mod node;
 mod reasons;
 pub mod retry;
+pub mod reuse;
 mod rollout;
 mod selector;
 mod snapshot;

@@ -212,6 +212,13 @@ pub enum HoldReason {
         /// The verdict, if it has one.
         verdict: Option<crate::kmod::Verdict>,
     },
+    /// The image is there, but it is not known whether its modules load, and the definition says
+    /// `check.unknown: deny`.
+    UnknownDenied {
+        /// The image.
+        #[serde(serialize_with = "text::one")]
+        image: ImageReference,
+    },
     /// The image is there, but was made for another kernel release.
     OtherKernel {
         /// The image.
@@ -260,6 +267,12 @@ impl fmt::Display for HoldReason {
                 write!(f, "the check of {image} says {verdict}")
             }
             Self::NotPassed { image, verdict: None } => write!(f, "{image} has no check report"),
+            Self::UnknownDenied { image } => {
+                write!(
+                    f,
+                    "the check of {image} says unknown, which its definition does not accept (check.unknown: deny)"
+                )
+            }
             Self::OtherKernel { image, found: Some(found) } => {
                 write!(f, "{image} was made for kernel {found:?}")
             }

@@ -15,7 +15,7 @@ use super::{
     text,
 };
 use crate::{
-    image::{ImageName, ImageReference, RolloutSpec},
+    image::{ImageName, ImageReference, RolloutSpec, UnknownPolicy},
     kernel::KernelTarget,
     kmod::Verdict,
 };
@@ -241,7 +241,8 @@ fn decide(
         CellState::Building => Ok(RolloutDecision::Pending { on: cell.reference.clone() }),
         CellState::Published(published) => {
             let to = published.pinned(&cell.reference);
-            passes(published, &to, kernel, inputs.allow_unknown)?;
+            let spec = inputs.definitions.images.get(image).map(|image| &image.spec);
+            passes(published, &to, kernel, spec.map(|spec| spec.check.unknown).unwrap_or_default())?;
             if container.image == to.to_string() {
                 Ok(RolloutDecision::AlreadySet { image: to })
             } else {
@@ -305,16 +306,18 @@ fn passes(
     published: &Published,
     image: &ImageReference,
     kernel: &KernelTarget,
-    allow_unknown: bool,
+    unknown: UnknownPolicy,
 ) -> Result<(), HoldReason> {
     let Published { digest: _, input_hash: _, verdict, kernel_release } = published;
     if kernel_release.as_deref() != Some(kernel.release.as_str()) {
         return Err(HoldReason::OtherKernel { image: image.clone(), found: kernel_release.clone() });
     }
-    match verdict {
-        Some(Verdict::Loads) => Ok(()),
-        Some(Verdict::Unknown) if allow_unknown => Ok(()),
-        Some(Verdict::Unknown | Verdict::Refused) | None => {
+    match (verdict, unknown) {
+        (Some(Verdict::Loads), _) | (Some(Verdict::Unknown), UnknownPolicy::Allow) => Ok(()),
+        (Some(Verdict::Unknown), UnknownPolicy::Deny) => {
+            Err(HoldReason::UnknownDenied { image: image.clone() })
+        }
+        (Some(Verdict::Refused) | None, _) => {
             Err(HoldReason::NotPassed { image: image.clone(), verdict: *verdict })
         }
     }

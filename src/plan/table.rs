@@ -67,11 +67,14 @@ fn images(plan: &Plan) -> Table {
         rows.push((cell.image.to_string(), cell.target.to_string(), cell.nodes.len(), action, why));
     };
     for build in builds {
-        add(&build.cell, "build", build.why.to_string());
+        let reuse =
+            if build.may_reuse { "; an image for another kernel is reused if the check allows" } else { "" };
+        add(&build.cell, "build", format!("{}{reuse}", build.why));
     }
     for found in up_to_date {
         let verdict = found.verdict.map_or("no check report", crate::kmod::Verdict::as_str);
-        add(&found.cell, "up to date", format!("{} ({verdict})", found.digest));
+        let denied = if found.denied { ", not accepted: check.unknown is deny" } else { "" };
+        add(&found.cell, "up to date", format!("{} ({verdict}{denied})", found.digest));
     }
     for tag in tags {
         let names: Vec<_> = tag.references.iter().map(ToString::to_string).collect();

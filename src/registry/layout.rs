@@ -17,7 +17,9 @@ use sha2::Digest as _;
 use super::{Registry, RegistryError, StoredManifest, Upload};
 use crate::{
     image::{Digest, Repository, Tag, Version},
-    oci::{AnyManifest, Descriptor, ImageIndex, MAX_MANIFEST, annotations::REF_NAME},
+    oci::{
+        AnyManifest, Descriptor, ImageIndex, ImageManifest, MAX_MANIFEST, annotations::REF_NAME, media_type,
+    },
 };
 
 /// What every layout has in `oci-layout`.
@@ -142,17 +144,54 @@ impl LayoutRegistry {
         let _lock = self.lock()?;
         let mut index = self.index()?;
         let name = format!("{repository}{version}");
-        index.manifests.retain(|descriptor| descriptor.annotations.get(REF_NAME) != Some(&name));
+        let of_the_same = |descriptor: &Descriptor| {
+            let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
+            descriptor.digest == digest && is_of(name, repository)
+        };
+        if matches!(version, Version::Digest(_)) && index.manifests.iter().any(of_the_same) {
+            return Ok(digest);
+        }
+        // A name by tag says all that the one by digest says.
+        let by_digest = format!("{repository}@{digest}");
+        index.manifests.retain(|descriptor| {
+            let known = descriptor.annotations.get(REF_NAME);
+            known != Some(&name) && known != Some(&by_digest)
+        });
+        let artifact_type = match manifest {
+            AnyManifest::Image(image) => image.artifact_type,
+            AnyManifest::Index(_) => None,
+        };
         index.manifests.push(Descriptor {
-            media_type: media_type.to_owned(),
-            digest: digest.clone(),
-            size: bytes.len() as u64,
-            platform: None,
+            artifact_type,
             annotations: BTreeMap::from([(REF_NAME.to_owned(), name)]),
+            ..Descriptor::new(media_type, digest.clone(), bytes.len() as u64)
         });
         let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
         replace(&self.root.join("index.json"), |file| file.write_all(&text))?;
         Ok(digest)
+    }
+
+    /// Those of the kind in the index whose `subject` it is.
+    fn referrers_of(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let mut found = Vec::new();
+        for descriptor in self.index()?.manifests {
+            if descriptor.artifact_type.as_deref() != Some(artifact_type) {
+                continue;
+            }
+            let version = Version::Digest(descriptor.digest);
+            let Some(stored) = self.find(repository, &version)? else { continue };
+            let manifest = ImageManifest::parse(&stored.bytes)
+                .map_err(|error| self.protocol(&format!("read {repository}{version}"), &error.to_string()))?;
+            if manifest.subject.as_ref().is_some_and(|descriptor| descriptor.digest == *subject) {
+                found.push(manifest.as_referrer(&stored.bytes));
+            }
+        }
+        Ok(found)
     }
 
     /// Waits for other writers. The lock goes with the file handle, also when farrier is killed.
@@ -309,6 +348,22 @@ impl Registry for LayoutRegistry {
         let (repository, version) = (repository.clone(), version.clone());
         let (media_type, bytes) = (media_type.to_owned(), bytes.to_vec());
         self.blocking(move |layout| layout.push_image(&repository, &version, &media_type, &bytes)).await
+    }
+
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+        let version = Version::Digest(Digest::of(bytes));
+        self.push_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await
+    }
+
+    async fn referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let (repository, subject) = (repository.clone(), subject.clone());
+        let artifact_type = artifact_type.to_owned();
+        self.blocking(move |layout| layout.referrers_of(&repository, &subject, &artifact_type)).await
     }
 }
 

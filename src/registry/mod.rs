@@ -8,6 +8,7 @@ mod http;
 mod layout;
 mod location;
 mod name;
+mod referrers;
 mod remote;
 mod tls;
 
@@ -20,7 +21,10 @@ pub use self::{
     location::{LocationError, RegistryLocation, RegistryOptions, connect},
     remote::RemoteRegistry,
 };
-use crate::image::{Digest, Repository, Tag, Version};
+use crate::{
+    image::{Digest, Repository, Tag, Version},
+    oci::Descriptor,
+};
 
 /// A manifest as stored.
 #[derive(Clone, Debug)]
@@ -101,4 +105,16 @@ pub trait Registry: Send + Sync {
         media_type: &str,
         bytes: &[u8],
     ) -> Result<Digest, RegistryError>;
+
+    /// Puts an OCI manifest with a `subject` under its digest, so that [`Registry::referrers`] of the subject
+    /// finds it. The subject need not be there yet; what the manifest names must be.
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError>;
+
+    /// The manifests of one kind that refer to `subject`, in no order; none where nothing is known of it.
+    async fn referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError>;
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use bytes::Bytes;
 use reqwest::{
     Method, Response,
-    header::{ACCEPT, CONTENT_TYPE, HeaderMap, LINK, LOCATION},
+    header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, LINK, LOCATION},
 };
 use serde::Deserialize;
 use sha2::Digest as _;
@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     image::{Digest, Repository, Tag, Version},
-    oci::{MAX_MANIFEST, media_type},
+    oci::{Descriptor, MAX_MANIFEST, media_type},
 };
 
 /// Tags asked for at once.
@@ -30,10 +30,14 @@ const TAGS_PAGE: usize = 1000;
 /// Pages of tags; a registry that gives more goes in circles.
 const MAX_TAG_PAGES: usize = 1000;
 
+/// A registry that lists referrers itself says so with this (distribution spec, "Pushing Manifests with
+/// Subject").
+const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
+
 /// Registries over HTTP. One client serves every host.
 pub struct RemoteRegistry {
     description: String,
-    http: Http,
+    pub(super) http: Http,
 }
 
 #[derive(Deserialize)]
@@ -68,6 +72,40 @@ impl RemoteRegistry {
         match response.status().as_u16() {
             200 => Ok(true),
             404 => Ok(false),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+
+    /// Puts a manifest. The second digest is that of the subject which the registry lists it under.
+    pub(super) async fn put_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<(Digest, Option<Digest>), RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("push manifest to {}{version}", name.path);
+        let digest = Digest::of(bytes);
+        if let Version::Digest(wanted) = version
+            && *wanted != digest
+        {
+            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
+        }
+        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Push,
+            action: &action,
+            method: Method::PUT,
+            url,
+            headers: vec![(CONTENT_TYPE, media_type.to_owned())],
+            payload: Payload::Bytes(Bytes::copy_from_slice(bytes)),
+        };
+        let response = self.http.send(&call).await?;
+        let subject = header(response.headers(), &OCI_SUBJECT).and_then(|text| text.parse().ok());
+        match response.status().as_u16() {
+            200..=202 => Ok((digest, subject)),
             _ => Err(self.http.unexpected(&call, response).await),
         }
     }
@@ -126,12 +164,12 @@ fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> 
     }
 }
 
-fn header<'a>(headers: &'a HeaderMap, name: &reqwest::header::HeaderName) -> Option<&'a str> {
+fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// The address of the next page (RFC 8288), on the same host only.
-fn next_page(response: &Response) -> Option<Url> {
+pub(super) fn next_page(response: &Response) -> Option<Url> {
     let link = header(response.headers(), &LINK)?;
     let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
     let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
@@ -333,29 +371,20 @@ impl Registry for RemoteRegistry {
         media_type: &str,
         bytes: &[u8],
     ) -> Result<Digest, RegistryError> {
-        let name = &RemoteName::of(repository);
-        let action = format!("push manifest to {}{version}", name.path);
-        let digest = Digest::of(bytes);
-        if let Version::Digest(wanted) = version
-            && *wanted != digest
-        {
-            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
-        }
-        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
-        let call = Call {
-            name,
-            access: Access::Push,
-            action: &action,
-            method: Method::PUT,
-            url,
-            headers: vec![(CONTENT_TYPE, media_type.to_owned())],
-            payload: Payload::Bytes(Bytes::copy_from_slice(bytes)),
-        };
-        let response = self.http.send(&call).await?;
-        match response.status().as_u16() {
-            200..=202 => Ok(digest),
-            _ => Err(self.http.unexpected(&call, response).await),
-        }
+        self.put_manifest(repository, version, media_type, bytes).await.map(|(digest, _)| digest)
+    }
+
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+        self.push_with_subject(repository, bytes).await
+    }
+
+    async fn referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        self.list_referrers(repository, subject, artifact_type).await
     }
 }
 

@@ -21,8 +21,17 @@ pub fn shared_cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("shared-cache")
 }
 
-/// The kernels. Tests run at once, each in its own process: the first asks apt, the others read its answer.
+/// The two newest.
 pub fn newest() -> Kernels {
+    let releases = all();
+    let [.., older, newer] = releases.as_slice() else {
+        panic!("the suites of Debian 12 have no two 6.1 kernels, only {releases:?}");
+    };
+    Kernels { older: older.clone(), newer: newer.clone() }
+}
+
+/// All of them, oldest first. Tests run at once, each in its own process: the first asks apt, the others read its answer.
+pub fn all() -> Vec<String> {
     let cache = shared_cache();
     fs::create_dir_all(&cache).unwrap();
     let lock = File::create(cache.join("kernels.lock")).unwrap();
@@ -33,11 +42,7 @@ pub fn newest() -> Kernels {
         fs::write(&list, ask_apt(&cache).join("\n")).unwrap();
     }
     let releases = fs::read_to_string(&list).unwrap();
-    let mut newest = releases.lines().rev().map(str::to_owned);
-    let (Some(newer), Some(older)) = (newest.next(), newest.next()) else {
-        panic!("the suites of Debian 12 have no two 6.1 kernels, only {releases:?}");
-    };
-    Kernels { older, newer }
+    releases.lines().map(str::to_owned).collect()
 }
 
 /// Releases of all 6.1 kernels with headers, oldest first.

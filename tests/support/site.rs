@@ -178,18 +178,28 @@ impl Site {
         image_of(&fs::read_to_string(self.cluster().join("daemonset.yaml")).unwrap())
     }
 
-    /// The registry's tags of one of the site's images; empty when there is no such repository.
+    /// The registry's tags of one of the site's images, without those that list referrers; empty when there is no
+    /// such repository.
     pub fn tags(&self, image: &str) -> Vec<String> {
         let repository = format!("docker://{}/{image}", self.location);
         let output = skopeo(&["list-tags", "--tls-verify=false", &repository]);
         let Ok(list) = serde_json::from_slice::<Value>(&output.stdout) else { return Vec::new() };
-        list["Tags"].as_array().unwrap().iter().map(|tag| tag.as_str().unwrap().to_owned()).collect()
+        let tags = list["Tags"].as_array().unwrap().iter().map(|tag| tag.as_str().unwrap().to_owned());
+        tags.filter(|tag| !tag.starts_with("sha256-")).collect()
     }
 
     /// What `skopeo inspect` says about one of the site's images.
     pub fn inspect(&self, name: &str) -> Value {
         let reference = format!("docker://{}/{name}", self.location);
         let output = skopeo(&["inspect", "--tls-verify=false", &reference]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// A manifest of one of the site's images, as `skopeo` gets it.
+    pub fn inspect_raw(&self, name: &str) -> Value {
+        let reference = format!("docker://{}/{name}", self.location);
+        let output = skopeo(&["inspect", "--raw", "--tls-verify=false", &reference]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }

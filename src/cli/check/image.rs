@@ -293,7 +293,7 @@ async fn manifest(
     let missing = || named("the registry does not have it", "check the name and the tag");
     let stored = registry.manifest(repository, version).await?.ok_or_else(missing)?;
     match AnyManifest::parse(&stored.bytes)? {
-        AnyManifest::Image(manifest) => Ok(manifest),
+        AnyManifest::Image(manifest) => Ok(*manifest),
         AnyManifest::Index(index) => {
             let version = Version::Digest(index.for_architecture(arch)?.digest.clone());
             let stored = registry.manifest(repository, &version).await?.ok_or_else(missing)?;

@@ -5,6 +5,7 @@ use crate::oci::media_type;
 
 fn index(names: &[&str]) -> ImageIndex {
     let manifests = names.iter().map(|name| Descriptor {
+        artifact_type: None,
         media_type: media_type::OCI_MANIFEST.to_owned(),
         digest: Digest::of(name.as_bytes()),
         size: 1,

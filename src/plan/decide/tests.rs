@@ -17,6 +17,7 @@ fn fail(world: &mut World, permanent: bool) {
         at: "2026-07-01T12:00:00.123Z".parse().unwrap(),
         message: "nv-pci.c:12: too few arguments".to_owned(),
         permanent,
+        under: None,
     };
     let hash = world.matrix().cells[0].input_hash;
     world.observed.failures.insert(hash, failure);
@@ -75,6 +76,62 @@ fn permanent_failures_wait_for_an_input_to_change() {
     assert!(matches!(world.plan().builds[0].why, BuildReason::RetryAfterFailure { .. }));
 }
 
+/// What the definition asked for made the failure: asked for something else, it is tried again.
+#[test]
+fn a_failure_of_the_policy_ends_with_the_policy() {
+    let mut world = World::new(&[K47]);
+    world.deny_unknown();
+    fail(&mut world, true);
+    let denied = world.definitions.images.values().next().unwrap().spec.check;
+    world.observed.failures.values_mut().for_each(|failure| failure.under = Some(denied));
+    assert_eq!(world.plan().held_back.len(), 1);
+    world.image("mft").spec.check.unknown = UnknownPolicy::Allow;
+    let plan = world.plan();
+    assert_eq!((plan.held_back.len(), plan.builds.len()), (0, 1));
+}
+
+#[test]
+fn a_plan_says_where_reuse_will_be_tried() {
+    let mut world = World::new(&[K47]);
+    assert!(!world.plan().builds[0].may_reuse);
+    let before = world.matrix().cells[0].input_hash;
+    world.image("mft").spec.reuse = Reuse::Compatible;
+    let plan = world.plan();
+    assert!(plan.builds[0].may_reuse);
+    assert_eq!(plan.builds[0].cell.input_hash, before, "it is no input");
+    assert!(table(&plan).contains("an image for another kernel is reused if the check allows"));
+}
+
+#[test]
+fn a_recipe_is_what_kernels_have_in_common() {
+    let mut world = World::new(&[K47, K48]);
+    let recipes = |world: &World| world.matrix().cells.iter().map(|cell| cell.recipe).collect::<Vec<_>>();
+    let first = recipes(&world);
+    assert_eq!(first[0], first[1]);
+    let cells = world.matrix().cells;
+    assert_ne!(cells[0].input_hash, cells[1].input_hash);
+    world.toolchains.values_mut().for_each(|toolchain| *toolchain = Ok("toolchain-2".to_owned()));
+    assert_eq!(recipes(&world), first, "the kernel's compiler goes with the kernel");
+
+    // What else goes into the payload counts.
+    let changes: [fn(&mut World); 4] = [
+        |w| w.image("mft").spec.modules.push("another".to_owned()),
+        |w| w.image("mft").spec.runtime.entrypoint.push("/x".to_owned()),
+        |w| w.definitions.templates.values_mut().for_each(|text| text.push_str("LABEL a=b\n")),
+        |w| w.resolved.values_mut().flatten().for_each(|r| r.version.push('1')),
+    ];
+    for change in changes {
+        let mut other = world.clone();
+        change(&mut other);
+        assert_ne!(recipes(&other)[0], first[0]);
+    }
+    // A template that does something else for one kernel gives another recipe.
+    let step = "{{#if (eq kernel.release \"6.1.0-48-amd64\")}}RUN true\n{{/if}}";
+    world.definitions.templates.values_mut().for_each(|text| text.push_str(step));
+    let recipes = recipes(&world);
+    assert_ne!(recipes[0], recipes[1]);
+}
+
 #[test]
 fn what_the_registry_does_not_tell_is_unknown() {
     let mut world = World::new(&[K47]);
@@ -120,6 +177,7 @@ fn busy() -> World {
         at: "2026-07-01T12:00:00.123Z".parse().unwrap(),
         message: "nv-pci.c:12: too few arguments".to_owned(),
         permanent: true,
+        under: None,
     };
     world.observed.failures.insert(cells[3].input_hash, failure);
     for node in [5, 6] {

@@ -57,7 +57,10 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         hold(|w| w.definitions.families.clear()),
         hold(|w| w.image("mft").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into()),
         hold(|w| republish(w, |p| p.verdict = Some(Verdict::Refused))),
-        hold(|w| republish(w, |p| p.verdict = Some(Verdict::Unknown))),
+        hold(|w| {
+            republish(w, |p| p.verdict = Some(Verdict::Unknown));
+            w.deny_unknown();
+        }),
         hold(|w| republish(w, |p| p.verdict = None)),
         hold(|w| republish(w, |p| p.kernel_release = Some("6.1.0-47-amd64+".to_owned()))),
         hold(|w| republish(w, |p| p.kernel_release = None)),
@@ -72,8 +75,16 @@ fn every_reason_to_hold_says_what_is_the_matter() {
 fn an_unknown_verdict_passes_where_it_is_allowed() {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Unknown);
-    world.allow_unknown = true;
     assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Rewrite { .. }));
+    assert!(!world.plan().has_failures());
+    world.deny_unknown();
+    let plan = world.plan();
+    assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Hold(HoldReason::UnknownDenied { .. })));
+    assert!(plan.builds.is_empty(), "a policy is no input: nothing is built again");
+    assert!(plan.up_to_date[0].denied && plan.has_failures());
+    let mut publish_only = world.clone();
+    publish_only.image("mft").spec.rollout.clear();
+    assert!(publish_only.plan().has_failures(), "without a rollout too");
     republish(&mut world, |published| published.verdict = Some(Verdict::Refused));
     assert!(matches!(world.plan().rollouts[0].decision, RolloutDecision::Hold(_)));
 }
@@ -121,10 +132,12 @@ fn worlds() -> impl proptest::strategy::Strategy<Value = World> {
     let nodes = prop::collection::vec((release, 0..6u8), 0..6);
     let published = prop::collection::vec(0..9u8, 8);
     let reach = 0..5u8;
-    (nodes, published, reach, any::<bool>()).prop_map(|(nodes, published, reach, allow_unknown)| {
+    (nodes, published, reach, any::<bool>()).prop_map(|(nodes, published, reach, deny)| {
         let releases: Vec<&str> = nodes.iter().map(|(release, _)| *release).collect();
         let mut world = World::new(&releases);
-        world.allow_unknown = allow_unknown;
+        if deny {
+            world.deny_unknown();
+        }
         world.publish(Verdict::Loads);
         for (published, what) in world.observed.published.values_mut().zip(published) {
             match what {
@@ -173,6 +186,8 @@ proptest! {
     #[test]
     fn no_rewrite_without_a_passing_image_for_every_reached_kernel(world in worlds()) {
         let plan = world.plan();
+        let spec = &world.definitions.images.values().next().unwrap().spec;
+        let allows_unknown = spec.check.unknown == crate::image::UnknownPolicy::Allow;
         for rollout in &plan.rollouts {
             let RolloutDecision::Rewrite { to, .. } = &rollout.decision else { continue };
             let daemon_set = &world.snapshot.daemon_sets[0];
@@ -184,7 +199,7 @@ proptest! {
                 prop_assert_eq!(target.release.as_str(), &node.kernel_version);
                 let good = world.observed.published.iter().any(|(reference, published)| {
                     let verdict = published.verdict == Some(Verdict::Loads)
-                        || (world.allow_unknown && published.verdict == Some(Verdict::Unknown));
+                        || (allows_unknown && published.verdict == Some(Verdict::Unknown));
                     verdict
                         && reference.repository == to.repository
                         && Version::Digest(published.digest.clone()) == to.version

@@ -1,0 +1,172 @@
+//! Adapter: check: what the kernel's loader says about a payload, and what the definition makes of it.
+
+use std::path::{Path, PathBuf};
+
+use super::{Controller, Stage, TargetError, build::blocking};
+use crate::{
+    headers::HeaderSet,
+    image::{DriverImage, UnknownPolicy},
+    kernel::{KernelFamily, KernelTarget},
+    kmod::{self, BootOutcome, BootReport, CheckReport, CheckRequest, Verdict},
+    payload,
+    plan::Cell,
+};
+
+/// A boot check to make.
+#[derive(Clone, Debug)]
+pub struct BootCheck<'a> {
+    /// The kernel to boot.
+    pub target: &'a KernelTarget,
+    /// Its family, which says where its image comes from.
+    pub family: &'a KernelFamily,
+    /// The payload.
+    pub payload: &'a Path,
+    /// The modules to load, as paths relative to `payload`, in load order.
+    pub modules: Vec<String>,
+}
+
+/// Boots kernels in throwaway virtual machines and loads modules there.
+#[async_trait::async_trait]
+pub trait BootChecker: Send + Sync {
+    /// What became of the modules. That the kernel refuses one is in the report, and no error; that its image is
+    /// missing, or that no virtual machine can be started, is one.
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError>;
+}
+
+impl Controller {
+    /// Finds out before the work that the check which the definition asks for cannot be made.
+    pub(super) fn can_check(&self, image: &DriverImage) -> Result<(), TargetError> {
+        if image.spec.check.boot && self.boot_checker.is_none() {
+            return Err(TargetError::NoBootChecker { image: image.metadata.name.to_string() });
+        }
+        Ok(())
+    }
+
+    /// Checks a payload against its kernel's header set and, where the definition asks for it, in a virtual
+    /// machine. Returns the report of a payload that may be published.
+    pub(super) async fn check(
+        &self,
+        cell: &Cell,
+        (image, family): (&DriverImage, &KernelFamily),
+        headers: &HeaderSet,
+        tree: &Path,
+    ) -> Result<CheckReport, TargetError> {
+        self.reporter.stage(&cell.subject(), Stage::Check);
+        let report = static_check(image, headers, tree).await?;
+        accept(&report, image.spec.check.unknown)?;
+        let report = self.boot(cell, (image, family), tree, report).await?;
+        accept(&report, image.spec.check.unknown)?;
+        Ok(report)
+    }
+
+    /// Adds what a boot shows, where the definition asks for one. A boot makes no verdict better: a virtual
+    /// machine is not the node, whose firmware may, for one, ask for signatures.
+    pub(super) async fn boot(
+        &self,
+        cell: &Cell,
+        (image, family): (&DriverImage, &KernelFamily),
+        tree: &Path,
+        mut report: CheckReport,
+    ) -> Result<CheckReport, TargetError> {
+        if !image.spec.check.boot {
+            return Ok(report);
+        }
+        let missing = || TargetError::NoBootChecker { image: image.metadata.name.to_string() };
+        let checker = self.boot_checker.as_ref().ok_or_else(missing)?;
+        self.reporter.stage(&cell.subject(), Stage::Boot);
+        let check =
+            BootCheck { target: &cell.target, family, payload: tree, modules: paths_in_load_order(&report) };
+        let boot = checker.boot_check(&check).await?;
+        report.verdict = report.verdict.max(boot.verdict());
+        report.boot = Some(boot);
+        Ok(report)
+    }
+}
+
+/// Reads the payload's modules and says what the kernel would say.
+pub(super) async fn static_check(
+    image: &DriverImage,
+    headers: &HeaderSet,
+    tree: &Path,
+) -> Result<CheckReport, TargetError> {
+    let (tree, facts): (PathBuf, _) = (tree.to_owned(), headers.facts.clone());
+    let required = image.spec.modules.clone();
+    blocking(move || {
+        let modules = payload::read_modules(&tree)?;
+        Ok(kmod::check(&CheckRequest {
+            kernel: &facts,
+            needs: &[],
+            modules: &modules,
+            required: &required,
+            // Firmware may come with the base image or the node.
+            files: None,
+        }))
+    })
+    .await
+}
+
+/// May a payload with this report be published?
+fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetError> {
+    let table = || kmod::table(report);
+    match (report.verdict, unknown) {
+        (Verdict::Loads, _) | (Verdict::Unknown, UnknownPolicy::Allow) => Ok(()),
+        (Verdict::Unknown, UnknownPolicy::Deny) => Err(TargetError::Unknown {
+            summary: report.summary(),
+            settle: remedies(report, Verdict::Unknown),
+            report: table(),
+        }),
+        (Verdict::Refused, _) => Err(match report.boot.as_ref().and_then(failed_boot) {
+            Some(summary) => TargetError::BootRefused { summary, report: table() },
+            None => TargetError::Refused { summary: report.summary(), report: table() },
+        }),
+    }
+}
+
+/// The first module that a boot did not load, and what the kernel said.
+pub(super) fn failed_boot(boot: &BootReport) -> Option<String> {
+    let said = |messages: &[String]| messages.last().map(|last| format!(": {last}")).unwrap_or_default();
+    boot.modules.iter().find_map(|module| {
+        let name = &module.name;
+        match &module.outcome {
+            BootOutcome::Refused { error, messages } => {
+                Some(format!("{name} was refused with {error}{}", said(messages)))
+            }
+            BootOutcome::Crashed { messages } => Some(format!("{name} crashed the kernel{}", said(messages))),
+            BootOutcome::Hung { messages } => Some(format!("{name} hung the kernel{}", said(messages))),
+            BootOutcome::Loaded
+            | BootOutcome::NotPresent { .. }
+            | BootOutcome::Failed { .. }
+            | BootOutcome::NotReached => None,
+        }
+    })
+}
+
+/// What settles the findings of one verdict, each once, in the report's order.
+pub(super) fn remedies(report: &CheckReport, verdict: Verdict) -> Vec<String> {
+    let findings = report.findings.iter().chain(report.modules.iter().flat_map(|module| &module.findings));
+    let mut remedies: Vec<String> = Vec::new();
+    for finding in findings.filter(|finding| finding.verdict == verdict) {
+        if !remedies.contains(&finding.remedy) {
+            remedies.push(finding.remedy.clone());
+        }
+    }
+    remedies
+}
+
+/// The modules' files in the order of the report's load order.
+fn paths_in_load_order(report: &CheckReport) -> Vec<String> {
+    let path_of = |name: &String| report.modules.iter().find(|module| module.name == *name);
+    report.load_order.iter().filter_map(path_of).map(|module| module.path.clone()).collect()
+}
+
+/// The report in a few words: `5 modules: loads`.
+pub(super) fn in_a_few_words(report: &CheckReport) -> String {
+    let count = report.modules.len();
+    let modules = if count == 1 { "module" } else { "modules" };
+    let booted = if report.boot.is_some() { ", also when booted" } else { "" };
+    format!("{count} {modules}: {}{booted}", report.verdict)
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

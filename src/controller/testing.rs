@@ -1,0 +1,255 @@
+//! A controller over directories of its own, for tests that need neither network nor engine: images go to a
+//! layout directory, headers are trees that the test writes, and payloads come from [`ModuleFile`].
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{Arc, Mutex},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
+    build::{BuildOptions, Made, Origins, Payload},
+};
+use crate::{
+    cache::Cache,
+    engine::{EngineChoice, EngineEnv},
+    headers::{FetchOptions, Fetcher, HeaderSet},
+    image::{Definitions, DriverImage, ImageName},
+    kernel::{KernelFamily, KernelTarget},
+    kmod::{BootReport, testing::ModuleFile},
+    plan::Cell,
+    registry::{CredentialFile, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
+};
+
+/// Three kernels; [`ModuleFile`] writes modules for the first.
+pub(super) const K9: &str = "6.1.0-9-amd64";
+pub(super) const K10: &str = "6.1.0-10-amd64";
+pub(super) const K11: &str = "6.1.0-11-amd64";
+/// Symbols that they all export.
+pub(super) const SYMBOLS: &str =
+    "0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
+
+/// The controller with everything that it works on.
+pub(super) struct Bench {
+    pub(super) controller: Controller,
+    heard: Arc<Heard>,
+    directory: tempfile::TempDir,
+}
+
+/// What the pass told.
+#[derive(Default)]
+struct Heard(Mutex<Vec<String>>);
+
+impl Reporter for Heard {
+    fn stage(&self, _: &str, stage: Stage) {
+        self.0.lock().unwrap().push(stage.to_string());
+    }
+
+    fn output(&self, _: &str, _: &str) {}
+
+    fn note(&self, _: &str, text: &str) {
+        self.0.lock().unwrap().push(text.to_owned());
+    }
+
+    fn finished(&self, _: &str, _: &str) {}
+}
+
+/// Says what it was told to say, and remembers what it was asked.
+pub(super) struct Scripted {
+    pub(super) answer: fn() -> Result<BootReport, TargetError>,
+    pub(super) asked: Mutex<Vec<Vec<String>>>,
+}
+
+#[async_trait::async_trait]
+impl BootChecker for Scripted {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+        for module in &check.modules {
+            assert!(check.payload.join(module).is_file(), "{module}");
+        }
+        self.asked.lock().unwrap().push(check.modules.clone());
+        (self.answer)()
+    }
+}
+
+fn image(spec: &Value) -> DriverImage {
+    let mut whole = json!({"version": "1.0", "template": "t", "modules": ["m"]});
+    whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    serde_json::from_value(json!({
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {"name": "x"}, "spec": whole,
+    }))
+    .unwrap()
+}
+
+fn family(headers: &str) -> KernelFamily {
+    serde_json::from_value(json!({
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "debian-12"},
+        "spec": {
+            "match": {"os": ["debian"]},
+            "headers": {"tarball": {"path": headers}},
+            "toolchain": {"image": format!("registry.test/toolchain@sha256:{:0>64}", 0)},
+        },
+    }))
+    .unwrap()
+}
+
+impl Bench {
+    /// One image `x`, with these fields of its definition beside the usual ones.
+    pub(super) fn new(spec: &Value) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let cache = Cache::open(at("cache")).unwrap();
+        let location = RegistryLocation::Layout(at("layout"));
+        let options = RegistryOptions::default();
+        let image = image(spec);
+        let heard = Arc::new(Heard::default());
+        // Nobody listens there: whoever asks for the engine is told so.
+        let env = EngineEnv {
+            docker_host: Some(format!("unix://{}", at("none.sock").display())),
+            runtime_dir: None,
+        };
+        let controller = Controller {
+            definitions: Definitions {
+                images: [(image.metadata.name.clone(), image)].into(),
+                families: vec![family(&at("headers-{{release}}").display().to_string())],
+                templates: [(
+                    "t".to_owned(),
+                    "FROM {{toolchain}} AS modules\nRUN make K={{kernel.release}}\nFROM scratch\n".to_owned(),
+                )]
+                .into(),
+                root: directory.path().to_owned(),
+            },
+            fetcher: Fetcher::new(cache.clone(), FetchOptions::default()),
+            cache,
+            registry: connect(&location, &options).unwrap(),
+            remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap()),
+            credentials: CredentialFile::new(None),
+            location,
+            engine: LazyEngine::new(EngineChoice::Docker, env),
+            boot_checker: None,
+            reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+            cancel: tokio_util::sync::CancellationToken::new(),
+        };
+        let bench = Self { controller, heard, directory };
+        for release in [K9, K10, K11] {
+            bench.headers(release, SYMBOLS);
+        }
+        bench
+    }
+
+    /// Writes a kernel's headers.
+    pub(super) fn headers(&self, release: &str, symvers: &str) {
+        let build = self.directory.path().join(format!("headers-{release}"));
+        for (file, text) in [
+            ("Makefile", String::new()),
+            ("Module.symvers", symvers.to_owned()),
+            ("include/config/kernel.release", format!("{release}\n")),
+            ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{release}\"\n")),
+            (
+                "include/config/auto.conf",
+                "CONFIG_X86_64=y\nCONFIG_64BIT=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\nCONFIG_MODULE_UNLOAD=y\n\
+                 CONFIG_MODVERSIONS=y\nCONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\n"
+                    .to_owned(),
+            ),
+        ] {
+            let path = build.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    /// With somebody who boots.
+    pub(super) fn with_boot(
+        mut self,
+        answer: fn() -> Result<BootReport, TargetError>,
+    ) -> (Self, Arc<Scripted>) {
+        let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
+        self.controller.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
+        (self, scripted)
+    }
+
+    pub(super) fn image(&mut self) -> &mut DriverImage {
+        self.controller.definitions.images.values_mut().next().unwrap()
+    }
+
+    pub(super) fn definition(&self) -> (&DriverImage, &KernelFamily) {
+        let definitions = &self.controller.definitions;
+        (definitions.images.values().next().unwrap(), &definitions.families[0])
+    }
+
+    pub(super) fn target(release: &str) -> KernelTarget {
+        KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        }
+    }
+
+    pub(super) async fn cell(&self, release: &str) -> Cell {
+        let name: ImageName = "x".parse().unwrap();
+        self.controller.cell(&name, &Self::target(release)).await.unwrap()
+    }
+
+    pub(super) async fn header_set(&self, cell: &Cell) -> HeaderSet {
+        self.controller.header_set(cell, self.definition().1).await.unwrap()
+    }
+
+    /// A payload with these modules, as a build for the kernel leaves it.
+    pub(super) fn payload(&self, release: &str, modules: &[&ModuleFile]) -> Payload {
+        let work = self.controller.cache.scratch().unwrap();
+        let tree = work.path().join("payload");
+        let extra = tree.join(format!("lib/modules/{release}/extra"));
+        fs::create_dir_all(&extra).unwrap();
+        for module in modules {
+            fs::write(extra.join(format!("{}.ko", module.module().name)), module.build()).unwrap();
+        }
+        fs::write(tree.join(format!("lib/modules/{release}/modules.dep")), "extra/m.ko:\n").unwrap();
+        Payload { tree, image: None, work }
+    }
+
+    /// Checks and publishes a payload, as a build does.
+    pub(super) async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, TargetError> {
+        let cell = self.cell(release).await;
+        let headers = self.header_set(&cell).await;
+        let payload = self.payload(release, modules);
+        let report = self.controller.check(&cell, self.definition(), &headers, &payload.tree).await?;
+        let origins = Origins {
+            headers: headers.origin.clone(),
+            sources: vec!["src: here".to_owned()],
+            toolchain: cell.toolchain.clone(),
+        };
+        let made = Made { payload, report, origins, reused_from: None };
+        let image = self.controller.assemble(&cell, self.definition().0, &made).await?;
+        let pushed_bytes = self.controller.publish(&cell, &image, false).await?;
+        let Made { report, reused_from, .. } = made;
+        Ok(Built { digest: image.assembled.digest.clone(), report, reused_from, pushed_bytes })
+    }
+
+    /// Builds the image for a kernel, as a pass does; there is no engine.
+    pub(super) async fn build(&self, release: &str) -> Result<Built, TargetError> {
+        let cell = self.cell(release).await;
+        let options = BuildOptions { push: true, ..BuildOptions::default() };
+        self.controller.build(&cell, options).await
+    }
+
+    /// The annotations of the image that is published for a kernel.
+    pub(super) async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
+        let reference = self.cell(release).await.reference;
+        let registry = &self.controller.registry;
+        let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
+        crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
+    }
+
+    /// What was told so far, and forgets it.
+    pub(super) fn heard(&self) -> Vec<String> {
+        std::mem::take(&mut self.heard.0.lock().unwrap())
+    }
+}
+
+/// A module that both kernels load.
+pub(super) fn module() -> ModuleFile {
+    ModuleFile::named("m").needs("printk", 1)
+}

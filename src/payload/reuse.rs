@@ -1,0 +1,292 @@
+//! Adapter: a published payload, unpacked and put under another kernel's module directory.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use regex::bytes::Regex;
+use sha2::{Digest as _, Sha256};
+use walkdir::WalkDir;
+
+use super::layer::{LayerFileError, digest, walk};
+use crate::{
+    archive::{Limits, UnpackError, unpack_file},
+    image::Digest,
+    kernel::KernelRelease,
+    oci::LayerReader,
+};
+
+/// Where a payload has its modules, each above a directory that is named as the kernel is.
+const MODULES: [&[&str]; 2] = [&["lib", "modules"], &["usr", "lib", "modules"]];
+/// How module files end; they name their kernel, and the check judges that.
+const MODULE_ENDINGS: [&str; 4] = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"];
+/// Read at once when a file is searched.
+const CHUNK: usize = 1 << 20;
+
+/// Why a payload cannot be used for another kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum ReuseError {
+    /// It cannot be unpacked.
+    #[error("its layer cannot be unpacked")]
+    Unpack(#[from] UnpackError),
+    /// Something in it does not survive on this machine, such as a sticky bit.
+    #[error("its layer holds what is lost when it is unpacked")]
+    Lossy,
+    /// Read as a tree.
+    #[error(transparent)]
+    Tree(#[from] LayerFileError),
+    /// It has no modules where they are looked for.
+    #[error("it has no directory lib/modules/{0}")]
+    NoModules(KernelRelease),
+    /// It has something for the other kernel already.
+    #[error("it holds {} already", .0.display())]
+    Occupied(PathBuf),
+    /// Something else than the module directory depends on the kernel.
+    #[error("its {} names kernel {kernel}", .path.display())]
+    Named {
+        /// What does.
+        path: PathBuf,
+        /// The kernel that it was built for.
+        kernel: KernelRelease,
+    },
+    /// The disk.
+    #[error("{action} {}", .path.display())]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ReuseError {
+    let path = path.to_owned();
+    move |source| ReuseError::Io { action, path, source }
+}
+
+/// Unpacks a payload layer into an empty directory, so that packing it again gives the same layer. Blocks.
+pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), ReuseError> {
+    unpack_file(layer, tree, &Limits::default())?;
+    let read = || fault("read", layer);
+    let mut tar = LayerReader::new(File::open(layer).map_err(read())?).map_err(read())?;
+    let (mut hash, mut buffer) = (Sha256::new(), vec![0; CHUNK]);
+    loop {
+        match tar.read(&mut buffer).map_err(read())? {
+            0 => break,
+            count => hash.update(buffer.get(..count).unwrap_or_default()),
+        }
+    }
+    if digest(&walk(tree)?)? == Digest::from_sha256(&hash.finalize().into()) {
+        Ok(())
+    } else {
+        Err(ReuseError::Lossy)
+    }
+}
+
+/// Renames the module directory, after a look at everything else: a payload that names its kernel anywhere but in
+/// its modules is not this kernel's by a change of name. Blocks.
+pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<(), ReuseError> {
+    let directories: Vec<PathBuf> = MODULES
+        .iter()
+        .map(|above| above.iter().copied().chain([from.as_str()]).collect::<Vec<_>>())
+        .filter(|path| is_real_directory(tree, path))
+        .map(|path| path.iter().collect())
+        .collect();
+    if directories.is_empty() {
+        return Err(ReuseError::NoModules(from.clone()));
+    }
+    if let Some(path) = first_that_names(tree, &directories, from)? {
+        return Err(ReuseError::Named { path, kernel: from.clone() });
+    }
+    for directory in directories {
+        let place = directory.with_file_name(to.as_str());
+        if fs::symlink_metadata(tree.join(&place)).is_ok() {
+            return Err(ReuseError::Occupied(place));
+        }
+        fs::rename(tree.join(&directory), tree.join(&place)).map_err(fault("rename", &directory))?;
+    }
+    Ok(())
+}
+
+/// Is there such a directory, without a symbolic link on the way, which could lead out of the tree?
+fn is_real_directory(tree: &Path, path: &[&str]) -> bool {
+    let mut place = tree.to_owned();
+    path.iter().all(|component| {
+        place.push(component);
+        fs::symlink_metadata(&place).is_ok_and(|metadata| metadata.is_dir())
+    })
+}
+
+/// The first entry, relative to the tree, whose name, target or content holds the kernel's release; the module
+/// directories themselves and the modules' content do not count.
+fn first_that_names(
+    tree: &Path,
+    directories: &[PathBuf],
+    kernel: &KernelRelease,
+) -> Result<Option<PathBuf>, ReuseError> {
+    // An escaped literal is a regular expression; what cannot be searched for is not known to be absent.
+    let Ok(pattern) = Regex::new(&regex::escape(kernel.as_str())) else { return Ok(Some(PathBuf::new())) };
+    let names = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
+    for entry in WalkDir::new(tree).min_depth(1).follow_links(false).sort_by_file_name() {
+        let entry = entry.map_err(|error| {
+            let path = error.path().unwrap_or(tree).to_owned();
+            fault("list", &path)(error.into())
+        })?;
+        let path = entry.path().strip_prefix(tree).unwrap_or(entry.path());
+        let inner =
+            directories.iter().find_map(|directory| path.strip_prefix(directory).ok()).unwrap_or(path);
+        let file_name = entry.file_name().to_string_lossy();
+        let is_module = MODULE_ENDINGS.iter().any(|ending| file_name.ends_with(ending));
+        let found = names(inner)
+            || (entry.path_is_symlink()
+                && names(&fs::read_link(entry.path()).map_err(fault("read link", path))?))
+            || (entry.file_type().is_file()
+                && !is_module
+                && holds(entry.path(), &pattern, kernel.as_str().len())?);
+        if found {
+            return Ok(Some(path.to_owned()));
+        }
+    }
+    Ok(None)
+}
+
+/// Does the file hold the pattern, which matches texts of one length?
+fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool, ReuseError> {
+    let mut file = File::open(path).map_err(fault("open", path))?;
+    let mut buffer = Vec::with_capacity(CHUNK + length);
+    loop {
+        // The end of what was seen stays, for a match across two chunks.
+        buffer.drain(..buffer.len().saturating_sub(length - 1));
+        let kept = buffer.len();
+        file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer).map_err(fault("read", path))?;
+        if buffer.len() == kept {
+            return Ok(false);
+        }
+        if pattern.is_match(&buffer) {
+            return Ok(true);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+    use crate::payload::write_payload_layer;
+
+    fn release(text: &str) -> KernelRelease {
+        text.parse().unwrap()
+    }
+
+    const A: &str = "6.1.0-55-amd64";
+    const B: &str = "6.1.0-56-amd64";
+
+    /// A payload for kernel A.
+    fn payload() -> tempfile::TempDir {
+        let tree = tempfile::tempdir().unwrap();
+        let extra = tree.path().join(format!("lib/modules/{A}/extra"));
+        fs::create_dir_all(&extra).unwrap();
+        fs::write(extra.join("hello.ko"), format!("vermagic={A} SMP")).unwrap();
+        fs::write(tree.path().join(format!("lib/modules/{A}/modules.dep")), "extra/hello.ko:\n").unwrap();
+        fs::create_dir_all(tree.path().join("usr/bin")).unwrap();
+        fs::write(tree.path().join("usr/bin/tool"), "a tool").unwrap();
+        tree
+    }
+
+    fn moved(tree: &Path) -> Result<(), ReuseError> {
+        move_to_kernel(tree, &release(A), &release(B))
+    }
+
+    #[test]
+    fn a_layer_comes_back_as_it_was_and_moves_to_another_kernel() {
+        let (payload, work) = (payload(), tempfile::tempdir().unwrap());
+        let (layer, tree) = (work.path().join("layer"), work.path().join("tree"));
+        let written = write_payload_layer(payload.path(), false, &layer).unwrap();
+        fs::create_dir(&tree).unwrap();
+        unpack_layer(&layer, &tree).unwrap();
+        let again = write_payload_layer(&tree, false, &work.path().join("again")).unwrap();
+        assert_eq!(again, written);
+
+        moved(&tree).unwrap();
+        let module = tree.join(format!("lib/modules/{B}/extra/hello.ko"));
+        assert_eq!(fs::read_to_string(module).unwrap(), format!("vermagic={A} SMP"), "byte for byte");
+        assert!(!tree.join("lib/modules").join(A).exists());
+        assert!(tree.join(format!("lib/modules/{B}/modules.dep")).is_file());
+    }
+
+    /// On a usr-merged base the layer has `usr/lib`; it is moved there.
+    #[test]
+    fn a_layer_of_a_merged_base_moves_too() {
+        let (payload, work) = (payload(), tempfile::tempdir().unwrap());
+        let (layer, tree) = (work.path().join("layer"), work.path().join("tree"));
+        write_payload_layer(payload.path(), true, &layer).unwrap();
+        fs::create_dir(&tree).unwrap();
+        unpack_layer(&layer, &tree).unwrap();
+        moved(&tree).unwrap();
+        assert!(tree.join(format!("usr/lib/modules/{B}/extra/hello.ko")).is_file());
+        assert!(!tree.join("lib").exists());
+    }
+
+    #[test]
+    fn what_is_lost_in_unpacking_is_noticed() {
+        let (payload, work) = (payload(), tempfile::tempdir().unwrap());
+        let tmp = payload.path().join("tmp");
+        fs::create_dir(&tmp).unwrap();
+        fs::set_permissions(&tmp, fs::Permissions::from_mode(0o1777)).unwrap();
+        let (layer, tree) = (work.path().join("layer"), work.path().join("tree"));
+        write_payload_layer(payload.path(), false, &layer).unwrap();
+        fs::create_dir(&tree).unwrap();
+        assert!(matches!(unpack_layer(&layer, &tree), Err(ReuseError::Lossy)));
+        fs::write(&layer, "no layer").unwrap();
+        assert!(unpack_layer(&layer, &tree).is_err());
+    }
+
+    #[test]
+    fn a_payload_that_names_its_kernel_elsewhere_stays() {
+        type Change = fn(&Path);
+        let changes: [(Change, &str); 5] = [
+            (|tree| fs::write(tree.join("usr/bin/tool"), format!("KVER={A}\n")).unwrap(), "usr/bin/tool"),
+            (|tree| fs::create_dir_all(tree.join(format!("usr/src/x-{A}"))).unwrap(), "usr/src/x-"),
+            (
+                |tree| symlink(format!("/usr/src/{A}"), tree.join(format!("lib/modules/{A}/build"))).unwrap(),
+                "build",
+            ),
+            (
+                |tree| {
+                    let text = format!("{}{A}", "x".repeat(CHUNK - 3));
+                    fs::write(tree.join("usr/bin/tool"), text).unwrap();
+                },
+                "usr/bin/tool",
+            ),
+            (|tree| fs::write(tree.join(format!("lib/modules/{A}/modules.dep")), A).unwrap(), "modules.dep"),
+        ];
+        for (change, what) in changes {
+            let tree = payload();
+            change(tree.path());
+            let error = moved(tree.path()).unwrap_err();
+            let ReuseError::Named { path, .. } = &error else { panic!("{error}") };
+            assert!(path.display().to_string().contains(what), "{error}");
+            assert!(tree.path().join("lib/modules").join(A).is_dir(), "nothing was moved");
+        }
+    }
+
+    #[test]
+    fn places_that_do_not_fit() {
+        let tree = payload();
+        let error = move_to_kernel(tree.path(), &release("6.1.0-54-amd64"), &release(B)).unwrap_err();
+        assert_eq!(error.to_string(), "it has no directory lib/modules/6.1.0-54-amd64");
+        fs::create_dir(tree.path().join("lib/modules").join(B)).unwrap();
+        assert!(matches!(moved(tree.path()), Err(ReuseError::Occupied(_))));
+
+        // A link in place of `lib` could lead anywhere.
+        let (tree, elsewhere) = (tempfile::tempdir().unwrap(), payload());
+        symlink(elsewhere.path().join("lib"), tree.path().join("lib")).unwrap();
+        assert!(matches!(moved(tree.path()), Err(ReuseError::NoModules(_))));
+    }
+}

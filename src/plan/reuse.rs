@@ -1,0 +1,139 @@
+//! Pure: which published images may lend their payload to another kernel.
+
+use std::cmp::Ordering;
+
+use super::Cell;
+use crate::{
+    image::{ImageReference, Tag, Version},
+    kmod::Verdict,
+    oci::{ImageFacts, is_referrers_tag},
+};
+
+/// The tags to look up, the likeliest and newest first: those that name the driver's version before others, higher
+/// numbers before lower ones. The cell's own tags and lists of referrers are left out.
+pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
+    let own = |tag: &Tag| {
+        let is_it =
+            |reference: &ImageReference| matches!(&reference.version, Version::Tag(own) if own == tag);
+        cell.references().any(is_it)
+    };
+    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !own(tag) && !is_referrers_tag(tag)).collect();
+    let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
+    tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
+    tags.truncate(at_most);
+    tags
+}
+
+/// May an image that says this about itself lend its payload to the cell, if the check agrees? Only one of the
+/// same recipe, for another kernel, of whose own modules it is known that they load.
+pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
+    facts.recipe == Some(cell.recipe)
+        && facts.verdict == Some(Verdict::Loads)
+        && facts.kernel_release.as_ref().is_some_and(|release| *release != cell.target.release)
+}
+
+/// Orders texts as people order versions: runs of digits by their value, the rest by its characters.
+pub fn by_numbers(a: &str, b: &str) -> Ordering {
+    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+    loop {
+        let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        let (in_a, in_b) = (digits(a), digits(b));
+        let order = if in_a > 0 && in_b > 0 {
+            let ((run_a, rest_a), (run_b, rest_b)) = (a.split_at(in_a), b.split_at(in_b));
+            (a, b) = (rest_a, rest_b);
+            let (run_a, run_b) = (without_zeros(run_a), without_zeros(run_b));
+            run_a.len().cmp(&run_b.len()).then_with(|| run_a.cmp(run_b))
+        } else {
+            match (a.split_first(), b.split_first()) {
+                (Some((first_a, rest_a)), Some((first_b, rest_b))) => {
+                    (a, b) = (rest_a, rest_b);
+                    first_a.cmp(first_b)
+                }
+                (first, second) => return first.is_some().cmp(&second.is_some()),
+            }
+        };
+        if order != Ordering::Equal {
+            return order;
+        }
+    }
+}
+
+fn without_zeros(digits: &[u8]) -> &[u8] {
+    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+    digits.get(zeros..).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        image::Digest,
+        plan::fixtures::{K47, K48, World},
+    };
+
+    fn cell() -> Cell {
+        Cell::clone(&World::new(&[K48]).matrix().cells[0])
+    }
+
+    #[test]
+    fn newer_kernels_come_first() {
+        let tags = [
+            "4.33.0-6.1.0-9-amd64-debian12-amd64".to_owned(),
+            "4.32.0-6.1.0-99-amd64-debian12-amd64".to_owned(),
+            "4.33.0-6.1.0-48-amd64-debian12-amd64".to_owned(),
+            "4.33.0-6.1.0-47-amd64-debian12-amd64".to_owned(),
+            format!("sha256-{}", Digest::of(b"x").hex()),
+            "4.33.0-6.1.0-100-amd64-debian12-amd64".to_owned(),
+        ];
+        let tags = tags.map(|tag| tag.parse().unwrap()).to_vec();
+        let ranked: Vec<String> = tags_to_try(&cell(), tags, 4).iter().map(ToString::to_string).collect();
+        assert_eq!(
+            ranked,
+            [
+                "4.33.0-6.1.0-100-amd64-debian12-amd64",
+                "4.33.0-6.1.0-47-amd64-debian12-amd64",
+                "4.33.0-6.1.0-9-amd64-debian12-amd64",
+                "4.32.0-6.1.0-99-amd64-debian12-amd64",
+            ]
+        );
+    }
+
+    #[test]
+    fn only_the_same_recipe_that_loads_on_another_kernel_lends() {
+        let cell = cell();
+        let good = ImageFacts {
+            recipe: Some(cell.recipe),
+            verdict: Some(Verdict::Loads),
+            kernel_release: Some(K47.parse().unwrap()),
+            ..ImageFacts::default()
+        };
+        assert!(may_lend(&cell, &good));
+        for bad in [
+            ImageFacts { recipe: None, ..good.clone() },
+            ImageFacts { recipe: Some(cell.input_hash), ..good.clone() },
+            ImageFacts { verdict: Some(Verdict::Unknown), ..good.clone() },
+            ImageFacts { verdict: None, ..good.clone() },
+            ImageFacts { kernel_release: Some(K48.parse().unwrap()), ..good.clone() },
+            ImageFacts { kernel_release: None, ..good.clone() },
+        ] {
+            assert!(!may_lend(&cell, &bad), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_order_is_one(a in "[01a.-]{0,6}", b in "[01a.-]{0,6}", c in "[01a.-]{0,6}") {
+            prop_assert_eq!(by_numbers(&a, &b), by_numbers(&b, &a).reverse());
+            if by_numbers(&a, &b) != Ordering::Greater && by_numbers(&b, &c) != Ordering::Greater {
+                prop_assert_ne!(by_numbers(&a, &c), Ordering::Greater);
+            }
+        }
+
+        #[test]
+        fn numbers_are_compared_as_numbers(a in 0_u64..u64::MAX, b in 0_u64..u64::MAX) {
+            prop_assert_eq!(by_numbers(&format!("k-{a}-x"), &format!("k-{b}-x")), a.cmp(&b));
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Adapter: what refers to a manifest, at a registry: listed by the registry itself (distribution-spec 1.1), or
+//! by the tag that clients keep where it does not ("Referrers Tag Schema").
+
+use reqwest::{Method, header::ACCEPT};
+
+use super::{
+    Registry as _, RegistryError, RemoteRegistry,
+    auth::Access,
+    http::{Call, Payload},
+    name::RemoteName,
+    remote::next_page,
+};
+use crate::{
+    image::{Digest, Repository, Version},
+    oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, MAX_MANIFEST, media_type, referrers_tag},
+};
+
+/// Pages of referrers; a registry that gives more goes in circles.
+const MAX_PAGES: usize = 100;
+/// Tries to get into the list of referrers while others write it too.
+const MAX_TRIES: usize = 5;
+
+impl RemoteRegistry {
+    /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
+    pub(super) async fn push_with_subject(
+        &self,
+        repository: &Repository,
+        bytes: &[u8],
+    ) -> Result<Digest, RegistryError> {
+        let action = format!("push referrer to {repository}");
+        let protocol = |reason: String| RegistryError::Protocol {
+            host: RemoteName::of(repository).host,
+            action: action.clone(),
+            reason,
+        };
+        let manifest = ImageManifest::parse(bytes).map_err(|error| protocol(error.to_string()))?;
+        let subject =
+            manifest.subject.as_ref().ok_or_else(|| protocol("the manifest has no subject".to_owned()))?;
+        let version = Version::Digest(Digest::of(bytes));
+        let (digest, listed) =
+            self.put_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await?;
+        if listed.as_ref() != Some(&subject.digest) {
+            self.add_to_tag(repository, &subject.digest, &manifest.as_referrer(bytes)).await?;
+        }
+        Ok(digest)
+    }
+
+    /// Reads the list, adds to it and writes it. Another writer may come between, and the last one wins; so it
+    /// is read again until the new entry is in it.
+    async fn add_to_tag(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        referrer: &Descriptor,
+    ) -> Result<(), RegistryError> {
+        let Some(tag) = referrers_tag(subject) else { return Ok(()) };
+        let version = Version::Tag(tag);
+        for _ in 0..MAX_TRIES {
+            let mut index = self.listed_by_tag(repository, subject).await?;
+            if index.manifests.iter().any(|known| known.digest == referrer.digest) {
+                return Ok(());
+            }
+            index.manifests.push(referrer.clone());
+            let bytes =
+                index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
+            self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
+        }
+        let index = self.listed_by_tag(repository, subject).await?;
+        if index.manifests.iter().any(|known| known.digest == referrer.digest) {
+            return Ok(());
+        }
+        Err(unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times")))
+    }
+
+    /// The list that clients keep; an empty one where there is none.
+    async fn listed_by_tag(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+    ) -> Result<ImageIndex, RegistryError> {
+        let Some(tag) = referrers_tag(subject) else { return Ok(ImageIndex::empty()) };
+        let version = Version::Tag(tag);
+        let Some(stored) = self.manifest(repository, &version).await? else { return Ok(ImageIndex::empty()) };
+        match AnyManifest::parse(&stored.bytes) {
+            Ok(AnyManifest::Index(index)) => Ok(index),
+            Ok(AnyManifest::Image(_)) => {
+                Err(unusable(repository, &version, "it names an image and should list referrers"))
+            }
+            Err(error) => Err(unusable(repository, &version, &error.to_string())),
+        }
+    }
+
+    /// What the registry lists, then what the tag lists: the registry may have begun to list after the tag was
+    /// written.
+    pub(super) async fn list_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let wanted = |descriptor: &Descriptor| descriptor.artifact_type.as_deref() == Some(artifact_type);
+        let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
+        let mut found: Vec<Descriptor> = listed.into_iter().filter(wanted).collect();
+        if found.is_empty() {
+            found = self.listed_by_tag(repository, subject).await?.manifests;
+            found.retain(wanted);
+        }
+        Ok(found)
+    }
+
+    /// Empty where the registry does not list referrers, which it says with 404.
+    async fn listed_by_registry(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("list referrers of {}@{subject}", name.path);
+        let protocol = |reason: String| RegistryError::Protocol {
+            host: name.host.clone(),
+            action: action.clone(),
+            reason,
+        };
+        let mut first = self.http.url(name, &format!("referrers/{subject}"), &action).await?;
+        first.query_pairs_mut().append_pair("artifactType", artifact_type);
+        let mut next = Some(first);
+        let mut found = Vec::new();
+        for _ in 0..MAX_PAGES {
+            let Some(url) = next.take() else { return Ok(found) };
+            let call = Call {
+                name,
+                access: Access::Pull,
+                action: &action,
+                method: Method::GET,
+                url,
+                headers: vec![(ACCEPT, media_type::OCI_INDEX.to_owned())],
+                payload: Payload::None,
+            };
+            let mut response = self.http.send(&call).await?;
+            match response.status().as_u16() {
+                200 => {}
+                404 => return Ok(found),
+                _ => return Err(self.http.unexpected(&call, response).await),
+            }
+            next = next_page(&response);
+            let body = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
+            let index = ImageIndex::parse(&body).map_err(|error| protocol(error.to_string()))?;
+            found.extend(index.manifests);
+        }
+        Err(protocol(format!("more than {MAX_PAGES} pages")))
+    }
+}
+
+fn unusable(repository: &Repository, version: &Version, reason: &str) -> RegistryError {
+    let name = RemoteName::of(repository);
+    RegistryError::Protocol {
+        host: name.host,
+        action: format!("list referrers in {}{version}", name.path),
+        reason: reason.to_owned(),
+    }
+}
