@@ -362,6 +362,12 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
         &["nonesuch.ko: no such file or directory", "docker:REF"],
     );
     refuses(&[&empty, "--kernel", release], 2, &["there is no module (.ko"]);
+    let gone = "6.1.0-0-amd64";
+    refuses(
+        &[&module, "--kernel", gone],
+        2,
+        &["find the headers of the kernel: there is no package", "hint: "],
+    );
     refuses(&["127.0.0.1:1/a/b:1", "--kernel", release], 3, &["127.0.0.1:1"]);
     let other = kernels::newest().older;
     refuses(
