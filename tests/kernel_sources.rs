@@ -353,6 +353,18 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
     let empty = empty.path().display().to_string();
     refuses(&[&module, "--kernel", release, "--needs", &empty], 2, &["there is no Module.symvers in it"]);
 
+    // Headers without Module.symvers leave most things unknown: whether that is fine is the user's to say.
+    let bare = tempfile::tempdir().unwrap();
+    let build = bare.path().join("lib/modules").join(release).join("build");
+    for file in ["include/generated/utsrelease.h", "include/config/auto.conf"] {
+        fs::create_dir_all(build.join(file).parent().unwrap()).unwrap();
+        // Debian keeps what is common to all flavours in a tree of its own; these are the flavour's.
+        fs::copy(table.parent().unwrap().join(file), build.join(file)).unwrap();
+    }
+    let bare = bare.path().display().to_string();
+    assert_eq!(report(&[&module, "--headers", &bare], 0)["verdict"], "unknown");
+    assert_eq!(report(&[&module, "--headers", &bare, "--deny-unknown"], 1)["verdict"], "unknown");
+
     refuses(&[&module], 2, &["which kernel?", "--kernel RELEASE", "--host"]);
     refuses(&[&module, "--kernel-image", "/nonexistent"], 2, &["there is no such file"]);
     refuses(&[&module, "--kernel-image", &module], 2, &["read ", "neither a bzImage"]);
