@@ -353,6 +353,18 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
     let empty = empty.path().display().to_string();
     refuses(&[&module, "--kernel", release, "--needs", &empty], 2, &["there is no Module.symvers in it"]);
 
+    // Headers without Module.symvers leave most things unknown: whether that is fine is the user's to say.
+    let bare = tempfile::tempdir().unwrap();
+    let build = bare.path().join("lib/modules").join(release).join("build");
+    for file in ["include/generated/utsrelease.h", "include/config/auto.conf"] {
+        fs::create_dir_all(build.join(file).parent().unwrap()).unwrap();
+        // Debian keeps what is common to all flavours in a tree of its own; these are the flavour's.
+        fs::copy(table.parent().unwrap().join(file), build.join(file)).unwrap();
+    }
+    let bare = bare.path().display().to_string();
+    assert_eq!(report(&[&module, "--headers", &bare], 0)["verdict"], "unknown");
+    assert_eq!(report(&[&module, "--headers", &bare, "--deny-unknown"], 1)["verdict"], "unknown");
+
     refuses(&[&module], 2, &["which kernel?", "--kernel RELEASE", "--host"]);
     refuses(&[&module, "--kernel-image", "/nonexistent"], 2, &["there is no such file"]);
     refuses(&[&module, "--kernel-image", &module], 2, &["read ", "neither a bzImage"]);
@@ -362,6 +374,12 @@ async fn files_are_checked_against_headers_an_image_and_needed_tables() {
         &["nonesuch.ko: no such file or directory", "docker:REF"],
     );
     refuses(&[&empty, "--kernel", release], 2, &["there is no module (.ko"]);
+    let gone = "6.1.0-0-amd64";
+    refuses(
+        &[&module, "--kernel", gone],
+        2,
+        &["find the headers of the kernel: there is no package", "hint: "],
+    );
     refuses(&["127.0.0.1:1/a/b:1", "--kernel", release], 3, &["127.0.0.1:1"]);
     let other = kernels::newest().older;
     refuses(

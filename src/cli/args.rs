@@ -195,8 +195,8 @@ pub struct CheckArgs {
     /// Take further facts from this kernel image (vmlinuz or vmlinux)
     #[arg(long, value_name = "FILE")]
     pub kernel_image: Option<PathBuf>,
-    /// Fetch the kernel's own image, as its family says, for what the headers cannot tell; one that is in the
-    /// cache is used in any case
+    /// Fetch the kernel's own image, as its family says, when the headers leave something unknown; one that is
+    /// in the cache is used in any case
     #[arg(long, conflicts_with = "kernel_image")]
     pub fetch_kernel_image: bool,
     /// What the modules may use beside the kernel: a Module.symvers, or a directory that holds one (repeatable)

@@ -83,9 +83,11 @@ pub enum CliError {
     /// The running kernel.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A kernel that its family's `kernelImage` does not find.
-    #[error("find the kernel image: there is no {looked_for}")]
-    KernelImageMissing {
+    /// A kernel to check against of which there is nothing.
+    #[error("find the {what} of the kernel: there is no {looked_for}")]
+    NoKernel {
+        /// What was to be found: headers, image.
+        what: &'static str,
         /// The packages or file.
         looked_for: String,
         /// What to do.
@@ -173,7 +175,7 @@ impl CliError {
             | Self::Tree(_)
             | Self::Pass(PassError::Cluster(_))
             | Self::Host(_)
-            | Self::KernelImageMissing { .. }
+            | Self::NoKernel { .. }
             | Self::Fetch(FetchError::KernelImage(_))
             | Self::Cluster(_) => Exit::Wrong,
             Self::Image { source, .. } => source.exit(),
@@ -202,7 +204,7 @@ impl CliError {
             Self::Fetch(error) => error.hint(),
             Self::Image { source, .. } => source.hint(),
             Self::Host(error) => Some(error.remedy().to_owned()),
-            Self::KernelImageMissing { hint, .. } => Some(hint.clone()),
+            Self::NoKernel { hint, .. } => Some(hint.clone()),
             Self::Tree(error) => Some(error.remedy().to_owned()),
             Self::Usage(_)
             | Self::Definitions(_)

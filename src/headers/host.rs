@@ -115,7 +115,7 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders,
     let mut facts = BeyondHeaders::default();
     let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
     if let Some(directory) = modules.iter().find(|path| path.is_dir()) {
-        module_facts(directory)?.add_to(&mut facts, None);
+        module_facts(directory)?.add_to(&mut facts);
     }
     let path = root.join("sys/kernel/btf/vmlinux");
     if let Some(bytes) = read(&path)? {

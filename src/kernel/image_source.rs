@@ -108,3 +108,37 @@ pub struct KernelImageFile {
     )]
     pub system_map: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<KernelImageSource, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn both_forms_are_read_and_written() {
+        for json in [
+            r#"{"apt":{"packages":["linux-image-{{release}}-unsigned | linux-image-{{release}}","b-{{release}}"],"suites":["sid"]}}"#,
+            r#"{"file":{"path":"images/vmlinuz-{{release}}","modules":"images/{{release}}"}}"#,
+        ] {
+            assert_eq!(serde_json::to_string(&read(json).unwrap()).unwrap(), json);
+        }
+    }
+
+    #[test]
+    fn what_is_no_source_is_refused() {
+        for json in [
+            r#"{"apt":{"packages":["a-{{release}}|b-{{release}}"],"suites":["sid"]}}"#,
+            r#"{"apt":{"packages":["a-{{release}} | "],"suites":["sid"]}}"#,
+            r#"{"apt":{"packages":["a-{{version}}"],"suites":["sid"]}}"#,
+            r#"{"apt":{"packages":[],"suites":["sid"]}}"#,
+            r#"{"file":{"path":"vmlinuz-{{version}}"}}"#,
+            r#"{"file":{"path":"vmlinuz","initrd":"x"}}"#,
+            r#"{"path":"vmlinuz"}"#,
+        ] {
+            assert!(read(json).is_err(), "{json}");
+        }
+    }
+}

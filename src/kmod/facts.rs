@@ -31,8 +31,6 @@ pub struct KernelFacts {
 pub struct BeyondHeaders {
     /// `sizeof(struct module)` in bytes.
     pub module_size: Option<Known<u64>>,
-    /// What the BTF of its modules is based on: the kernel's own types.
-    pub btf_base: Option<Known<BtfBase>>,
     /// The `vermagic` of one of the kernel's own modules.
     pub vermagic: Option<Known<String>>,
     /// Names that the kernel image exports, without those of its modules.
@@ -41,6 +39,8 @@ pub struct BeyondHeaders {
     pub in_tree: Option<Known<InTree>>,
     /// Does the loader refuse modules without a valid signature?
     pub enforces_signatures: Option<Known<bool>>,
+    /// How large the kernel's own type information is, from which that of modules counts on.
+    pub btf_base: Option<Known<BtfBase>>,
 }
 
 /// The measures of a kernel's type information (BTF).

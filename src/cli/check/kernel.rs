@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use super::Context;
 use crate::{
     cli::{CliError, headers, settings},
+    controller::TargetError,
     headers::{KernelImage, KernelImageLookup, read_header_set, read_host},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::KernelFacts,
@@ -44,7 +45,7 @@ impl Kernel {
             let target = settings::target(&target_args).ok();
             Self { facts, hint: None, target }
         } else {
-            let found = headers::find(context.settings()?, &target_args).await?;
+            let found = headers::find(context.settings()?, &target_args).await.map_err(no_headers)?;
             Self { facts: found.facts, hint: None, target: Some(settings::target(&target_args)?) }
         };
         match image {
@@ -65,7 +66,7 @@ impl Kernel {
         match settings.fetcher.kernel_image(family, &settings.definitions.root, &target).await? {
             KernelImageLookup::Found(image) => self.learn(context, &image).await.map(|()| true),
             KernelImageLookup::Missing { looked_for, hint } => {
-                Err(CliError::KernelImageMissing { looked_for, hint })
+                Err(CliError::NoKernel { what: "image", looked_for, hint })
             }
         }
     }
@@ -107,6 +108,16 @@ fn hint(family: &KernelFamily) -> String {
         "--fetch-kernel-image fetches the kernel's own image, which tells what its headers cannot".to_owned()
     } else {
         NO_IMAGE.to_owned()
+    }
+}
+
+/// A check that could not begin is no refused module: another exit code than for a build.
+fn no_headers(error: CliError) -> CliError {
+    match error {
+        CliError::Target(TargetError::HeadersMissing { looked_for, hint }) => {
+            CliError::NoKernel { what: "headers", looked_for, hint }
+        }
+        other => other,
     }
 }
 

@@ -1,17 +1,18 @@
 //! Adapter: what a kernel image, and what comes with it, tell about the kernel.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::{self, BufReader, Read, Write},
     os::unix::fs::MetadataExt,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::{KernelImage, KernelImageError, failed};
 use crate::{
+    cache::Cache,
     headers::{FetchError, Fetcher, blocking::blocking, digest},
     kernel::KernelRelease,
     kmod::{
@@ -29,12 +30,17 @@ const KIND: &str = "kernel-facts";
 /// Changes when the same image gives other facts.
 const FORMAT: &str = "kernel-facts-1";
 
-/// The facts as they are kept.
+/// What the image itself tells, as it is kept.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Distilled {
+struct ImageFacts {
     release: Option<String>,
     btf: Option<BtfFacts>,
     exports: Option<BTreeSet<String>>,
+}
+
+/// What comes with the image tells, as it is kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct CompanionFacts {
     system_map: Option<BTreeSet<String>>,
     modules: Option<ModuleFacts>,
 }
@@ -50,7 +56,7 @@ struct BtfFacts {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::headers) struct ModuleFacts {
     /// Loadable modules by name, with their files.
-    loadable: std::collections::BTreeMap<String, String>,
+    loadable: BTreeMap<String, String>,
     builtin: BTreeSet<String>,
     /// One module that was read, to know what the others are like.
     sample: Option<Sample>,
@@ -67,37 +73,57 @@ impl KernelImage {
     /// What the image tells about its kernel beyond the header set. Decompresses it into a temporary file, and reads
     /// one of the kernel's own modules. Blocks. [`Fetcher::kernel_facts`] does so once for each image.
     pub fn facts(&self) -> Result<BeyondHeaders, KernelImageError> {
-        self.distil().map(Distilled::into_facts)
+        let image = read_image(&self.vmlinuz)?;
+        self.is_of_its_release(&image)?;
+        Ok(combine(image, self.companions()?))
     }
 
-    fn distil(&self) -> Result<Distilled, KernelImageError> {
-        let Self { release, arch: _, vmlinuz, system_map, modules, origin: _ } = self;
-        let mut distilled = read_image(vmlinuz)?;
-        if let Some(found) = distilled.release.as_ref().filter(|found| *found != release.as_str()) {
-            let (path, found) = (vmlinuz.clone(), found.clone());
-            return Err(KernelImageError::Release { path, found, wanted: release.clone() });
+    fn is_of_its_release(&self, image: &ImageFacts) -> Result<(), KernelImageError> {
+        match &image.release {
+            Some(found) if found != self.release.as_str() => {
+                let (path, found) = (self.vmlinuz.clone(), found.clone());
+                Err(KernelImageError::Release { path, found, wanted: self.release.clone() })
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// What [`Self::companions`] reads; a module directory's own time does not tell that a file in it was replaced.
+    fn companion_files(&self) -> Vec<PathBuf> {
+        let in_modules = self.modules.iter().flat_map(|directory| {
+            ["", "kernel", "modules.dep", "modules.order", "modules.builtin"].map(|name| directory.join(name))
+        });
+        self.system_map.iter().cloned().chain(in_modules.filter(|path| path.exists())).collect()
+    }
+
+    fn companions(&self) -> Result<CompanionFacts, KernelImageError> {
+        let Self { release: _, arch: _, vmlinuz: _, system_map, modules, origin: _ } = self;
+        let mut facts = CompanionFacts::default();
         if let Some(path) = system_map {
             let file = File::open(path).map_err(failed("open", path))?;
             let names = exported_names(BufReader::new(file)).map_err(failed("read", path))?;
-            distilled.system_map = Some(names).filter(|names| !names.is_empty());
+            facts.system_map = Some(names).filter(|names| !names.is_empty());
         }
-        distilled.modules = modules.as_deref().map(module_facts).transpose()?;
-        Ok(distilled)
+        facts.modules = modules.as_deref().map(module_facts).transpose()?;
+        Ok(facts)
     }
+}
 
-    /// Changes when any of its files is another one.
-    fn identity(&self) -> Result<String, KernelImageError> {
-        let Self { release, arch, vmlinuz, system_map, modules, origin } = self;
-        let mut parts = vec![FORMAT.to_owned(), release.to_string(), arch.to_string()];
-        for path in [Some(vmlinuz), system_map.as_ref(), modules.as_ref()].into_iter().flatten() {
-            let metadata = fs::metadata(path).map_err(failed("look at", path))?;
-            let (modified, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
-            let (size, inode) = (metadata.len(), metadata.ino());
-            parts.push(format!("{} {size} {modified}.{nanoseconds} {inode}", path.display()));
-        }
-        Ok(digest::of_parts(parts.iter().chain(origin).map(String::as_str)))
+/// Changes when any of the files is another one.
+fn identity<'p>(
+    what: &str,
+    files: impl IntoIterator<Item = &'p PathBuf>,
+) -> Result<String, KernelImageError> {
+    let mut parts = vec![FORMAT.to_owned(), what.to_owned()];
+    for path in files {
+        // One file may be named in several ways.
+        let path = &fs::canonicalize(path).map_err(failed("find", path))?;
+        let metadata = fs::metadata(path).map_err(failed("look at", path))?;
+        let (modified, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
+        let (size, inode) = (metadata.len(), metadata.ino());
+        parts.push(format!("{} {size} {modified}.{nanoseconds} {inode}", path.display()));
     }
+    Ok(digest::of_parts(parts.iter().map(String::as_str)))
 }
 
 impl Fetcher {
@@ -105,24 +131,38 @@ impl Fetcher {
     pub async fn kernel_facts(&self, image: &KernelImage) -> Result<BeyondHeaders, FetchError> {
         let (cache, image) = (self.cache.clone(), image.clone());
         blocking(move |_| {
-            let key = image.identity()?;
-            if let Some(known) = cache.read_record::<Distilled>(KIND, &key)? {
-                return Ok(known.into_facts());
+            let known = image_facts(&cache, &image.vmlinuz)?;
+            image.is_of_its_release(&known)?;
+            let key = identity("companions", &image.companion_files())?;
+            if let Some(companions) = cache.read_record(KIND, &key)? {
+                return Ok(combine(known, companions));
             }
-            let distilled = image.distil()?;
-            cache.write_record(KIND, &key, &distilled)?;
-            Ok(distilled.into_facts())
+            let companions = image.companions()?;
+            cache.write_record(KIND, &key, &companions)?;
+            Ok(combine(known, companions))
         })
         .await
     }
+
+    /// The release that a kernel image says it is; `None` for one that does not say.
+    pub(super) async fn release_of(&self, vmlinuz: &Path) -> Result<Option<KernelRelease>, FetchError> {
+        let (cache, path) = (self.cache.clone(), vmlinuz.to_owned());
+        let known = blocking(move |_| image_facts(&cache, &path)).await?;
+        Ok(known.release.and_then(|release| release.parse().ok()))
+    }
 }
 
-/// The release that a kernel image says it is. Blocks.
-pub(super) fn release_of(vmlinuz: &Path) -> Result<Option<KernelRelease>, KernelImageError> {
-    Ok(read_image(vmlinuz)?.release.and_then(|release| release.parse().ok()))
+fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts, FetchError> {
+    let key = identity("image", [vmlinuz])?;
+    if let Some(known) = cache.read_record(KIND, &key)? {
+        return Ok(known);
+    }
+    let facts = read_image(vmlinuz)?;
+    cache.write_record(KIND, &key, &facts)?;
+    Ok(facts)
 }
 
-fn read_image(path: &Path) -> Result<Distilled, KernelImageError> {
+fn read_image(path: &Path) -> Result<ImageFacts, KernelImageError> {
     let wrong = |source| KernelImageError::Image { path: path.to_owned(), source };
     let mut file = File::open(path).map_err(failed("open", path))?;
     let payload = kmod::locate(&mut file).map_err(wrong)?;
@@ -139,13 +179,8 @@ fn read_image(path: &Path) -> Result<Distilled, KernelImageError> {
         .map(|section| Btf::parse(&section).map(|btf| BtfFacts::of(&btf)))
         .transpose()
         .map_err(|source| KernelImageError::Btf { path: path.to_owned(), source })?;
-    Ok(Distilled {
-        release: vmlinux.release().map_err(wrong)?,
-        btf,
-        exports: vmlinux.exports().map_err(wrong)?,
-        system_map: None,
-        modules: None,
-    })
+    let (release, exports) = (vmlinux.release().map_err(wrong)?, vmlinux.exports().map_err(wrong)?);
+    Ok(ImageFacts { release, btf, exports })
 }
 
 /// To a file, not to memory: a kernel is larger than all else that a check holds.
@@ -233,34 +268,32 @@ fn walk(directory: &Path, index: &mut InTree) -> Result<(), KernelImageError> {
     Ok(())
 }
 
-impl Distilled {
-    /// The image's own table counts more than `System.map`, and its types more than one module: they are the kernel
-    /// itself.
-    fn into_facts(self) -> BeyondHeaders {
-        let Self { release: _, btf, exports, system_map, modules } = self;
-        let mut facts = BeyondHeaders::default();
-        if let Some(modules) = modules {
-            modules.add_to(&mut facts, None);
-        }
-        if let Some(BtfFacts { types, strings, module_size }) = btf {
-            let source = FactSource::Btf;
-            facts.btf_base = Some(Known { value: BtfBase { types, strings }, source: source.clone() });
-            facts.module_size = module_size.map(|value| Known { value, source }).or(facts.module_size);
-        }
-        let map = system_map.map(|value| Known { value, source: FactSource::SystemMap });
-        facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage }).or(map);
-        facts
+/// The image's own table counts more than `System.map`, and its types more than one module: they are the kernel
+/// itself.
+fn combine(image: ImageFacts, companions: CompanionFacts) -> BeyondHeaders {
+    let ImageFacts { release: _, btf, exports } = image;
+    let CompanionFacts { system_map, modules } = companions;
+    let mut facts = BeyondHeaders::default();
+    if let Some(modules) = modules {
+        modules.add_to(&mut facts);
     }
+    if let Some(BtfFacts { types, strings, module_size }) = btf {
+        let source = FactSource::Btf;
+        facts.btf_base = Some(Known { value: BtfBase { types, strings }, source: source.clone() });
+        facts.module_size = module_size.map(|value| Known { value, source }).or(facts.module_size);
+    }
+    let map = system_map.map(|value| Known { value, source: FactSource::SystemMap });
+    facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage }).or(map);
+    facts
 }
 
 impl ModuleFacts {
-    /// Adds them; `source` says it was another one than the module and the index.
-    pub(in crate::headers) fn add_to(self, facts: &mut BeyondHeaders, source: Option<&FactSource>) {
+    /// Adds them to what is known.
+    pub(in crate::headers) fn add_to(self, facts: &mut BeyondHeaders) {
         let Self { loadable, builtin, sample } = self;
         let index = InTree { modules: loadable, builtin };
         if !index.is_empty() {
-            let source = source.cloned().unwrap_or(FactSource::ModuleIndex);
-            facts.in_tree = Some(Known { value: index, source });
+            facts.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
         }
         if let Some(Sample { name, vermagic, this_module_size }) = sample {
             let source = FactSource::InTreeModule(name);

@@ -70,27 +70,39 @@ fn system_map_tells_exports_unless_it_is_a_placeholder() {
     assert_eq!((exports.value.len(), exports.source), (1, FactSource::SystemMap));
 }
 
+#[tokio::test]
+async fn the_facts_are_the_same_from_the_cache_until_a_file_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut image = image(dir.path(), "Linux version 6.1.0-1-amd64 (x)");
+    let (map, modules) = (dir.path().join("System.map"), dir.path().join("modules"));
+    write(&map, "ffffffff826e7d60 r __ksymtab_kfree\n");
+    write(&modules.join("kernel/a.ko"), ModuleFile::named("a").build());
+    write(&modules.join("modules.builtin"), "kernel/b.ko\n");
+    (image.system_map, image.modules) = (Some(map.clone()), Some(modules));
+    let cache = Cache::open(dir.path().join("cache")).unwrap();
+    let fetcher = Fetcher::new(cache.clone(), crate::headers::FetchOptions::default());
+    let plain = format!("{:?}", image.facts().unwrap());
+    for _ in 0..2 {
+        assert_eq!(format!("{:?}", fetcher.kernel_facts(&image).await.unwrap()), plain);
+    }
+    assert_eq!(cache.records::<serde_json::Value>(KIND).unwrap().len(), 2);
+    assert_eq!(fetcher.release_of(&image.vmlinuz).await.unwrap(), Some(image.release.clone()));
+    write(&map, "ffffffff826e7d60 r __ksymtab_kfree\nffffffff826e7d60 r __ksymtab_kmalloc\n");
+    assert_eq!(fetcher.kernel_facts(&image).await.unwrap().exports.unwrap().value.len(), 2);
+}
+
 #[test]
-fn the_facts_are_the_same_from_the_cache() {
-    let full = || Distilled {
-        release: Some("6.1".to_owned()),
+fn the_image_itself_counts_most() {
+    let image = ImageFacts {
+        release: None,
         btf: Some(BtfFacts { types: 7, strings: 9, module_size: Some(896) }),
         exports: Some(["kfree".to_owned()].into()),
-        system_map: Some(BTreeSet::new()),
-        modules: Some(ModuleFacts {
-            loadable: [("a".to_owned(), "kernel/a.ko".to_owned())].into(),
-            builtin: ["b".to_owned()].into(),
-            sample: Some(Sample {
-                name: "a".to_owned(),
-                vermagic: Some("6.1 SMP".to_owned()),
-                this_module_size: 1,
-            }),
-        }),
     };
-    let text = serde_json::to_string(&full()).unwrap();
-    let again: Distilled = serde_json::from_str(&text).unwrap();
-    let facts = again.into_facts();
-    assert_eq!(format!("{facts:?}"), format!("{:?}", full().into_facts()));
+    let sample = Sample { name: "a".to_owned(), vermagic: Some("6.1 SMP".to_owned()), this_module_size: 1 };
+    let modules = ModuleFacts { sample: Some(sample), ..ModuleFacts::default() };
+    let companions = CompanionFacts { system_map: Some(BTreeSet::new()), modules: Some(modules) };
+    let facts = combine(image, companions);
     assert_eq!(facts.module_size, Some(Known { value: 896, source: FactSource::Btf }));
     assert_eq!(facts.exports.unwrap().source, FactSource::KernelImage);
+    assert_eq!(facts.vermagic.unwrap().source, FactSource::InTreeModule("a".to_owned()));
 }

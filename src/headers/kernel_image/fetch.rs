@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{KernelImage, KernelImageLookup, facts};
+use super::{KernelImage, KernelImageLookup};
 use crate::{
     headers::{
         FetchError, Fetcher,
@@ -164,8 +164,7 @@ impl Fetcher {
         let release = if let Some(release) = release {
             release.clone()
         } else {
-            let path = vmlinuz.to_owned();
-            blocking(move |_| Ok(facts::release_of(&path)?)).await?.ok_or_else(|| FetchError::Layout {
+            self.release_of(vmlinuz).await?.ok_or_else(|| FetchError::Layout {
                 wanted: "the kernel's release".to_owned(),
                 what: vmlinuz.display().to_string(),
                 found: "it holds no `Linux version`; say it with --kernel".to_owned(),
