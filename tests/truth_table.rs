@@ -6,6 +6,7 @@ mod support;
 
 use std::{
     collections::BTreeMap,
+    fmt::Write,
     fs,
     io::Read,
     path::{Path, PathBuf},
@@ -42,9 +43,8 @@ fn kernels() -> Vec<KernelRelease> {
 }
 
 /// Files of a kernel's own modules in a directory, by their names without what compresses them.
-fn files(release: &KernelRelease, directory: &str) -> BTreeMap<String, PathBuf> {
-    let root = kernel_image(release).modules.unwrap().join("kernel").join(directory);
-    let Ok(listing) = fs::read_dir(root) else { return BTreeMap::new() };
+fn files(modules: &Path, directory: &str) -> BTreeMap<String, PathBuf> {
+    let Ok(listing) = fs::read_dir(modules.join("kernel").join(directory)) else { return BTreeMap::new() };
     let paths = listing.map(|entry| entry.unwrap().path());
     let modules = paths.filter(|path| is_module_file(path.to_str().unwrap()));
     modules.map(|path| (module_name(path.to_str().unwrap()), path)).collect()
@@ -70,8 +70,10 @@ fn is_suitable(path: &Path) -> bool {
 /// suitable in all of them.
 fn candidates(kernels: &[KernelRelease]) -> Vec<Vec<PathBuf>> {
     let mut chosen = vec![Vec::new(); kernels.len()];
+    // Once for each: apt takes its time.
+    let roots: Vec<_> = kernels.iter().map(|kernel| kernel_image(kernel).modules.unwrap()).collect();
     for directory in DIRECTORIES {
-        let files: Vec<_> = kernels.iter().map(|kernel| files(kernel, directory)).collect();
+        let files: Vec<_> = roots.iter().map(|root| files(root, directory)).collect();
         let of_all = |name: &String| files.iter().map(|files| files.get(name)).collect::<Option<Vec<_>>>();
         let mut suitable = files[0].keys().filter_map(of_all);
         if let Some(paths) = suitable.find(|paths| paths.iter().all(|path| is_suitable(path))) {
@@ -137,19 +139,21 @@ fn word(outcome: &BootOutcome) -> String {
     }
 }
 
-fn print_matrix(kernels: &[KernelRelease], modules: &[String], cells: &[Vec<String>]) {
-    let mut line = format!("{:48}", "module built for");
-    for kernel in kernels {
-        line += &format!("{:<24}", kernel.as_str());
-    }
-    println!("{line}");
-    for (index, module) in modules.iter().enumerate() {
-        let mut line = format!("{module:48}");
-        for column in cells {
-            line += &format!("{:<24}", column[index]);
+fn matrix(kernels: &[KernelRelease], modules: &[String], cells: &[Vec<String>]) -> String {
+    let header = kernels.iter().map(KernelRelease::as_str).collect();
+    let rows = modules.iter().enumerate().map(|(index, module)| {
+        (module.as_str(), cells.iter().map(|column| column[index].as_str()).collect())
+    });
+    let lines = [("module, by the kernel it was built for", header)].into_iter().chain(rows);
+    lines.fold(String::new(), |mut text, (first, cells): (&str, Vec<&str>)| {
+        write!(text, "{first:48}").unwrap();
+        for cell in cells {
+            write!(text, " {cell:23}").unwrap();
         }
-        println!("{}", line.trim_end());
-    }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+        text
+    })
 }
 
 #[tokio::test]
@@ -204,8 +208,7 @@ async fn the_check_and_the_kernels_loader_agree() {
         );
         cells.push(column);
     }
-    print_matrix(&kernels, &modules, &cells);
-    println!("{counts:?}");
+    println!("{}{counts:?}", matrix(&kernels, &modules, &cells));
     assert!(disagreements.is_empty(), "{} disagreements:\n{}", disagreements.len(), disagreements.join("\n"));
     assert!(counts[&Verdict::Loads] > modules.len() && counts[&Verdict::Refused] > 0, "{counts:?}");
 }
