@@ -5,8 +5,10 @@
 mod support;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    fmt::Write,
     fs,
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -14,7 +16,7 @@ use farrier::{
     headers::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name},
-    payload::read_module,
+    payload::{is_module_file, open_module, read_module},
 };
 use futures::{StreamExt, stream};
 use support::{
@@ -25,10 +27,8 @@ use support::{
 /// Directories of the kernel's modules that candidates are taken from: several subsystems, no buses to probe.
 const DIRECTORIES: [&str; 8] =
     ["crypto", "drivers/block", "drivers/md", "drivers/net", "fs/nls", "lib", "net/core", "net/sched"];
-/// Candidates from each.
-const EACH: usize = 1;
 /// A candidate has at most this many bytes: all of all kernels are in one initramfs.
-const SMALL: u64 = 256 << 10;
+const SMALL: usize = 256 << 10;
 
 /// The 6.1 kernels of the stable suite and the two newest ones, the newest one's flavours, and the newest 6.12.
 fn kernels() -> Vec<KernelRelease> {
@@ -42,59 +42,57 @@ fn kernels() -> Vec<KernelRelease> {
     kernels
 }
 
-/// A kernel's own modules that may be candidates, by their path without what compresses them: small, needing
-/// nothing, and with functions to load and to unload, so that the next one of the name finds its place free.
-fn suitable(release: &KernelRelease) -> BTreeMap<String, PathBuf> {
-    let root = kernel_image(release).modules.unwrap().join("kernel");
-    let mut found = BTreeMap::new();
-    for directory in DIRECTORIES {
-        let Ok(listing) = fs::read_dir(root.join(directory)) else { continue };
-        for path in listing.map(|entry| entry.unwrap().path()) {
-            if path.extension().is_some_and(|extension| extension == "ko") && is_suitable(&path) {
-                found.insert(format!("{directory}/{}", path.file_name().unwrap().to_str().unwrap()), path);
-            }
-        }
-    }
-    found
+/// Files of a kernel's own modules in a directory, by their names without what compresses them.
+fn files(modules: &Path, directory: &str) -> BTreeMap<String, PathBuf> {
+    let Ok(listing) = fs::read_dir(modules.join("kernel").join(directory)) else { return BTreeMap::new() };
+    let paths = listing.map(|entry| entry.unwrap().path());
+    let modules = paths.filter(|path| is_module_file(path.to_str().unwrap()));
+    modules.map(|path| (module_name(path.to_str().unwrap()), path)).collect()
 }
 
+/// Small, needing nothing, and with functions to load and to unload, so that the next one of the name finds its
+/// place free.
 fn is_suitable(path: &Path) -> bool {
-    if fs::metadata(path).unwrap().len() > SMALL {
+    let mut bytes = Vec::new();
+    open_module(path).unwrap().unwrap().unwrap().read_to_end(&mut bytes).unwrap();
+    if bytes.len() > SMALL {
         return false;
     }
-    let bytes = fs::read(path).unwrap();
-    let holds = |text: &[u8]| bytes.windows(text.len()).any(|window| window == text);
+    // In the symbols' names, where the end of a longer one may serve for a shorter one.
+    let text = String::from_utf8_lossy(&bytes);
     let module = Module::parse(&bytes[..]).unwrap();
     let needs_nothing =
         module.fields("depends").all(str::is_empty) && module.fields("softdep").next().is_none();
-    needs_nothing && holds(b"\0init_module\0") && holds(b"\0cleanup_module\0")
+    needs_nothing && text.contains("init_module\0") && text.contains("cleanup_module\0")
 }
 
-/// The paths that every kernel has, the first ones of each directory.
-fn candidates(kernels: &[KernelRelease]) -> Vec<BTreeMap<String, PathBuf>> {
-    let suitable: Vec<_> = kernels.iter().map(suitable).collect();
-    let everywhere = |path: &String| suitable.iter().all(|modules| modules.contains_key(path));
-    let common: BTreeSet<String> = suitable[0].keys().filter(|path| everywhere(path)).cloned().collect();
-    let mut chosen = BTreeSet::new();
+/// For each kernel the files of the same modules: the first of each directory that every kernel has and that are
+/// suitable in all of them.
+fn candidates(kernels: &[KernelRelease]) -> Vec<Vec<PathBuf>> {
+    let mut chosen = vec![Vec::new(); kernels.len()];
+    // Once for each: apt takes its time.
+    let roots: Vec<_> = kernels.iter().map(|kernel| kernel_image(kernel).modules.unwrap()).collect();
     for directory in DIRECTORIES {
-        let of_directory =
-            common.iter().filter(|path| Path::new(path).parent() == Some(Path::new(directory)));
-        chosen.extend(of_directory.take(EACH).cloned());
+        let files: Vec<_> = roots.iter().map(|root| files(root, directory)).collect();
+        let of_all = |name: &String| files.iter().map(|files| files.get(name)).collect::<Option<Vec<_>>>();
+        let mut suitable = files[0].keys().filter_map(of_all);
+        if let Some(paths) = suitable.find(|paths| paths.iter().all(|path| is_suitable(path))) {
+            for (chosen, path) in chosen.iter_mut().zip(paths) {
+                chosen.push(path.clone());
+            }
+        }
     }
-    assert!(chosen.len() >= 5, "too few modules are suitable: {chosen:?} of {common:?}");
-    suitable
-        .into_iter()
-        .map(|modules| modules.into_iter().filter(|(path, _)| chosen.contains(path)).collect())
-        .collect()
+    assert!(chosen[0].len() > 4, "too few modules are suitable: {:?}", chosen[0]);
+    chosen
 }
 
-/// Puts the modules of all kernels into one directory: `<release>/<name>.ko`.
+/// Puts the modules of all kernels into one directory, each kernel's in one of its own.
 fn payload(kernels: &[KernelRelease], directory: &Path) -> Vec<String> {
     let mut paths = Vec::new();
     for (release, modules) in kernels.iter().zip(candidates(kernels)) {
         fs::create_dir(directory.join(release.as_str())).unwrap();
         let out_of_tree = fixture_modules(release).join("farrier_good.ko");
-        for source in modules.into_values().chain([out_of_tree]) {
+        for source in modules.into_iter().chain([out_of_tree]) {
             let path = format!("{release}/{}", source.file_name().unwrap().to_str().unwrap());
             fs::copy(source, directory.join(&path)).unwrap();
             paths.push(path);
@@ -142,19 +140,21 @@ fn word(outcome: &BootOutcome) -> String {
     }
 }
 
-fn print_matrix(kernels: &[KernelRelease], modules: &[String], cells: &[Vec<String>]) {
-    let mut line = format!("{:48}", "module built for");
-    for kernel in kernels {
-        line += &format!("{:<24}", kernel.as_str());
-    }
-    println!("{line}");
-    for (index, module) in modules.iter().enumerate() {
-        let mut line = format!("{module:48}");
-        for column in cells {
-            line += &format!("{:<24}", column[index]);
+fn matrix(kernels: &[KernelRelease], modules: &[String], cells: &[Vec<String>]) -> String {
+    let header = kernels.iter().map(KernelRelease::as_str).collect();
+    let rows = modules.iter().enumerate().map(|(index, module)| {
+        (module.as_str(), cells.iter().map(|column| column[index].as_str()).collect())
+    });
+    let lines = [("module, by the kernel it was built for", header)].into_iter().chain(rows);
+    lines.fold(String::new(), |mut text, (first, cells): (&str, Vec<&str>)| {
+        write!(text, "{first:48}").unwrap();
+        for cell in cells {
+            write!(text, " {cell:23}").unwrap();
         }
-        println!("{}", line.trim_end());
-    }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+        text
+    })
 }
 
 #[tokio::test]
@@ -209,8 +209,7 @@ async fn the_check_and_the_kernels_loader_agree() {
         );
         cells.push(column);
     }
-    print_matrix(&kernels, &modules, &cells);
-    println!("{counts:?}");
+    println!("{}{counts:?}", matrix(&kernels, &modules, &cells));
     assert!(disagreements.is_empty(), "{} disagreements:\n{}", disagreements.len(), disagreements.join("\n"));
     assert!(counts[&Verdict::Loads] > modules.len() && counts[&Verdict::Refused] > 0, "{counts:?}");
 }

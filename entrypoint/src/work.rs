@@ -1,6 +1,6 @@
 //! The work list: what init does in the virtual machine. Text, a line for each step, its fields parted by tabs.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 /// Where the initramfs holds the work list.
 pub const WORK_PATH: &str = "/farrier/work";
@@ -54,7 +54,8 @@ impl Work {
         let mut text = format!("report\t{}\nmode\t{mode}\n", field(&self.report));
         for Step { payload, name, path, parameters } in &self.steps {
             let kind = if *payload { "module" } else { "dependency" };
-            text += &format!("{kind}\t{}\t{}\t{}\n", field(name), field(path), field(parameters));
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "{kind}\t{}\t{}\t{}", field(name), field(path), field(parameters));
         }
         text
     }

@@ -134,7 +134,7 @@ mod tests {
     fn an_endless_line_takes_no_memory() {
         let mut transcript = Transcript::new(KEY);
         for _ in 0..100 {
-            transcript.push(&[b'x'; 64 << 10]);
+            transcript.push(&vec![b'x'; 64 << 10]);
             assert!(transcript.partial.len() <= MAX_LINE);
         }
         transcript.push(format!("\n{}", hello(0)).as_bytes());

@@ -61,7 +61,7 @@ pub fn children() -> Vec<String> {
         .filter_map(|entry| {
             let path = entry.unwrap().path();
             let stat = fs::read_to_string(path.join("stat")).ok()?;
-            is_child(&stat).then(|| stat)
+            is_child(&stat).then_some(stat)
         })
         .collect()
 }
