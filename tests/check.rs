@@ -51,18 +51,24 @@ fn releases() -> Vec<KernelRelease> {
 
 /// An unpacked package, made once for all tests and runs.
 fn unpacked(package: &str) -> PathBuf {
+    unpacked_with(&[], package)
+}
+
+/// The same, from an apt with these options beside the host's.
+fn unpacked_with(options: &[String], package: &str) -> PathBuf {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     fs::create_dir_all(&cache).unwrap();
     let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
     lock.lock().unwrap();
-    let version = run(Command::new("apt-cache").args(["show", "--no-all-versions", package]));
+    let show = ["show", "--no-all-versions", package];
+    let version = run(Command::new("apt-cache").args(options).args(show));
     let version =
         version.lines().find_map(|line| line.strip_prefix("Version: ")).unwrap().replace([':', '/'], "_");
     let root = cache.join(format!("{package}_{version}"));
     if !root.exists() {
         let work = tempfile::tempdir_in(&cache).unwrap();
         let download = ["-o", "APT::Sandbox::User=root", "-q", "download", package];
-        run(Command::new("apt-get").args(download).current_dir(work.path()));
+        run(Command::new("apt-get").args(options).args(download).current_dir(work.path()));
         let deb =
             fs::read_dir(work.path()).unwrap().next().expect("apt-get leaves the package").unwrap().path();
         let tree = work.path().join("tree");
@@ -70,6 +76,39 @@ fn unpacked(package: &str) -> PathBuf {
         fs::rename(&tree, &root).unwrap();
     }
     root
+}
+
+/// Options for an apt of its own, of another architecture than the host's: the same suites, its own lists.
+fn arm64_apt() -> Vec<String> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("apt-arm64");
+    fs::create_dir_all(&root).unwrap();
+    let place = root.display();
+    let options: Vec<String> = [
+        "APT::Architecture=arm64".to_owned(),
+        "APT::Architectures=arm64".to_owned(),
+        "APT::Sandbox::User=root".to_owned(),
+        "Dir::State::status=/dev/null".to_owned(),
+        format!("Dir::State={place}/state"),
+        format!("Dir::Cache={place}/cache"),
+    ]
+    .into_iter()
+    .flat_map(|option| ["-o".to_owned(), option])
+    .collect();
+    let lock = File::create(root.join("lock")).unwrap();
+    lock.lock().unwrap();
+    // Lists of another day name packages that the mirror no longer has.
+    let fresh = |path: PathBuf| {
+        let modified = fs::metadata(path).and_then(|data| data.modified());
+        modified.is_ok_and(|at| at.elapsed().is_ok_and(|age| age.as_secs() < 12 * 3600))
+    };
+    if !fresh(root.join("updated")) {
+        for part in ["state/lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(root.join(part)).unwrap();
+        }
+        run(Command::new("apt-get").args(&options).args(["-q", "update"]));
+        File::create(root.join("updated")).unwrap();
+    }
+    options
 }
 
 /// The package that holds a kernel's modules: signed, or not yet signed.
@@ -93,9 +132,12 @@ fn in_tree(release: &KernelRelease) -> Vec<PayloadModule> {
 /// The file of one in-tree module, decompressed.
 fn module_bytes(release: &KernelRelease, name: &str) -> Vec<u8> {
     let root = unpacked(&image_package(release)).join("lib/modules").join(release.as_str());
-    let module =
-        in_tree(release).into_iter().find(|m| m.module.as_ref().is_ok_and(|m| m.name == name)).unwrap();
-    fs::read(root.join(module.path)).unwrap()
+    let is_it = |entry: &walkdir::DirEntry| {
+        let file = entry.file_name().to_string_lossy();
+        file.ends_with(".ko") && farrier::kmod::module_name(&file) == name
+    };
+    let mut files = walkdir::WalkDir::new(root).into_iter().filter_map(Result::ok);
+    fs::read(files.find(is_it).unwrap().path()).unwrap()
 }
 
 fn check_one(kernel: &KernelFacts, module: Result<Module, ModuleError>) -> CheckReport {
@@ -225,14 +267,17 @@ fn a_module_broken_on_purpose_is_refused_for_the_right_reason() {
     bytes[flag] = b'b';
     assert_eq!(refusal(&bytes), (Rule::Vermagic, "vermagic".to_owned()));
 
-    // Without the table of versions the release counts, and the versions are missed.
+    // Without the table of versions the release counts, the versions are missed, and nothing speaks for the size.
     let mut bytes = good.clone();
     let name = bytes.windows(12).rposition(|window| window == b"\0__versions\0").unwrap();
     bytes[name + 1] = b'x';
     bytes[vermagic] = b'5';
     let report = check_one(&kernel, Module::parse(&bytes[..]));
     let rules: Vec<Rule> = report.modules[0].findings.iter().map(|finding| finding.rule).collect();
-    assert_eq!((report.verdict, rules), (Verdict::Refused, vec![Rule::Vermagic, Rule::SymbolVersion]));
+    assert_eq!(
+        (report.verdict, rules),
+        (Verdict::Refused, vec![Rule::ModuleSize, Rule::Vermagic, Rule::SymbolVersion])
+    );
 
     for symbol in ["module_layout", "__fentry__"] {
         let mut bytes = good.clone();
@@ -313,23 +358,23 @@ fn type_information_fits_its_own_kernel_only() {
 fn signatures_are_those_that_modinfo_prints() {
     let release = releases().pop().unwrap();
     let root = unpacked(&image_package(&release)).join("lib/modules").join(release.as_str());
-    let mut signed = 0;
+    let mut read = 0;
     for payload in in_tree(&release).iter().step_by(200) {
         let file = root.join(&payload.path);
         let print = |key| run(kmod_tool("modinfo").args(["-F", key]).arg(&file)).trim().to_owned();
         match &payload.module.as_ref().unwrap().signature {
             Signature::By(signer) => {
-                signed += 1;
+                read += 1;
                 assert_eq!(signer.name.as_deref(), Some(print("signer").as_str()), "{}", payload.path);
                 assert_eq!(signer.key_id, print("sig_key"), "{}", payload.path);
                 assert_eq!(signer.hash, Some(print("sig_hashalgo").as_str()), "{}", payload.path);
             }
             other => {
-                assert_eq!((other, print("signer")), (&Signature::None, String::new()), "{}", payload.path)
+                assert_eq!((other, print("signer")), (&Signature::None, String::new()), "{}", payload.path);
             }
         }
     }
-    assert!(signed > 0 || image_package(&release).ends_with("-unsigned"), "no module is signed");
+    assert!(read > 0 || image_package(&release).ends_with("-unsigned"), "no module is signed");
 }
 
 #[test]
@@ -550,4 +595,63 @@ fn section_header(bytes: &[u8], name: &str) -> usize {
     let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(bytes).unwrap();
     let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();
     headers + elf.section_by_name(name).unwrap().index().0 * 64
+}
+
+/// The newest 6.12 kernel of the host's suites.
+fn newest_6_12() -> KernelRelease {
+    let packages = run(Command::new("apt-cache").args(["pkgnames", "linux-headers-6.12."]));
+    let newest = packages.lines().filter_map(|package| {
+        let release = package.strip_prefix("linux-headers-")?;
+        let (number, rest) = release.strip_prefix("6.12.")?.split_once('+')?;
+        rest.ends_with("-amd64").then_some(())?;
+        (rest.split('-').count() == 2).then_some((number.parse::<u32>().ok()?, release))
+    });
+    newest.max().expect("the host's suites have a 6.12 kernel").1.parse().unwrap()
+}
+
+/// All modules of one kernel have one size of `struct module`, and a kernel that compares refuses others.
+#[test]
+fn one_size_of_struct_module_for_each_kernel() {
+    let (old, new) = (releases().pop().unwrap(), newest_6_12());
+    let sizes = |release: &KernelRelease| -> BTreeSet<u64> {
+        in_tree(release).iter().map(|payload| payload.module.as_ref().unwrap().this_module_size).collect()
+    };
+    let (of_old, of_new) = (sizes(&old), sizes(&new));
+    assert_eq!((of_old.len(), of_new.len()), (1, 1), "{of_old:?} {of_new:?}");
+    let mut kernel = facts(&new);
+    let size = *of_new.first().unwrap();
+    kernel.beyond_headers.module_size =
+        Some(Known { value: size, source: FactSource::InTreeModule("ext4".to_owned()) });
+    let modules = in_tree(&new);
+    let report =
+        check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &[], files: None });
+    let findings = report.modules.iter().flat_map(|m| &m.findings).filter(|f| f.rule == Rule::ModuleSize);
+    assert_eq!((report.verdict, findings.count()), (Verdict::Loads, 0), "{}", report.summary());
+    let foreign = Module::parse(&module_bytes(&old, "ib_core")[..]).unwrap();
+    let expected = foreign.this_module_size != size;
+    let report = check_one(&kernel, Ok(foreign));
+    assert_eq!(report.modules[0].findings.iter().any(|f| f.rule == Rule::ModuleSize), expected);
+    assert_eq!(report.verdict, Verdict::Refused);
+}
+
+/// The other architecture: its modules load on their own kernel, and not on this one.
+#[test]
+fn arm64_modules_load_on_their_own_kernel() {
+    let apt = arm64_apt();
+    let amd64 = releases().pop().unwrap();
+    let release: KernelRelease = amd64.as_str().replace("amd64", "arm64").parse().unwrap();
+    let root = unpacked_with(&apt, &format!("linux-headers-{release}"));
+    let (kernel, _) = read_header_set(&root, &release, Architecture::Arm64).unwrap();
+    let image = unpacked_with(&apt, &format!("linux-image-{release}-unsigned"));
+    let modules = read_modules(&image.join("lib/modules").join(release.as_str())).unwrap();
+    assert!(modules.len() > 2500, "{} modules", modules.len());
+    let report =
+        check(&CheckRequest { kernel: &kernel, needs: &[], modules: &modules, required: &[], files: None });
+    let bad: Vec<_> = report.modules.iter().filter(|module| module.verdict > Verdict::Loads).collect();
+    assert!(bad.is_empty() && report.verdict == Verdict::Loads, "{bad:#?} {:#?}", report.findings);
+    // Nobody has signed them, and the kernel is configured to say so.
+    let rules: BTreeSet<Rule> = report.modules.iter().flat_map(|m| &m.findings).map(|f| f.rule).collect();
+    assert_eq!(rules, BTreeSet::from([Rule::Signature]));
+    let foreign = check_one(&facts(&amd64), modules[0].module.clone());
+    assert!(foreign.modules[0].findings.iter().any(|f| f.subject == "machine"), "{foreign:#?}");
 }
