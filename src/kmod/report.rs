@@ -163,8 +163,11 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    /// The first finding that decided the verdict, and how many more there are.
+    /// The first finding that decided the verdict, and how many more there are. Warnings decide nothing.
     pub fn summary(&self) -> String {
+        if self.verdict == Verdict::Loads {
+            return self.verdict.to_string();
+        }
         let of_modules =
             self.modules.iter().flat_map(|module| module.findings.iter().map(move |f| (Some(module), f)));
         let all = self.findings.iter().map(|finding| (None, finding)).chain(of_modules);

@@ -161,12 +161,12 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
         return Err(Fault::Bad);
     }
-    let mut signed = content_info.open(CONTEXT_0)?.open(SEQUENCE)?;
-    signed.expect(INTEGER)?;
-    signed.expect(SET)?;
-    signed.expect(SEQUENCE)?;
+    let mut data = content_info.open(CONTEXT_0)?.open(SEQUENCE)?;
+    data.expect(INTEGER)?;
+    data.expect(SET)?;
+    data.expect(SEQUENCE)?;
     let mut signers = loop {
-        match signed.next()? {
+        match data.next()? {
             (CONTEXT_0 | CONTEXT_1, _) => {}
             (SET, signers) => break Der(signers),
             _ => return Err(Fault::Bad),

@@ -120,7 +120,7 @@ fn a_kernel_without_symbol_versions_compares_none() {
     file.versions = None;
     // Nothing but a source beyond the headers speaks for the size of its structure.
     assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Unknown);
-    facts.beyond_headers.module_size = known(896);
+    facts.beyond_headers.module_size = Some(known(896));
     assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Loads);
 }
 
@@ -237,14 +237,14 @@ fn said(facts: &KernelFacts, file: &[u8]) -> Vec<String> {
         .collect()
 }
 
-fn known<T>(value: T) -> Option<Known<T>> {
-    Some(Known { value, source: FactSource::InTreeModule("ext4".to_owned()) })
+fn known<T>(value: T) -> Known<T> {
+    Known { value, source: FactSource::InTreeModule("ext4".to_owned()) }
 }
 
 #[test]
 fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
     let mut facts = kernel(&[], "");
-    facts.beyond_headers.module_size = known(896);
+    facts.beyond_headers.module_size = Some(known(896));
     let mut file = ModuleFile::named("m");
     assert_eq!(said(&facts, &file.build()), [""; 0]);
     file.size = 960;
@@ -410,7 +410,7 @@ fn type_information_must_count_on_from_the_kernels() {
 fn the_kernels_own_vermagic_is_taken_to_the_letter() {
     let mut facts = kernel(&["RANDSTRUCT"], "");
     let exact = "6.1.0-9-amd64 SMP preempt mod_unload modversions RANDSTRUCT_abc";
-    facts.beyond_headers.vermagic = known(exact.to_owned());
+    facts.beyond_headers.vermagic = Some(known(exact.to_owned()));
     let file = |hash: &str| {
         let magic = format!("6.1.0-9-amd64 SMP preempt mod_unload modversions RANDSTRUCT_{hash}");
         ModuleFile::named("m").info("vermagic", &magic).build()
@@ -425,7 +425,7 @@ fn the_kernels_own_vermagic_is_taken_to_the_letter() {
 fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
     let mut facts = kernel(&[], "");
     facts.symbols = None;
-    facts.beyond_headers.module_size = known(896);
+    facts.beyond_headers.module_size = Some(known(896));
     facts.beyond_headers.exports =
         Some(Known { value: ["printk".to_owned()].into(), source: FactSource::SystemMap });
     let file = ModuleFile::named("m").needs("printk", 1).needs("of_a_module", 1).build();

@@ -72,11 +72,9 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
 
 /// Symbols of which `System.map` tells no more than that the kernel exports them.
 fn named(subject: &Subject<'_>) -> Option<Finding> {
-    let named = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named));
-    let (first, more) = {
-        let mut names = named.map(|import| &import.symbol.name);
-        (names.next()?, names.count())
-    };
+    let imports = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named));
+    let mut symbols = imports.map(|import| &import.symbol.name);
+    let (first, more) = (symbols.next()?, symbols.count());
     Some(Finding {
         rule: Rule::SymbolVersion,
         verdict: Verdict::Unknown,
