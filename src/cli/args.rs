@@ -39,6 +39,9 @@ pub struct Global {
     /// Look package lists up again when they are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,
+    /// The static driver-entrypoint, init of boot checks [default: the one beside farrier]
+    #[arg(long, global = true, env = vars::FARRIER_ENTRYPOINT, value_name = "FILE", hide_env_values = true)]
+    pub entrypoint: Option<PathBuf>,
     /// Form of the result
     #[arg(short, long, global = true, value_enum, default_value_t = OutputForm::Table)]
     pub output: OutputForm,
@@ -202,6 +205,10 @@ pub struct CheckArgs {
     /// What the modules may use beside the kernel: a Module.symvers, or a directory that holds one (repeatable)
     #[arg(long, value_name = "PATH")]
     pub needs: Vec<PathBuf>,
+    /// Boot the kernel in a virtual machine (QEMU) too, and load the modules there. Its image is what --kernel-image
+    /// names, else what the family says; with --host it is this machine's
+    #[arg(long)]
+    pub boot: bool,
     /// Exit with 1 also when a verdict is unknown
     #[arg(long)]
     pub deny_unknown: bool,

@@ -1,5 +1,6 @@
 //! `farrier check`: will these modules load on that kernel?
 
+mod boot;
 mod image;
 mod kernel;
 mod subject;
@@ -63,6 +64,9 @@ async fn run(context: &Context<'_>) -> Result<Exit, CliError> {
     // A kernel image is a download of 70 MB: only for what is not settled without it.
     if report.verdict == Verdict::Unknown && kernel.take_image(context).await? {
         report = apply(&kernel, &checked, &needs);
+    }
+    if context.args.boot {
+        report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
     show(context, &report)?;
     if report.verdict == Verdict::Unknown

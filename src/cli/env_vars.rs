@@ -17,6 +17,8 @@ pub const FARRIER_CLUSTER: &str = "FARRIER_CLUSTER";
 pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";
 /// `--cache-dir`: where header sets, sources and logs are kept; it can be deleted at any time.
 pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
+/// `--entrypoint`: the static `driver-entrypoint` that boot checks run as init.
+pub const FARRIER_ENTRYPOINT: &str = "FARRIER_ENTRYPOINT";
 /// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).
 pub const FARRIER_LOG: &str = "FARRIER_LOG";
 
@@ -37,6 +39,15 @@ pub fn registry_auth_file() -> Option<PathBuf> {
         absolute("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json")),
     ];
     candidates.into_iter().flatten().find(|path| path.is_file())
+}
+
+/// Are colours asked for (`CLICOLOR_FORCE`) or unwanted (`NO_COLOR`, no-color.org)? `None` leaves it to the terminal.
+pub fn colours() -> Option<bool> {
+    let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+    if set("NO_COLOR").is_some() {
+        return Some(false);
+    }
+    set("CLICOLOR_FORCE").filter(|value| value != "0").map(|_| true)
 }
 
 /// Where engines listen: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`, `$PATH`.

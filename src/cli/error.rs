@@ -3,6 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use crate::{
+    boot::BootError,
     cache::CacheError,
     cluster::ClusterError,
     controller::{PassError, TargetError, chain},
@@ -93,6 +94,9 @@ pub enum CliError {
         /// What to do.
         hint: String,
     },
+    /// A boot check that came to no result.
+    #[error(transparent)]
+    Boot(#[from] BootError),
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -179,6 +183,11 @@ impl CliError {
             | Self::Fetch(FetchError::KernelImage(_))
             | Self::Cluster(_) => Exit::Wrong,
             Self::Image { source, .. } => source.exit(),
+            Self::Boot(BootError::Cancelled) => Exit::Interrupted,
+            // The emulator and its init are outside systems.
+            Self::Boot(
+                BootError::NoEmulator { .. } | BootError::NoEntrypoint(_) | BootError::Start { .. },
+            ) => Exit::Unreachable,
             Self::Target(error) => match error {
                 TargetError::Cancelled => Exit::Interrupted,
                 error if error.is_usage() => Exit::Wrong,
@@ -191,6 +200,7 @@ impl CliError {
             | Self::Cache(_)
             | Self::Output(_)
             | Self::Payload(_)
+            | Self::Boot(_)
             | Self::Registry(_)
             | Self::Fetch(_) => Exit::Failed,
         }
@@ -204,6 +214,7 @@ impl CliError {
             Self::Fetch(error) => error.hint(),
             Self::Image { source, .. } => source.hint(),
             Self::Host(error) => Some(error.remedy().to_owned()),
+            Self::Boot(error) => Some(error.hint()),
             Self::NoKernel { hint, .. } => Some(hint.clone()),
             Self::Tree(error) => Some(error.remedy().to_owned()),
             Self::Usage(_)

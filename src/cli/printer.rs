@@ -9,6 +9,7 @@ use std::{
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
+use super::env_vars;
 use crate::{
     controller::{Reporter, Stage},
     kmod::Style,
@@ -32,11 +33,10 @@ pub fn table<const N: usize>(header: [&str; N]) -> comfy_table::Table {
     table
 }
 
-/// Colours on a terminal, unless `NO_COLOR` (no-color.org) is set; `CLICOLOR_FORCE` asks for them anywhere.
+/// Colours on a terminal, unless the environment says otherwise.
 pub fn style() -> Style {
-    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let forced = set("CLICOLOR_FORCE") && std::env::var_os("CLICOLOR_FORCE").is_none_or(|value| value != "0");
-    if !set("NO_COLOR") && (forced || io::stdout().is_terminal()) { Style::Coloured } else { Style::Plain }
+    let coloured = env_vars::colours().unwrap_or_else(|| io::stdout().is_terminal());
+    if coloured { Style::Coloured } else { Style::Plain }
 }
 
 /// The JSON form of a result.

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory},
-    controller::{Controller, LazyEngine},
+    controller::{Controller, LazyEngine, QemuBoot},
     engine::EngineChoice,
     registry::{self, RegistryLocation, RemoteRegistry},
 };
@@ -31,6 +31,12 @@ pub fn controller(
         Some(location) => parse("--registry", location)?,
         None => RegistryLocation::Layout(cache.root().join("layout")),
     };
+    let boot = QemuBoot {
+        fetcher: fetcher.clone(),
+        root: definitions.root.clone(),
+        entrypoint: global.entrypoint.clone(),
+        cancel: cancel.clone(),
+    };
     Ok(Controller {
         definitions,
         fetcher,
@@ -40,7 +46,7 @@ pub fn controller(
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
-        boot_checker: None,
+        boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
         cancel,
     })

@@ -59,14 +59,13 @@ impl Controller {
         Ok(report)
     }
 
-    /// Adds what a boot shows, where the definition asks for one. A boot makes no verdict better: a virtual
-    /// machine is not the node, whose firmware may, for one, ask for signatures.
+    /// Adds what a boot shows, where the definition asks for one.
     pub(super) async fn boot(
         &self,
         cell: &Cell,
         (image, family): (&DriverImage, &KernelFamily),
         tree: &Path,
-        mut report: CheckReport,
+        report: CheckReport,
     ) -> Result<CheckReport, TargetError> {
         if !image.spec.check.boot {
             return Ok(report);
@@ -76,10 +75,7 @@ impl Controller {
         self.reporter.stage(&cell.subject(), Stage::Boot);
         let check =
             BootCheck { target: &cell.target, family, payload: tree, modules: paths_in_load_order(&report) };
-        let boot = checker.boot_check(&check).await?;
-        report.verdict = report.verdict.max(boot.verdict());
-        report.boot = Some(boot);
-        Ok(report)
+        Ok(report.with_boot(checker.boot_check(&check).await?))
     }
 }
 

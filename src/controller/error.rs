@@ -1,6 +1,7 @@
 //! Adapter: why a target, or a whole pass, failed.
 
 use crate::{
+    boot::BootError,
     cache::CacheError,
     cluster::ClusterError,
     engine::{Diagnosis, EngineError},
@@ -80,6 +81,17 @@ pub enum TargetError {
         /// The image.
         image: String,
     },
+    /// The kernel that is to be booted is nowhere.
+    #[error("boot the kernel: there is no {looked_for}")]
+    KernelImageMissing {
+        /// The packages or file.
+        looked_for: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A boot check that came to no result.
+    #[error(transparent)]
+    Boot(#[from] BootError),
     /// What is published was accepted under another policy.
     #[error("{reference} is published with the verdict unknown, and check.unknown is deny")]
     PublishedUnknown {
@@ -259,6 +271,8 @@ impl TargetError {
                 "the kernel itself does not load the modules: see its words above; it is not tried again until an input changes"
                     .to_owned(),
             ),
+            Self::KernelImageMissing { hint, .. } => Some(hint.clone()),
+            Self::Boot(error) => Some(error.hint()),
             Self::NoBootChecker { .. } => Some("leave check.boot out, or run a farrier that can".to_owned()),
             Self::PublishedUnknown { .. } => Some(
                 "settle what is unknown and raise the version, or accept it with check.unknown: allow".to_owned(),

@@ -3,6 +3,7 @@
 //! Decisions are made in [`crate::plan`]; here they are carried out.
 
 mod bases;
+mod boot;
 mod build;
 mod check;
 mod check_report;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 
+pub use boot::QemuBoot;
 pub use build::{BuildOptions, Built};
 pub use check::{BootCheck, BootChecker};
 pub use check_report::StoredReport;

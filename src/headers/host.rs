@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{KernelImageError, TreeError, kernel_image::module_facts, tree::read_header_set};
+use super::{KernelImage, KernelImageError, TreeError, kernel_image::module_facts, tree::read_header_set};
 use crate::{
     kernel::{Architecture, KernelRelease, ReleaseError},
     kmod::{
@@ -33,6 +33,14 @@ pub enum HostError {
     /// Neither a build tree nor a configuration.
     #[error("find the configuration of the running kernel {release}: there is none of {looked_for}")]
     NoConfig {
+        /// The kernel.
+        release: KernelRelease,
+        /// Where it was looked for.
+        looked_for: String,
+    },
+    /// Its image is not here.
+    #[error("find the image of the running kernel {release}: there is none of {looked_for}")]
+    NoImage {
         /// The kernel.
         release: KernelRelease,
         /// Where it was looked for.
@@ -77,6 +85,10 @@ impl HostError {
     /// What to do about it.
     pub fn remedy(&self) -> &'static str {
         match self {
+            Self::NoImage { .. } => {
+                "install the package of the running kernel's image, or name a file with --kernel-image and its \
+                 release with --kernel"
+            }
             Self::NoConfig { .. } => {
                 "install the kernel's headers, or name the kernel with --kernel instead of --host"
             }
@@ -108,6 +120,31 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, HostErr
     };
     facts.beyond_headers = beyond_headers(root, &facts.release)?;
     Ok(facts)
+}
+
+impl KernelImage {
+    /// The image and modules of the kernel that the machine whose files lie below `root` runs.
+    pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self, HostError> {
+        let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
+        let modules = modules.into_iter().find(|path| path.is_dir());
+        // Some distributions have it in /boot, others beside the modules.
+        let beside = modules.as_ref().map(|directory| directory.join("vmlinuz"));
+        let places: Vec<PathBuf> =
+            [root.join(format!("boot/vmlinuz-{release}"))].into_iter().chain(beside).collect();
+        let Some(vmlinuz) = places.iter().find(|path| path.is_file()).cloned() else {
+            let looked_for: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+            return Err(HostError::NoImage { release: release.clone(), looked_for: looked_for.join(", ") });
+        };
+        let system_map = root.join(format!("boot/System.map-{release}"));
+        Ok(Self {
+            release: release.clone(),
+            arch,
+            origin: vec![vmlinuz.display().to_string()],
+            vmlinuz,
+            system_map: Some(system_map).filter(|path| path.is_file()),
+            modules,
+        })
+    }
 }
 
 fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders, HostError> {

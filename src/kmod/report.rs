@@ -163,6 +163,15 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
+    /// Adds what a boot showed. It makes no verdict better: a virtual machine is not the node, whose firmware
+    /// may, for one, ask for signatures.
+    #[must_use]
+    pub fn with_boot(mut self, boot: BootReport) -> Self {
+        self.verdict = self.verdict.max(boot.verdict());
+        self.boot = Some(boot);
+        self
+    }
+
     /// The first finding that decided the verdict, and how many more there are. Warnings decide nothing.
     pub fn summary(&self) -> String {
         if self.verdict == Verdict::Loads {

@@ -10,7 +10,7 @@ use sha2::Digest as _;
 
 use super::{
     Context,
-    subject::{Checked, of_image},
+    subject::{Checked, of_image, places},
 };
 use crate::{
     cli::{CliError, env_vars, error::ImageCause, settings},
@@ -84,7 +84,8 @@ impl OpenImage {
         let of_release = format!("lib/modules/{release}/");
         modules.retain(|module| module.path.contains(&of_release));
         let firmware = firmware.iter().map(|file| format!("lib/firmware/{file}")).collect();
-        Ok(Checked { modules, firmware: Some(firmware) })
+        let files = places(dest.path(), &modules);
+        Ok(Checked { modules, files, unpacked: vec![dest], firmware: Some(firmware) })
     }
 }
 

@@ -19,6 +19,8 @@ pub(super) struct Kernel {
     pub hint: Option<String>,
     /// What its image can be looked for with, while it was not.
     target: Option<KernelTarget>,
+    /// Its image, once it is there.
+    image: Option<KernelImage>,
 }
 
 impl Kernel {
@@ -31,7 +33,7 @@ impl Kernel {
             let facts = read_host(Path::new("/"), arch)?;
             let hint = "install the headers of the running kernel (linux-headers of its release), or check against it with --kernel";
             let hint = facts.symbols.is_none().then(|| hint.to_owned());
-            return Ok(Self { facts, hint, target: None });
+            return Ok(Self { facts, hint, target: None, image: None });
         }
         let image = match &args.kernel_image {
             Some(path) => Some(given_image(context, path, arch).await?),
@@ -43,13 +45,18 @@ impl Kernel {
             let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
             // Whose kernel it is may not be known here, and need not be.
             let target = settings::target(&target_args).ok();
-            Self { facts, hint: None, target }
+            Self { facts, hint: None, target, image: None }
         } else {
             let found = headers::find(context.settings()?, &target_args).await.map_err(no_headers)?;
-            Self { facts: found.facts, hint: None, target: Some(settings::target(&target_args)?) }
+            Self {
+                facts: found.facts,
+                hint: None,
+                target: Some(settings::target(&target_args)?),
+                image: None,
+            }
         };
         match image {
-            Some(image) => kernel.learn(context, &image).await?,
+            Some(image) => kernel.learn(context, image).await?,
             None => kernel.take_image_at_hand(context).await?,
         }
         Ok(kernel)
@@ -57,14 +64,35 @@ impl Kernel {
 
     /// Fetches the kernel's image when the arguments allow that; whether there are new facts.
     pub async fn take_image(&mut self, context: &Context<'_>) -> Result<bool, CliError> {
-        let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
+        if !context.args.fetch_kernel_image {
             return Ok(false);
-        };
+        }
+        match self.target.clone() {
+            Some(target) => self.fetch_image(context, &target).await.map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// The image to boot: the one at hand, else this machine's, else what the family says.
+    pub async fn bootable(&mut self, context: &Context<'_>) -> Result<KernelImage, CliError> {
+        if let Some(image) = &self.image {
+            return Ok(image.clone());
+        }
+        if context.args.host {
+            return Ok(KernelImage::of_host(Path::new("/"), &self.facts.release, self.facts.arch)?);
+        }
+        if let Some(target) = self.target.clone() {
+            self.fetch_image(context, &target).await?;
+        }
+        self.image.clone().ok_or_else(|| CliError::Usage(format!("--boot: {NO_IMAGE_TO_BOOT}")))
+    }
+
+    async fn fetch_image(&mut self, context: &Context<'_>, target: &KernelTarget) -> Result<(), CliError> {
         let settings = context.settings()?;
-        let family = match_family(&settings.definitions.families, &target)
-            .ok_or_else(|| headers::no_family(&target))?;
-        match settings.fetcher.kernel_image(family, &settings.definitions.root, &target).await? {
-            KernelImageLookup::Found(image) => self.learn(context, &image).await.map(|()| true),
+        let family =
+            match_family(&settings.definitions.families, target).ok_or_else(|| headers::no_family(target))?;
+        match settings.fetcher.kernel_image(family, &settings.definitions.root, target).await? {
+            KernelImageLookup::Found(image) => self.learn(context, *image).await,
             KernelImageLookup::Missing { looked_for, hint } => {
                 Err(CliError::NoKernel { what: "image", looked_for, hint })
             }
@@ -87,20 +115,22 @@ impl Kernel {
         let found =
             settings.fetcher.kernel_image_at_hand(family, &settings.definitions.root, &target).await?;
         match found {
-            Some(image) => self.learn(context, &image).await?,
+            Some(image) => self.learn(context, image).await?,
             None => self.hint = Some(hint(family)),
         }
         Ok(())
     }
 
-    async fn learn(&mut self, context: &Context<'_>, image: &KernelImage) -> Result<(), CliError> {
-        self.facts.beyond_headers = context.settings()?.fetcher.kernel_facts(image).await?;
+    async fn learn(&mut self, context: &Context<'_>, image: KernelImage) -> Result<(), CliError> {
+        self.facts.beyond_headers = context.settings()?.fetcher.kernel_facts(&image).await?;
         self.hint = None;
         self.target = None;
+        self.image = Some(image);
         Ok(())
     }
 }
 
+const NO_IMAGE_TO_BOOT: &str = "whose kernel this is is not known; name its image with --kernel-image FILE";
 const NO_IMAGE: &str = "--kernel-image FILE (the kernel's vmlinuz or vmlinux) tells what its headers cannot";
 
 fn hint(family: &KernelFamily) -> String {

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use tempfile::TempDir;
+
 use super::{Context, image::OpenImage};
 use crate::{
     cli::{CliError, error::ImageCause},
@@ -30,6 +32,10 @@ pub(super) enum Subject {
 pub(super) struct Checked {
     /// All modules.
     pub modules: Vec<PayloadModule>,
+    /// Where each of them lies, in the same order.
+    pub files: Vec<PathBuf>,
+    /// Directories that some of them lie in, for as long as they are needed.
+    pub unpacked: Vec<TempDir>,
     /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image, so
     /// that nobody knows what else will be there.
     pub firmware: Option<Vec<String>>,
@@ -54,28 +60,39 @@ impl Subject {
     }
 
     fn read(&self, release: &KernelRelease) -> Result<Checked, CliError> {
-        let modules = match self {
-            Self::Path(path) if path.is_dir() => payload::read_modules(path)?,
-            Self::Path(path) => payload::read_module(path)?.into_iter().collect(),
+        let path = match self {
+            Self::Path(path) => path,
             Self::Image(image) => return image.read(release),
         };
+        // A single file's path is the user's own; those of a directory are relative to it.
+        let (modules, base) = if path.is_dir() {
+            (payload::read_modules(path)?, path.as_path())
+        } else {
+            (payload::read_module(path)?.into_iter().collect(), Path::new(""))
+        };
         if modules.is_empty() {
-            let Self::Path(path) = self else { return Ok(Checked::default()) };
             return Err(CliError::Usage(format!(
                 "there is no module (.ko, .ko.gz, .ko.xz, .ko.zst) in {}",
                 path.display()
             )));
         }
-        Ok(Checked { modules, firmware: None })
+        Ok(Checked { files: places(base, &modules), modules, ..Checked::default() })
     }
+}
+
+/// Where the modules of a directory lie.
+pub(super) fn places(base: &Path, modules: &[PayloadModule]) -> Vec<PathBuf> {
+    modules.iter().map(|module| base.join(&module.path)).collect()
 }
 
 /// Reads all of them for one kernel.
 pub(super) fn read(subjects: &[Subject], release: &KernelRelease) -> Result<Checked, CliError> {
-    let mut all = Checked { modules: Vec::new(), firmware: Some(Vec::new()) };
+    let mut all = Checked { firmware: Some(Vec::new()), ..Checked::default() };
     for subject in subjects {
-        let Checked { modules, firmware } = subject.read(release)?;
+        let Checked { modules, files, unpacked, firmware } = subject.read(release)?;
         all.modules.extend(modules);
+        all.files.extend(files);
+        all.unpacked.extend(unpacked);
         all.firmware = all.firmware.zip(firmware).map(|(all, more)| [all, more].concat());
     }
     Ok(all)

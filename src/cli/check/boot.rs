@@ -1,0 +1,76 @@
+//! `farrier check --boot`: the kernel itself loads the modules.
+
+use std::{fs, io, os::unix, path::Path};
+
+use tempfile::TempDir;
+
+use super::{Context, kernel::Kernel, subject::Checked};
+use crate::{
+    boot::{self, BootError, BootRequest},
+    cli::{CliError, printer},
+    kmod::{BootReport, CheckReport},
+};
+
+/// Boots the kernel, loads the modules in load order, and adds what it showed.
+pub(super) async fn boot(
+    context: &Context<'_>,
+    kernel: &mut Kernel,
+    checked: &Checked,
+    report: CheckReport,
+) -> Result<CheckReport, CliError> {
+    let entrypoint = boot::find_entrypoint(context.global.entrypoint.as_deref())?;
+    let image = kernel.bootable(context).await?;
+    let order = in_load_order(&report, checked);
+    let (payload, modules) = gather(checked, &order)?;
+    printer::message(&format!("booting {} with {} modules", kernel.facts.release, modules.len()));
+    let request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
+    let mut shown = boot::boot_check(&request, &context.cancel).await?;
+    use_the_report_s_paths(&mut shown, &modules, &order, checked);
+    Ok(report.with_boot(shown))
+}
+
+/// The modules' places in what was checked, each after those that it needs. What cannot be ordered comes last: the
+/// kernel is to say what it thinks of it.
+fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
+    let name = |index: usize| checked.modules.get(index)?.module.as_ref().ok().map(|module| &module.name);
+    let all = 0..checked.modules.len();
+    let mut order: Vec<usize> = report
+        .load_order
+        .iter()
+        .filter_map(|wanted| all.clone().find(|&index| name(index) == Some(wanted)))
+        .collect();
+    let rest: Vec<usize> = all.filter(|index| !order.contains(index)).collect();
+    order.extend(rest);
+    order
+}
+
+/// A directory with links to the modules, which may lie anywhere: `<number>/<file name>`.
+fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), BootError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source: io::Error| BootError::File { action: "gather modules in", path, source }
+    };
+    let dir = tempfile::tempdir().map_err(failed(&std::env::temp_dir()))?;
+    let mut modules = Vec::new();
+    for file in order.iter().filter_map(|&index| checked.files.get(index)) {
+        let number = modules.len().to_string();
+        let place = dir.path().join(&number);
+        fs::create_dir(&place).map_err(failed(&place))?;
+        let file_name = file.file_name().unwrap_or_default();
+        let target = std::path::absolute(file).map_err(failed(file))?;
+        unix::fs::symlink(target, place.join(file_name)).map_err(failed(&place))?;
+        modules.push(format!("{number}/{}", file_name.to_string_lossy()));
+    }
+    Ok((dir, modules))
+}
+
+/// The boot knows the gathered files; the report calls them as the static check does.
+fn use_the_report_s_paths(shown: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
+    for module in &mut shown.modules {
+        let place = gathered.iter().position(|path| *path == module.path);
+        let index = place.and_then(|place| order.get(place));
+        if let Some(known) = index.and_then(|&index| checked.modules.get(index)) {
+            module.path.clone_from(&known.path);
+        }
+    }
+}
