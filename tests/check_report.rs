@@ -162,14 +162,14 @@ async fn writers_at_the_same_time() {
     let two = remote();
     // docker-registry 2.8 answers 500 while it writes a manifest; a pass tries transient faults again.
     let patient = async |registry: &dyn Registry| {
-        let mut pushed = push(registry, &repository, &same).await;
+        let mut outcome = push(registry, &repository, &same).await;
         for _ in 0..5 {
-            if !pushed.as_ref().is_err_and(RegistryError::is_transient) {
+            if !outcome.as_ref().is_err_and(RegistryError::is_transient) {
                 break;
             }
-            pushed = push(registry, &repository, &same).await;
+            outcome = push(registry, &repository, &same).await;
         }
-        pushed
+        outcome
     };
     let both = tokio::join!(patient(one.as_ref()), patient(two.as_ref()));
     both.0.unwrap();
