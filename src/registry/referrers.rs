@@ -1,6 +1,8 @@
 //! Adapter: what refers to a manifest, at a registry: listed by the registry itself (distribution-spec 1.1), or
 //! by the tag that clients keep where it does not ("Referrers Tag Schema").
 
+use std::time::Duration;
+
 use reqwest::{Method, header::ACCEPT};
 
 use super::{
@@ -18,7 +20,9 @@ use crate::{
 /// Pages of referrers; a registry that gives more goes in circles.
 const MAX_PAGES: usize = 100;
 /// Tries to get into the list of referrers while others write it too.
-const MAX_TRIES: usize = 5;
+const MAX_TRIES: u32 = 5;
+/// Before the second try, and that much longer before each further one.
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl RemoteRegistry {
     /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
@@ -45,8 +49,10 @@ impl RemoteRegistry {
         Ok(digest)
     }
 
-    /// Reads the list, adds to it and writes it. Another writer may come between, and the last one wins; so it
-    /// is read again until the new entry is in it.
+    /// Reads the list, adds to it and writes it, then reads it again until the new entry is in it. Writers of this
+    /// process wait for each other. The protocol has no way to make those of others wait: one that read the list
+    /// before this one wrote it can still write it without the entry, after this one has looked. Farriers that
+    /// build the same image do no harm then, because they add the same report.
     async fn add_to_tag(
         &self,
         repository: &Repository,
@@ -55,7 +61,12 @@ impl RemoteRegistry {
     ) -> Result<(), RegistryError> {
         let Some(tag) = referrers_tag(subject) else { return Ok(()) };
         let version = Version::Tag(tag);
-        for _ in 0..MAX_TRIES {
+        let _listing = self.listing.lock().await;
+        let mut last = None;
+        for attempt in 0..MAX_TRIES {
+            if attempt > 0 {
+                tokio::time::sleep(PAUSE * attempt).await;
+            }
             let mut index = self.listed_by_tag(repository, subject).await?;
             if index.manifests.iter().any(|known| known.digest == referrer.digest) {
                 return Ok(());
@@ -63,13 +74,28 @@ impl RemoteRegistry {
             index.manifests.push(referrer.clone());
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
-            self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
+            match self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await {
+                // docker-registry 2.8 writes manifests in place: while another client puts the same referrer, it
+                // reads a part of it, and answers 400 to a list that names it.
+                Err(error @ RegistryError::Protocol { .. }) => last = Some(error),
+                Err(error) => return Err(error),
+                Ok(_) if self.is_listed(repository, subject, referrer).await? => return Ok(()),
+                Ok(_) => last = None,
+            }
         }
+        let gone =
+            || unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times"));
+        Err(last.unwrap_or_else(gone))
+    }
+
+    async fn is_listed(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        referrer: &Descriptor,
+    ) -> Result<bool, RegistryError> {
         let index = self.listed_by_tag(repository, subject).await?;
-        if index.manifests.iter().any(|known| known.digest == referrer.digest) {
-            return Ok(());
-        }
-        Err(unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times")))
+        Ok(index.manifests.iter().any(|known| known.digest == referrer.digest))
     }
 
     /// The list that clients keep; an empty one where there is none.

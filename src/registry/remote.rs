@@ -38,6 +38,8 @@ const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 pub struct RemoteRegistry {
     description: String,
     pub(super) http: Http,
+    /// Held while a list of referrers is read and written back.
+    pub(super) listing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Deserialize)]
@@ -48,7 +50,7 @@ struct TagList {
 impl RemoteRegistry {
     /// Prepares the client; nothing is contacted. `description` is for people.
     pub fn new(description: String, options: &RegistryOptions) -> Result<Self, RegistryError> {
-        Ok(Self { description, http: Http::new(options)? })
+        Ok(Self { description, http: Http::new(options)?, listing: tokio::sync::Mutex::new(()) })
     }
 
     async fn exists(
