@@ -196,7 +196,7 @@ fn each_way_to_break_a_module_has_its_own_message() {
     expect(
         &enforcing,
         &buried,
-        &["refused 3 bytes follow the signature, so to the kernel the module is not"],
+        &["refused the file ends in bytes after the signature (3), so to the kernel"],
     );
     let mut wrong = sign(&good[..end]);
     wrong[end] ^= 0xff;

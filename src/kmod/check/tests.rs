@@ -315,7 +315,7 @@ fn signatures_count_as_the_kernel_is_configured() {
     assert_eq!(
         said(&knows, &buried),
         [format!(
-            "loads Signature: 1 bytes follow the signature, so to the kernel the module is not signed: {taints}"
+            "loads Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {taints}"
         )]
     );
     let fatal = "refused Signature: the signature is no PKCS#7 message: the kernel answers EBADMSG, whether or not \
@@ -342,7 +342,7 @@ fn signatures_count_as_the_kernel_is_configured() {
     assert_eq!(
         said(&enforces, &buried),
         [format!(
-            "refused Signature: 1 bytes follow the signature, so to the kernel the module is not signed: {rejects}"
+            "refused Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {rejects}"
         )]
     );
 

@@ -34,7 +34,7 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         Signature::None => finding(verdict, format!("the module is not signed: {because}"), sign),
         Signature::Buried { after } => finding(
             verdict,
-            format!("{after} bytes follow the signature, so to the kernel the module is not signed: {because}"),
+            format!("the file ends in bytes after the signature ({after}), so to the kernel the module is not signed: {because}"),
             "sign it again, and let nothing be appended afterwards",
         ),
         Signature::Malformed(what) => finding(
