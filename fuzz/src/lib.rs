@@ -10,3 +10,5 @@ pub mod kernel;
 pub mod kmod;
 #[path = "../../src/template/mod.rs"]
 pub mod template;
+#[path = "../../src/boot/protocol.rs"]
+pub mod protocol;

@@ -182,6 +182,7 @@ pub struct BuildArgs {
 }
 
 #[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
 pub struct CheckArgs {
     /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst), directories, and images: oci:PATH[:TAG|@DIGEST] for a
     /// layout directory, docker:REF for the local engine, host/repository:tag for a registry

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Controller, Stage, TargetError, build::blocking};
+use super::{Controller, Stage, TargetError, build::blocking, retry::with_retry};
 use crate::{
-    headers::HeaderSet,
+    headers::{HeaderSet, KernelImageLookup},
     image::{DriverImage, UnknownPolicy},
     kernel::{KernelFamily, KernelTarget},
-    kmod::{self, BootOutcome, BootReport, CheckReport, CheckRequest, Verdict},
+    kmod::{self, BootOutcome, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
     payload,
     plan::Cell,
 };
@@ -52,11 +52,34 @@ impl Controller {
         tree: &Path,
     ) -> Result<CheckReport, TargetError> {
         self.reporter.stage(&cell.subject(), Stage::Check);
-        let report = static_check(image, headers, tree).await?;
+        let report = self.static_check(cell, (image, family), headers, tree).await?;
         accept(&report, image.spec.check.unknown)?;
         let report = self.boot(cell, (image, family), tree, report).await?;
         accept(&report, image.spec.check.unknown)?;
         Ok(report)
+    }
+
+    /// What the headers say about the payload. What they leave open, the kernel's own image is asked, where the
+    /// family names one: a download of 70 MB, so not before.
+    pub(super) async fn static_check(
+        &self,
+        cell: &Cell,
+        (image, family): (&DriverImage, &KernelFamily),
+        headers: &HeaderSet,
+        tree: &Path,
+    ) -> Result<CheckReport, TargetError> {
+        let report = static_check(image, &headers.facts, tree).await?;
+        if report.verdict != Verdict::Unknown || family.spec.kernel_image.is_none() {
+            return Ok(report);
+        }
+        let root = &self.definitions.root;
+        let fetch = || self.fetcher.kernel_image(family, root, &cell.target);
+        let KernelImageLookup::Found(kernel) = with_retry("fetch kernel image", &self.cancel, fetch).await?
+        else {
+            return Ok(report);
+        };
+        let beyond_headers = self.fetcher.kernel_facts(&kernel).await?;
+        static_check(image, &KernelFacts { beyond_headers, ..headers.facts.clone() }, tree).await
     }
 
     /// Adds what a boot shows, where the definition asks for one.
@@ -80,12 +103,12 @@ impl Controller {
 }
 
 /// Reads the payload's modules and says what the kernel would say.
-pub(super) async fn static_check(
+async fn static_check(
     image: &DriverImage,
-    headers: &HeaderSet,
+    facts: &KernelFacts,
     tree: &Path,
 ) -> Result<CheckReport, TargetError> {
-    let (tree, facts): (PathBuf, _) = (tree.to_owned(), headers.facts.clone());
+    let (tree, facts): (PathBuf, _) = (tree.to_owned(), facts.clone());
     let required = image.spec.modules.clone();
     blocking(move || {
         let modules = payload::read_modules(&tree)?;

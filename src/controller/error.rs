@@ -254,7 +254,7 @@ impl TargetError {
 
     fn own_hint(&self) -> Option<String> {
         match self {
-            Self::HeadersMissing { hint, .. } => Some(hint.clone()),
+            Self::HeadersMissing { hint, .. } | Self::KernelImageMissing { hint, .. } => Some(hint.clone()),
             Self::CompilerMissing { wanted, family, .. } => Some(format!(
                 "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
             )),
@@ -271,7 +271,6 @@ impl TargetError {
                 "the kernel itself does not load the modules: see its words above; it is not tried again until an input changes"
                     .to_owned(),
             ),
-            Self::KernelImageMissing { hint, .. } => Some(hint.clone()),
             Self::Boot(error) => Some(error.hint()),
             Self::NoBootChecker { .. } => Some("leave check.boot out, or run a farrier that can".to_owned()),
             Self::PublishedUnknown { .. } => Some(

@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 use super::{
     Controller, Stage, TargetError,
     build::{Made, Origins, Payload, blocking},
-    check::{failed_boot, static_check},
+    check::failed_boot,
     observe::AT_ONCE,
     retry::{chain, with_retry},
 };
@@ -156,7 +156,7 @@ impl Controller {
             return Ok(Err(NotReused::Payload { kernel: kernel(), why }));
         }
 
-        let report = static_check(definition.0, headers, &tree).await?;
+        let report = self.static_check(cell, definition, headers, &tree).await?;
         if report.verdict != Verdict::Loads {
             let (verdict, summary) = (report.verdict, report.summary());
             return Ok(Err(NotReused::Check { kernel: kernel(), verdict, summary }));

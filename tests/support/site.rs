@@ -20,7 +20,8 @@ use super::{
 
 /// Parts of the cache that hold fetched content by its digest. All sites share them, so that headers and
 /// toolchains are fetched once in a test run; logs, records and work are each site's own.
-const SHARED: [&str; 7] = ["apt", "debs", "downloads", "headers", "rootfs", "sources", "locks"];
+const SHARED: [&str; 8] =
+    ["apt", "debs", "downloads", "headers", "kernel-images", "rootfs", "sources", "locks"];
 
 /// Definitions, cluster, registry and cache of one test, removed when it is dropped.
 pub struct Site {

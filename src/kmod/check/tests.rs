@@ -311,7 +311,7 @@ fn signatures_count_as_the_kernel_is_configured() {
     let taints = "the kernel loads it and taints itself, unless it is locked down (Secure Boot) or started with \
                   module.sig_enforce";
     assert_eq!(said(&knows, &good), [""; 0]);
-    assert_eq!(said(&knows, &object), [format!("loads Signature: the module is not signed: {taints}")]);
+    assert_eq!(said(&knows, &object), [""; 0]);
     assert_eq!(
         said(&knows, &buried),
         [format!(
@@ -348,9 +348,11 @@ fn signatures_count_as_the_kernel_is_configured() {
 
     let mut lenient = kernel(&["MODULE_SIG"], "");
     lenient.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
+    assert_eq!(said(&lenient, &object), [""; 0]);
+    let trailing = "the file ends in bytes after the signature (1), so to the kernel the module is not signed";
     assert_eq!(
-        said(&lenient, &object),
-        ["loads Signature: the module is not signed: the kernel loads it and taints itself"]
+        said(&lenient, &buried),
+        [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
     );
     assert!(matches!(Module::parse(&good[..]).unwrap().signature, Signature::By(_)));
 }
