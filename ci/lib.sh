@@ -53,6 +53,10 @@ need_rust() {
 build_farrier() {
     say "building farrier"
     (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
+    # Static, with settings that cargo reads in its own directory; farrier looks for it beside itself.
+    (cd "$root/entrypoint" && cargo build --profile entrypoint --locked --quiet) ||
+        die "driver-entrypoint does not compile"
+    cp "$root/target/entrypoint/driver-entrypoint" "$root/target/release/driver-entrypoint"
 }
 
 # alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has

@@ -44,7 +44,6 @@ boot_row() {
     local kernel run root="$state/bare" module
     kernel="$(debian_kernels bookworm 1)"
     need_packages busybox-static cpio qemu-system-x86
-    build_entrypoint
     build mstflint "$kernel" >> "$state/bench.log" 2>&1 || die "mstflint does not build; see $state/bench.log"
     module="$registry/mstflint:$(newest_tag mstflint "$kernel")"
     kernel_image "$kernel"

@@ -8,6 +8,7 @@ mod console;
 mod error;
 mod in_tree;
 mod initramfs;
+mod kvm;
 mod protocol;
 mod qemu;
 mod steps;
@@ -57,6 +58,8 @@ pub struct BootRequest {
     pub entrypoint: PathBuf,
     /// The emulator; `None` for QEMU in the search path.
     pub emulator: Option<PathBuf>,
+    /// Where it is remembered, until the machine restarts, that KVM does not work here; `None` for nowhere.
+    pub memory: Option<PathBuf>,
     /// Where the initramfs is written meanwhile; `None` for the system's directory for temporary files.
     pub directory: Option<PathBuf>,
     /// Limits of the virtual machine.
@@ -79,6 +82,7 @@ impl BootRequest {
             tried_alone: false,
             entrypoint,
             emulator: None,
+            memory: None,
             directory: None,
             limits: BootLimits::default(),
         }
@@ -131,18 +135,18 @@ async fn uncancelled(request: &BootRequest) -> Result<BootReport, BootError> {
         key: prepared.key,
     };
     let begun = Instant::now();
-    let (accelerator, run) = start(&machine).await?;
+    let (accelerator, run) = start(&machine, request.memory.as_deref()).await?;
     let elapsed = begun.elapsed();
     report(request, &prepared.steps, accelerator, &run, elapsed)
 }
 
 /// With KVM where it works, else in software.
-async fn start(machine: &Machine<'_>) -> Result<(Accelerator, Run), BootError> {
-    if qemu::kvm_may_work(machine.kernel.arch) {
+async fn start(machine: &Machine<'_>, memory: Option<&Path>) -> Result<(Accelerator, Run), BootError> {
+    if kvm::may_work(machine.kernel.arch, memory) {
         match machine.run(Accelerator::Kvm).await {
             Ok(run) if run.transcript.kernel().is_some() => return Ok((Accelerator::Kvm, run)),
             Err(error @ (BootError::NoEmulator { .. } | BootError::Start { .. })) => return Err(error),
-            Ok(_) | Err(_) => qemu::remember_that_kvm_fails(),
+            Ok(_) | Err(_) => kvm::remember_that_it_fails(memory),
         }
     }
     Ok((Accelerator::Tcg, machine.run(Accelerator::Tcg).await?))

@@ -1,14 +1,7 @@
 //! Runs QEMU. The report comes out of its standard output, the kernel's console and its own words out of its
 //! standard error; it opens no socket, no display and no network, and dies with the future that runs it.
 
-use std::{
-    ffi::OsString,
-    io,
-    path::Path,
-    process::Stdio,
-    sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
-};
+use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
 
 use driver_entrypoint::report::Key;
 use tokio::{
@@ -25,8 +18,6 @@ use crate::{headers::KernelImage, kernel::Architecture};
 const KVM_HELLO: Duration = Duration::from_secs(3);
 /// The machine restarts at once after the last record, or is ended.
 const FAREWELL: Duration = Duration::from_secs(5);
-
-static KVM_FAILS: AtomicBool = AtomicBool::new(false);
 
 /// What executes the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,21 +36,6 @@ impl Accelerator {
             Self::Tcg => "tcg",
         }
     }
-}
-
-/// Is KVM worth a try for such a guest?
-pub(super) fn kvm_may_work(guest: Architecture) -> bool {
-    let host = match guest {
-        Architecture::Amd64 => cfg!(target_arch = "x86_64"),
-        Architecture::Arm64 => cfg!(target_arch = "aarch64"),
-    };
-    let opens = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
-    host && !KVM_FAILS.load(Ordering::Relaxed) && opens()
-}
-
-/// It is not tried again by this process.
-pub(super) fn remember_that_kvm_fails() {
-    KVM_FAILS.store(true, Ordering::Relaxed);
 }
 
 /// The device of the port that the report goes to, as the guest names it.

@@ -18,6 +18,9 @@ use crate::{
     registry::{self, RegistryLocation, RemoteRegistry},
 };
 
+/// The directory in the cache for what boot checks remember of this machine.
+pub const BOOT_MEMORY: &str = "boot";
+
 /// A controller that publishes to `location`; without one, to a layout directory in the cache, so that
 /// nothing outside is touched.
 pub fn controller(
@@ -35,6 +38,7 @@ pub fn controller(
         fetcher: fetcher.clone(),
         root: definitions.root.clone(),
         entrypoint: global.entrypoint.clone(),
+        memory: cache.root().join(BOOT_MEMORY),
         cancel: cancel.clone(),
     };
     Ok(Controller {

@@ -20,6 +20,8 @@ pub struct QemuBoot {
     pub root: PathBuf,
     /// The static `driver-entrypoint`; `None` for the one beside farrier's own program.
     pub entrypoint: Option<PathBuf>,
+    /// Where it is remembered that KVM does not work on this machine.
+    pub memory: PathBuf,
     /// Ends a boot at once.
     pub cancel: CancellationToken,
 }
@@ -37,7 +39,8 @@ impl BootChecker for QemuBoot {
                 return Err(TargetError::KernelImageMissing { looked_for, hint });
             }
         };
-        let request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
+        let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
+        request.memory = Some(self.memory.clone());
         Ok(boot::boot_check(&request, &self.cancel).await?)
     }
 }

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::{Context, kernel::Kernel, subject::Checked};
 use crate::{
     boot::{self, BootError, BootRequest},
-    cli::{CliError, printer},
+    cli::{CliError, printer, session::BOOT_MEMORY},
     kmod::{BootReport, CheckReport},
 };
 
@@ -22,8 +22,11 @@ pub(super) async fn boot(
     let image = kernel.bootable(context).await?;
     let order = in_load_order(&report, checked);
     let (payload, modules) = gather(checked, &order)?;
-    printer::message(&format!("booting {} with {} modules", kernel.facts.release, modules.len()));
-    let request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
+    let count = modules.len();
+    let plural = if count == 1 { "" } else { "s" };
+    printer::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
+    let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
+    request.memory = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
     let mut shown = boot::boot_check(&request, &context.cancel).await?;
     use_the_report_s_paths(&mut shown, &modules, &order, checked);
     Ok(report.with_boot(shown))

@@ -349,7 +349,8 @@ fn signatures_count_as_the_kernel_is_configured() {
     let mut lenient = kernel(&["MODULE_SIG"], "");
     lenient.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
     assert_eq!(said(&lenient, &object), [""; 0]);
-    let trailing = "the file ends in bytes after the signature (1), so to the kernel the module is not signed";
+    let trailing =
+        "the file ends in bytes after the signature (1), so to the kernel the module is not signed";
     assert_eq!(
         said(&lenient, &buried),
         [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
