@@ -169,7 +169,8 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
         descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str)
     };
     let is_wanted = |descriptor: &&Descriptor| match wanted {
-        None => true,
+        // Reports and signatures stand beside the images.
+        None => descriptor.artifact_type.is_none(),
         Some(text) if text.starts_with("sha256:") => descriptor.digest.as_str() == text,
         Some(text) => {
             let found = descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str);

@@ -28,6 +28,9 @@ fn an_image_of_a_layout_goes_by_its_name_its_tag_or_its_digest() {
     let digest = Digest::of(b"mofed:25.10").to_string();
     assert_eq!(chosen(&two, Some(&digest)).unwrap(), "mofed:25.10");
     assert_eq!(chosen(&index(&["latest"]), None).unwrap(), "latest");
+    let mut with_report = index(&["latest", "report"]);
+    with_report.manifests[1].artifact_type = Some("application/vnd.acme.report".to_owned());
+    assert_eq!(chosen(&with_report, None).unwrap(), "latest");
     insta::assert_snapshot!(chosen(&two, None).unwrap_err(), @"the layout has 2 images that are meant: hello:1.0, mofed:25.10");
     insta::assert_snapshot!(chosen(&two, Some("0.9")).unwrap_err(), @r#"the layout has no "0.9"; it has hello:1.0, mofed:25.10"#);
 }
