@@ -1,7 +1,6 @@
 //! Kernels of the host's suites, fetched once.
 
 use std::{
-    collections::BTreeSet,
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
@@ -14,15 +13,8 @@ use farrier::{
     payload::read_modules,
 };
 
-pub fn run(command: &mut Command) -> String {
-    let output = command
-        .env("LC_ALL", "C")
-        .output()
-        .unwrap_or_else(|error| panic!("{command:?} does not start, install its package: {error}"));
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {stderr}");
-    String::from_utf8(output.stdout).unwrap()
-}
+use crate::support::packages;
+pub use crate::support::packages::{image_package, run, unpacked, unpacked_with};
 
 /// kmod's tools lie in `sbin`, which a user's PATH may lack.
 pub fn kmod_tool(name: &str) -> Command {
@@ -33,42 +25,9 @@ pub fn kmod_tool(name: &str) -> Command {
 
 /// The 6.1 kernels whose headers the host's suites have, oldest first.
 pub fn releases() -> Vec<KernelRelease> {
-    let packages = run(Command::new("apt-cache").args(["pkgnames", "linux-headers-6.1.0-"]));
-    let number = |package: &str| -> Option<u32> {
-        package.strip_prefix("linux-headers-6.1.0-")?.strip_suffix("-amd64")?.parse().ok()
-    };
-    let numbers: BTreeSet<u32> = packages.lines().filter_map(number).collect();
-    assert!(numbers.len() >= 2, "the host's suites have fewer than two 6.1 kernels: {packages}");
-    numbers.iter().map(|number| format!("6.1.0-{number}-amd64").parse().unwrap()).collect()
-}
-
-/// An unpacked package, made once for all tests and runs.
-pub fn unpacked(package: &str) -> PathBuf {
-    unpacked_with(&[], package)
-}
-
-/// The same, from an apt with these options beside the host's.
-pub fn unpacked_with(options: &[String], package: &str) -> PathBuf {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    fs::create_dir_all(&cache).unwrap();
-    let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
-    lock.lock().unwrap();
-    let show = ["show", "--no-all-versions", package];
-    let version = run(Command::new("apt-cache").args(options).args(show));
-    let version =
-        version.lines().find_map(|line| line.strip_prefix("Version: ")).unwrap().replace([':', '/'], "_");
-    let root = cache.join(format!("{package}_{version}"));
-    if !root.exists() {
-        let work = tempfile::tempdir_in(&cache).unwrap();
-        let download = ["-o", "APT::Sandbox::User=root", "-q", "download", package];
-        run(Command::new("apt-get").args(options).args(download).current_dir(work.path()));
-        let deb =
-            fs::read_dir(work.path()).unwrap().next().expect("apt-get leaves the package").unwrap().path();
-        let tree = work.path().join("tree");
-        run(Command::new("dpkg-deb").arg("-x").args([&deb, &tree]));
-        fs::rename(&tree, &root).unwrap();
-    }
-    root
+    let releases = packages::releases("6.1.0-", "-amd64");
+    assert!(releases.len() >= 2, "the host's suites have fewer than two 6.1 kernels: {releases:?}");
+    releases
 }
 
 /// Options for an apt of its own, of another architecture than the host's: the same suites, its own lists.
@@ -102,13 +61,6 @@ pub fn arm64_apt() -> Vec<String> {
         File::create(root.join("updated")).unwrap();
     }
     options
-}
-
-/// The package that holds a kernel's modules: signed, or not yet signed.
-pub fn image_package(release: &KernelRelease) -> String {
-    let signed = format!("linux-image-{release}");
-    let exists = Command::new("apt-cache").args(["show", &signed]).output().unwrap();
-    if exists.status.success() && !exists.stdout.is_empty() { signed } else { format!("{signed}-unsigned") }
 }
 
 pub fn facts(release: &KernelRelease) -> KernelFacts {
@@ -150,12 +102,5 @@ pub fn find(bytes: &[u8], text: &[u8]) -> usize {
 
 /// The newest 6.12 kernel of the host's suites.
 pub fn newest_6_12() -> KernelRelease {
-    let packages = run(Command::new("apt-cache").args(["pkgnames", "linux-headers-6.12."]));
-    let newest = packages.lines().filter_map(|package| {
-        let release = package.strip_prefix("linux-headers-")?;
-        let (number, rest) = release.strip_prefix("6.12.")?.split_once('+')?;
-        rest.ends_with("-amd64").then_some(())?;
-        (rest.split('-').count() == 2).then_some((number.parse::<u32>().ok()?, release))
-    });
-    newest.max().expect("the host's suites have a 6.12 kernel").1.parse().unwrap()
+    packages::releases("6.12.", "+deb12-amd64").pop().expect("the host's suites have a 6.12 kernel")
 }

@@ -4,4 +4,6 @@
 
 mod broken;
 mod kernels;
+#[path = "../support/mod.rs"]
+mod support;
 mod witnesses;

@@ -33,16 +33,21 @@ pub fn releases(prefix: &str, suffix: &str) -> Vec<KernelRelease> {
 
 /// An unpacked package, made once for all tests and runs.
 pub fn unpacked(package: &str) -> PathBuf {
+    unpacked_with(&[], package)
+}
+
+/// The same, from an apt with these options beside the host's.
+pub fn unpacked_with(options: &[String], package: &str) -> PathBuf {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
     fs::create_dir_all(&cache).unwrap();
     let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
     lock.lock().unwrap();
-    let version = field(package, "Version").replace([':', '/'], "_");
+    let version = field(options, package, "Version").replace([':', '/'], "_");
     let root = cache.join(format!("{package}_{version}"));
     if !root.exists() {
         let work = tempfile::tempdir_in(&cache).unwrap();
         let download = ["-o", "APT::Sandbox::User=root", "-q", "download", package];
-        run(Command::new("apt-get").args(download).current_dir(work.path()));
+        run(Command::new("apt-get").args(options).args(download).current_dir(work.path()));
         let deb =
             fs::read_dir(work.path()).unwrap().next().expect("apt-get leaves the package").unwrap().path();
         let tree = work.path().join("tree");
@@ -53,14 +58,14 @@ pub fn unpacked(package: &str) -> PathBuf {
 }
 
 /// A field of the newest version of a package.
-fn field(package: &str, name: &str) -> String {
-    let text = run(Command::new("apt-cache").args(["show", "--no-all-versions", package]));
+fn field(options: &[String], package: &str, name: &str) -> String {
+    let text = run(Command::new("apt-cache").args(options).args(["show", "--no-all-versions", package]));
     let start = format!("{name}: ");
     text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().to_owned()
 }
 
 /// The package that holds a kernel and its modules: signed, or not yet signed.
-fn image_package(release: &KernelRelease) -> String {
+pub fn image_package(release: &KernelRelease) -> String {
     let signed = format!("linux-image-{release}");
     let exists = Command::new("apt-cache").args(["show", &signed]).output().unwrap();
     if exists.status.success() && !exists.stdout.is_empty() { signed } else { format!("{signed}-unsigned") }
@@ -119,7 +124,7 @@ fn identity(sources: &Path, headers: &Path) -> String {
 fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
     let (root, modules, out) = (work.join("root"), work.join("modules"), work.join("out"));
     let package = format!("linux-headers-{release}");
-    let depends = field(&package, "Depends");
+    let depends = field(&[], &package, "Depends");
     let needed = depends.split([',', '|']).filter_map(|word| word.split_whitespace().next());
     let parts =
         needed.filter(|name| name.starts_with("linux-kbuild-") || name.contains("-common")).map(unpacked);
