@@ -230,13 +230,13 @@ fn sign(object: &[u8]) -> Vec<u8> {
 }
 
 /// Where an object ends: with its section headers, where `ld` and `objcopy` put them.
-fn object_end(bytes: &[u8]) -> usize {
+pub fn object_end(bytes: &[u8]) -> usize {
     let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();
     headers + usize::from(u16::from_le_bytes(bytes[60..62].try_into().unwrap())) * 64
 }
 
 /// Where the header of a section starts.
-fn section_header(bytes: &[u8], name: &str) -> usize {
+pub fn section_header(bytes: &[u8], name: &str) -> usize {
     let elf = object::read::elf::ElfFile64::<object::Endianness>::parse(bytes).unwrap();
     let headers = usize::try_from(u64::from_le_bytes(bytes[40..48].try_into().unwrap())).unwrap();
     headers + elf.section_by_name(name).unwrap().index().0 * 64
