@@ -125,24 +125,10 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, HostErr
 impl KernelImage {
     /// The image and modules of the kernel that the machine whose files lie below `root` runs.
     pub fn of_host(root: &Path, release: &KernelRelease, arch: Architecture) -> Result<Self, HostError> {
-        let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
-        let modules = modules.into_iter().find(|path| path.is_dir());
-        // Some distributions have it in /boot, others beside the modules.
-        let beside = modules.as_ref().map(|directory| directory.join("vmlinuz"));
-        let places: Vec<PathBuf> =
-            [root.join(format!("boot/vmlinuz-{release}"))].into_iter().chain(beside).collect();
-        let Some(vmlinuz) = places.iter().find(|path| path.is_file()).cloned() else {
+        Self::below(root, release, arch).ok_or_else(|| {
+            let places = Self::places(root, release);
             let looked_for: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
-            return Err(HostError::NoImage { release: release.clone(), looked_for: looked_for.join(", ") });
-        };
-        let system_map = root.join(format!("boot/System.map-{release}"));
-        Ok(Self {
-            release: release.clone(),
-            arch,
-            origin: vec![vmlinuz.display().to_string()],
-            vmlinuz,
-            system_map: Some(system_map).filter(|path| path.is_file()),
-            modules,
+            HostError::NoImage { release: release.clone(), looked_for: looked_for.join(", ") }
         })
     }
 }

@@ -33,6 +33,31 @@ pub struct KernelImage {
     pub origin: Vec<String>,
 }
 
+impl KernelImage {
+    /// The image and what comes with it at their natural places below `root`; its own path is its origin.
+    pub(super) fn below(root: &Path, release: &KernelRelease, arch: Architecture) -> Option<Self> {
+        let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
+        let modules = modules.into_iter().find(|path| path.is_dir());
+        let vmlinuz = Self::places(root, release).into_iter().find(|path| path.is_file())?;
+        let system_map = root.join("boot").join(format!("System.map-{release}"));
+        Some(Self {
+            release: release.clone(),
+            arch,
+            origin: vec![vmlinuz.display().to_string()],
+            vmlinuz,
+            system_map: Some(system_map).filter(|path| path.is_file()),
+            modules,
+        })
+    }
+
+    /// Where images are looked for: RHEL and newer Ubuntu keep them with the modules.
+    pub(super) fn places(root: &Path, release: &KernelRelease) -> Vec<PathBuf> {
+        let with_modules = ["lib/modules", "usr/lib/modules"].map(|dir| format!("{dir}/{release}/vmlinuz"));
+        let names = [format!("boot/vmlinuz-{release}")].into_iter().chain(with_modules);
+        names.map(|name| root.join(name)).collect()
+    }
+}
+
 /// What became of a search for a kernel image.
 #[derive(Clone, Debug)]
 pub enum KernelImageLookup {

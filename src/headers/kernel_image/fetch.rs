@@ -181,20 +181,8 @@ impl Fetcher {
 
 /// The image in a tree of unpacked packages.
 fn in_tree(root: &Path, target: &KernelTarget, origin: Vec<String>) -> Option<KernelImageLookup> {
-    let KernelTarget { release, arch, .. } = target;
-    // RHEL and newer Ubuntu keep it with the modules.
-    let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
-    let modules = modules.into_iter().find(|path| path.is_dir());
-    let boot = root.join("boot").join(format!("vmlinuz-{release}"));
-    let vmlinuz = [Some(boot), modules.as_ref().map(|modules| modules.join("vmlinuz"))]
-        .into_iter()
-        .flatten()
-        .find(|path| path.is_file())?;
-    let system_map = root.join("boot").join(format!("System.map-{release}"));
-    let system_map = Some(system_map).filter(|path| path.is_file());
-    let release = release.clone();
-    let image = KernelImage { release, arch: *arch, vmlinuz, system_map, modules, origin };
-    Some(KernelImageLookup::Found(Box::new(image)))
+    let image = KernelImage::below(root, &target.release, target.arch)?;
+    Some(KernelImageLookup::Found(Box::new(KernelImage { origin, ..image })))
 }
 
 fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> KernelImageLookup {
