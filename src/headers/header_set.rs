@@ -225,8 +225,8 @@ fn search_key(apt: &AptHeaders, names: &[String], target: &KernelTarget) -> Stri
     )
 }
 
-/// `{{release}}` is the one variable that names of header packages and files have. The release is a
+/// `{{release}}` is the one variable that names of a kernel's packages and files have. The release is a
 /// checked type: it holds no separator.
-fn with_release(text: &str, target: &KernelTarget) -> String {
+pub(super) fn with_release(text: &str, target: &KernelTarget) -> String {
     text.replace("{{release}}", target.release.as_str()).replace("{{ release }}", target.release.as_str())
 }

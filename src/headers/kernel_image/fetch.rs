@@ -13,7 +13,9 @@ use crate::{
         FetchError, Fetcher,
         apt::{self, AptArchive, Closure, control},
         blocking::blocking,
-        digest, io_error, unpack,
+        digest,
+        header_set::with_release,
+        io_error, unpack,
     },
     kernel::{
         AptKernelImage, Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease,
@@ -239,8 +241,4 @@ fn search_key(groups: &[Vec<String>], image: &AptKernelImage, target: &KernelTar
     let names: Vec<String> = groups.iter().map(|group| group.join(" | ")).collect();
     let head = [FORMAT, target.release.as_str(), target.arch.as_str()];
     digest::of_parts(head.into_iter().chain(names.iter().chain(&suites).map(String::as_str)))
-}
-
-fn with_release(text: &str, target: &KernelTarget) -> String {
-    text.replace("{{release}}", target.release.as_str()).replace("{{ release }}", target.release.as_str())
 }
