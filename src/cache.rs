@@ -91,6 +91,11 @@ impl Cache {
         &self.root
     }
 
+    /// The directory of blobs that were fetched from registries, each under its digest's hexadecimal form.
+    pub fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
     /// Where the entry is, or would be. Kinds and keys are single path components.
     pub fn place(&self, kind: &str, key: &str) -> Result<PathBuf, CacheError> {
         let path = self.root.join(component(&self.root, kind)?);

@@ -177,7 +177,7 @@ impl Controller {
 
     /// A blob as a file in the cache, fetched when it is not there.
     async fn blob_file(&self, repository: &Repository, blob: &Descriptor) -> Result<PathBuf, TargetError> {
-        let directory = self.cache.root().join("blobs");
+        let directory = self.cache.blobs();
         let path = directory.join(blob.digest.hex());
         if path.is_file() {
             return Ok(path);
