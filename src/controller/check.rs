@@ -7,7 +7,7 @@ use crate::{
     headers::{HeaderSet, KernelImageLookup},
     image::{DriverImage, UnknownPolicy},
     kernel::{KernelFamily, KernelTarget},
-    kmod::{self, BootOutcome, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
+    kmod::{self, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
     payload,
     plan::Cell,
 };
@@ -97,7 +97,7 @@ impl Controller {
         let checker = self.boot_checker.as_ref().ok_or_else(missing)?;
         self.reporter.stage(&cell.subject(), Stage::Boot);
         let check =
-            BootCheck { target: &cell.target, family, payload: tree, modules: paths_in_load_order(&report) };
+            BootCheck { target: &cell.target, family, payload: tree, modules: in_load_order(&report) };
         Ok(report.with_boot(checker.boot_check(&check).await?))
     }
 }
@@ -124,6 +124,12 @@ async fn static_check(
     .await
 }
 
+/// The modules' files in load order.
+fn in_load_order(report: &CheckReport) -> Vec<String> {
+    let places = report.places_in_load_order().into_iter();
+    places.filter_map(|place| report.modules.get(place)).map(|module| module.path.clone()).collect()
+}
+
 /// May a payload with this report be published?
 fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetError> {
     let table = || kmod::table(report);
@@ -131,59 +137,14 @@ fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetErro
         (Verdict::Loads, _) | (Verdict::Unknown, UnknownPolicy::Allow) => Ok(()),
         (Verdict::Unknown, UnknownPolicy::Deny) => Err(TargetError::Unknown {
             summary: report.summary(),
-            settle: remedies(report, Verdict::Unknown),
+            settle: report.remedies(Verdict::Unknown),
             report: table(),
         }),
-        (Verdict::Refused, _) => Err(match report.boot.as_ref().and_then(failed_boot) {
+        (Verdict::Refused, _) => Err(match report.boot.as_ref().and_then(BootReport::failure) {
             Some(summary) => TargetError::BootRefused { summary, report: table() },
             None => TargetError::Refused { summary: report.summary(), report: table() },
         }),
     }
-}
-
-/// The first module that a boot did not load, and what the kernel said.
-pub(super) fn failed_boot(boot: &BootReport) -> Option<String> {
-    let said = |messages: &[String]| messages.last().map(|last| format!(": {last}")).unwrap_or_default();
-    boot.modules.iter().find_map(|module| {
-        let name = &module.name;
-        match &module.outcome {
-            BootOutcome::Refused { error, messages } => {
-                Some(format!("{name} was refused with {error}{}", said(messages)))
-            }
-            BootOutcome::Crashed { messages } => Some(format!("{name} crashed the kernel{}", said(messages))),
-            BootOutcome::Hung { messages } => Some(format!("{name} hung the kernel{}", said(messages))),
-            BootOutcome::Loaded
-            | BootOutcome::NotPresent { .. }
-            | BootOutcome::Failed { .. }
-            | BootOutcome::NotReached => None,
-        }
-    })
-}
-
-/// What settles the findings of one verdict, each once, in the report's order.
-pub(super) fn remedies(report: &CheckReport, verdict: Verdict) -> Vec<String> {
-    let findings = report.findings.iter().chain(report.modules.iter().flat_map(|module| &module.findings));
-    let mut remedies: Vec<String> = Vec::new();
-    for finding in findings.filter(|finding| finding.verdict == verdict) {
-        if !remedies.contains(&finding.remedy) {
-            remedies.push(finding.remedy.clone());
-        }
-    }
-    remedies
-}
-
-/// The modules' files in the order of the report's load order.
-fn paths_in_load_order(report: &CheckReport) -> Vec<String> {
-    let path_of = |name: &String| report.modules.iter().find(|module| module.name == *name);
-    report.load_order.iter().filter_map(path_of).map(|module| module.path.clone()).collect()
-}
-
-/// The report in a few words: `5 modules: loads`.
-pub(super) fn in_a_few_words(report: &CheckReport) -> String {
-    let count = report.modules.len();
-    let modules = if count == 1 { "module" } else { "modules" };
-    let booted = if report.boot.is_some() { ", also when booted" } else { "" };
-    format!("{count} {modules}: {}{booted}", report.verdict)
 }
 
 #[cfg(test)]

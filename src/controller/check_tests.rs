@@ -6,7 +6,7 @@ use crate::{
         Failures,
         testing::{Bench, K9, module},
     },
-    kmod::{ModuleBoot, testing::ModuleFile},
+    kmod::{BootOutcome, ModuleBoot, testing::ModuleFile},
 };
 
 /// What a scripted boot comes to.
@@ -35,7 +35,7 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     let mut bench = Bench::new(&json!({}));
     let report = unknown(&bench).await.unwrap();
     assert_eq!(report.verdict, Verdict::Unknown);
-    assert_eq!(in_a_few_words(&report), "1 module: unknown");
+    assert_eq!(report.in_a_few_words(), "1 module: unknown");
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
     let error = unknown(&bench).await.unwrap_err();

@@ -4,9 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{
-    BuildOptions, Built, Controller, Failures, PassError, TargetError, check::remedies, retry::chain,
-};
+use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError, retry::chain};
 use crate::{
     cluster::{Cluster, Directory},
     image::{DriverImage, OnConflict, RolloutSpec},
@@ -343,7 +341,7 @@ impl Controller {
 
 /// What is not known of a payload that is published all the same, and what would settle it.
 fn warning(report: &CheckReport) -> String {
-    let settle = remedies(report, Verdict::Unknown).join("; ");
+    let settle = report.remedies(Verdict::Unknown).join("; ");
     format!("it is not known whether the modules load: {} (what would settle it: {settle})", report.summary())
 }
 

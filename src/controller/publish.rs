@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, path::PathBuf};
 use super::{
     Controller, TargetError,
     build::{Made, Origins, blocking},
-    check::in_a_few_words,
     retry::with_retry,
     root_fs::RuntimeBaseImage,
 };
@@ -42,7 +41,7 @@ impl Controller {
     ) -> Result<Image, TargetError> {
         let Made { payload, report, origins, reused_from } = made;
         let Origins { headers, sources, toolchain } = origins;
-        let summary = in_a_few_words(report);
+        let summary = report.in_a_few_words();
         let runtime = &image.spec.runtime;
         let mut facts = ImageFacts {
             input_hash: Some(cell.input_hash),

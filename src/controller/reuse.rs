@@ -7,7 +7,6 @@ use futures::{StreamExt as _, stream};
 use super::{
     Controller, Stage, TargetError,
     build::{Made, Origins, Payload, blocking},
-    check::failed_boot,
     observe::AT_ONCE,
     retry::{chain, with_retry},
 };
@@ -15,7 +14,7 @@ use crate::{
     headers::HeaderSet,
     image::{Digest, DriverImage, Output, Reuse, Version},
     kernel::{KernelFamily, KernelRelease},
-    kmod::Verdict,
+    kmod::{BootReport, Verdict},
     oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
     payload::{self, ReuseError},
     plan::{
@@ -163,7 +162,7 @@ impl Controller {
         }
         let report = self.boot(cell, definition, &tree, report).await?;
         if report.verdict != Verdict::Loads {
-            let summary = report.boot.as_ref().and_then(failed_boot);
+            let summary = report.boot.as_ref().and_then(BootReport::failure);
             let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
             return Ok(Err(NotReused::Boot { kernel: kernel(), summary }));
         }

@@ -108,6 +108,27 @@ impl BootOutcome {
 }
 
 impl BootReport {
+    /// The first module that a boot did not load, and what the kernel said; `None` where there is none.
+    pub fn failure(&self) -> Option<String> {
+        let said = |messages: &[String]| messages.last().map(|last| format!(": {last}")).unwrap_or_default();
+        self.modules.iter().find_map(|module| {
+            let name = &module.name;
+            match &module.outcome {
+                BootOutcome::Refused { error, messages } => {
+                    Some(format!("{name} was refused with {error}{}", said(messages)))
+                }
+                BootOutcome::Crashed { messages } => {
+                    Some(format!("{name} crashed the kernel{}", said(messages)))
+                }
+                BootOutcome::Hung { messages } => Some(format!("{name} hung the kernel{}", said(messages))),
+                BootOutcome::Loaded
+                | BootOutcome::NotPresent { .. }
+                | BootOutcome::Failed { .. }
+                | BootOutcome::NotReached => None,
+            }
+        })
+    }
+
     /// The worst of the modules' verdicts.
     pub fn verdict(&self) -> Verdict {
         self.modules.iter().map(|module| module.outcome.verdict()).max().unwrap_or_default()

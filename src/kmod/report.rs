@@ -172,6 +172,32 @@ impl CheckReport {
         self
     }
 
+    /// Places in `modules`, each after those of the modules that it needs. What cannot be ordered is not among them.
+    pub fn places_in_load_order(&self) -> Vec<usize> {
+        let place = |name: &String| self.modules.iter().position(|module| module.name == *name);
+        self.load_order.iter().filter_map(place).collect()
+    }
+
+    /// What settles the findings of one verdict, each once, in the report's order.
+    pub fn remedies(&self, verdict: Verdict) -> Vec<String> {
+        let of_modules = self.modules.iter().flat_map(|module| &module.findings);
+        let mut remedies: Vec<String> = Vec::new();
+        for finding in self.findings.iter().chain(of_modules).filter(|finding| finding.verdict == verdict) {
+            if !remedies.contains(&finding.remedy) {
+                remedies.push(finding.remedy.clone());
+            }
+        }
+        remedies
+    }
+
+    /// The report in a few words: `5 modules: loads`.
+    pub fn in_a_few_words(&self) -> String {
+        let count = self.modules.len();
+        let modules = if count == 1 { "module" } else { "modules" };
+        let booted = if self.boot.is_some() { ", also when booted" } else { "" };
+        format!("{count} {modules}: {}{booted}", self.verdict)
+    }
+
     /// The first finding that decided the verdict, and how many more there are. Warnings decide nothing.
     pub fn summary(&self) -> String {
         if self.verdict == Verdict::Loads {

@@ -35,14 +35,8 @@ pub(super) async fn boot(
 /// The modules' places in what was checked, each after those that it needs. What cannot be ordered comes last: the
 /// kernel is to say what it thinks of it.
 fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
-    let name = |index: usize| checked.modules.get(index)?.module.as_ref().ok().map(|module| &module.name);
-    let all = 0..checked.modules.len();
-    let mut order: Vec<usize> = report
-        .load_order
-        .iter()
-        .filter_map(|wanted| all.clone().find(|&index| name(index) == Some(wanted)))
-        .collect();
-    let rest: Vec<usize> = all.filter(|index| !order.contains(index)).collect();
+    let mut order = report.places_in_load_order();
+    let rest: Vec<usize> = (0..checked.modules.len()).filter(|index| !order.contains(index)).collect();
     order.extend(rest);
     order
 }
