@@ -75,7 +75,7 @@ fn change(container: &str, expected: &str) -> ImageChange {
         daemon_set: "mft".to_owned(),
         container: container.to_owned(),
         expected: expected.to_owned(),
-        to: format!("localhost:5000/drivers/mft@sha256:{}", "ab".repeat(32)).parse().unwrap(),
+        to: format!("localhost:5000/drivers/mft@sha256:{}", "ab".repeat(32)),
     }
 }
 
@@ -126,8 +126,8 @@ async fn a_rewrite_changes_the_value_and_not_a_byte_more() {
 
         let directory = Directory::open(root.path()).unwrap();
         let change = change("driver", "registry.test/drivers/mft:old");
-        directory.set_image(&change).await.unwrap();
-        let image = change.to.to_string();
+        directory.set_image(&change).unwrap();
+        let image = change.to.clone();
         assert_eq!(
             fs::read_to_string(&path).unwrap(),
             before.replace("registry.test/drivers/mft:old", &image)
@@ -138,7 +138,7 @@ async fn a_rewrite_changes_the_value_and_not_a_byte_more() {
 
         // Once more: it is set, and the file is not touched.
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
-        directory.set_image(&change).await.unwrap();
+        directory.set_image(&change).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), modified);
         let left: Vec<_> = fs::read_dir(root.path().join("apps")).unwrap().collect();
         assert_eq!(left.len(), 2, "nothing is left beside the file: {left:?}");
@@ -149,12 +149,12 @@ async fn a_rewrite_changes_the_value_and_not_a_byte_more() {
 async fn what_the_plan_did_not_see_is_not_overwritten() {
     let root = fleet();
     let directory = Directory::open(root.path()).unwrap();
-    let conflict = directory.set_image(&change("driver", "registry.test/drivers/mft:older")).await;
+    let conflict = directory.set_image(&change("driver", "registry.test/drivers/mft:older"));
     assert!(matches!(conflict, Err(ClusterError::Conflict { .. })), "{conflict:?}");
-    let refused = directory.set_image(&change("main", "x")).await;
+    let refused = directory.set_image(&change("main", "x"));
     assert!(matches!(refused, Err(ClusterError::Refused { .. })), "{refused:?}");
     write(root.path(), "copy.yaml", DAEMON_SET);
-    let refused = directory.set_image(&change("driver", "registry.test/drivers/mft:old")).await;
+    let refused = directory.set_image(&change("driver", "registry.test/drivers/mft:old"));
     assert!(matches!(refused, Err(ClusterError::Refused { .. })), "{refused:?}");
     assert_eq!(fs::read_to_string(root.path().join("apps/mft.yml")).unwrap(), DAEMON_SET);
 }
@@ -167,7 +167,7 @@ async fn shared_values_are_reported_before_and_refused() {
     let directory = Directory::open(root.path()).unwrap();
     let snapshot = directory.snapshot().await.unwrap();
     assert!(snapshot.daemon_sets[0].containers[1].fixed.as_ref().unwrap().contains("anchored"));
-    let refused = directory.set_image(&change("driver", "registry.test/drivers/mft:old")).await;
+    let refused = directory.set_image(&change("driver", "registry.test/drivers/mft:old"));
     assert!(matches!(refused, Err(ClusterError::Refused { .. })), "{refused:?}");
     assert_eq!(fs::read_to_string(root.path().join("apps/mft.yml")).unwrap(), text);
 }

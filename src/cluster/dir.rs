@@ -17,7 +17,7 @@ use super::{
     Cluster, ClusterError, edit,
     manifest::{self, DaemonSet, Manifest},
 };
-use crate::plan::{ClusterSnapshot, ImageChange};
+use crate::plan::{Change, ClusterSnapshot, ImageChange};
 
 /// Bounds on what is read: generous for a real fleet, and far from what a machine cannot hold.
 const FILE_BYTES: u64 = 32 << 20;
@@ -55,7 +55,7 @@ impl Directory {
     }
 
     /// Sets one container's image. Blocking. The file is replaced in one step, or not at all.
-    pub fn apply(&self, change: &ImageChange) -> Result<(), ClusterError> {
+    pub fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError> {
         let object = object_name(change);
         let refused = |reason: String| ClusterError::Refused { object: object.clone(), reason };
         let mut found: Vec<(PathBuf, String, DaemonSet)> = Vec::new();
@@ -77,8 +77,8 @@ impl Directory {
         let (Some((container, image)), None) = (named.next(), named.next()) else {
             return Err(refused("the DaemonSet has not exactly one such container".to_owned()));
         };
-        let to = change.to.to_string();
-        if container.image == to {
+        let to = &change.to;
+        if container.image == *to {
             return Ok(());
         }
         if let Some(reason) = &container.fixed {
@@ -92,7 +92,7 @@ impl Directory {
             });
         }
         let scalar = image.as_ref().ok_or_else(|| refused("the container has no image field".to_owned()))?;
-        let edited = edit::replace(text, scalar, &to).map_err(refused)?;
+        let edited = edit::replace(text, scalar, to).map_err(refused)?;
         replace_file(path, text, &edited, || ClusterError::Conflict {
             object: object.clone(),
             expected: change.expected.clone(),
@@ -156,9 +156,18 @@ impl Cluster for Directory {
         self.blocking("read", move || this.read()).await
     }
 
-    async fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError> {
-        let (this, change) = (self.clone(), change.clone());
-        self.blocking("rewrite", move || this.apply(&change)).await
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        let Change::DaemonSet(change) = change else {
+            return Err(ClusterError::Refused {
+                object: change.object(),
+                reason: "a directory of manifests has image fields to set, and nothing else".to_owned(),
+            });
+        };
+        for change in change.image_changes() {
+            let this = self.clone();
+            self.blocking("rewrite", move || this.set_image(&change)).await?;
+        }
+        Ok(())
     }
 }
 

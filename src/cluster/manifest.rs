@@ -67,9 +67,11 @@ fn node(place: &Place) -> Result<NodeFacts, Fault> {
     Ok(NodeFacts {
         name: required(&metadata, "name")?.string()?.to_owned(),
         labels: strings(&metadata, "labels")?,
+        annotations: farrier_annotations(&metadata)?,
         kernel_version: info("kernelVersion")?,
         architecture: info("architecture")?,
         os_image: info("osImage")?,
+        unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
     })
 }
 
@@ -97,8 +99,16 @@ fn daemon_set(place: &Place) -> Result<DaemonSet, Fault> {
         node_selector: strings(&pod, "nodeSelector")?,
         affinity: affinity(&pod)?,
         owner: owner(&metadata)?,
+        live: None,
     };
     Ok(DaemonSet { facts, images })
+}
+
+/// The annotations that farrier reads or writes.
+fn farrier_annotations(metadata: &Place) -> Result<BTreeMap<String, String>, Fault> {
+    let mut annotations = strings(metadata, "annotations")?;
+    annotations.retain(|key, _| key.starts_with("farrier.dev/"));
+    Ok(annotations)
 }
 
 /// Why an image cannot be set where it is written.

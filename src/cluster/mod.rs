@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub use dir::Directory;
 
-use crate::plan::{ClusterSnapshot, ImageChange};
+use crate::plan::{Change, ClusterSnapshot};
 
 /// What went wrong with a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +65,12 @@ pub enum ClusterError {
     },
 }
 
+/// Says whether this process may still write: a leader that lost its lease may not.
+pub trait Fence: Send + Sync {
+    /// Why not, where it may not.
+    fn closed(&self) -> Option<String>;
+}
+
 /// Where nodes run and DaemonSets are kept.
 #[async_trait::async_trait]
 pub trait Cluster: Send + Sync {
@@ -74,6 +80,12 @@ pub trait Cluster: Send + Sync {
     /// Nodes and DaemonSets, as they are now.
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError>;
 
-    /// Sets one container's image; another value than the plan saw is a [`ClusterError::Conflict`].
-    async fn set_image(&self, change: &ImageChange) -> Result<(), ClusterError>;
+    /// Makes one change; an object that is not what the plan saw is a [`ClusterError::Conflict`].
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError>;
+
+    /// Returns when something that a plan depends on may have changed since the last snapshot was taken. A
+    /// source that cannot tell never returns.
+    async fn changed(&self) {
+        std::future::pending::<()>().await;
+    }
 }

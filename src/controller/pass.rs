@@ -12,7 +12,7 @@ use crate::{
     kmod::{CheckReport, Verdict},
     plan::{
         self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
-        Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, Strategy, node_target,
+        Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, node_target,
     },
 };
 
@@ -152,7 +152,12 @@ impl Controller {
     ) -> Result<Planned, PassError> {
         let lookups = self.published(&matrix.cells).await;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
-        let observed = Observed { published: lookups.published, unreachable: lookups.failed, failures };
+        let observed = Observed {
+            published: lookups.published,
+            unreachable: lookups.failed,
+            failures,
+            contents: std::collections::BTreeMap::new(),
+        };
         let plan = plan::plan(&PlanInputs {
             definitions: &self.definitions,
             matrix: &matrix,
@@ -160,6 +165,7 @@ impl Controller {
             snapshot: &snapshot,
             manifests: &manifests,
             pullable: self.image_location().pullable,
+            now: jiff::Timestamp::now(),
         });
         Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot, manifests })
     }
@@ -198,6 +204,7 @@ impl Controller {
                 (&rollout.decision, &rollouts[rollouts.len() - 1].error)
             {
                 rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
+                rollout.changes.clear();
             }
         }
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
@@ -297,15 +304,17 @@ impl Controller {
 
     /// Makes one rewrite, where one was decided.
     async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<(), String> {
-        let Some(change) = rollout.change() else { return Ok(()) };
-        let outcome = match (&rollout.target.strategy, &rollout.target.path) {
-            (Strategy::File, Some(path)) => match Directory::open(&self.definitions.root.join(path)) {
-                Ok(directory) => directory.set_image(&change).await,
-                Err(error) => Err(error),
-            },
-            _ => cluster.set_image(&change).await,
-        };
-        outcome.map_err(|error| chain(&error))
+        for change in &rollout.changes {
+            let outcome = match &rollout.target.path {
+                Some(path) => match Directory::open(&self.definitions.root.join(path)) {
+                    Ok(directory) => directory.apply(change).await,
+                    Err(error) => Err(error),
+                },
+                None => cluster.apply(change).await,
+            };
+            outcome.map_err(|error| chain(&error))?;
+        }
+        Ok(())
     }
 
     /// The DaemonSets in the directories that `file` rollouts name.
@@ -317,7 +326,7 @@ impl Controller {
             .flat_map(|image| &image.spec.rollout)
             .filter_map(|rollout| match rollout {
                 RolloutSpec::File { path, .. } => Some(path),
-                RolloutSpec::Image { .. } => None,
+                _ => None,
             })
             .collect();
         let mut manifests = Manifests::new();

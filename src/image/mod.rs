@@ -15,7 +15,7 @@ pub use definition::{
 };
 pub use input_hash::{InputHash, InputHashError, InputHasher};
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
-pub use rollout::RolloutSpec;
+pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, render_tags};
 pub use version::VersionSpec;

@@ -1,15 +1,20 @@
 //! Pure: what is rewritten when an image is there.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 use super::checked::{self, DnsLabel, DnsName, LocalPath, Rule};
 
 /// One thing whose image field is rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", tag = "strategy", try_from = "RolloutForm")]
+#[serde(
+    rename_all = "kebab-case",
+    rename_all_fields = "camelCase",
+    tag = "strategy",
+    try_from = "RolloutForm"
+)]
 // The schema is that of the enum; the form below exists for the messages.
 #[schemars(!try_from, deny_unknown_fields)]
 pub enum RolloutSpec {
@@ -19,12 +24,64 @@ pub enum RolloutSpec {
         #[schemars(regex(pattern = DnsLabel::PATTERN))]
         namespace: String,
         /// The DaemonSet's name.
-        #[serde(rename = "daemonSet")]
         #[schemars(regex(pattern = DnsName::PATTERN))]
         daemon_set: String,
         /// The container or init container whose image is set.
         #[schemars(regex(pattern = DnsLabel::PATTERN))]
         container: String,
+        /// How long the first pods with a new image may take to get ready before the old image is put back.
+        #[serde(default = "default_deadline")]
+        deadline: Period,
+    },
+    /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
+    PerKernel {
+        /// The DaemonSet's namespace.
+        #[schemars(regex(pattern = DnsLabel::PATTERN))]
+        namespace: String,
+        /// The DaemonSet's name.
+        #[schemars(regex(pattern = DnsName::PATTERN))]
+        daemon_set: String,
+        /// The container or init container whose image is set.
+        #[schemars(regex(pattern = DnsLabel::PATTERN))]
+        container: String,
+        /// How long the first pods with a new image may take to get ready before the old image is put back.
+        #[serde(default = "default_deadline")]
+        deadline: Period,
+        /// How long a copy is kept after its last node has left.
+        #[serde(default = "default_grace")]
+        retire_after: Period,
+    },
+    /// A DaemonSet over mixed or changing kernels: one image holds the modules for all of them.
+    Union {
+        /// The DaemonSet's namespace.
+        #[schemars(regex(pattern = DnsLabel::PATTERN))]
+        namespace: String,
+        /// The DaemonSet's name.
+        #[schemars(regex(pattern = DnsName::PATTERN))]
+        daemon_set: String,
+        /// The container or init container whose image is set.
+        #[schemars(regex(pattern = DnsLabel::PATTERN))]
+        container: String,
+        /// How long the first pods with a new image may take to get ready before the old image is put back.
+        #[serde(default = "default_deadline")]
+        deadline: Period,
+        /// How long a kernel stays in the image after its last node has left it.
+        #[serde(default = "default_grace")]
+        drop_after: Period,
+    },
+    /// Nothing is rewritten: an operator computes the tag by itself, and finds it.
+    PublishOnly {
+        /// Whose form of tag one of the image's tags must have; not looked at when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resource: Option<OperatorResource>,
+    },
+    /// The resource from which an operator makes its DaemonSet.
+    CustomResource {
+        /// Its kind.
+        resource: OperatorResource,
+        /// Its name.
+        #[schemars(regex(pattern = DnsName::PATTERN))]
+        name: String,
     },
     /// A DaemonSet in a directory of manifests beside the cluster (GitOps).
     File {
@@ -35,7 +92,6 @@ pub enum RolloutSpec {
         #[schemars(regex(pattern = DnsLabel::PATTERN))]
         namespace: String,
         /// The DaemonSet's name.
-        #[serde(rename = "daemonSet")]
         #[schemars(regex(pattern = DnsName::PATTERN))]
         daemon_set: String,
         /// The container or init container whose image is set.
@@ -44,38 +100,337 @@ pub enum RolloutSpec {
     },
 }
 
+/// A kind of resource from which an operator makes a driver DaemonSet (contracts: Network Operator
+/// `mellanox.com/v1alpha1`, GPU Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum OperatorResource {
+    /// `mellanox.com/v1alpha1`, `spec.ofedDriver`.
+    NicClusterPolicy,
+    /// `mellanox.com/v1alpha1`, `spec.ofedDriver`, with a `nodeSelector`.
+    NicNodePolicy,
+    /// `nvidia.com/v1`, `spec.driver`.
+    ClusterPolicy,
+    /// `nvidia.com/v1alpha1`, fields in `spec` itself, with a `nodeSelector`.
+    #[serde(rename = "NVIDIADriver")]
+    NvidiaDriver,
+}
+
+impl OperatorResource {
+    /// All of them.
+    pub const ALL: [Self; 4] =
+        [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver];
+
+    /// The API's `kind`.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::NicClusterPolicy => "NicClusterPolicy",
+            Self::NicNodePolicy => "NicNodePolicy",
+            Self::ClusterPolicy => "ClusterPolicy",
+            Self::NvidiaDriver => "NVIDIADriver",
+        }
+    }
+
+    /// The API group.
+    pub fn group(self) -> &'static str {
+        match self {
+            Self::NicClusterPolicy | Self::NicNodePolicy => "mellanox.com",
+            Self::ClusterPolicy | Self::NvidiaDriver => "nvidia.com",
+        }
+    }
+
+    /// The API version.
+    pub fn version(self) -> &'static str {
+        match self {
+            Self::ClusterPolicy => "v1",
+            Self::NicClusterPolicy | Self::NicNodePolicy | Self::NvidiaDriver => "v1alpha1",
+        }
+    }
+
+    /// The name in the API's paths.
+    pub fn plural(self) -> &'static str {
+        match self {
+            Self::NicClusterPolicy => "nicclusterpolicies",
+            Self::NicNodePolicy => "nicnodepolicies",
+            Self::ClusterPolicy => "clusterpolicies",
+            Self::NvidiaDriver => "nvidiadrivers",
+        }
+    }
+
+    /// Where the driver's fields stand below `spec`.
+    pub fn driver_path(self) -> &'static [&'static str] {
+        match self {
+            Self::NicClusterPolicy | Self::NicNodePolicy => &["ofedDriver"],
+            Self::ClusterPolicy => &["driver"],
+            Self::NvidiaDriver => &[],
+        }
+    }
+}
+
+impl fmt::Display for OperatorResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())
+    }
+}
+
+/// A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
+pub struct Period(#[schemars(with = "String", regex(pattern = PERIOD))] Duration);
+
+const PERIOD: &str = r"^[0-9]+(s|m|h|d)( ?[0-9]+(s|m|h|d))*$";
+/// Ten years: no clock arithmetic with it overflows.
+const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
+
+impl Period {
+    /// The time.
+    pub fn duration(self) -> Duration {
+        self.0
+    }
+
+    /// From seconds.
+    pub const fn seconds(seconds: u64) -> Self {
+        Self(Duration::from_secs(seconds))
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        if text.starts_with(' ') {
+            return None;
+        }
+        let mut total = Duration::ZERO;
+        for part in text.split_inclusive(['s', 'm', 'h', 'd']) {
+            let part = part.strip_prefix(' ').unwrap_or(part);
+            let (number, unit) = part.split_at_checked(part.len().checked_sub(1)?)?;
+            if !number.bytes().all(|digit| digit.is_ascii_digit()) {
+                return None;
+            }
+            let number: u32 = number.parse().ok()?;
+            let unit = match unit {
+                "s" => 1,
+                "m" => 60,
+                "h" => 3600,
+                "d" => 86400,
+                _ => return None,
+            };
+            total = total.checked_add(Duration::from_secs(u64::from(number) * unit))?;
+        }
+        (!text.is_empty() && total <= LONGEST).then_some(Self(total))
+    }
+}
+
+impl fmt::Display for Period {
+    /// In the largest unit that holds it whole: `600s` is `10m`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        let units = [(86400, 'd'), (3600, 'h'), (60, 'm')];
+        let whole = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
+        let (unit, name) = whole.unwrap_or((1, 's'));
+        write!(f, "{}{name}", seconds / unit)
+    }
+}
+
+impl Serialize for Period {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Period {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).ok_or_else(|| {
+            let shown: String = text.chars().take(80).collect();
+            D::Error::custom(format!(
+                "{shown:?} is not a length of time such as `90s`, `10m`, `1h 30m` or `2d`"
+            ))
+        })
+    }
+}
+
+fn default_deadline() -> Period {
+    Period::seconds(600)
+}
+
+fn default_grace() -> Period {
+    Period::seconds(86400)
+}
+
+/// A container of a DaemonSet, as rollouts name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DaemonSetContainer<'a> {
+    /// The DaemonSet's namespace.
+    pub namespace: &'a str,
+    /// The DaemonSet's name.
+    pub daemon_set: &'a str,
+    /// The container's name.
+    pub container: &'a str,
+}
+
+impl RolloutSpec {
+    /// The DaemonSet's container that it is about; `None` for those that are about no DaemonSet.
+    pub fn daemon_set(&self) -> Option<DaemonSetContainer<'_>> {
+        match self {
+            Self::Image { namespace, daemon_set, container, .. }
+            | Self::PerKernel { namespace, daemon_set, container, .. }
+            | Self::Union { namespace, daemon_set, container, .. }
+            | Self::File { namespace, daemon_set, container, .. } => {
+                Some(DaemonSetContainer { namespace, daemon_set, container })
+            }
+            Self::PublishOnly { .. } | Self::CustomResource { .. } => None,
+        }
+    }
+}
+
 /// [`RolloutSpec`] as written: serde's internally tagged enums lose the place of an error.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RolloutForm {
     strategy: Strategy,
-    #[serde(deserialize_with = "checked::one::<DnsLabel, _>")]
-    namespace: String,
-    #[serde(deserialize_with = "checked::one::<DnsName, _>")]
-    daemon_set: String,
-    #[serde(deserialize_with = "checked::one::<DnsLabel, _>")]
-    container: String,
+    #[serde(default, deserialize_with = "checked::optional::<DnsLabel, _>")]
+    namespace: Option<String>,
+    #[serde(default, deserialize_with = "checked::optional::<DnsName, _>")]
+    daemon_set: Option<String>,
+    #[serde(default, deserialize_with = "checked::optional::<DnsLabel, _>")]
+    container: Option<String>,
     #[serde(default, deserialize_with = "checked::optional_path::<LocalPath, _>")]
     path: Option<PathBuf>,
+    #[serde(default)]
+    deadline: Option<Period>,
+    #[serde(default)]
+    retire_after: Option<Period>,
+    #[serde(default)]
+    drop_after: Option<Period>,
+    #[serde(default)]
+    resource: Option<OperatorResource>,
+    #[serde(default, deserialize_with = "checked::optional::<DnsName, _>")]
+    name: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Strategy {
     Image,
+    PerKernel,
+    Union,
+    PublishOnly,
+    CustomResource,
     File,
 }
 
+impl Strategy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Image => "image",
+            Self::PerKernel => "per-kernel",
+            Self::Union => "union",
+            Self::PublishOnly => "publish-only",
+            Self::CustomResource => "custom-resource",
+            Self::File => "file",
+        }
+    }
+
+    /// Fields that this strategy has beside `strategy`.
+    fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Image => &["namespace", "daemonSet", "container", "deadline"],
+            Self::PerKernel => &["namespace", "daemonSet", "container", "deadline", "retireAfter"],
+            Self::Union => &["namespace", "daemonSet", "container", "deadline", "dropAfter"],
+            Self::PublishOnly => &["resource"],
+            Self::CustomResource => &["resource", "name"],
+            Self::File => &["path", "namespace", "daemonSet", "container"],
+        }
+    }
+}
+
 impl TryFrom<RolloutForm> for RolloutSpec {
-    type Error = &'static str;
+    type Error = String;
 
     fn try_from(form: RolloutForm) -> Result<Self, Self::Error> {
-        let RolloutForm { strategy, namespace, daemon_set, container, path } = form;
-        match (strategy, path) {
-            (Strategy::Image, None) => Ok(Self::Image { namespace, daemon_set, container }),
-            (Strategy::Image, Some(_)) => Err("strategy `image` has no `path`; strategy `file` has"),
-            (Strategy::File, Some(path)) => Ok(Self::File { path, namespace, daemon_set, container }),
-            (Strategy::File, None) => Err("strategy `file` needs a `path`: the file or directory to edit"),
+        let RolloutForm {
+            strategy,
+            namespace,
+            daemon_set,
+            container,
+            path,
+            deadline,
+            retire_after,
+            drop_after,
+            resource,
+            name,
+        } = form;
+        let given = [
+            ("namespace", namespace.is_some()),
+            ("daemonSet", daemon_set.is_some()),
+            ("container", container.is_some()),
+            ("path", path.is_some()),
+            ("deadline", deadline.is_some()),
+            ("retireAfter", retire_after.is_some()),
+            ("dropAfter", drop_after.is_some()),
+            ("resource", resource.is_some()),
+            ("name", name.is_some()),
+        ];
+        let known = strategy.fields();
+        if let Some((field, _)) = given.iter().find(|(field, given)| *given && !known.contains(field)) {
+            return Err(format!("strategy `{}` has no `{field}`", strategy.name()));
+        }
+        let needed = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.name());
+        let namespace = || namespace.ok_or_else(|| needed("namespace"));
+        let daemon_set = || daemon_set.ok_or_else(|| needed("daemonSet"));
+        let container = || container.ok_or_else(|| needed("container"));
+        let deadline = deadline.unwrap_or_else(default_deadline);
+        Ok(match strategy {
+            Strategy::Image => Self::Image {
+                namespace: namespace()?,
+                daemon_set: daemon_set()?,
+                container: container()?,
+                deadline,
+            },
+            Strategy::PerKernel => Self::PerKernel {
+                namespace: namespace()?,
+                daemon_set: daemon_set()?,
+                container: container()?,
+                deadline,
+                retire_after: retire_after.unwrap_or_else(default_grace),
+            },
+            Strategy::Union => Self::Union {
+                namespace: namespace()?,
+                daemon_set: daemon_set()?,
+                container: container()?,
+                deadline,
+                drop_after: drop_after.unwrap_or_else(default_grace),
+            },
+            Strategy::PublishOnly => Self::PublishOnly { resource },
+            Strategy::CustomResource => Self::CustomResource {
+                resource: resource.ok_or_else(|| needed("resource"))?,
+                name: name.ok_or_else(|| needed("name"))?,
+            },
+            Strategy::File => Self::File {
+                path: path.ok_or_else(|| needed("path"))?,
+                namespace: namespace()?,
+                daemon_set: daemon_set()?,
+                container: container()?,
+            },
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn periods_are_read_and_written() {
+        for (text, seconds, written) in [
+            ("90s", 90, "90s"),
+            ("600s", 600, "10m"),
+            ("1h 30m", 5400, "90m"),
+            ("2d", 172_800, "2d"),
+            ("0s", 0, "0s"),
+        ] {
+            let period = Period::parse(text).unwrap();
+            assert_eq!((period.duration().as_secs(), period.to_string()), (seconds, written.to_owned()));
+            assert_eq!(Period::parse(written), Some(period));
+        }
+        for text in ["", "10", "m", "-1s", "1.5h", "1w", "99999d", "1s  2s", "+1s", " 1s"] {
+            assert_eq!(Period::parse(text), None, "{text:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Pure: the second phase: what to do, given what the registry and the cluster hold.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -56,6 +56,15 @@ pub struct Observed {
     pub unreachable: BTreeMap<ImageReference, String>,
     /// The last failure of these inputs.
     pub failures: BTreeMap<InputHash, Failure>,
+    /// What images hold that DaemonSets and pods name now; absent where they are not farrier's, or not known.
+    pub contents: BTreeMap<String, ImageContents>,
+}
+
+/// What an image that is in use holds, as its manifest says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageContents {
+    /// Exact releases of the kernels that it has modules for.
+    pub kernels: BTreeSet<String>,
 }
 
 /// What a plan is made from.
@@ -73,6 +82,8 @@ pub struct PlanInputs<'a> {
     pub manifests: &'a Manifests,
     /// Can nodes pull the images ([`super::ImageLocation::pullable`])?
     pub pullable: bool,
+    /// The time of the plan.
+    pub now: jiff::Timestamp,
 }
 
 /// What is done, what is not, and why. Its JSON form is stable: field and reason names do not change
@@ -211,7 +222,11 @@ impl Plan {
     /// Is there nothing to do?
     pub fn is_idle(&self) -> bool {
         let rewrites = |rollout: &PlannedRollout| {
-            matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. })
+            !rollout.changes.is_empty()
+                || matches!(
+                    rollout.decision,
+                    RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
+                )
         };
         self.builds.is_empty() && self.tags.is_empty() && !self.rollouts.iter().any(rewrites)
     }
@@ -271,7 +286,7 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
 }
 
 fn decide<'a>(inputs: &PlanInputs<'a>, cell: &Arc<Cell>, plan: &mut Plan) -> CellState<'a> {
-    let Observed { published, unreachable, failures } = inputs.observed;
+    let Observed { published, unreachable, failures, contents: _ } = inputs.observed;
     let spec = inputs.definitions.images.get(&cell.image).map(|image| &image.spec);
     let on_conflict = spec.map_or(OnConflict::Refuse, |spec| spec.on_conflict);
     let check = spec.map(|spec| spec.check).unwrap_or_default();

@@ -28,6 +28,7 @@ pub(super) struct World {
     pub(super) announced: BTreeSet<KernelTarget>,
     pub(super) observed: Observed,
     pub(super) manifests: Manifests,
+    pub(super) now: jiff::Timestamp,
 }
 
 impl World {
@@ -46,10 +47,15 @@ impl World {
             toolchains: [(name("debian-12"), Ok("toolchain-1".to_owned()))].into(),
             headers: BTreeMap::new(),
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
-            snapshot: ClusterSnapshot { nodes, daemon_sets: vec![daemon_set("mft")] },
+            snapshot: ClusterSnapshot {
+                nodes,
+                daemon_sets: vec![daemon_set("mft")],
+                ..ClusterSnapshot::default()
+            },
             announced: BTreeSet::new(),
             observed: Observed::default(),
             manifests: Manifests::new(),
+            now: jiff::Timestamp::UNIX_EPOCH,
         }
     }
 
@@ -80,6 +86,7 @@ impl World {
             snapshot: &self.snapshot,
             manifests: &self.manifests,
             pullable: self.location.pullable,
+            now: self.now,
         })
     }
 
@@ -167,7 +174,7 @@ pub(super) fn node(name: &str, release: &str) -> NodeFacts {
             .into(),
         kernel_version: release.to_owned(),
         architecture: "amd64".to_owned(),
-        os_image: String::new(),
+        ..NodeFacts::default()
     }
 }
 
@@ -183,5 +190,6 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
         node_selector: [("pci".to_owned(), "yes".to_owned())].into(),
         affinity: NodeAffinity::Any,
         owner: None,
+        live: None,
     }
 }

@@ -5,10 +5,12 @@
 //! compares that with what the registry and the cluster hold, and decides. Both can be called again
 //! after every build, with the same answer for the same arguments.
 
+mod activity;
 mod cell;
 mod decide;
 #[cfg(test)]
 mod fixtures;
+mod interest;
 mod matrix;
 mod node;
 mod reasons;
@@ -21,16 +23,25 @@ mod status;
 mod table;
 mod text;
 
+pub use activity::{Activity, BuildActivity};
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
 pub use decide::{
-    Conflict, Failure, HeldBack, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags, Published,
-    UnknownState, UpToDate, plan,
+    Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
+    Published, UnknownState, UpToDate, plan,
 };
+pub use interest::Interest;
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
-pub use rollout::{ImageChange, Manifests, PlannedRollout, RolloutDecision, RolloutTarget, Strategy};
+pub use rollout::{
+    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, Manifests, NodeChange,
+    PlannedRollout, PodRestart, RECORD_ANNOTATION, Record, RecordState, ResourceChange, RolloutDecision,
+    RolloutObject, RolloutTarget, Strategy,
+};
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
-pub use snapshot::{ClusterSnapshot, Container, DaemonSetFacts, NodeFacts, Owner};
+pub use snapshot::{
+    ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
+    PodFacts, ResourceFacts, Seen, UpdateStrategy,
+};
 pub use status::{Phase, StatusRow, status, status_table};
 pub use table::{counts, sections, summary, table};

@@ -119,7 +119,7 @@ mod tests {
                 .into(),
             kernel_version: release.to_owned(),
             architecture: "amd64".to_owned(),
-            os_image: String::new(),
+            ..NodeFacts::default()
         }
     }
 

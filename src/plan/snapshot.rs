@@ -1,22 +1,30 @@
 //! Pure: what was observed in a cluster, raw and untrusted.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use jiff::Timestamp;
+use serde::Serialize;
 
 use super::NodeAffinity;
+use crate::image::OperatorResource;
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels`.
+    /// `metadata.labels`; from a live cluster only those that somebody asks for ([`super::Interest`]).
     pub labels: BTreeMap<String, String>,
+    /// Those of `metadata.annotations` that begin with `farrier.dev/`.
+    pub annotations: BTreeMap<String, String>,
     /// `status.nodeInfo.kernelVersion`.
     pub kernel_version: String,
     /// `status.nodeInfo.architecture`.
     pub architecture: String,
     /// `status.nodeInfo.osImage`, for people.
     pub os_image: String,
+    /// `spec.unschedulable`: cordoned, as while it is drained.
+    pub unschedulable: bool,
 }
 
 /// A container or init container of a pod template.
@@ -31,12 +39,65 @@ pub struct Container {
 }
 
 /// The controller that owns an object (`metadata.ownerReferences` with `controller: true`).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Owner {
     /// Such as `NicClusterPolicy`.
     pub kind: String,
     /// The owner's name.
     pub name: String,
+}
+
+/// Which state of which object a decision was made from: a write names it, so that the API server refuses the
+/// write when somebody was faster.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ObjectVersion {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.resourceVersion`.
+    pub resource_version: String,
+}
+
+/// How a DaemonSet replaces its pods (`spec.updateStrategy`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UpdateStrategy {
+    /// By itself, as soon as the template changes.
+    #[default]
+    RollingUpdate,
+    /// When somebody deletes them.
+    OnDelete,
+}
+
+/// A number of pods, or a share of those that are wanted (`rollingUpdate.maxUnavailable`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodCount {
+    /// So many.
+    Number(usize),
+    /// So many of a hundred, rounded up, as the DaemonSet controller does.
+    Percent(usize),
+}
+
+/// What only a live cluster tells about a DaemonSet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveDaemonSet {
+    /// The object's identity and state.
+    pub version: ObjectVersion,
+    /// Those of `metadata.annotations` that begin with `farrier.dev/`.
+    pub annotations: BTreeMap<String, String>,
+    /// `metadata.labels`.
+    pub labels: BTreeMap<String, String>,
+    /// `spec.selector.matchLabels`.
+    pub match_labels: BTreeMap<String, String>,
+    /// `spec.updateStrategy`.
+    pub update: UpdateStrategy,
+    /// `spec.updateStrategy.rollingUpdate.maxUnavailable`, 1 where it is not given. farrier keeps to it for
+    /// `OnDelete`, too.
+    pub max_unavailable: PodCount,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// The object as the API server gave it, without `managedFields` and `status`: what a per-kernel copy is made
+    /// from.
+    pub manifest: Arc<serde_json::Value>,
 }
 
 /// A DaemonSet: where its pods run and with which images.
@@ -54,6 +115,76 @@ pub struct DaemonSetFacts {
     pub affinity: NodeAffinity,
     /// The controller that owns it, if any.
     pub owner: Option<Owner>,
+    /// The rest; `None` in a directory of manifests.
+    pub live: Option<LiveDaemonSet>,
+}
+
+/// A pod of a DaemonSet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodFacts {
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// The object's identity and state.
+    pub version: ObjectVersion,
+    /// uid of the DaemonSet that controls it.
+    pub daemon_set: String,
+    /// The node that it runs on, or is meant for (`spec.nodeName`, else the node affinity that the DaemonSet
+    /// controller gives it).
+    pub node: String,
+    /// Is it bound to that node?
+    pub bound: bool,
+    /// Image by container, init containers included.
+    pub images: BTreeMap<String, String>,
+    /// The `Ready` condition is true.
+    pub ready: bool,
+    /// `metadata.creationTimestamp`.
+    pub created: Option<Timestamp>,
+    /// `metadata.deletionTimestamp` is set.
+    pub deleting: bool,
+    /// What its containers' states say of why they do not run, for people: `driver: CrashLoopBackOff: ...`.
+    pub messages: Vec<String>,
+}
+
+/// A custom resource whose operator writes the driver DaemonSet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceFacts {
+    /// Which kind.
+    pub kind: OperatorResource,
+    /// `metadata.name`; all of these kinds are cluster-scoped.
+    pub name: String,
+    /// The object's identity and state.
+    pub version: ObjectVersion,
+    /// Those of `metadata.annotations` that begin with `farrier.dev/`.
+    pub annotations: BTreeMap<String, String>,
+    /// The whole `spec`.
+    pub spec: Arc<serde_json::Value>,
+}
+
+/// What farrier may be unable to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seen {
+    /// Nodes; without them there is no plan.
+    Nodes,
+    /// DaemonSets.
+    DaemonSets,
+    /// Pods.
+    Pods,
+    /// The operators' resources.
+    Resources,
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nodes => "nodes",
+            Self::DaemonSets => "DaemonSets",
+            Self::Pods => "pods",
+            Self::Resources => "operators' resources",
+        })
+    }
 }
 
 /// Everything that a plan needs to know about a cluster.
@@ -63,6 +194,12 @@ pub struct ClusterSnapshot {
     pub nodes: Vec<NodeFacts>,
     /// DaemonSets.
     pub daemon_sets: Vec<DaemonSetFacts>,
+    /// Pods of the DaemonSets that rollouts name, and of their per-kernel copies.
+    pub pods: Vec<PodFacts>,
+    /// Operators' resources.
+    pub resources: Vec<ResourceFacts>,
+    /// What could not be read, and why, with what to do: what depends on it holds.
+    pub unseen: BTreeMap<Seen, String>,
 }
 
 impl DaemonSetFacts {

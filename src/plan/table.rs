@@ -50,7 +50,11 @@ pub fn counts(plan: &Plan) -> String {
         (skipped.len(), "skipped"),
         (count(|d| matches!(d, RolloutDecision::Rewrite { .. })), "to rewrite"),
         (count(|d| matches!(d, RolloutDecision::Pending { .. })), "to rewrite after their build"),
-        (count(|d| matches!(d, RolloutDecision::AlreadySet { .. })), "already set"),
+        (count(|d| matches!(d, RolloutDecision::Steps { .. })), "to change"),
+        (
+            count(|d| matches!(d, RolloutDecision::AlreadySet { .. } | RolloutDecision::Settled { .. })),
+            "already set",
+        ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
         (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
     ];
@@ -115,6 +119,8 @@ fn rollouts(plan: &Plan) -> Table {
             RolloutDecision::Rewrite { from, to } => ("rewrite", format!("{from} -> {to}")),
             RolloutDecision::Pending { on } => ("rewrite later", format!("after {on} is published")),
             RolloutDecision::AlreadySet { image } => ("already set", image.to_string()),
+            RolloutDecision::Steps { now } => ("change", now.join("\n")),
+            RolloutDecision::Settled { how } => ("settled", how.clone()),
             RolloutDecision::Hold(why) => ("hold", why.to_string()),
         };
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]

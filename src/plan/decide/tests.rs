@@ -1,5 +1,6 @@
 use super::{
     super::{
+        Change,
         fixtures::{K47, K48, World},
         table,
     },
@@ -34,10 +35,11 @@ fn what_is_not_there_is_built_and_what_is_there_is_not() {
     world.publish(Verdict::Loads);
     let plan = world.plan();
     assert_eq!((plan.builds.len(), plan.up_to_date.len()), (0, 1));
-    let change = plan.rollouts[0].change().unwrap();
-    assert_eq!(change.to.to_string(), format!("registry.test/drivers/mft@{}", plan.up_to_date[0].digest));
+    let [Change::DaemonSet(change)] = plan.rollouts[0].changes.as_slice() else { panic!("{plan:?}") };
+    let [change] = change.image_changes().try_into().unwrap();
+    assert_eq!(change.to, format!("registry.test/drivers/mft@{}", plan.up_to_date[0].digest));
 
-    world.snapshot.daemon_sets[0].containers[0].image = change.to.to_string();
+    world.snapshot.daemon_sets[0].containers[0].image = change.to;
     let plan = world.plan();
     assert!(plan.is_idle() && !plan.has_failures());
     insta::assert_snapshot!(super::super::summary(&plan), @"nothing to do: 1 up to date, 1 already set");

@@ -11,7 +11,11 @@ use super::{
     },
     *,
 };
-use crate::image::Version;
+use crate::{
+    image::Version,
+    kmod::Verdict,
+    plan::{NodeAffinity, NodeFacts, Owner, Published},
+};
 
 /// The one rollout's reason to hold, after a change to a world in which it would be rewritten.
 fn hold(change: fn(&mut World)) -> HoldReason {

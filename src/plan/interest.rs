@@ -1,0 +1,49 @@
+//! Pure: what definitions ask of a cluster, so that nothing else is kept in memory.
+
+use std::collections::BTreeSet;
+
+use super::node::TARGET_LABELS;
+use crate::image::{Definitions, OperatorResource, RolloutSpec};
+
+/// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
+pub const UPGRADE_STATE_LABELS: [&str; 2] =
+    ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
+
+/// What the definitions ask about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Interest {
+    /// Labels of nodes. Those that the named DaemonSets select by come in addition, once they are seen.
+    pub labels: BTreeSet<String>,
+    /// Namespace and name of the DaemonSets that rollouts name.
+    pub daemon_sets: BTreeSet<(String, String)>,
+    /// Operators' resources that rollouts name.
+    pub resources: BTreeSet<OperatorResource>,
+}
+
+impl Interest {
+    /// What these definitions ask about.
+    pub fn of(definitions: &Definitions) -> Self {
+        let mut interest = Self {
+            labels: TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).map(str::to_owned).collect(),
+            ..Self::default()
+        };
+        for image in definitions.images.values() {
+            interest.labels.extend(image.spec.nodes.match_labels.keys().cloned());
+            for rollout in &image.spec.rollout {
+                match rollout {
+                    RolloutSpec::Image { namespace, daemon_set, .. }
+                    | RolloutSpec::PerKernel { namespace, daemon_set, .. }
+                    | RolloutSpec::Union { namespace, daemon_set, .. } => {
+                        interest.daemon_sets.insert((namespace.clone(), daemon_set.clone()));
+                    }
+                    RolloutSpec::CustomResource { resource, name: _ }
+                    | RolloutSpec::PublishOnly { resource: Some(resource) } => {
+                        interest.resources.insert(*resource);
+                    }
+                    RolloutSpec::PublishOnly { resource: None } | RolloutSpec::File { .. } => {}
+                }
+            }
+        }
+        interest
+    }
+}

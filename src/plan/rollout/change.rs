@@ -1,0 +1,195 @@
+//! Pure: writes to a cluster, as data.
+//!
+//! Every change names the state that it was decided from, where there is one; an adapter makes it or says that the
+//! object is another by now ([`crate::plan`] then decides anew). Changes of DaemonSets and resources are server-side
+//! applies with the field manager `farrier`: what a change does not name and farrier set before is given up.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::Serialize;
+
+use super::super::{NodeAffinity, ObjectVersion, text};
+use crate::image::{ImageReference, OperatorResource};
+
+/// One write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase", tag = "change")]
+pub enum Change {
+    /// Fields of a DaemonSet that somebody else made.
+    DaemonSet(DaemonSetChange),
+    /// A DaemonSet for one kernel, made or brought up to date.
+    Copy(DaemonSetCopy),
+    /// A DaemonSet for one kernel, deleted.
+    Retire(DaemonSetRetirement),
+    /// A pod, evicted so that its DaemonSet makes a new one.
+    Restart(PodRestart),
+    /// Labels and annotations of a node.
+    Node(NodeChange),
+    /// Fields of an operator's resource.
+    Resource(ResourceChange),
+}
+
+/// All that is farrier's in a DaemonSet that somebody else made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonSetChange {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What the plan saw; `None` in a directory of manifests.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<ObjectVersion>,
+    /// The images that the plan saw, by container: anything else is a conflict.
+    pub expected: BTreeMap<String, String>,
+    /// Images by container; those of init containers are found by their names.
+    pub images: BTreeMap<String, String>,
+    /// The whole required node affinity, where farrier has set it.
+    #[serde(skip)]
+    pub affinity: Option<NodeAffinity>,
+    /// farrier's annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Images that must be in the registry at the moment of the write (guarantee 1).
+    #[serde(serialize_with = "text::many")]
+    pub proof: Vec<ImageReference>,
+}
+
+/// A DaemonSet for one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonSetCopy {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What the plan saw; `None` where there was none of this name, and there must be none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<ObjectVersion>,
+    /// The whole object, as applied.
+    #[serde(serialize_with = "text::shared")]
+    pub manifest: Arc<serde_json::Value>,
+    /// Images that must be in the registry at the moment of the write (guarantee 1).
+    #[serde(serialize_with = "text::many")]
+    pub proof: Vec<ImageReference>,
+}
+
+/// The end of a DaemonSet for one kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonSetRetirement {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// What the plan saw.
+    pub version: ObjectVersion,
+}
+
+/// The eviction of one pod, which PodDisruptionBudgets can refuse.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodRestart {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// Why, for people.
+    pub why: String,
+}
+
+/// Labels and annotations of a node, all of them `farrier.dev/...`. Those that are not named stay: several parts of
+/// a plan write to one node, so this is a merge patch and no apply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeChange {
+    /// The node.
+    pub name: String,
+    /// Labels to set; `None` removes one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, Option<String>>,
+    /// Annotations to set; `None` removes one.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, Option<String>>,
+}
+
+/// Fields of an operator's resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceChange {
+    /// Its kind.
+    pub kind: OperatorResource,
+    /// Its name.
+    pub name: String,
+    /// What the plan saw.
+    pub version: ObjectVersion,
+    /// The applied `spec`, with nothing but farrier's fields.
+    pub spec: serde_json::Value,
+    /// farrier's annotations.
+    pub annotations: BTreeMap<String, String>,
+    /// Images that must be in the registry at the moment of the write (guarantee 1).
+    #[serde(serialize_with = "text::many")]
+    pub proof: Vec<ImageReference>,
+}
+
+/// One container's image in a directory of manifests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageChange {
+    /// The DaemonSet's namespace.
+    pub namespace: String,
+    /// The DaemonSet's name.
+    pub daemon_set: String,
+    /// The container's name.
+    pub container: String,
+    /// What the plan saw in the field; anything else is a conflict.
+    pub expected: String,
+    /// What it gets.
+    pub to: String,
+}
+
+impl Change {
+    /// Images that must be in the registry at the moment of the write.
+    pub fn proof(&self) -> &[ImageReference] {
+        match self {
+            Self::DaemonSet(DaemonSetChange { proof, .. })
+            | Self::Copy(DaemonSetCopy { proof, .. })
+            | Self::Resource(ResourceChange { proof, .. }) => proof,
+            Self::Retire(_) | Self::Restart(_) | Self::Node(_) => &[],
+        }
+    }
+
+    /// For messages: `DaemonSet kube-system/driver`.
+    pub fn object(&self) -> String {
+        match self {
+            Self::DaemonSet(DaemonSetChange { namespace, name, .. })
+            | Self::Copy(DaemonSetCopy { namespace, name, .. })
+            | Self::Retire(DaemonSetRetirement { namespace, name, .. }) => {
+                format!("DaemonSet {namespace}/{name}")
+            }
+            Self::Restart(PodRestart { namespace, name, .. }) => format!("pod {namespace}/{name}"),
+            Self::Node(NodeChange { name, .. }) => format!("node {name}"),
+            Self::Resource(ResourceChange { kind, name, .. }) => format!("{kind} {name}"),
+        }
+    }
+}
+
+impl DaemonSetChange {
+    /// The images that differ from what the plan saw, one by one.
+    pub fn image_changes(&self) -> Vec<ImageChange> {
+        let Self { namespace, name, version: _, expected, images, affinity: _, annotations: _, proof: _ } =
+            self;
+        let differs = |(container, to): &(&String, &String)| expected.get(*container) != Some(*to);
+        images
+            .iter()
+            .filter(differs)
+            .map(|(container, to)| ImageChange {
+                namespace: namespace.clone(),
+                daemon_set: name.clone(),
+                container: container.clone(),
+                expected: expected.get(container).cloned().unwrap_or_default(),
+                to: to.clone(),
+            })
+            .collect()
+    }
+}
