@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory},
-    controller::{Controller, LazyEngine, QemuBoot},
+    controller::{ContentsMemory, Controller, LazyEngine, QemuBoot},
     engine::EngineChoice,
     registry::{self, RegistryLocation, RemoteRegistry},
 };
@@ -52,6 +52,7 @@ pub fn controller(
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
+        contents: ContentsMemory::default(),
         cancel,
     })
 }
