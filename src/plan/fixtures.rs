@@ -315,7 +315,11 @@ pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFa
         ready,
         created: None,
         deleting: false,
-        messages: if ready { Vec::new() } else { vec!["driver: CrashLoopBackOff: no such device".to_owned()] },
+        messages: if ready {
+            Vec::new()
+        } else {
+            vec!["driver: CrashLoopBackOff: no such device".to_owned()]
+        },
     }
 }
 
