@@ -99,7 +99,9 @@ pub(super) fn decide(field: &Field<'_>, progress: impl FnOnce(&FieldRecord) -> P
         RecordState::RolledBack if *wished == record.set => {
             Step::Leave(None, HoldReason::RolledBack { at: record.at })
         }
-        RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => Step::Set(fresh(0, current)),
+        RecordState::Conflict | RecordState::Failed | RecordState::RolledBack => {
+            Step::Set(fresh(count, current))
+        }
     }
 }
 
