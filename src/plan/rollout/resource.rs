@@ -351,3 +351,6 @@ pub(super) fn said(value: &Value) -> String {
     let flags: String = flags.map(|(key, _)| format!(", {key}")).collect();
     format!("{}/{} version {}{flags}", text("repository"), text("image"), text("version"))
 }
+
+#[cfg(test)]
+mod tests;

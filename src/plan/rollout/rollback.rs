@@ -193,3 +193,6 @@ fn take_back(
     }
     taken
 }
+
+#[cfg(test)]
+mod tests;
