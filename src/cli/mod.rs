@@ -9,6 +9,7 @@ mod headers;
 mod plan;
 mod printer;
 mod render;
+mod rollback;
 mod run;
 mod schema;
 mod session;
@@ -66,6 +67,7 @@ async fn dispatch(cli: Cli, cancel: CancellationToken) -> Result<Exit, CliError>
         Command::Build(args) => build::build(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
         Command::Run(args) => run::run(&global, &args, cancel).await,
+        Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BuildReason, Cell, ClusterSnapshot, HoldReason, LeftAlone, Manifests, Matrix, PlannedRollout,
-    RolloutDecision, Skipped, rollout::rollouts, text,
+    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedRollout, RolloutDecision,
+    Skipped, rollout::rollouts, text,
 };
 use crate::{
     image::{
@@ -246,22 +246,7 @@ impl Plan {
             left_alone: _,
             rollouts,
         } = self;
-        let broken = |rollout: &PlannedRollout| {
-            matches!(
-                &rollout.decision,
-                RolloutDecision::Hold(
-                    HoldReason::NotFound
-                        | HoldReason::Ambiguous { .. }
-                        | HoldReason::Unreadable { .. }
-                        | HoldReason::NoContainer { .. }
-                        | HoldReason::Fixed { .. }
-                        | HoldReason::ClaimedTwice { .. }
-                        | HoldReason::NotPassed { .. }
-                        | HoldReason::UnknownDenied { .. }
-                        | HoldReason::OtherKernel { .. }
-                )
-            )
-        };
+        let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
         !conflicts.is_empty()
             || up_to_date.iter().any(|found| found.denied)
             || !held_back.is_empty()
