@@ -54,7 +54,7 @@ impl Controller {
                 let facts = ImageFacts::from_manifest(&manifest?.bytes).ok()?;
                 let kernels: BTreeSet<String> =
                     facts.kernel_release.iter().map(ToString::to_string).collect();
-                (!kernels.is_empty()).then_some(ImageContents { kernels })
+                (!kernels.is_empty()).then_some(ImageContents { kernels, ..ImageContents::default() })
             }
             Err(error) => {
                 tracing::debug!(%reference, %error, "image in use cannot be looked up");

@@ -65,6 +65,8 @@ pub struct Observed {
 pub struct ImageContents {
     /// Exact releases of the kernels that it has modules for.
     pub kernels: BTreeSet<String>,
+    /// The image whose payload it has for each of them: itself, where it is for one kernel only.
+    pub members: BTreeMap<String, Digest>,
 }
 
 /// What a plan is made from.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::node::TARGET_LABELS;
+use super::{node::TARGET_LABELS, rollout::handover_label};
 use crate::image::{Definitions, OperatorResource, RolloutSpec};
 
 /// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
@@ -31,6 +31,9 @@ impl Interest {
         for image in definitions.images.values() {
             interest.labels.extend(image.spec.nodes.match_labels.keys().cloned());
             for rollout in &image.spec.rollout {
+                if let RolloutSpec::PerKernel { namespace, daemon_set, .. } = rollout {
+                    interest.labels.insert(handover_label(namespace, daemon_set));
+                }
                 match rollout {
                     RolloutSpec::Image { namespace, daemon_set, .. }
                     | RolloutSpec::PerKernel { namespace, daemon_set, .. }

@@ -34,9 +34,10 @@ pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{
-    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, Manifests,
-    NodeChange, PlannedRollout, PodRestart, RECORD_ANNOTATION, Record, RecordState, ResourceChange,
-    RollbackOutcome, RollbackStep, RolloutDecision, RolloutObject, RolloutTarget, Strategy, rollback,
+    COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
+    FieldRecord, ImageChange, Manifests, NodeChange, PlannedRollout, PodRestart, RECORD_ANNOTATION, Record,
+    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, RolloutObject,
+    RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{

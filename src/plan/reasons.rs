@@ -298,6 +298,24 @@ pub enum HoldReason {
     },
     /// Images go to a layout directory, from which no node can pull.
     NotPullable,
+    /// The strategy needs a running cluster.
+    OnlyLive,
+    /// Somebody else takes away again what keeps the DaemonSet off nodes that are handed over.
+    FenceUndone {
+        /// How often.
+        times: u32,
+    },
+    /// The pods of a kernel's DaemonSet did not get ready.
+    CopyFailed {
+        /// The kernel target.
+        kernel: String,
+        /// The image.
+        image: String,
+        /// The node, and what its pod said.
+        why: String,
+    },
+    /// A person took the rollout back.
+    CopiesRolledBack,
 }
 
 impl HoldReason {
@@ -320,7 +338,10 @@ impl HoldReason {
             | Self::NoResource
             | Self::TagForm { .. }
             | Self::MixedVersions { .. }
-            | Self::Immutable { .. } => true,
+            | Self::Immutable { .. }
+            | Self::OnlyLive
+            | Self::FenceUndone { .. }
+            | Self::CopyFailed { .. } => true,
             Self::Owned { .. }
             | Self::Affinity { .. }
             | Self::NoNodes
@@ -331,6 +352,7 @@ impl HoldReason {
             | Self::RolledBack { .. }
             | Self::DriverOff { .. }
             | Self::UpgradeInProgress { .. }
+            | Self::CopiesRolledBack
             | Self::NotPullable => false,
         }
     }
@@ -435,6 +457,19 @@ impl fmt::Display for HoldReason {
                 if *count > 1 { write!(f, ", and {} more are under way", count - 1) } else { Ok(()) }
             }
             Self::NotPullable => f.write_str("nodes cannot pull from a layout directory"),
+            Self::OnlyLive => f.write_str("this strategy needs a running cluster, not a directory of manifests"),
+            Self::FenceUndone { times } => write!(
+                f,
+                "its node affinity was changed back {times} times; let whoever writes it keep the requirement on \
+                 farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
+            ),
+            Self::CopyFailed { kernel, image, why } => write!(
+                f,
+                "{image} did not work for {kernel}: {why}; it is not tried again until there is another image"
+            ),
+            Self::CopiesRolledBack => f.write_str(
+                "it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again",
+            ),
         }
     }
 }

@@ -4,9 +4,13 @@
 //! adapter makes the [`Change`]s, in their order, and nothing else.
 
 mod change;
+mod copy;
+mod daemon_set;
 mod field;
+mod handover;
 mod image;
 mod operator;
+mod per_kernel;
 mod publish_only;
 mod record;
 mod resource;
@@ -25,6 +29,8 @@ pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, PodRestart,
     ResourceChange,
 };
+pub use copy::{COPY_KERNEL_LABEL, COPY_OF_LABEL};
+pub use handover::handover_label;
 pub use record::{FieldRecord, RECORD_ANNOTATION, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget, Strategy};
@@ -166,12 +172,30 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
     planned
 }
 
+/// The next steps that take a rollout by kernel back: the original DaemonSet is marked, gets its nodes back and then its
+/// own node affinity, and the copies are deleted. Empty when all of that is done. A loop that runs meanwhile sees the
+/// mark and does the same.
+pub fn rollback_per_kernel(
+    inputs: &PlanInputs<'_>,
+    target: &RolloutTarget,
+) -> Result<Vec<Change>, HoldReason> {
+    let all = inputs.definitions.images.iter();
+    let mut named = all.flat_map(|(name, image)| image.spec.rollout.iter().map(move |spec| (name, spec)));
+    let (image, spec) =
+        named.find(|(_, spec)| RolloutTarget::of(spec) == *target).ok_or(HoldReason::NotFound)?;
+    let labels = inputs.snapshot.daemon_sets.iter().flat_map(DaemonSetFacts::label_keys);
+    let groups = group_nodes(&inputs.snapshot.nodes, labels);
+    let states = CellStates::new();
+    per_kernel::rollback(&Context { inputs, states: &states, groups: &groups, image, spec }, target)
+}
+
 fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     match context.spec {
         RolloutSpec::Image { .. } | RolloutSpec::File { .. } => image::decide(context, target),
         RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
         RolloutSpec::CustomResource { resource, name } => resource::decide(context, *resource, name),
-        RolloutSpec::PerKernel { .. } | RolloutSpec::Union { .. } => Err(HoldReason::NotFound),
+        RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
+        RolloutSpec::Union { .. } => Err(HoldReason::NotFound),
     }
 }
 

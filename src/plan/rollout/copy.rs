@@ -1,0 +1,333 @@
+//! Pure: the DaemonSet that one kernel gets for itself: its name, its labels, its manifest, and what is noted in it.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::{
+    DaemonSetFacts, KernelTarget,
+    handover::{HANDED_OVER, short_hash},
+};
+use crate::{
+    image::InputHasher,
+    kernel::KernelLabel,
+    plan::{ARCH_LABEL, KERNEL_LABEL, LiveDaemonSet, OS_ID_LABEL, OS_VERSION_LABEL},
+};
+
+/// On a copy and its pods: whose copy it is.
+pub const COPY_OF_LABEL: &str = "farrier.dev/copy-of";
+/// On a copy and its pods: the kernel label that it is for.
+pub const COPY_KERNEL_LABEL: &str = "farrier.dev/kernel";
+/// On a copy: the exact kernel release that its image is for.
+const RELEASE: &str = "farrier.dev/kernel-release";
+/// On a copy: hash over what was applied, so that nothing is written when nothing changed.
+const APPLIED: &str = "farrier.dev/applied";
+/// On a copy: since when no node runs its kernel.
+const UNUSED_SINCE: &str = "farrier.dev/unused-since";
+/// On a copy: how its image does, as JSON.
+const ROLLOUT: &str = "farrier.dev/rollout";
+
+/// Longest name that a DaemonSet has and its pods can carry in a label.
+const MAX_NAME: usize = 63;
+
+/// How the image of a copy does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CopyRecord {
+    /// The image that it has.
+    pub(super) image: String,
+    /// Since when.
+    pub(super) at: Timestamp,
+    /// Has a pod with it got ready? Until then one node tries it.
+    #[serde(default)]
+    pub(super) good: bool,
+    /// The good image before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) previous: Option<String>,
+    /// The image that did not get ready; it is not set again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) failed: Option<FailedImage>,
+}
+
+/// An image whose pods did not get ready in time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct FailedImage {
+    pub(super) image: String,
+    pub(super) why: String,
+}
+
+impl CopyRecord {
+    /// Of an image that is set now.
+    pub(super) fn new(image: String, previous: Option<String>, at: Timestamp) -> Self {
+        Self { image, at, good: false, previous, failed: None }
+    }
+
+    /// Is there no image of this copy that works?
+    pub(super) fn is_failed(&self) -> bool {
+        !self.good && self.failed.as_ref().is_some_and(|failed| failed.image == self.image)
+    }
+}
+
+/// A copy that the cluster has.
+#[derive(Clone, Debug)]
+pub(super) struct FoundCopy<'a> {
+    pub(super) facts: &'a DaemonSetFacts,
+    pub(super) live: &'a LiveDaemonSet,
+    pub(super) target: KernelTarget,
+    pub(super) record: Option<CopyRecord>,
+    pub(super) unused_since: Option<Timestamp>,
+}
+
+/// What a copy is to be.
+#[derive(Clone, Debug)]
+pub(super) struct WantedCopy<'a> {
+    pub(super) original: &'a DaemonSetFacts,
+    pub(super) container: &'a str,
+    /// The label that its nodes have.
+    pub(super) handover: &'a str,
+    pub(super) name: &'a str,
+    pub(super) target: &'a KernelTarget,
+    pub(super) record: &'a CopyRecord,
+    pub(super) unused_since: Option<Timestamp>,
+}
+
+/// Whose copy a DaemonSet is, as a label's value.
+pub(super) fn copy_of(original: &DaemonSetFacts) -> String {
+    let name = &original.name;
+    if name.len() <= MAX_NAME {
+        return name.clone();
+    }
+    shortened(name, &short_hash(&[name]))
+}
+
+/// The name of a new copy.
+pub(super) fn copy_name(original: &DaemonSetFacts, target: &KernelTarget) -> Option<String> {
+    let KernelTarget { os, os_version, release, arch } = target;
+    let label = KernelLabel::of(release)?;
+    let parts = [&original.name, os.as_str(), os_version.as_str(), label.as_str(), arch.as_str()];
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let text: String = format!("{}-{label}", original.name).chars().map(plain).collect();
+    Some(shortened(&text, &short_hash(&parts)))
+}
+
+fn shortened(text: &str, hash: &str) -> String {
+    let end = text.len().min(MAX_NAME - hash.len() - 1);
+    format!("{}-{hash}", text[..end].trim_end_matches(['-', '.', '_']))
+}
+
+/// Do the two have the same name, because a label does not tell their releases apart?
+pub(super) fn share_a_name(a: &KernelTarget, b: &KernelTarget) -> bool {
+    let key = |target: &KernelTarget| {
+        let KernelTarget { os, os_version, release, arch } = target;
+        (os.clone(), os_version.clone(), KernelLabel::of(release), *arch)
+    };
+    key(a) == key(b)
+}
+
+/// Reads a DaemonSet that says that it is a copy of `original`; `None` where it is none, or not one of ours to read.
+pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts) -> Option<FoundCopy<'a>> {
+    let live = facts.live.as_ref()?;
+    if facts.namespace != original.namespace || live.labels.get(COPY_OF_LABEL) != Some(&copy_of(original)) {
+        return None;
+    }
+    let target = KernelTarget {
+        os: facts.node_selector.get(OS_ID_LABEL)?.parse().ok()?,
+        os_version: facts.node_selector.get(OS_VERSION_LABEL)?.parse().ok()?,
+        release: live.annotations.get(RELEASE)?.parse().ok()?,
+        arch: facts.node_selector.get(ARCH_LABEL)?.parse().ok()?,
+    };
+    let record = live.annotations.get(ROLLOUT).and_then(|text| serde_json::from_str(text).ok());
+    let unused_since = live.annotations.get(UNUSED_SINCE).and_then(|text| text.parse().ok());
+    Some(FoundCopy { facts, live, target, record, unused_since })
+}
+
+impl FoundCopy<'_> {
+    /// Is it owned by this very original? One of a DaemonSet that was deleted goes with it.
+    pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {
+        let owners = self.live.manifest.pointer("/metadata/ownerReferences").and_then(Value::as_array);
+        owners.into_iter().flatten().any(|owner| owner["uid"] == original.version.uid.as_str())
+    }
+
+    /// The container's image.
+    pub(super) fn image(&self, container: &str) -> Option<&str> {
+        let found = self.facts.containers.iter().find(|found| found.name == container);
+        found.map(|found| found.image.as_str())
+    }
+
+    /// Does it say all that `manifest` says?
+    pub(super) fn is(&self, manifest: &Value) -> bool {
+        let wanted = &manifest["metadata"]["annotations"];
+        [RELEASE, APPLIED, UNUSED_SINCE, ROLLOUT].into_iter().all(|key| {
+            wanted.get(key).and_then(Value::as_str) == self.live.annotations.get(key).map(String::as_str)
+        })
+    }
+}
+
+/// The whole object, as applied. `None` where the original is not of the form that DaemonSets have.
+pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
+    let WantedCopy { original, container, handover, name, target, record, unused_since } = wanted;
+    let live = original.live.as_ref()?;
+    let kernel = KernelLabel::of(&target.release)?;
+    let marks = [(COPY_OF_LABEL, copy_of(original)), (COPY_KERNEL_LABEL, kernel.to_string())];
+
+    let theirs = live.manifest.get("spec")?.as_object()?;
+    let mut spec = Map::new();
+    for key in ["minReadySeconds", "revisionHistoryLimit", "selector", "template"] {
+        if let Some(value) = theirs.get(key) {
+            spec.insert(key.to_owned(), value.clone());
+        }
+    }
+    if let Some(strategy) = theirs.get("updateStrategy") {
+        spec.insert("updateStrategy".to_owned(), without_surge(strategy));
+    }
+    let match_labels = entry(entry(&mut spec, "selector")?, "matchLabels")?;
+    let sibling: Map<String, Value> = match_labels.clone();
+    put_all(match_labels, &marks);
+    let template = entry(&mut spec, "template")?;
+    let template_meta = entry(template, "metadata")?;
+    template_meta.remove("creationTimestamp");
+    put_all(entry(template_meta, "labels")?, &marks);
+    let pod = entry(template, "spec")?;
+    set_image(pod, container, &record.image);
+    let selectors = [
+        (KERNEL_LABEL, kernel.to_string()),
+        (OS_ID_LABEL, target.os.to_string()),
+        (OS_VERSION_LABEL, target.os_version.to_string()),
+        (ARCH_LABEL, target.arch.to_string()),
+        (*handover, HANDED_OVER.to_owned()),
+    ];
+    put_all(entry(pod, "nodeSelector")?, &selectors);
+    let affinity = entry(pod, "affinity")?;
+    remove_fence(affinity, handover);
+    keep_apart(affinity, sibling)?;
+
+    let mut object = json!({
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {
+            "namespace": original.namespace,
+            "name": name,
+            // The original's own labels stay behind: a Helm release or an Argo application would take the copy for
+            // one of its objects.
+            "labels": {
+                "app.kubernetes.io/managed-by": "farrier",
+                COPY_OF_LABEL: marks[0].1,
+                COPY_KERNEL_LABEL: marks[1].1,
+            },
+            "ownerReferences": [{
+                "apiVersion": "apps/v1",
+                "kind": "DaemonSet",
+                "name": original.name,
+                "uid": live.version.uid,
+            }],
+        },
+        "spec": spec,
+    });
+    let mut hash = InputHasher::new("farrier.dev/copy/1");
+    hash.add("object", canonical(&object).to_string());
+    let mut notes = json!({
+        RELEASE: target.release.as_str(),
+        APPLIED: hash.finish().to_string(),
+        ROLLOUT: serde_json::to_string(record).ok()?,
+    });
+    if let Some(since) = unused_since {
+        notes[UNUSED_SINCE] = since.to_string().into();
+    }
+    object["metadata"]["annotations"] = notes;
+    Some(Arc::new(object))
+}
+
+/// The object under a key, made where there is none; `None` where there is something else.
+fn entry<'a>(map: &'a mut Map<String, Value>, key: &str) -> Option<&'a mut Map<String, Value>> {
+    let value = map.entry(key).or_insert_with(|| Value::Object(Map::new()));
+    if value.is_null() {
+        *value = Value::Object(Map::new());
+    }
+    value.as_object_mut()
+}
+
+fn put_all(map: &mut Map<String, Value>, pairs: &[(&str, String)]) {
+    map.extend(pairs.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into())));
+}
+
+fn set_image(pod: &mut Map<String, Value>, container: &str, image: &str) {
+    for list in ["initContainers", "containers"] {
+        let containers = pod.get_mut(list).and_then(Value::as_array_mut);
+        for found in containers.into_iter().flatten().filter(|found| found["name"] == container) {
+            found["image"] = image.into();
+        }
+    }
+}
+
+/// A pod beside the old one on the same node could never be scheduled, because the copies' pods keep apart: what may
+/// be added may be away instead.
+fn without_surge(strategy: &Value) -> Value {
+    let mut strategy = strategy.clone();
+    if let Some(rolling) = strategy.get_mut("rollingUpdate").and_then(Value::as_object_mut) {
+        let surge = rolling.remove("maxSurge").filter(|surge| *surge != json!(0) && *surge != json!("0%"));
+        if let Some(surge) = surge {
+            rolling.insert("maxUnavailable".to_owned(), surge);
+        }
+    }
+    strategy
+}
+
+/// The copies have the original's affinity without the requirement that keeps the original off.
+fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
+    const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
+    let Some(node) = affinity.get_mut("nodeAffinity").and_then(Value::as_object_mut) else { return };
+    let terms = node.get_mut(REQUIRED).and_then(|required| required.get_mut("nodeSelectorTerms"));
+    let Some(terms) = terms.and_then(Value::as_array_mut) else { return };
+    let mut opened = false;
+    for term in terms.iter_mut().filter_map(Value::as_object_mut) {
+        let Some(expressions) = term.get_mut("matchExpressions").and_then(Value::as_array_mut) else {
+            continue;
+        };
+        let before = expressions.len();
+        expressions.retain(|found| found["key"] != handover || found["operator"] != "DoesNotExist");
+        let removed = expressions.len() < before;
+        term.retain(|_, list| list.as_array().is_none_or(|list| !list.is_empty()));
+        opened |= removed && term.is_empty();
+    }
+    // A term of nothing but the fence stood for no affinity.
+    if opened {
+        node.remove(REQUIRED);
+    }
+    if node.is_empty() {
+        affinity.remove("nodeAffinity");
+    }
+}
+
+/// No two driver pods on one node: the scheduler waits until the one that goes is gone. It looks at the terms of
+/// running pods, too, so the original's pods wait for the copies' in the same way.
+fn keep_apart(affinity: &mut Map<String, Value>, sibling: Map<String, Value>) -> Option<()> {
+    let pods = entry(affinity, "podAntiAffinity")?;
+    let required = pods
+        .entry("requiredDuringSchedulingIgnoredDuringExecution")
+        .or_insert_with(|| Value::Array(Vec::new()));
+    required.as_array_mut()?.push(json!({
+        "labelSelector": {"matchLabels": sibling},
+        "topologyKey": "kubernetes.io/hostname",
+    }));
+    Some(())
+}
+
+/// Keys in order at every level, whether or not serde_json was built to keep their order.
+fn canonical(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let mut keys: Vec<&String> = map.keys().collect();
+            keys.sort();
+            Value::Object(keys.into_iter().map(|key| (key.clone(), canonical(&map[key]))).collect())
+        }
+        Value::Array(values) => Value::Array(values.iter().map(canonical).collect()),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+#[path = "copy/tests.rs"]
+mod tests;

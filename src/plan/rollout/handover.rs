@@ -1,0 +1,177 @@
+//! Pure: which of two DaemonSets a node belongs to: a label on the node, and a requirement in the original DaemonSet
+//! that keeps it off nodes with that label.
+//!
+//! The label is the switch. One write to one node takes it from the original to its kernel's copy or back, so that at
+//! no moment both select it, or none.
+
+use crate::{
+    image::InputHasher,
+    plan::{NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm, UPGRADE_STATE_LABELS},
+};
+
+/// The handover label's value on a node that belongs to a copy.
+pub(super) const HANDED_OVER: &str = "handed-over";
+
+/// The label that says whether a node belongs to a copy of this DaemonSet. Names can have 253 characters and a
+/// label's key 63, hence the hash.
+pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
+    format!("farrier.dev/driver.{}", short_hash(&[namespace, daemon_set]))
+}
+
+/// Eight hexadecimal digits that tell names apart.
+pub(super) fn short_hash(parts: &[&str]) -> String {
+    let mut hasher = InputHasher::new("farrier.dev/name/1");
+    for part in parts {
+        hasher.add("part", part);
+    }
+    hasher.finish().short()[..8].to_owned()
+}
+
+/// Is the node handed over?
+pub(super) fn is_handed_over(node: &NodeFacts, label: &str) -> bool {
+    node.labels.contains_key(label)
+}
+
+/// Does every way to be admitted ask for the label's absence?
+pub(super) fn is_fenced(affinity: &NodeAffinity, label: &str) -> bool {
+    match affinity {
+        NodeAffinity::Terms(terms) => terms
+            .iter()
+            .filter(|term| !admits_none(term))
+            .all(|term| term.expressions.iter().any(fence_of(label))),
+        NodeAffinity::Any | NodeAffinity::Unsupported(_) => false,
+    }
+}
+
+/// The affinity with the requirement in every term.
+pub(super) fn fenced(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
+    let fence = Requirement { key: label.to_owned(), operator: Operator::DoesNotExist, values: Vec::new() };
+    match without_fence(affinity, label) {
+        NodeAffinity::Any => {
+            NodeAffinity::Terms(vec![SelectorTerm { expressions: vec![fence], fields: Vec::new() }])
+        }
+        NodeAffinity::Terms(mut terms) => {
+            for term in &mut terms {
+                term.expressions.push(fence.clone());
+            }
+            NodeAffinity::Terms(terms)
+        }
+        other @ NodeAffinity::Unsupported(_) => other,
+    }
+}
+
+/// The affinity as its owner wrote it. An empty term admits no node and would admit some with the requirement in it,
+/// so none is ever fenced: a term that holds nothing else stands for no affinity at all.
+pub(super) fn without_fence(affinity: &NodeAffinity, label: &str) -> NodeAffinity {
+    let NodeAffinity::Terms(terms) = affinity else { return affinity.clone() };
+    let mut kept = Vec::new();
+    for term in terms.iter().filter(|term| !admits_none(term)) {
+        let mut term = term.clone();
+        term.expressions.retain(|requirement| !fence_of(label)(requirement));
+        if admits_none(&term) {
+            return NodeAffinity::Any;
+        }
+        kept.push(term);
+    }
+    NodeAffinity::Terms(kept)
+}
+
+fn admits_none(term: &SelectorTerm) -> bool {
+    term.expressions.is_empty() && term.fields.is_empty()
+}
+
+fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
+    move |requirement| requirement.key == label && requirement.operator == Operator::DoesNotExist
+}
+
+/// Is somebody at work on the node: is it cordoned, or in an operator's driver upgrade?
+pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
+    let upgrading =
+        |key: &&str| node.labels.get(*key).is_some_and(|state| !state.is_empty() && state != "upgrade-done");
+    node.unschedulable || UPGRADE_STATE_LABELS.iter().any(upgrading)
+}
+
+/// How many of `wanted` pods may be away at once. A share is rounded up, as by the DaemonSet controller; none at all
+/// (which a DaemonSet that surges may say) is one, because nothing could ever change.
+pub(super) fn at_once(count: PodCount, wanted: usize) -> usize {
+    match count {
+        PodCount::Number(number) => number,
+        PodCount::Percent(share) => wanted.saturating_mul(share).div_ceil(100),
+    }
+    .max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn requirement(key: &str, operator: Operator) -> Requirement {
+        Requirement { key: key.to_owned(), operator, values: Vec::new() }
+    }
+
+    fn term(expressions: Vec<Requirement>) -> SelectorTerm {
+        SelectorTerm { expressions, fields: Vec::new() }
+    }
+
+    #[test]
+    fn a_fence_goes_into_every_term_and_comes_out_again() {
+        let label = handover_label("kube-system", "driver");
+        let by_name = SelectorTerm {
+            expressions: Vec::new(),
+            fields: vec![requirement("metadata.name", Operator::In)],
+        };
+        let affinities = [
+            NodeAffinity::Any,
+            NodeAffinity::Terms(vec![term(vec![requirement("a", Operator::Exists)]), by_name]),
+        ];
+        for affinity in affinities {
+            assert!(!is_fenced(&affinity, &label));
+            let fenced_once = fenced(&affinity, &label);
+            assert!(is_fenced(&fenced_once, &label));
+            assert_eq!(fenced(&fenced_once, &label), fenced_once);
+            assert_eq!(without_fence(&fenced_once, &label), affinity);
+        }
+    }
+
+    #[test]
+    fn an_empty_term_never_begins_to_admit_nodes() {
+        let label = handover_label("kube-system", "driver");
+        let affinity =
+            NodeAffinity::Terms(vec![term(Vec::new()), term(vec![requirement("a", Operator::Exists)])]);
+        let node = NodeFacts::default();
+        assert_eq!(affinity.admits(&node), Some(false));
+        assert_eq!(fenced(&affinity, &label).admits(&node), Some(false));
+        let nothing = NodeAffinity::Terms(vec![term(Vec::new())]);
+        assert_eq!(fenced(&nothing, &label).admits(&node), Some(false));
+        assert!(is_fenced(&nothing, &label), "there is nothing to keep it off from");
+    }
+
+    #[test]
+    fn the_label_is_one_for_each_daemon_set_and_within_limits() {
+        let label = handover_label("kube-system", "driver");
+        insta::assert_snapshot!(label, @"farrier.dev/driver.65a82f45");
+        assert_ne!(label, handover_label("kube", "system-driver"));
+        assert_eq!(handover_label(&"n".repeat(63), &"d".repeat(253)).len(), label.len());
+    }
+
+    #[test]
+    fn shares_are_rounded_up() {
+        let share = |share, wanted| at_once(PodCount::Percent(share), wanted);
+        assert_eq!([share(10, 5), share(10, 20), share(100, 7), share(0, 7)], [1, 2, 7, 1]);
+        assert_eq!([at_once(PodCount::Number(3), 1), at_once(PodCount::Number(0), 9)], [3, 1]);
+    }
+
+    #[test]
+    fn nodes_that_somebody_works_on() {
+        let with = |key: &str, value: &str| NodeFacts {
+            labels: [(key.to_owned(), value.to_owned())].into(),
+            ..NodeFacts::default()
+        };
+        let [ofed, gpu] = UPGRADE_STATE_LABELS;
+        assert!(is_in_maintenance(&with(ofed, "drain-required")));
+        assert!(is_in_maintenance(&with(gpu, "pod-restart-required")));
+        assert!(is_in_maintenance(&NodeFacts { unschedulable: true, ..NodeFacts::default() }));
+        assert!(!is_in_maintenance(&with(ofed, "upgrade-done")));
+        assert!(!is_in_maintenance(&with(gpu, "")));
+    }
+}

@@ -1,0 +1,368 @@
+//! Pure: the strategy `per-kernel`: every kernel gets a copy of the DaemonSet, with its own image.
+//!
+//! One plan makes one kind of step, and the next is decided from what the cluster then shows, so that it does not
+//! matter where a pass ends. The order: copies exist; the original keeps off nodes that are handed over; nodes are
+//! handed over, one for a try and then as many at once as the DaemonSet allows to be away.
+
+mod fleet;
+mod record;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::{
+    fleet::{Fleet, Image},
+    record::next_record,
+};
+use super::{
+    Change, Context, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, KernelTarget,
+    NodeChange, RolloutDecision, RolloutTarget, Seen,
+    copy::{CopyRecord, WantedCopy, copy_name, manifest},
+    daemon_set::image_record,
+    handover::{self, HANDED_OVER},
+};
+use crate::{
+    image::{ImageReference, Period, RolloutSpec},
+    plan::NodeAffinity,
+};
+
+pub(super) use self::record::OriginalNote;
+
+/// What is done now, and what for.
+#[derive(Default)]
+struct Steps {
+    changes: Vec<Change>,
+    now: Vec<String>,
+}
+
+impl Steps {
+    fn add(&mut self, change: Change, what: String) {
+        self.changes.push(change);
+        self.now.push(what);
+    }
+}
+
+/// Decides one target.
+pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
+    let RolloutSpec::PerKernel { deadline, retire_after, .. } = context.spec else {
+        return Err(HoldReason::NotFound);
+    };
+    let fleet = Fleet::observe(context, target)?;
+    let note = OriginalNote::read(fleet.live);
+    if note.rolled_back.is_some() {
+        let steps = back_to_the_original(&fleet, &note);
+        return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(done(steps)) };
+    }
+    if fleet.members.is_empty() && fleet.copies.is_empty() {
+        return Err(HoldReason::NoNodes);
+    }
+    let images = fleet.images(context);
+    let mut steps = Steps::default();
+    take_back(&fleet, &images, &mut steps);
+    bring_up_to_date(context, &fleet, &images, (*deadline, *retire_after), &mut steps)?;
+    if !fleet.is_fenced() {
+        fence(context, &fleet, &images, note, &mut steps)?;
+    } else if let Some(detail) = context.inputs.snapshot.unseen.get(&Seen::Pods) {
+        if steps.changes.is_empty() {
+            return Err(HoldReason::Unreadable { detail: detail.clone() });
+        }
+    } else {
+        hand_over(&fleet, &images, &mut steps);
+    }
+    if !steps.changes.is_empty() {
+        return Ok(done(steps));
+    }
+    conclude(&fleet, &images)
+}
+
+fn done(steps: Steps) -> Decided {
+    Decided { decision: RolloutDecision::Steps { now: steps.now }, changes: steps.changes }
+}
+
+/// What `farrier rollback` does: the original gets all nodes back, and is marked so that they stay with it. Each call
+/// gives the next step, none when there is nothing left to do.
+pub(super) fn rollback(context: &Context<'_>, target: &RolloutTarget) -> Result<Vec<Change>, HoldReason> {
+    let fleet = Fleet::observe(context, target)?;
+    let mut note = OriginalNote::read(fleet.live);
+    if note.rolled_back.is_none() {
+        note.rolled_back = Some(context.inputs.now);
+        return Ok(vec![fleet.write_original(fleet.original.affinity.clone(), &note)]);
+    }
+    Ok(back_to_the_original(&fleet, &note).changes)
+}
+
+/// Labels first, while the copies still exist: a node that has lost its label is the original's from then on.
+fn back_to_the_original(fleet: &Fleet<'_>, note: &OriginalNote) -> Steps {
+    let mut steps = Steps::default();
+    for node in fleet.marked_nodes() {
+        let what = format!("gives node {} back to DaemonSet {}", node.name, fleet.original.name);
+        steps.add(switch(&node.name, &fleet.label, false), what);
+    }
+    if steps.changes.is_empty() && fleet.is_fenced() {
+        let what = format!("DaemonSet {} gets its own node affinity back", fleet.original.name);
+        steps.add(fleet.write_original(fleet.base.affinity.clone(), note), what);
+    }
+    if steps.changes.is_empty() {
+        for copy in fleet.copies.values() {
+            let what = format!("deletes DaemonSet {}", copy.facts.name);
+            steps.add(retirement(&fleet.original.namespace, copy), what);
+        }
+    }
+    steps
+}
+
+/// Nodes that the original serves better: their kernel has neither a copy nor an image, or the copy's pod on them did
+/// not get ready. Not where the original is known to have no modules for the kernel either.
+fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
+    if fleet.copies.is_empty() && !fleet.is_fenced() {
+        for node in fleet.marked_nodes() {
+            let what = format!("removes a mark of an earlier rollout from node {}", node.name);
+            steps.add(switch(&node.name, &fleet.label, false), what);
+        }
+        return;
+    }
+    for member in fleet.members.iter().filter(|member| member.handed_over) {
+        let Ok(kernel) = &member.target else { continue };
+        if fleet.original_lacks(kernel) {
+            continue;
+        }
+        let why = match fleet.copies.get(kernel) {
+            None if !matches!(images.get(kernel), Some(Image::Ready(_))) => {
+                "there is no image for its kernel"
+            }
+            Some(copy)
+                if copy.record.as_ref().is_some_and(CopyRecord::is_failed)
+                    && !fleet.is_ready(copy, &member.node.name) =>
+            {
+                "its pod did not get ready"
+            }
+            _ => continue,
+        };
+        let (node, original) = (&member.node.name, &fleet.original.name);
+        steps.add(
+            switch(node, &fleet.label, false),
+            format!("gives node {node} back to DaemonSet {original}: {why}"),
+        );
+    }
+}
+
+/// Makes copies, changes those that are not as they should be, and deletes those that nobody needs any more.
+fn bring_up_to_date(
+    context: &Context<'_>,
+    fleet: &Fleet<'_>,
+    images: &BTreeMap<KernelTarget, Image>,
+    (deadline, retire_after): (Period, Period),
+    steps: &mut Steps,
+) -> Result<(), HoldReason> {
+    let now = context.inputs.now;
+    let kernels: BTreeSet<&KernelTarget> = images.keys().chain(fleet.copies.keys()).collect();
+    for kernel in kernels {
+        let found = fleet.copies.get(kernel);
+        if found.is_some_and(|copy| copy.live.deleting || !copy.belongs_to(fleet.live)) {
+            continue;
+        }
+        let image = match images.get(kernel) {
+            Some(Image::Ready(image)) => Some(image),
+            _ => None,
+        };
+        let Some(record) = next_record(context, fleet, found, image, deadline) else { continue };
+        let unused_since = match found {
+            Some(copy) if !fleet.is_used(context, kernel) => Some(copy.unused_since.unwrap_or(now)),
+            _ => None,
+        };
+        if let (Some(copy), Some(since)) = (found, copy_unused(found))
+            && unused_since.is_some()
+            && now.duration_since(since).unsigned_abs() >= retire_after.duration()
+            && now > since
+        {
+            let what =
+                format!("deletes DaemonSet {}: no node has run {kernel} since {since:.0}", copy.facts.name);
+            steps.add(retirement(&fleet.original.namespace, copy), what);
+            continue;
+        }
+        let Some(name) =
+            found.map(|copy| copy.facts.name.clone()).or_else(|| copy_name(fleet.original, kernel))
+        else {
+            continue;
+        };
+        let wanted = WantedCopy {
+            original: fleet.original,
+            container: fleet.container,
+            handover: &fleet.label,
+            name: &name,
+            target: kernel,
+            record: &record,
+            unused_since,
+        };
+        let manifest = manifest(&wanted).ok_or_else(|| HoldReason::Unreadable {
+            detail: format!("DaemonSet {} is not of the form that DaemonSets have", fleet.original.name),
+        })?;
+        let old_image = found.and_then(|copy| copy.image(fleet.container));
+        let same_image = old_image == Some(record.image.as_str());
+        if same_image && found.is_some_and(|copy| copy.is(&manifest)) {
+            continue;
+        }
+        let what = match found {
+            None => format!("makes DaemonSet {name} for {kernel} with {}", record.image),
+            Some(_) if !same_image => format!("DaemonSet {name} gets {}", record.image),
+            Some(_) if unused_since.is_some() => {
+                format!("DaemonSet {name} is kept for a while: no node runs {kernel}")
+            }
+            Some(_) => format!("brings DaemonSet {name} up to date"),
+        };
+        let proof = if same_image { Vec::new() } else { record.image.parse().into_iter().collect() };
+        let change = DaemonSetCopy {
+            namespace: fleet.original.namespace.clone(),
+            name,
+            version: found.map(|copy| copy.live.version.clone()),
+            manifest,
+            proof,
+        };
+        steps.add(Change::Copy(change), what);
+    }
+    Ok(())
+}
+
+fn copy_unused(found: Option<&super::copy::FoundCopy<'_>>) -> Option<jiff::Timestamp> {
+    found.and_then(|copy| copy.unused_since)
+}
+
+fn retirement(namespace: &str, copy: &super::copy::FoundCopy<'_>) -> Change {
+    Change::Retire(DaemonSetRetirement {
+        namespace: namespace.to_owned(),
+        name: copy.facts.name.clone(),
+        version: copy.live.version.clone(),
+    })
+}
+
+/// Keeps the original off nodes that are handed over, as soon as there is a copy to hand one over to. Nothing moves
+/// by that, because no node is handed over yet.
+fn fence(
+    context: &Context<'_>,
+    fleet: &Fleet<'_>,
+    images: &BTreeMap<KernelTarget, Image>,
+    mut note: OriginalNote,
+    steps: &mut Steps,
+) -> Result<(), HoldReason> {
+    let wanted = |kernel: &KernelTarget| fleet.accepts(kernel, images);
+    let needed = fleet.members.iter().any(|member| {
+        member
+            .target
+            .as_ref()
+            .is_ok_and(|kernel| wanted(kernel) || (member.handed_over && !fleet.copies.is_empty()))
+    });
+    if !needed {
+        return Ok(());
+    }
+    if note.fenced_at.is_some() {
+        note.undone += 1;
+        if note.undone >= 2 {
+            return Err(HoldReason::FenceUndone { times: note.undone });
+        }
+    }
+    note.fenced_at = Some(context.inputs.now);
+    let affinity = handover::fenced(&fleet.original.affinity, &fleet.label);
+    let what = format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.name);
+    steps.add(fleet.write_original(affinity, &note), what);
+    Ok(())
+}
+
+/// Hands nodes over: those first whose pod of the original does not work anyhow.
+fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
+    let limit = handover::at_once(fleet.live.max_unavailable, fleet.members.len());
+    let is_away = |member: &&fleet::Member<'_>| {
+        member.handed_over
+            && !handover::is_in_maintenance(member.node)
+            && !fleet.has_ready_copy(&member.node.name)
+    };
+    let mut left = limit.saturating_sub(fleet.members.iter().filter(is_away).count());
+    let mut waiting: Vec<_> = fleet
+        .members
+        .iter()
+        .filter(|member| !member.handed_over && !handover::is_in_maintenance(member.node))
+        .filter_map(|member| Some((member.node, member.target.as_ref().ok()?)))
+        .collect();
+    waiting.sort_by_key(|(node, _)| (fleet.original_is_ready_on(&node.name), &node.name));
+    let mut tried: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
+    for (node, kernel) in waiting {
+        let Some(copy) = fleet.copies.get(kernel).filter(|_| fleet.accepts(kernel, images)) else { continue };
+        if left == 0 || !fleet.would_take(copy, node) {
+            continue;
+        }
+        let is_good = copy.record.as_ref().is_some_and(|record| record.good);
+        let trying = tried.entry(kernel).or_insert_with(|| fleet.trying(copy, kernel));
+        if !is_good && *trying > 0 {
+            continue;
+        }
+        *trying += 1;
+        left -= 1;
+        let what = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
+        steps.add(switch(&node.name, &fleet.label, true), what);
+    }
+}
+
+fn switch(node: &str, label: &str, on: bool) -> Change {
+    Change::Node(NodeChange {
+        name: node.to_owned(),
+        labels: [(label.to_owned(), on.then(|| HANDED_OVER.to_owned()))].into(),
+        annotations: BTreeMap::new(),
+    })
+}
+
+/// How it stands when there is nothing to do.
+fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
+    for (kernel, copy) in fleet.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
+        if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
+            return Err(HoldReason::CopyFailed {
+                kernel: kernel.to_string(),
+                image: failed.image.clone(),
+                why: failed.why.clone(),
+            });
+        }
+    }
+    if let Some(on) = images.values().find_map(|image| match image {
+        Image::Building(on) => Some(on),
+        Image::Ready(_) | Image::No(_) => None,
+    }) {
+        return Ok(RolloutDecision::Pending { on: on.clone() }.into());
+    }
+    if let Some(reason) = images.values().find_map(|image| match image {
+        Image::No(reason) => Some(reason),
+        Image::Ready(_) | Image::Building(_) => None,
+    }) {
+        return Err(reason.clone());
+    }
+    let unfinished: Vec<&str> = fleet.unfinished().collect();
+    if !unfinished.is_empty() {
+        let more = unfinished.len().saturating_sub(3);
+        let names = unfinished[..unfinished.len() - more].join(", ");
+        let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+        return Ok(RolloutDecision::Steps { now: vec![format!("waits for node {names}{rest}")] }.into());
+    }
+    let kernels = fleet.copies.len();
+    let nodes = fleet.members.iter().filter(|member| member.handed_over).count();
+    let how = format!("{nodes} nodes, {kernels} kernels, a DaemonSet for each kernel");
+    Ok(RolloutDecision::Settled { how }.into())
+}
+
+impl Fleet<'_> {
+    /// The apply that says all that is farrier's in the original.
+    fn write_original(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
+        let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
+        let (images, mut annotations) = image_record(self.original, self.live);
+        annotations.insert(record::ORIGINAL.to_owned(), note.to_text());
+        Change::DaemonSet(DaemonSetChange {
+            namespace: self.original.namespace.clone(),
+            name: self.original.name.clone(),
+            version: Some(self.live.version.clone()),
+            expected: images.clone(),
+            images,
+            affinity: is_ours.then_some(affinity),
+            annotations,
+            proof: Vec::<ImageReference>::new(),
+        })
+    }
+}

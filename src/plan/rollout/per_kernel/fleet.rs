@@ -1,0 +1,253 @@
+//! Pure: how a rollout by kernel stands: the original, its copies, its nodes and their pods.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::{
+    super::{
+        CellState, DaemonSetFacts,
+        copy::{CopyRecord, FoundCopy, read_copy, share_a_name},
+        daemon_set::{not_understood, original},
+        handover::{HANDED_OVER, handover_label, is_fenced, is_handed_over, without_fence},
+        image::{passes, reached, why_no_cell},
+    },
+    Context, HoldReason, KernelTarget, RolloutTarget,
+};
+use crate::{
+    image::ImageReference,
+    kernel::KernelLabel,
+    plan::{ImageContents, KERNEL_LABEL, LiveDaemonSet, NodeFacts, NodeReason, PodFacts},
+};
+
+/// The image for one kernel.
+pub(super) enum Image {
+    /// Published, with a passing report.
+    Ready(ImageReference),
+    /// On its way.
+    Building(ImageReference),
+    /// None.
+    No(HoldReason),
+}
+
+/// A node that the original would reach without copies.
+pub(super) struct Member<'a> {
+    pub(super) node: &'a NodeFacts,
+    pub(super) target: Result<KernelTarget, NodeReason>,
+    pub(super) handed_over: bool,
+}
+
+/// How it stands.
+pub(super) struct Fleet<'a> {
+    pub(super) original: &'a DaemonSetFacts,
+    pub(super) live: &'a LiveDaemonSet,
+    pub(super) container: &'a str,
+    /// The handover label's key.
+    pub(super) label: String,
+    /// The original without what farrier added to its affinity.
+    pub(super) base: DaemonSetFacts,
+    pub(super) members: Vec<Member<'a>>,
+    pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
+    nodes: &'a [NodeFacts],
+    /// What the original's image holds, where that is known.
+    contents: Option<&'a ImageContents>,
+    pods: HashMap<&'a str, Vec<&'a PodFacts>>,
+    /// Nodes with a ready pod of a copy.
+    ready: HashSet<&'a str>,
+    /// Nodes with a ready pod of the original.
+    ready_before: HashSet<&'a str>,
+}
+
+impl<'a> Fleet<'a> {
+    /// Looks at everything that decides.
+    pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
+        let inputs = context.inputs;
+        let (original, live, container) = original(context, target)?;
+        let label = handover_label(&original.namespace, &original.name);
+        let base = DaemonSetFacts { affinity: without_fence(&original.affinity, &label), ..original.clone() };
+        let mut members = Vec::new();
+        for group in context.groups {
+            for node in reached(&base, group).ok_or_else(|| not_understood(original))? {
+                members.push(Member {
+                    node,
+                    target: group.target.clone(),
+                    handed_over: is_handed_over(node, &label),
+                });
+            }
+        }
+        let copies: BTreeMap<_, _> = inputs
+            .snapshot
+            .daemon_sets
+            .iter()
+            .filter_map(|found| read_copy(original, found))
+            .map(|copy| (copy.target.clone(), copy))
+            .collect();
+        let mut pods: HashMap<&str, Vec<&PodFacts>> = HashMap::new();
+        for pod in &inputs.snapshot.pods {
+            pods.entry(pod.daemon_set.as_str()).or_default().push(pod);
+        }
+        let ready_of = |uid: &str| -> HashSet<&'a str> {
+            let pods = pods.get(uid).into_iter().flatten();
+            pods.filter(|pod| pod.ready && !pod.deleting).map(|pod| pod.node.as_str()).collect()
+        };
+        let ready = copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
+        let ready_before = ready_of(&live.version.uid);
+        let image = original.containers.iter().find(|found| found.name == container);
+        let contents = image.and_then(|found| inputs.observed.contents.get(&found.image));
+        Ok(Self {
+            original,
+            live,
+            container,
+            label,
+            base,
+            members,
+            copies,
+            nodes: &inputs.snapshot.nodes,
+            contents,
+            pods,
+            ready,
+            ready_before,
+        })
+    }
+
+    /// The image of every kernel that a node runs or that was announced.
+    pub(super) fn images(&self, context: &Context<'_>) -> BTreeMap<KernelTarget, Image> {
+        let mut kernels: BTreeSet<&KernelTarget> =
+            self.members.iter().filter_map(|member| member.target.as_ref().ok()).collect();
+        let live = kernels.clone();
+        let announced = announced(context);
+        // A kernel that was announced and has no image is told where the images are told.
+        kernels.extend(
+            announced.into_iter().filter(|kernel| context.states.contains_key(&(context.image, *kernel))),
+        );
+        kernels
+            .iter()
+            .map(|kernel| {
+                let twin = kernels.iter().find(|other| *other != kernel && share_a_name(other, kernel));
+                let image = match twin {
+                    Some(other) => Image::No(no_image(
+                        kernel,
+                        format!("label {KERNEL_LABEL} does not tell it from {}", other.release),
+                    )),
+                    None => image_for(context, kernel),
+                };
+                ((*kernel).clone(), image)
+            })
+            .filter(|(kernel, image)| live.contains(kernel) || !matches!(image, Image::No(_)))
+            .collect()
+    }
+
+    /// Does the original keep off nodes that are handed over?
+    pub(super) fn is_fenced(&self) -> bool {
+        is_fenced(&self.original.affinity, &self.label)
+    }
+
+    /// Nodes that carry the handover label, whether or not the original reaches them.
+    pub(super) fn marked_nodes(&self) -> impl Iterator<Item = &'a NodeFacts> {
+        self.nodes.iter().filter(|node| is_handed_over(node, &self.label))
+    }
+
+    /// Is the original's image known to have no modules for this kernel?
+    pub(super) fn original_lacks(&self, kernel: &KernelTarget) -> bool {
+        self.contents.is_some_and(|contents| !contents.kernels.contains(kernel.release.as_str()))
+    }
+
+    /// Can nodes of this kernel be handed over now?
+    pub(super) fn accepts(&self, kernel: &KernelTarget, images: &BTreeMap<KernelTarget, Image>) -> bool {
+        let copy = self.copies.get(kernel).filter(|copy| !copy.live.deleting && copy.belongs_to(self.live));
+        matches!(images.get(kernel), Some(Image::Ready(_)))
+            && copy.and_then(|copy| copy.record.as_ref()).is_some_and(|record| !CopyRecord::is_failed(record))
+    }
+
+    /// Would the copy select the node once it is handed over?
+    pub(super) fn would_take(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
+        let mut node = node.clone();
+        node.labels.insert(self.label.clone(), HANDED_OVER.to_owned());
+        copy.facts.reaches(&node) == Some(true)
+    }
+
+    /// Does a node need the kernel's copy, or may one? A node whose kernel is not known may, if either of its two
+    /// words for it names this one.
+    pub(super) fn is_used(&self, context: &Context<'_>, kernel: &KernelTarget) -> bool {
+        let label = KernelLabel::of(&kernel.release);
+        let may_run = |node: &NodeFacts| {
+            node.kernel_version == kernel.release.as_str()
+                || node.labels.get(KERNEL_LABEL).map(String::as_str)
+                    == label.as_ref().map(KernelLabel::as_str)
+        };
+        self.members.iter().any(|member| member.target.as_ref() == Ok(kernel))
+            || context.groups.iter().any(|group| group.target.is_err() && may_run(group.sample))
+            || announced(context).contains(kernel)
+    }
+
+    /// The pods of a DaemonSet.
+    pub(super) fn pods_of(&self, uid: &str) -> impl Iterator<Item = &'a PodFacts> {
+        self.pods.get(uid).into_iter().flatten().copied()
+    }
+
+    /// Is the copy's pod on this node ready?
+    pub(super) fn is_ready(&self, copy: &FoundCopy<'_>, node: &str) -> bool {
+        self.pods_of(&copy.live.version.uid).any(|pod| pod.node == node && pod.ready && !pod.deleting)
+    }
+
+    /// Is a pod of some copy ready on this node?
+    pub(super) fn has_ready_copy(&self, node: &str) -> bool {
+        self.ready.contains(node)
+    }
+
+    /// Is the original's pod on this node ready?
+    pub(super) fn original_is_ready_on(&self, node: &str) -> bool {
+        self.ready_before.contains(node)
+    }
+
+    /// How many nodes of a kernel wait for their pod of the copy.
+    pub(super) fn trying(&self, copy: &FoundCopy<'_>, kernel: &KernelTarget) -> usize {
+        let ready: HashSet<&str> = self
+            .pods_of(&copy.live.version.uid)
+            .filter(|pod| pod.ready && !pod.deleting)
+            .map(|pod| pod.node.as_str())
+            .collect();
+        let of_kernel = |member: &&Member<'_>| member.handed_over && member.target.as_ref() == Ok(kernel);
+        self.members
+            .iter()
+            .filter(of_kernel)
+            .filter(|member| !ready.contains(member.node.name.as_str()))
+            .count()
+    }
+
+    /// Nodes of known kernels that are not handed over, or whose pod is not ready.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
+        self.members
+            .iter()
+            .filter(|member| member.target.is_ok())
+            .filter(|member| !member.handed_over || !self.has_ready_copy(&member.node.name))
+            .map(|member| member.node.name.as_str())
+    }
+}
+
+/// Kernels that were announced and that no node of the image runs.
+fn announced<'a>(context: &Context<'a>) -> BTreeSet<&'a KernelTarget> {
+    let cells = context.inputs.matrix.cells.iter();
+    cells
+        .filter(|cell| cell.image == *context.image && cell.nodes.is_empty())
+        .map(|cell| &cell.target)
+        .collect()
+}
+
+fn no_image(kernel: &KernelTarget, detail: String) -> HoldReason {
+    HoldReason::NoImage { kernel: kernel.to_string(), detail }
+}
+
+fn image_for(context: &Context<'_>, kernel: &KernelTarget) -> Image {
+    let Context { inputs, states, image, .. } = context;
+    match states.get(&(*image, kernel)) {
+        None => Image::No(no_image(kernel, why_no_cell(inputs, image, kernel))),
+        Some((_, CellState::Absent(detail))) => Image::No(no_image(kernel, detail.clone())),
+        Some((cell, CellState::Building)) => Image::Building(cell.reference.clone()),
+        Some((cell, CellState::Published(published))) => {
+            let to = published.pinned(&cell.reference);
+            match passes(inputs, image, published, &to, kernel) {
+                Ok(()) => Image::Ready(to),
+                Err(reason) => Image::No(reason),
+            }
+        }
+    }
+}

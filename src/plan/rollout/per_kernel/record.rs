@@ -1,0 +1,104 @@
+//! Pure: what is noted of a rollout by kernel, in the original and in the copies.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    super::{
+        copy::{CopyRecord, FailedImage, FoundCopy},
+        watch::{Progress, progress},
+    },
+    Context, Fleet, ImageReference, Period,
+};
+use crate::plan::LiveDaemonSet;
+
+/// On the original DaemonSet: what farrier did to it, as JSON.
+pub(super) const ORIGINAL: &str = "farrier.dev/per-kernel";
+
+/// What is noted in the original. Its own node affinity need not be: the fence comes out of it as it went in.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(in super::super) struct OriginalNote {
+    /// When it was made to keep off nodes that are handed over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) fenced_at: Option<Timestamp>,
+    /// How often somebody else undid that.
+    pub(super) undone: u32,
+    /// When a person took the rollout back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rolled_back: Option<Timestamp>,
+}
+
+impl OriginalNote {
+    /// Of an original; a note that somebody else wrote counts as none.
+    pub(in super::super) fn read(live: &LiveDaemonSet) -> Self {
+        live.annotations.get(ORIGINAL).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+/// What a copy's record is to say: how the image does, and which is next. `None` where there is neither a copy nor an
+/// image to make one with.
+pub(super) fn next_record(
+    context: &Context<'_>,
+    fleet: &Fleet<'_>,
+    found: Option<&FoundCopy<'_>>,
+    image: Option<&ImageReference>,
+    deadline: Period,
+) -> Option<CopyRecord> {
+    let now = context.inputs.now;
+    let wanted = image.map(ToString::to_string);
+    let Some(copy) = found else {
+        return wanted.map(|image| CopyRecord::new(image, None, now));
+    };
+    let mut record = match &copy.record {
+        Some(record) => record.clone(),
+        None => CopyRecord::new(copy.image(fleet.container)?.to_owned(), None, now),
+    };
+    if !record.good {
+        watch(context, fleet, copy, &mut record, deadline);
+    }
+    let has_failed = |image: &String| record.failed.as_ref().is_some_and(|failed| failed.image == *image);
+    match wanted {
+        Some(image) if image != record.image && !has_failed(&image) => {
+            let previous = if record.good { Some(record.image) } else { record.previous };
+            Some(CopyRecord::new(image, previous, now))
+        }
+        _ => Some(record),
+    }
+}
+
+/// Looks at the pods of an image that has not shown yet that it works. Once one pod has, pods that are not ready say
+/// nothing against the image.
+fn watch(
+    context: &Context<'_>,
+    fleet: &Fleet<'_>,
+    copy: &FoundCopy<'_>,
+    record: &mut CopyRecord,
+    deadline: Period,
+) {
+    let pods = || fleet.pods_of(&copy.live.version.uid);
+    let runs_it = |image: Option<&String>| image == Some(&record.image);
+    if pods().any(|pod| pod.ready && !pod.deleting && runs_it(pod.images.get(fleet.container))) {
+        record.good = true;
+        record.failed = record.failed.take().filter(|failed| failed.image != record.image);
+        return;
+    }
+    if record.is_failed() {
+        return;
+    }
+    let now = context.inputs.now;
+    let how = progress(pods(), fleet.container, &record.image, record.at, deadline, now);
+    let Progress::Failed { node, messages } = how else { return };
+    let said = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
+    let why = format!("the pod on node {node} was not ready within {deadline}{said}");
+    record.failed = Some(FailedImage { image: record.image.clone(), why });
+    record.at = now;
+    if let Some(previous) = record.previous.take() {
+        record.image = previous;
+        record.good = true;
+    }
+}

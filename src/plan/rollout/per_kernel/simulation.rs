@@ -1,0 +1,296 @@
+//! Pure: a cluster small enough to play every step of a rollout: nodes, DaemonSets with their controller, pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::super::{Change, PlannedRollout};
+use crate::{
+    kmod::Verdict,
+    plan::{
+        ARCH_LABEL, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
+        ObjectVersion, Operator, PodCount, PodFacts, Requirement, SelectorTerm, UpdateStrategy,
+        fixtures::{World, node},
+    },
+};
+
+pub(super) const OLD: &str = "registry.test/old:1";
+
+/// The cluster, with the world that plans for it.
+pub(super) struct Cluster {
+    pub(super) world: World,
+    objects: BTreeMap<String, Value>,
+    pods: BTreeMap<(String, String), PodFacts>,
+    /// Which kernels an image has modules for.
+    pub(super) modules: BTreeMap<String, BTreeSet<String>>,
+    /// Images whose pods do not get ready, whatever is in them.
+    pub(super) broken: BTreeSet<String>,
+    counter: u64,
+    pub(super) writes: usize,
+}
+
+impl Cluster {
+    /// DaemonSet `kube-system/mft` over nodes of these kernels, whose old image has modules for `old`.
+    pub(super) fn new(releases: &[&str], old: &[&str]) -> Self {
+        let mut world = World::new(releases);
+        world.image("mft").spec.rollout = vec![
+            serde_json::from_value(json!({
+                "strategy": "per-kernel", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+                "deadline": "10m", "retireAfter": "1d",
+            }))
+            .unwrap(),
+        ];
+        for node in &mut world.snapshot.nodes {
+            node.labels.insert(ARCH_LABEL.to_owned(), "amd64".to_owned());
+        }
+        let mut cluster = Self {
+            world,
+            objects: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            modules: [(OLD.to_owned(), old.iter().map(|k| (*k).to_owned()).collect())].into(),
+            broken: BTreeSet::new(),
+            counter: 0,
+            writes: 0,
+        };
+        let original = json!({
+            "apiVersion": "apps/v1", "kind": "DaemonSet",
+            "metadata": {"namespace": "kube-system", "name": "mft", "uid": "original", "annotations": {}},
+            "spec": {
+                "selector": {"matchLabels": {"app": "mft"}},
+                "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+                "template": {
+                    "metadata": {"labels": {"app": "mft"}, "creationTimestamp": null},
+                    "spec": {
+                        "nodeSelector": {"pci": "yes"},
+                        "containers": [{"name": "driver", "image": OLD}],
+                    },
+                },
+            },
+        });
+        cluster.objects.insert("mft".to_owned(), original);
+        cluster.settle();
+        cluster
+    }
+
+    /// The node gets another kernel, or a new node comes.
+    pub(super) fn set_kernel(&mut self, name: &str, release: &str) {
+        let mut fresh = node(name, release);
+        fresh.labels.insert(ARCH_LABEL.to_owned(), "amd64".to_owned());
+        match self.world.snapshot.nodes.iter_mut().find(|node| node.name == name) {
+            Some(old) => {
+                let mine = |key: &String| key.starts_with("farrier.dev/");
+                fresh.labels.extend(old.labels.clone().into_iter().filter(|(key, _)| mine(key)));
+                *old = fresh;
+            }
+            None => self.world.snapshot.nodes.push(fresh),
+        }
+    }
+
+    pub(super) fn object(&mut self, name: &str) -> Option<&mut Value> {
+        self.objects.get_mut(name)
+    }
+
+    pub(super) fn copies(&self) -> Vec<&str> {
+        self.objects.keys().map(String::as_str).filter(|name| *name != "mft").collect()
+    }
+
+    /// Publishes every image, and says what is in it.
+    pub(super) fn publish(&mut self) {
+        self.refresh();
+        self.world.publish(Verdict::Loads);
+        for (reference, published) in &self.world.observed.published {
+            let kernel = published.kernel_release.clone().unwrap();
+            let pinned = format!("{}@{}", reference.repository, published.digest);
+            self.modules.entry(pinned).or_default().insert(kernel);
+        }
+    }
+
+    /// What the API server would say now.
+    fn refresh(&mut self) {
+        self.world.snapshot.daemon_sets = self.objects.values().map(facts).collect();
+        self.world.snapshot.pods = self.pods.values().cloned().collect();
+        self.world.observed.contents = self
+            .modules
+            .iter()
+            .map(|(image, kernels)| {
+                (image.clone(), ImageContents { kernels: kernels.clone(), ..ImageContents::default() })
+            })
+            .collect();
+    }
+
+    pub(super) fn plan(&mut self) -> PlannedRollout {
+        self.refresh();
+        self.world.plan().rollouts.swap_remove(0)
+    }
+
+    /// The images of the DaemonSets that select a node.
+    pub(super) fn selected(&self, node: &NodeFacts) -> Vec<String> {
+        let sets = self.objects.values().map(facts);
+        sets.filter(|set| set.reaches(node) == Some(true))
+            .map(|set| set.containers[0].image.clone())
+            .collect()
+    }
+
+    pub(super) fn all_selected(&self) -> BTreeMap<String, Vec<String>> {
+        self.world.snapshot.nodes.iter().map(|node| (node.name.clone(), self.selected(node))).collect()
+    }
+
+    pub(super) fn has_modules(&self, image: &str, node: &str) -> bool {
+        let found = self.world.snapshot.nodes.iter().find(|found| found.name == node).unwrap();
+        self.modules.get(image).is_some_and(|kernels| kernels.contains(&found.kernel_version))
+    }
+
+    /// Makes one change, as the API server would.
+    pub(super) fn apply(&mut self, change: &Change) {
+        self.counter += 1;
+        self.writes += 1;
+        match change {
+            Change::DaemonSet(change) => {
+                assert!(change.images.is_empty(), "the original keeps its image");
+                let object = self.objects.get_mut(&change.name).unwrap();
+                object["metadata"]["annotations"] = json!(change.annotations);
+                let pod = &mut object["spec"]["template"]["spec"];
+                match &change.affinity {
+                    Some(affinity) => pod["affinity"] = affinity_json(affinity),
+                    None => drop(pod.as_object_mut().unwrap().remove("affinity")),
+                }
+            }
+            Change::Copy(copy) => {
+                assert_eq!(copy.version.is_some(), self.objects.contains_key(&copy.name), "{}", copy.name);
+                let mut object = (*copy.manifest).clone();
+                let uid = self.objects.get(&copy.name).map(|old| old["metadata"]["uid"].clone());
+                object["metadata"]["uid"] = uid.unwrap_or_else(|| format!("uid-{}", self.counter).into());
+                self.objects.insert(copy.name.clone(), object);
+            }
+            Change::Retire(retirement) => drop(self.objects.remove(&retirement.name).unwrap()),
+            Change::Node(change) => {
+                let nodes = &mut self.world.snapshot.nodes;
+                let node = nodes.iter_mut().find(|node| node.name == change.name).unwrap();
+                for (key, value) in &change.labels {
+                    match value {
+                        Some(value) => drop(node.labels.insert(key.clone(), value.clone())),
+                        None => drop(node.labels.remove(key)),
+                    }
+                }
+            }
+            Change::Restart(_) | Change::Resource(_) => panic!("not a change of this strategy: {change:?}"),
+        }
+    }
+
+    /// The DaemonSet controller and the kubelets catch up.
+    pub(super) fn settle(&mut self) {
+        let sets: Vec<DaemonSetFacts> = self.objects.values().map(facts).collect();
+        let mut pods = BTreeMap::new();
+        for node in &self.world.snapshot.nodes {
+            for set in sets.iter().filter(|set| set.reaches(node) == Some(true)) {
+                let image = &set.containers[0].image;
+                let uid = &set.live.as_ref().unwrap().version.uid;
+                let works = !self.broken.contains(image)
+                    && self.modules.get(image).is_some_and(|kernels| kernels.contains(&node.kernel_version));
+                let key = (uid.clone(), node.name.clone());
+                let old = self.pods.get(&key).filter(|old| old.images["driver"] == *image);
+                let pod = PodFacts {
+                    namespace: "kube-system".to_owned(),
+                    name: format!("{}-{}", set.name, node.name),
+                    version: ObjectVersion {
+                        uid: format!("{uid}-{}", node.name),
+                        resource_version: String::new(),
+                    },
+                    daemon_set: uid.clone(),
+                    node: node.name.clone(),
+                    bound: true,
+                    images: [("driver".to_owned(), image.clone())].into(),
+                    ready: works,
+                    created: Some(old.and_then(|old| old.created).unwrap_or(self.world.now)),
+                    deleting: false,
+                    messages: if works { Vec::new() } else { vec!["driver: Error: exit code 1".to_owned()] },
+                };
+                pods.insert(key, pod);
+            }
+        }
+        self.pods = pods;
+    }
+
+    pub(super) fn pass_time(&mut self, seconds: i64) {
+        self.world.now += jiff::SignedDuration::from_secs(seconds);
+    }
+
+    /// Plans and makes all changes until there is none; the last plan. Fails when it does not come to an end.
+    pub(super) fn converge(&mut self) -> PlannedRollout {
+        for _ in 0..200 {
+            let planned = self.plan();
+            if planned.changes.is_empty() {
+                return planned;
+            }
+            for change in &planned.changes {
+                self.apply(change);
+            }
+            self.settle();
+            self.pass_time(1);
+        }
+        panic!("no end of changes: {:?}", self.plan().decision);
+    }
+}
+
+/// Reads what the simulation's objects hold.
+fn facts(object: &Value) -> DaemonSetFacts {
+    let strings = |value: &Value| -> BTreeMap<String, String> {
+        let map = value.as_object().into_iter().flatten();
+        map.map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()
+    };
+    let (metadata, pod) = (&object["metadata"], &object["spec"]["template"]["spec"]);
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let terms = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
+    let requirement = |found: &Value| Requirement {
+        key: text(&found["key"]),
+        operator: Operator::parse(found["operator"].as_str().unwrap()).unwrap(),
+        values: found["values"].as_array().into_iter().flatten().map(text).collect(),
+    };
+    let requirements = |found: &Value| -> Vec<Requirement> {
+        found.as_array().into_iter().flatten().map(requirement).collect()
+    };
+    let affinity = terms.as_array().map_or(NodeAffinity::Any, |terms| {
+        let term = |term: &Value| SelectorTerm {
+            expressions: requirements(&term["matchExpressions"]),
+            fields: requirements(&term["matchFields"]),
+        };
+        NodeAffinity::Terms(terms.iter().map(term).collect())
+    });
+    let container = &pod["containers"][0];
+    DaemonSetFacts {
+        namespace: text(&metadata["namespace"]),
+        name: text(&metadata["name"]),
+        containers: vec![Container {
+            name: text(&container["name"]),
+            image: text(&container["image"]),
+            fixed: None,
+        }],
+        node_selector: strings(&pod["nodeSelector"]),
+        affinity,
+        owner: None,
+        live: Some(LiveDaemonSet {
+            version: ObjectVersion { uid: text(&metadata["uid"]), resource_version: String::new() },
+            annotations: strings(&metadata["annotations"]),
+            labels: strings(&metadata["labels"]),
+            match_labels: strings(&object["spec"]["selector"]["matchLabels"]),
+            update: UpdateStrategy::RollingUpdate,
+            max_unavailable: PodCount::Number(1),
+            deleting: metadata["deletionTimestamp"].is_string(),
+            manifest: std::sync::Arc::new(object.clone()),
+        }),
+    }
+}
+
+fn affinity_json(affinity: &NodeAffinity) -> Value {
+    let NodeAffinity::Terms(terms) = affinity else { panic!("{affinity:?}") };
+    let requirement = |found: &Requirement| {
+        let values = if found.values.is_empty() { Value::Null } else { json!(found.values) };
+        json!({"key": found.key, "operator": format!("{:?}", found.operator), "values": values})
+    };
+    let term = |term: &SelectorTerm| {
+        let list = |found: &[Requirement]| found.iter().map(requirement).collect::<Vec<_>>();
+        json!({"matchExpressions": list(&term.expressions), "matchFields": list(&term.fields)})
+    };
+    let terms: Vec<Value> = terms.iter().map(term).collect();
+    json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}})
+}
