@@ -54,6 +54,7 @@ impl Controller {
             reused_from: reused_from.as_ref().map(|from| from.digest.clone()),
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
             toolchain: Some(toolchain.clone()),
+            members: BTreeMap::new(),
         };
         let (base, layers) = if let Some(made) = &payload.image {
             (Some(engine_made(made, cell)?), made.layers.clone())

@@ -47,8 +47,16 @@ pub const HEADERS: &str = "farrier.dev/headers";
 /// What the sources were resolved to, each as its origin says.
 pub const SOURCES: &str = "farrier.dev/sources";
 
+/// The exact releases of all kernels that a union image has modules for, with blanks between them; for people and
+/// other programs.
+pub const KERNELS: &str = "farrier.dev/kernels";
+/// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
+pub const MEMBERS: &str = "farrier.dev/members";
+
 /// Longest value that is read back.
 const MAX_VALUE: usize = 4096;
+/// Longest list of members that is read back: more than [`MAX_VALUE`], because 40 kernels fill that.
+const MAX_MEMBERS: usize = 16384;
 
 /// What a published manifest says about itself. An absent annotation is `None`: images of others
 /// have none of them.
@@ -74,6 +82,8 @@ pub struct ImageFacts {
     pub os: Option<String>,
     /// Toolchain, for people.
     pub toolchain: Option<String>,
+    /// The images for single kernels that a union image is made from; empty for all others.
+    pub members: BTreeMap<KernelRelease, Digest>,
 }
 
 /// Why a manifest gives no facts.
@@ -111,6 +121,7 @@ impl ImageFacts {
             reused_from: typed(annotations, REUSED_FROM)?,
             os: text(annotations, OS)?,
             toolchain: text(annotations, TOOLCHAIN)?,
+            members: members(annotations)?,
         })
     }
 
@@ -127,7 +138,12 @@ impl ImageFacts {
             reused_from,
             os,
             toolchain,
+            members,
         } = self;
+        let list = |item: fn((&KernelRelease, &Digest)) -> String| {
+            let items: Vec<String> = members.iter().map(item).collect();
+            (!items.is_empty()).then(|| items.join(" "))
+        };
         [
             (INPUT_HASH, input_hash.map(|hash| hash.to_string())),
             (KERNEL_RELEASE, kernel_release.as_ref().map(ToString::to_string)),
@@ -139,6 +155,8 @@ impl ImageFacts {
             (REUSED_FROM, reused_from.as_ref().map(ToString::to_string)),
             (OS, os.clone()),
             (TOOLCHAIN, toolchain.clone()),
+            (KERNELS, list(|(kernel, _)| kernel.to_string())),
+            (MEMBERS, list(|(kernel, digest)| format!("{kernel}@{digest}"))),
         ]
         .into_iter()
         .filter_map(|(key, value)| Some((key.to_owned(), value?)))
@@ -164,6 +182,16 @@ fn text(annotations: &BTreeMap<String, String>, key: &'static str) -> Result<Opt
     }
 }
 
+fn members(annotations: &BTreeMap<String, String>) -> Result<BTreeMap<KernelRelease, Digest>, FactsError> {
+    let Some(text) = annotations.get(MEMBERS) else { return Ok(BTreeMap::new()) };
+    let member = |item: &str| {
+        let (kernel, digest) = item.split_once('@')?;
+        Some((kernel.parse().ok()?, digest.parse().ok()?))
+    };
+    let read: Option<BTreeMap<_, _>> = text.split(' ').map(member).collect();
+    read.filter(|_| text.len() <= MAX_MEMBERS).ok_or_else(|| refused(MEMBERS, text))
+}
+
 fn refused(key: &'static str, value: &str) -> FactsError {
     FactsError::Value { key, value: value.chars().take(80).collect() }
 }
@@ -184,12 +212,31 @@ mod tests {
             reused_from: Some(Digest::of(b"other")),
             os: Some("debian-12".to_owned()),
             toolchain: None,
+            members: BTreeMap::new(),
         }
     }
 
     #[test]
     fn what_is_written_is_read_back() {
         assert_eq!(ImageFacts::from_annotations(&facts().to_annotations()).unwrap(), facts());
+    }
+
+    #[test]
+    fn members_are_read_back_and_nothing_else() {
+        let members: BTreeMap<KernelRelease, Digest> =
+            (0..100).map(|n| (format!("6.1.{n}-acme+").parse().unwrap(), Digest::of(&[n]))).collect();
+        let union = ImageFacts { kernel_release: None, members, ..facts() };
+        let annotations = union.to_annotations();
+        assert_eq!(ImageFacts::from_annotations(&annotations).unwrap(), union);
+        assert!(annotations[KERNELS].starts_with("6.1.0-acme+ 6.1.1-acme+ "));
+        let digest = Digest::of(b"x");
+        let two_blanks = format!("6.1.0@{digest}  6.1.1@{digest}");
+        for value in ["", "6.1.0", &format!("../etc@{digest}"), &two_blanks, "6.1.0@sha256:1"] {
+            let annotations = [(MEMBERS.to_owned(), value.to_owned())].into();
+            assert!(ImageFacts::from_annotations(&annotations).is_err(), "{value:?}");
+        }
+        let long = vec![format!("6.1.0@{digest}"); 300].join(" ");
+        assert!(ImageFacts::from_annotations(&[(MEMBERS.to_owned(), long)].into()).is_err());
     }
 
     #[test]

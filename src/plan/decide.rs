@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedRollout, RolloutDecision,
-    Skipped, rollout::rollouts, text,
+    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedRollout, PlannedUnion,
+    RolloutDecision, Skipped, rollout::rollouts, text,
 };
 use crate::{
     image::{
@@ -109,6 +109,9 @@ pub struct Plan {
     pub skipped: Vec<Skipped>,
     /// Nodes whose kernel target is not known.
     pub left_alone: Vec<LeftAlone>,
+    /// Images with the payloads of several kernels to put together and publish.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unions: Vec<PlannedUnion>,
     /// Image fields, and what becomes of them.
     pub rollouts: Vec<PlannedRollout>,
 }
@@ -230,7 +233,10 @@ impl Plan {
                     RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
                 )
         };
-        self.builds.is_empty() && self.tags.is_empty() && !self.rollouts.iter().any(rewrites)
+        self.builds.is_empty()
+            && self.unions.is_empty()
+            && self.tags.is_empty()
+            && !self.rollouts.iter().any(rewrites)
     }
 
     /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
@@ -246,6 +252,7 @@ impl Plan {
             unknown,
             skipped,
             left_alone: _,
+            unions: _,
             rollouts,
         } = self;
         let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
@@ -268,7 +275,7 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
         let state = decide(inputs, cell, &mut plan);
         states.insert((&cell.image, &cell.target), (cell, state));
     }
-    plan.rollouts = rollouts(inputs, &states);
+    (plan.rollouts, plan.unions) = rollouts(inputs, &states);
     plan
 }
 

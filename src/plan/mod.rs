@@ -22,6 +22,7 @@ mod snapshot;
 mod status;
 mod table;
 mod text;
+mod union;
 
 pub use activity::{Activity, BuildActivity};
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
@@ -46,3 +47,4 @@ pub use snapshot::{
 };
 pub use status::{Phase, StatusRow, status, status_table};
 pub use table::{counts, sections, summary, table};
+pub use union::{PlannedUnion, UnionMember, images_in_use};

@@ -314,6 +314,11 @@ pub enum HoldReason {
         /// The node, and what its pod said.
         why: String,
     },
+    /// There is no one image for all the kernels.
+    NoUnion {
+        /// Why not.
+        detail: String,
+    },
     /// A person took the rollout back.
     CopiesRolledBack,
 }
@@ -341,7 +346,8 @@ impl HoldReason {
             | Self::Immutable { .. }
             | Self::OnlyLive
             | Self::FenceUndone { .. }
-            | Self::CopyFailed { .. } => true,
+            | Self::CopyFailed { .. }
+            | Self::NoUnion { .. } => true,
             Self::Owned { .. }
             | Self::Affinity { .. }
             | Self::NoNodes
@@ -467,6 +473,7 @@ impl fmt::Display for HoldReason {
                 f,
                 "{image} did not work for {kernel}: {why}; it is not tried again until there is another image"
             ),
+            Self::NoUnion { detail } => write!(f, "there is no one image for all kernels: {detail}"),
             Self::CopiesRolledBack => f.write_str(
                 "it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again",
             ),

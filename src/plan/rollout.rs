@@ -14,8 +14,10 @@ mod per_kernel;
 mod publish_only;
 mod record;
 mod resource;
+mod restart;
 mod rollback;
 mod target;
+mod union;
 mod watch;
 
 use std::{
@@ -40,6 +42,7 @@ use super::{
     decide::{CellState, CellStates},
     matrix::{NodeGroup, group_nodes},
     text,
+    union::PlannedUnion,
 };
 use crate::{
     image::{ImageName, ImageReference, RolloutSpec},
@@ -136,7 +139,10 @@ pub(super) struct Context<'a> {
 }
 
 /// Decides every rollout of the definitions.
-pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<PlannedRollout> {
+pub(super) fn rollouts(
+    inputs: &PlanInputs<'_>,
+    states: &CellStates<'_>,
+) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
     let wanted: Vec<(&ImageName, &RolloutSpec, RolloutTarget)> = inputs
         .definitions
         .images
@@ -154,6 +160,7 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
     let groups = group_nodes(&inputs.snapshot.nodes, labels);
 
     let mut planned = Vec::new();
+    let mut unions = Vec::new();
     for (image, spec, target) in &wanted {
         let context = Context { inputs, states, groups: &groups, image, spec };
         let decided = match claims.get(target).filter(|images| images.len() > 1) {
@@ -166,10 +173,11 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
         if decided.as_ref().is_err_and(HoldReason::is_absence) && !inputs.matrix.calls_for(image) {
             continue;
         }
+        unions.extend(union::missing(&context, target));
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
         planned.push(PlannedRollout { image: (*image).clone(), target: target.clone(), decision, changes });
     }
-    planned
+    (planned, unions)
 }
 
 /// The next steps that take a rollout by kernel back: the original DaemonSet is marked, gets its nodes back and then its
@@ -191,12 +199,26 @@ pub fn rollback_per_kernel(
 
 fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     match context.spec {
-        RolloutSpec::Image { .. } | RolloutSpec::File { .. } => image::decide(context, target),
+        RolloutSpec::Image { .. } => {
+            image::decide(context, target).map(|decided| with_restarts(context, target, decided))
+        }
+        RolloutSpec::File { .. } => image::decide(context, target),
+        RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
+        RolloutSpec::Union { .. } => union::decide(context, target),
         RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
         RolloutSpec::CustomResource { resource, name } => resource::decide(context, *resource, name),
-        RolloutSpec::PerKernel { .. } => per_kernel::decide(context, target),
-        RolloutSpec::Union { .. } => Err(HoldReason::NotFound),
     }
+}
+
+/// Adds the pods that are to be restarted where the image is set and nothing else is to be done.
+fn with_restarts(context: &Context<'_>, target: &RolloutTarget, mut decided: Decided) -> Decided {
+    if matches!(decided.decision, RolloutDecision::AlreadySet { .. })
+        && decided.changes.is_empty()
+        && let Ok((found, live, container)) = daemon_set::original(context, target)
+    {
+        decided.changes = restart::restarts(context, found, live, container);
+    }
+    decided
 }
 
 #[cfg(test)]

@@ -73,6 +73,7 @@ pub fn status(plan: &Plan) -> Vec<StatusRow> {
         unknown,
         skipped,
         left_alone: _,
+        unions: _,
         rollouts: _,
     } = plan;
     let row = |cell: &Cell, phase, reason: String| StatusRow {

@@ -36,12 +36,23 @@ pub fn summary(plan: &Plan) -> String {
 
 /// How many of each, without those that there are none of.
 pub fn counts(plan: &Plan) -> String {
-    let Plan { builds, tags, up_to_date, conflicts, held_back, unknown, skipped, left_alone, rollouts } =
-        plan;
+    let Plan {
+        builds,
+        tags,
+        up_to_date,
+        conflicts,
+        held_back,
+        unknown,
+        skipped,
+        left_alone,
+        unions,
+        rollouts,
+    } = plan;
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
     let parts = [
         (builds.len(), "to build"),
+        (unions.len(), "to put together"),
         (tags.len(), "to tag"),
         (up_to_date.len(), "up to date"),
         (conflicts.len(), "in conflict"),
@@ -64,8 +75,18 @@ pub fn counts(plan: &Plan) -> String {
 }
 
 fn images(plan: &Plan) -> Table {
-    let Plan { builds, tags, up_to_date, conflicts, held_back, unknown, skipped, left_alone: _, rollouts: _ } =
-        plan;
+    let Plan {
+        builds,
+        tags,
+        up_to_date,
+        conflicts,
+        held_back,
+        unknown,
+        skipped,
+        left_alone: _,
+        unions,
+        rollouts: _,
+    } = plan;
     let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
     let mut add = |cell: &super::Cell, action, why| {
         rows.push((cell.image.to_string(), cell.target.to_string(), cell.nodes.len(), action, why));
@@ -105,6 +126,11 @@ fn images(plan: &Plan) -> Table {
             "skip",
             skip.why.to_string(),
         ));
+    }
+    for union in unions {
+        let kernels: Vec<&str> = union.members.iter().map(|member| member.kernel.as_str()).collect();
+        let what = format!("{} from {}", union.reference, kernels.join(", "));
+        rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "put together", what));
     }
     rows.sort();
     let rows = rows.into_iter().map(|(image, kernel, nodes, action, why)| {

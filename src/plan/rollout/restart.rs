@@ -1,0 +1,64 @@
+//! Pure: which pods are restarted where a DaemonSet leaves that to others (`OnDelete`).
+//!
+//! A pod that survives a reboot starts again with its old image. Only one whose own image is known to have nothing
+//! for its node's kernel is evicted, and only when the DaemonSet's image has it: all other nodes are left in peace.
+
+use super::{
+    Change, Context, DaemonSetFacts, PodRestart,
+    handover::{at_once, is_in_maintenance},
+    image::reached,
+};
+use crate::plan::{LiveDaemonSet, PodFacts, UpdateStrategy};
+
+/// The pods to evict now.
+pub(super) fn restarts(
+    context: &Context<'_>,
+    found: &DaemonSetFacts,
+    live: &LiveDaemonSet,
+    container: &str,
+) -> Vec<Change> {
+    if live.update != UpdateStrategy::OnDelete || live.deleting {
+        return Vec::new();
+    }
+    let contents = &context.inputs.observed.contents;
+    let image = found.containers.iter().find(|found| found.name == container);
+    let Some(new) = image.and_then(|found| contents.get(&found.image)) else { return Vec::new() };
+    let pods = || context.inputs.snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+
+    let mut nodes = 0;
+    let mut outdated: Vec<(&PodFacts, &str)> = Vec::new();
+    let mut away = pods().filter(|pod| pod.deleting || !pod.ready).count();
+    for group in context.groups {
+        let Some(reached) = reached(found, group) else { return Vec::new() };
+        nodes += reached.len();
+        let Ok(kernel) = &group.target else { continue };
+        let kernel = kernel.release.as_str();
+        if !new.kernels.contains(kernel) {
+            continue;
+        }
+        let mut names: Vec<&str> =
+            reached.iter().filter(|node| !is_in_maintenance(node)).map(|node| node.name.as_str()).collect();
+        names.sort_unstable();
+        let lacks = |pod: &&PodFacts| {
+            let held = pod.images.get(container).and_then(|image| contents.get(image));
+            !pod.deleting
+                && names.binary_search(&pod.node.as_str()).is_ok()
+                && held.is_some_and(|held| !held.kernels.contains(kernel))
+        };
+        outdated.extend(pods().filter(lacks).map(|pod| (pod, kernel)));
+    }
+    // What does not work anyhow is no loss, and goes first.
+    away -= outdated.iter().filter(|(pod, _)| !pod.ready).count();
+    outdated.sort_by_key(|(pod, _)| (pod.ready, &pod.name));
+    let left = at_once(live.max_unavailable, nodes).saturating_sub(away);
+    outdated.iter().take(left).map(|(pod, kernel)| restart(pod, kernel)).collect()
+}
+
+fn restart(pod: &PodFacts, kernel: &str) -> Change {
+    Change::Restart(PodRestart {
+        namespace: pod.namespace.clone(),
+        name: pod.name.clone(),
+        uid: pod.version.uid.clone(),
+        why: format!("its image has no modules for kernel {kernel} of node {}", pod.node),
+    })
+}

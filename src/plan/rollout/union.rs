@@ -1,0 +1,316 @@
+//! Pure: the strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
+//! announced, or that left only a while ago.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::{
+    CellState, Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ImageReference,
+    KernelTarget, RolloutDecision, RolloutTarget,
+    daemon_set::{image_record, not_understood, original},
+    image::{passes, reached, set_image, why_no_cell},
+    restart::restarts,
+};
+use crate::{
+    image::{Digest, Period, RolloutSpec, UnknownPolicy},
+    kernel::KernelRelease,
+    kmod::Verdict,
+    plan::{
+        ImageContents, LiveDaemonSet, NodeReason, Published, UpdateStrategy,
+        union::{MAX_MEMBERS, PlannedUnion},
+    },
+};
+
+/// On the DaemonSet: since when which kernels of its image are run by no node, as JSON.
+const LEFT: &str = "farrier.dev/union-left";
+
+/// What the image of a DaemonSet is to be.
+struct Wanted<'a> {
+    found: &'a DaemonSetFacts,
+    live: &'a LiveDaemonSet,
+    container: &'a str,
+    /// The image, or what is waited for.
+    image: Result<PlannedUnion, ImageReference>,
+    left: BTreeMap<String, Timestamp>,
+}
+
+/// The kernels of the reached nodes.
+struct Kernels<'a> {
+    live: BTreeSet<&'a KernelTarget>,
+    /// Nodes whose kernel is not known, with what they say that they run.
+    unknown: Vec<(&'a str, &'a str, &'a NodeReason)>,
+}
+
+/// Decides one target.
+pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
+    let Wanted { found, live, container, image, left } = wanted(context, target)?;
+    let union = match image {
+        Ok(union) => union,
+        Err(on) => return Ok(RolloutDecision::Pending { on }.into()),
+    };
+    let Some(published) = context.inputs.observed.published.get(&union.reference) else {
+        return Ok(RolloutDecision::Pending { on: union.reference }.into());
+    };
+    let to = published.pinned(&union.reference);
+    accepted(context, &union, published, &to)?;
+    let mut decided = set_image(context, found, container, to)?;
+    note_left(found, live, &left, &mut decided);
+    if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
+        decided.changes.extend(restarts(context, found, live, container));
+    }
+    Ok(decided)
+}
+
+/// The union image that a target needs and the registry lacks.
+pub(super) fn missing(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUnion> {
+    let union = wanted(context, target).ok()?.image.ok()?;
+    (!context.inputs.observed.published.contains_key(&union.reference)).then_some(union)
+}
+
+fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted<'a>, HoldReason> {
+    let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NotFound) };
+    let (found, live, container) = original(context, target)?;
+    let image = found.containers.iter().find(|found| found.name == container);
+    let current = image.and_then(|found| context.inputs.observed.contents.get(&found.image));
+    let kernels = kernels(context, found)?;
+    if kernels.live.is_empty() && kernels.unknown.is_empty() {
+        return Err(HoldReason::NoNodes);
+    }
+    let mut members = Members::default();
+    let announced = context.inputs.matrix.cells.iter().filter(|cell| cell.image == *context.image);
+    let announced = announced.filter(|cell| cell.nodes.is_empty()).map(|cell| &cell.target);
+    let all: BTreeSet<&KernelTarget> = kernels.live.iter().copied().chain(announced).collect();
+    for kernel in &all {
+        members.add(context, kernel, current)?;
+    }
+    let left = members.keep(context, live, current, &all, *drop_after);
+    let done = |image| Ok(Wanted { found, live, container, image, left });
+
+    let spared = |kernel: &str| {
+        // A pod that nobody restarts keeps its image, and a kernel that has no modules in either has nothing to lose.
+        live.update == UpdateStrategy::OnDelete
+            && current.is_some_and(|current| !current.kernels.contains(kernel))
+    };
+    for kernel in kernels.live.iter().filter(|kernel| !members.has(kernel.release.as_str())) {
+        match members.building.get(*kernel) {
+            _ if spared(kernel.release.as_str()) => {}
+            Some(on) => return done(Err(on.clone())),
+            None => {
+                let reason = members.lacking.remove(*kernel);
+                return Err(reason.unwrap_or_else(|| no_image(kernel, String::new())));
+            }
+        }
+    }
+    let is_harmed = |(_, release, _): &&(&str, &str, &NodeReason)| {
+        live.update == UpdateStrategy::RollingUpdate || !(members.has(release) || spared(release))
+    };
+    if let Some((node, _, why)) = kernels.unknown.iter().filter(is_harmed).min() {
+        let count = kernels.unknown.iter().filter(is_harmed).count();
+        return Err(HoldReason::UnknownNode { node: (*node).to_owned(), count, why: (*why).clone() });
+    }
+    // One rewrite rather than two, where no node waits for the first.
+    let is_served = |kernel: &&&KernelTarget| {
+        current.is_some_and(|current| current.kernels.contains(kernel.release.as_str()))
+            || !members.has(kernel.release.as_str())
+    };
+    if let Some(on) = members.building.values().next()
+        && kernels.live.iter().all(|kernel| is_served(&kernel))
+    {
+        return done(Err(on.clone()));
+    }
+    let union = members.union(context, &all)?;
+    done(Ok(union))
+}
+
+/// The kernels of the nodes that a DaemonSet reaches.
+fn kernels<'a>(context: &Context<'a>, found: &DaemonSetFacts) -> Result<Kernels<'a>, HoldReason> {
+    let mut kernels = Kernels { live: BTreeSet::new(), unknown: Vec::new() };
+    for group in context.groups {
+        let nodes = reached(found, group).ok_or_else(|| not_understood(found))?;
+        match &group.target {
+            Ok(kernel) if !nodes.is_empty() => drop(kernels.live.insert(kernel)),
+            Ok(_) => {}
+            Err(why) => kernels
+                .unknown
+                .extend(nodes.iter().map(|node| (node.name.as_str(), node.kernel_version.as_str(), why))),
+        }
+    }
+    Ok(kernels)
+}
+
+/// What goes into the image.
+#[derive(Default)]
+struct Members {
+    images: BTreeMap<KernelRelease, Digest>,
+    building: BTreeMap<KernelTarget, ImageReference>,
+    lacking: BTreeMap<KernelTarget, HoldReason>,
+}
+
+impl Members {
+    fn has(&self, release: &str) -> bool {
+        self.images.keys().any(|kernel| kernel.as_str() == release)
+    }
+
+    /// Adds the kernel's image: the published one, or while there is none the one in the image that is in use.
+    fn add(
+        &mut self,
+        context: &Context<'_>,
+        kernel: &KernelTarget,
+        current: Option<&ImageContents>,
+    ) -> Result<(), HoldReason> {
+        let Context { inputs, states, image, .. } = context;
+        let reason = match states.get(&(*image, kernel)) {
+            Some((cell, CellState::Published(published))) => {
+                match passes(inputs, image, published, &published.pinned(&cell.reference), kernel) {
+                    Ok(()) => return self.insert(kernel, published.digest.clone()),
+                    Err(reason) => reason,
+                }
+            }
+            Some((cell, CellState::Building)) => {
+                self.building.insert(kernel.clone(), cell.reference.clone());
+                return Ok(());
+            }
+            Some((_, CellState::Absent(detail))) => {
+                if let Some(digest) = current.and_then(|held| held.members.get(kernel.release.as_str())) {
+                    return self.insert(kernel, digest.clone());
+                }
+                no_image(kernel, detail.clone())
+            }
+            None => no_image(kernel, why_no_cell(inputs, image, kernel)),
+        };
+        self.lacking.insert(kernel.clone(), reason);
+        Ok(())
+    }
+
+    /// Two targets with one release would lie over each other in `/lib/modules`.
+    fn insert(&mut self, kernel: &KernelTarget, digest: Digest) -> Result<(), HoldReason> {
+        match self.images.insert(kernel.release.clone(), digest.clone()) {
+            Some(other) if other != digest => Err(HoldReason::NoUnion {
+                detail: format!("two kernel targets have the release {}", kernel.release),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps kernels that no node runs any more for their grace time, and says since when that is. Only as long as the
+    /// image is still made from the same things: payloads of two driver versions do not belong in one image.
+    fn keep(
+        &mut self,
+        context: &Context<'_>,
+        live: &LiveDaemonSet,
+        current: Option<&ImageContents>,
+        wanted: &BTreeSet<&KernelTarget>,
+        drop_after: Period,
+    ) -> BTreeMap<String, Timestamp> {
+        let Some(current) = current else { return BTreeMap::new() };
+        let is_alike =
+            self.images.iter().any(|(kernel, digest)| current.members.get(kernel.as_str()) == Some(digest));
+        let noted: BTreeMap<String, Timestamp> =
+            live.annotations.get(LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let now = context.inputs.now;
+        let mut left = BTreeMap::new();
+        for (release, digest) in current.members.iter().filter(|_| is_alike) {
+            let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
+            if wanted.iter().any(|target| target.release == kernel) {
+                continue;
+            }
+            // A node whose labels are gone for a moment still says what it runs.
+            let may_run = context
+                .groups
+                .iter()
+                .any(|group| group.target.is_err() && group.sample.kernel_version == *release);
+            let since = noted.get(release).copied().unwrap_or(now);
+            let is_over = now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
+            if may_run || !is_over {
+                self.images.insert(kernel, digest.clone());
+            }
+            if !may_run && !is_over {
+                left.insert(release.clone(), since);
+            }
+        }
+        left
+    }
+
+    fn union(
+        &self,
+        context: &Context<'_>,
+        kernels: &BTreeSet<&KernelTarget>,
+    ) -> Result<PlannedUnion, HoldReason> {
+        let architectures: BTreeSet<_> = kernels.iter().map(|kernel| kernel.arch.as_str()).collect();
+        if architectures.len() > 1 {
+            let all: Vec<_> = architectures.into_iter().collect();
+            return Err(HoldReason::NoUnion { detail: format!("its kernels are for {}", all.join(" and ")) });
+        }
+        if self.images.len() > MAX_MEMBERS {
+            let detail = format!(
+                "{} kernels are more than {MAX_MEMBERS}, for which an image has layers",
+                self.images.len()
+            );
+            return Err(HoldReason::NoUnion { detail });
+        }
+        let cell = context.inputs.matrix.cells.iter().find(|cell| cell.image == *context.image);
+        let (Some(cell), Some(kernel), false) = (cell, kernels.first(), self.images.is_empty()) else {
+            return Err(self.lacking.values().next().cloned().unwrap_or(HoldReason::NoNodes));
+        };
+        PlannedUnion::new(context.image, &cell.version, &cell.reference.repository, kernel.arch, &self.images)
+            .ok_or_else(|| HoldReason::NoUnion { detail: format!("version {:?} gives no tag", cell.version) })
+    }
+}
+
+fn no_image(kernel: &KernelTarget, detail: String) -> HoldReason {
+    HoldReason::NoImage { kernel: kernel.to_string(), detail }
+}
+
+/// Guarantee 1: made from these members, whose worst verdict passes.
+fn accepted(
+    context: &Context<'_>,
+    union: &PlannedUnion,
+    published: &Published,
+    to: &ImageReference,
+) -> Result<(), HoldReason> {
+    if published.input_hash != Some(union.input_hash) {
+        return Err(HoldReason::NoUnion {
+            detail: format!("{} holds an image of other inputs", union.reference),
+        });
+    }
+    let spec = context.inputs.definitions.images.get(context.image).map(|image| &image.spec);
+    match (published.verdict, spec.map(|spec| spec.check.unknown).unwrap_or_default()) {
+        (Some(Verdict::Loads), _) | (Some(Verdict::Unknown), UnknownPolicy::Allow) => Ok(()),
+        (Some(Verdict::Unknown), UnknownPolicy::Deny) => Err(HoldReason::UnknownDenied { image: to.clone() }),
+        (verdict, _) => Err(HoldReason::NotPassed { image: to.clone(), verdict }),
+    }
+}
+
+/// Writes down since when kernels are unused: with a change that is made anyhow, or by itself when that differs.
+fn note_left(
+    found: &DaemonSetFacts,
+    live: &LiveDaemonSet,
+    left: &BTreeMap<String, Timestamp>,
+    decided: &mut Decided,
+) {
+    let text = if left.is_empty() { None } else { serde_json::to_string(left).ok() };
+    let is_noted = live.annotations.get(LEFT) == text.as_ref();
+    let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
+    if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
+        let (images, annotations) = image_record(found, live);
+        decided.changes.push(Change::DaemonSet(DaemonSetChange {
+            namespace: found.namespace.clone(),
+            name: found.name.clone(),
+            version: Some(live.version.clone()),
+            expected: images.clone(),
+            images,
+            affinity: None,
+            annotations,
+            proof: Vec::new(),
+        }));
+    }
+    for change in &mut decided.changes {
+        if let (Change::DaemonSet(change), Some(text)) = (change, &text) {
+            change.annotations.insert(LEFT.to_owned(), text.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Pure: an image that holds the payloads of several kernels: its members, its name, and what images in use hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Serialize;
+
+use super::{ClusterSnapshot, ImageContents, reuse::by_numbers, text};
+use crate::{
+    image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
+    kernel::{Architecture, KernelRelease},
+    oci::ImageFacts,
+};
+
+/// The format of union images; it changes when the same members would give other bytes.
+const FORMAT: &str = "farrier.dev/union/1";
+/// Most kernels in one image. Each is a layer, and container runtimes stack 128 with those of the base.
+pub(super) const MAX_MEMBERS: usize = 100;
+
+/// An image for one kernel that is part of a union.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnionMember {
+    /// The kernel.
+    #[serde(serialize_with = "text::one")]
+    pub kernel: KernelRelease,
+    /// Its image, in the same repository.
+    #[serde(serialize_with = "text::one")]
+    pub digest: Digest,
+}
+
+/// A union image to publish.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedUnion {
+    /// The driver image.
+    #[serde(serialize_with = "text::one")]
+    pub image: ImageName,
+    /// The driver's version.
+    pub version: String,
+    /// Its name: `<version>-union-<12 digits of the input hash>`.
+    #[serde(serialize_with = "text::one")]
+    pub reference: ImageReference,
+    /// Over the members: their digests decide every byte, the base's included.
+    #[serde(serialize_with = "text::one")]
+    pub input_hash: InputHash,
+    /// What its nodes run on.
+    pub architecture: Architecture,
+    /// The members, the oldest kernel first: of a file that several of them have, the last one's is seen.
+    pub members: Vec<UnionMember>,
+}
+
+impl PlannedUnion {
+    /// The union of these members. `None` where the version gives no tag.
+    pub(super) fn new(
+        image: &ImageName,
+        version: &str,
+        repository: &Repository,
+        architecture: Architecture,
+        members: &BTreeMap<KernelRelease, Digest>,
+    ) -> Option<Self> {
+        let mut members: Vec<UnionMember> = members
+            .iter()
+            .map(|(kernel, digest)| UnionMember { kernel: kernel.clone(), digest: digest.clone() })
+            .collect();
+        members.sort_by(|a, b| by_numbers(a.kernel.as_str(), b.kernel.as_str()));
+        let mut hasher = InputHasher::new(FORMAT);
+        hasher.add("version", version).add("architecture", architecture.as_str());
+        for UnionMember { kernel, digest } in &members {
+            hasher.add("kernel", kernel.as_str()).add("image", digest.as_str());
+        }
+        let input_hash = hasher.finish();
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "_.-".contains(c) { c } else { '_' };
+        let start: String = version.chars().map(plain).take(100).collect();
+        let tag = format!("{start}-union-{}", input_hash.short()).parse().ok()?;
+        let reference = ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
+        Some(Self {
+            image: image.clone(),
+            version: version.to_owned(),
+            reference,
+            input_hash,
+            architecture,
+            members,
+        })
+    }
+}
+
+impl ImageContents {
+    /// Of a published image, from what its manifest says and its digest.
+    pub fn of(facts: &ImageFacts, digest: &Digest) -> Self {
+        let mut members: BTreeMap<String, Digest> =
+            facts.members.iter().map(|(kernel, digest)| (kernel.to_string(), digest.clone())).collect();
+        if let (true, Some(kernel)) = (members.is_empty(), &facts.kernel_release) {
+            members.insert(kernel.to_string(), digest.clone());
+        }
+        Self { kernels: members.keys().cloned().collect(), members }
+    }
+}
+
+/// Images that rollout targets and their pods name: what they hold must be known before a node is judged by it.
+pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> BTreeSet<String> {
+    let mut images = BTreeSet::new();
+    for spec in definitions.images.values().flat_map(|image| &image.spec.rollout) {
+        let Some(wanted) = spec.daemon_set() else { continue };
+        let named = snapshot
+            .daemon_sets
+            .iter()
+            .filter(|found| found.namespace == wanted.namespace && found.name == wanted.daemon_set);
+        for found in named {
+            let containers = found.containers.iter().filter(|found| found.name == wanted.container);
+            images.extend(containers.map(|found| found.image.clone()));
+            let Some(live) = &found.live else { continue };
+            let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+            images.extend(pods.filter_map(|pod| pod.images.get(wanted.container).cloned()));
+        }
+    }
+    images.remove("");
+    images
+}
