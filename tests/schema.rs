@@ -30,6 +30,11 @@ fn the_schema_of_kernel_families_is_current() {
 }
 
 #[test]
+fn the_schema_of_announced_kernels_is_current() {
+    is_current("announcedkernels.json", &schema::announced_kernels());
+}
+
+#[test]
 fn the_schema_of_the_check_report_is_current() {
     is_current("checkreport.json", &schema::check_report());
 }
@@ -52,4 +57,5 @@ fn the_schemas_refuse_unknown_fields() {
     }
     check(&schema::driver_image(), "DriverImage");
     check(&schema::kernel_family(), "KernelFamily");
+    check(&schema::announced_kernels(), "AnnouncedKernels");
 }

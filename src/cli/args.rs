@@ -279,6 +279,8 @@ pub enum SchemaKind {
     DriverImage,
     /// kernels/*.yaml
     KernelFamily,
+    /// announced/*.yaml
+    AnnouncedKernels,
     /// What `farrier check -o json` prints
     CheckReport,
 }

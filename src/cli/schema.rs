@@ -8,6 +8,7 @@ pub fn schema(kind: SchemaKind) -> Result<Exit, CliError> {
     let schema = match kind {
         SchemaKind::DriverImage => definitions::schema::driver_image(),
         SchemaKind::KernelFamily => definitions::schema::kernel_family(),
+        SchemaKind::AnnouncedKernels => definitions::schema::announced_kernels(),
         SchemaKind::CheckReport => definitions::schema::check_report(),
     };
     printer::result(&printer::json(&schema)?)?;

@@ -20,6 +20,7 @@ mod single;
 #[cfg(test)]
 mod testing;
 mod text;
+mod tracked;
 
 use std::sync::Arc;
 

@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BuildReason, Cell, ClusterSnapshot, HoldReason, LeftAlone, Manifests, Matrix, PlannedRollout,
-    RolloutDecision, Skipped, rollout::rollouts, text,
+    BuildReason, Cell, ClusterSnapshot, HoldReason, LeftAlone, Manifests, Matrix, PlannedNode,
+    PlannedRollout, RolloutDecision, Skipped, Unheard, readiness, rollout::rollouts, text,
 };
 use crate::{
     image::{
@@ -107,8 +107,14 @@ pub struct Plan {
     pub skipped: Vec<Skipped>,
     /// Nodes whose kernel target is not known.
     pub left_alone: Vec<LeftAlone>,
+    /// Nodes whose announcement of a kernel is not used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unheard: Vec<Unheard>,
     /// Image fields, and what becomes of them.
     pub rollouts: Vec<PlannedRollout>,
+    /// Nodes that are to boot another kernel, and whether they may.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<PlannedNode>,
 }
 
 /// An image to build.
@@ -228,7 +234,10 @@ impl Plan {
                     RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
                 )
         };
-        self.builds.is_empty() && self.tags.is_empty() && !self.rollouts.iter().any(rewrites)
+        self.builds.is_empty()
+            && self.tags.is_empty()
+            && !self.rollouts.iter().any(rewrites)
+            && self.nodes.iter().all(|node| node.change.is_none())
     }
 
     /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
@@ -244,7 +253,9 @@ impl Plan {
             unknown,
             skipped,
             left_alone: _,
+            unheard: _,
             rollouts,
+            nodes: _,
         } = self;
         let broken = |rollout: &PlannedRollout| {
             matches!(
@@ -274,14 +285,19 @@ impl Plan {
 /// Decides.
 pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
     let PlanInputs { matrix, .. } = inputs;
-    let mut plan =
-        Plan { skipped: matrix.skipped.clone(), left_alone: matrix.left_alone.clone(), ..Plan::default() };
+    let mut plan = Plan {
+        skipped: matrix.skipped.clone(),
+        left_alone: matrix.left_alone.clone(),
+        unheard: matrix.announced.unheard.clone(),
+        ..Plan::default()
+    };
     let mut states = CellStates::with_capacity(matrix.cells.len());
     for cell in &matrix.cells {
         let state = decide(inputs, cell, &mut plan);
         states.insert((&cell.image, &cell.target), (cell, state));
     }
     plan.rollouts = rollouts(inputs, &states);
+    plan.nodes = readiness::nodes(inputs, &states, &plan);
     plan
 }
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation, KERNEL_LABEL, Manifests, Matrix,
-    MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, Plan, PlanInputs,
-    Published, ResolvedImage, matrix, plan,
+    Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation, KERNEL_LABEL,
+    Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, Plan,
+    PlanInputs, Published, ResolvedImage, TrackedKernel, matrix, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, UnknownPolicy},
@@ -25,7 +25,7 @@ pub(super) struct World {
     pub(super) headers: BTreeMap<KernelTarget, String>,
     pub(super) location: ImageLocation,
     pub(super) snapshot: ClusterSnapshot,
-    pub(super) announced: BTreeSet<KernelTarget>,
+    pub(super) tracked: BTreeSet<TrackedKernel>,
     pub(super) observed: Observed,
     pub(super) manifests: Manifests,
     pub(super) now: jiff::Timestamp,
@@ -52,7 +52,7 @@ impl World {
                 daemon_sets: vec![daemon_set("mft")],
                 ..ClusterSnapshot::default()
             },
-            announced: BTreeSet::new(),
+            tracked: BTreeSet::new(),
             observed: Observed::default(),
             manifests: Manifests::new(),
             now: jiff::Timestamp::UNIX_EPOCH,
@@ -73,7 +73,7 @@ impl World {
         matrix(&MatrixInputs {
             cells: self.cell_inputs(),
             snapshot: &self.snapshot,
-            announced: &self.announced,
+            announced: &Announcements::of(&self.definitions, &self.snapshot, self.tracked.clone()),
         })
     }
 
@@ -88,6 +88,17 @@ impl World {
             pullable: self.location.pullable,
             now: self.now,
         })
+    }
+
+    /// Announces a kernel of debian 12 for amd64 in the configuration.
+    pub(super) fn announce(&mut self, release: &str) {
+        let list = serde_json::from_value(serde_json::json!({
+            "apiVersion": "farrier.dev/v1alpha1",
+            "kind": "AnnouncedKernels",
+            "metadata": {"name": "next"},
+            "spec": {"kernels": [{"os": "debian", "osVersion": "12", "release": release, "arch": "amd64"}]},
+        }));
+        self.definitions.announced.insert(name("next"), list.unwrap());
     }
 
     pub(super) fn image(&mut self, image: &str) -> &mut DriverImage {

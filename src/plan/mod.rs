@@ -6,6 +6,7 @@
 //! after every build, with the same answer for the same arguments.
 
 mod activity;
+mod announced;
 mod cell;
 mod decide;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod fixtures;
 mod interest;
 mod matrix;
 mod node;
+mod readiness;
 mod reasons;
 pub mod retry;
 pub mod reuse;
@@ -24,6 +26,10 @@ mod table;
 mod text;
 
 pub use activity::{Activity, BuildActivity};
+pub use announced::{
+    AnnouncedBy, AnnouncementReason, Announcements, NEXT_KERNEL_ANNOTATION, Platform, TrackedKernel, Unheard,
+    called_for, newest,
+};
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
@@ -32,6 +38,7 @@ pub use decide::{
 pub use interest::Interest;
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
+pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, Manifests, NodeChange,
@@ -43,5 +50,5 @@ pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
     PodFacts, ResourceFacts, Seen, UpdateStrategy,
 };
-pub use status::{Phase, StatusRow, status, status_table};
+pub use status::{Phase, StatusEntry, StatusRow, status, status_entries, status_table};
 pub use table::{counts, sections, summary, table};
