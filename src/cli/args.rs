@@ -283,4 +283,6 @@ pub enum SchemaKind {
     AnnouncedKernels,
     /// What `farrier check -o json` prints
     CheckReport,
+    /// The CustomResourceDefinition of DriverBuild, as YAML for `kubectl apply`
+    Crd,
 }

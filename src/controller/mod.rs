@@ -9,6 +9,7 @@ mod check;
 mod check_report;
 mod error;
 mod failures;
+mod mark;
 mod observe;
 mod pass;
 mod publish;

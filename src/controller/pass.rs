@@ -217,6 +217,7 @@ impl Controller {
                 rollout.changes.clear();
             }
         }
+        self.mark_nodes(cluster, &mut planned.plan.nodes).await;
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
     }
 

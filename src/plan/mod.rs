@@ -23,6 +23,8 @@ mod selector;
 mod snapshot;
 mod status;
 mod table;
+#[cfg(test)]
+pub(crate) mod testing;
 mod text;
 
 pub use activity::{Activity, BuildActivity};

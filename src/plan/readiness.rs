@@ -136,6 +136,10 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, states: &CellStates<'_>, plan: &Pla
         });
         planned.extend(mark(node, Some(Arc::clone(next))));
     }
+    if inputs.snapshot.read_only_nodes {
+        planned.retain(|node| node.next.is_some());
+        planned.iter_mut().for_each(|node| node.change = None);
+    }
     planned
 }
 

@@ -200,6 +200,8 @@ pub struct ClusterSnapshot {
     pub resources: Vec<ResourceFacts>,
     /// What could not be read, and why, with what to do: what depends on it holds.
     pub unseen: BTreeMap<Seen, String>,
+    /// Nodes are manifests, to which nothing is written.
+    pub read_only_nodes: bool,
 }
 
 impl NodeFacts {
