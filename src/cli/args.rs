@@ -92,6 +92,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show the matrix of images and kernels
     Status(PlanArgs),
+    /// Put back what was there before farrier's rewrites
+    Rollback(RollbackArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print shell completions
@@ -112,7 +114,7 @@ pub struct RegistryArg {
 /// Where nodes and rollout targets are.
 #[derive(Debug, Args)]
 pub struct ClusterArg {
-    /// Where nodes and rollout targets are: dir:PATH, a directory of manifests
+    /// Where nodes and rollout targets are: kube or kube:CONTEXT, a live cluster, or dir:PATH, a directory of manifests
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: String,
 }
@@ -306,6 +308,20 @@ pub struct RunArgs {
     /// Seconds between passes
     #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "once")]
     pub interval: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// What to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource
+    /// [default: everything that farrier has set]
+    #[arg(value_name = "OBJECT")]
+    pub objects: Vec<String>,
+    /// The cluster
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
+    pub cluster: String,
+    /// Print what would be put back, and touch nothing
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 #[derive(Debug, Args)]

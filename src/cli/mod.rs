@@ -11,6 +11,7 @@ mod prebuild;
 mod preflight;
 mod printer;
 mod render;
+mod rollback;
 mod run;
 mod schema;
 mod session;
@@ -70,6 +71,7 @@ async fn dispatch(cli: Cli, cancel: CancellationToken) -> Result<Exit, CliError>
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
         Command::Run(args) => run::run(&global, &args, cancel).await,
+        Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),
         Command::Completions { shell } => {
             let mut script = Vec::new();

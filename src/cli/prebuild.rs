@@ -44,7 +44,7 @@ pub async fn prebuild(
     let target = settings::target(&args.target)?;
     let controller =
         session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
-    let images = images(args, &controller, &target).await?;
+    let images = images(args, &controller, &target, cancel.clone()).await?;
     let mut exit = Exit::Done;
     let mut rows = Vec::new();
     for image in &images {
@@ -78,6 +78,7 @@ async fn images(
     args: &PrebuildArgs,
     controller: &Controller,
     target: &KernelTarget,
+    cancel: CancellationToken,
 ) -> Result<BTreeSet<ImageName>, CliError> {
     let known = &controller.definitions.images;
     let mut images = BTreeSet::new();
@@ -95,7 +96,7 @@ async fn images(
     let Some(cluster) = args.cluster.as_deref().filter(|_| images.is_empty()) else {
         return Ok(if images.is_empty() { known.keys().cloned().collect() } else { images });
     };
-    let snapshot = session::cluster(cluster)?.snapshot().await?;
+    let snapshot = session::cluster(cluster)?.open(&controller.definitions, cancel).await?.snapshot().await?;
     let KernelTarget { os, os_version, release: _, arch } = target.clone();
     let platform = Platform { os, os_version, arch };
     let images = called_for(&controller.definitions, &snapshot).remove(&platform).unwrap_or_default();

@@ -98,6 +98,12 @@ pub enum TargetError {
         /// The reference.
         reference: String,
     },
+    /// An image that is to be rolled out is not in the registry any more.
+    #[error("{reference} is not in the registry any more")]
+    Vanished {
+        /// The image, by digest.
+        reference: String,
+    },
     /// The tag was taken by other content while this build ran.
     #[error("tag {tag} was published by somebody else during this build, with other inputs")]
     Overtaken {

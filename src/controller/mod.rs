@@ -7,11 +7,13 @@ mod boot;
 mod build;
 mod check;
 mod check_report;
+mod contents;
 mod error;
 mod failures;
 mod mark;
 mod observe;
 mod pass;
+mod proof;
 mod publish;
 mod report;
 mod retry;
@@ -32,6 +34,7 @@ pub use boot::QemuBoot;
 pub use build::{BuildOptions, Built};
 pub use check::{BootCheck, BootChecker};
 pub use check_report::StoredReport;
+pub use contents::ContentsMemory;
 pub use error::{PassError, TargetError};
 pub use failures::Failures;
 pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
@@ -70,6 +73,8 @@ pub struct Controller {
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.
     pub reporter: Arc<dyn Reporter>,
+    /// What images in use hold.
+    pub contents: ContentsMemory,
     /// Stops the pass; nothing half-done is left behind.
     pub cancel: CancellationToken,
 }

@@ -316,6 +316,7 @@ impl Controller {
     /// Makes one rewrite, where one was decided.
     async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<(), String> {
         for change in &rollout.changes {
+            self.prove(change).await.map_err(|error| chain(&error))?;
             let outcome = match &rollout.target.path {
                 Some(path) => match Directory::open(&self.definitions.root.join(path)) {
                     Ok(directory) => directory.apply(change).await,

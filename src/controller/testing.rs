@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
+    BootCheck, BootChecker, Built, ContentsMemory, Controller, LazyEngine, Reporter, Stage, TargetError,
     build::{BuildOptions, Made, Origins, Payload},
 };
 use crate::{
@@ -131,6 +131,7 @@ impl Bench {
             engine: LazyEngine::new(EngineChoice::Docker, env),
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+            contents: ContentsMemory::default(),
             cancel: tokio_util::sync::CancellationToken::new(),
         };
         let bench = Self { controller, heard, directory };

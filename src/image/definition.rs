@@ -159,7 +159,7 @@ pub struct DriverImageSpec {
     #[serde(default)]
     pub output: Output,
     /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
-    /// `kernel_release`, `os_id`, `os_version`, `arch`.
+    /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`.
     #[serde(default = "default_tags", deserialize_with = "tag_patterns")]
     #[schemars(length(min = 1))]
     pub tags: Vec<String>,

@@ -156,6 +156,16 @@ impl OperatorResource {
         }
     }
 
+    /// Key and value of the node label by which the operator finds the nodes for its driver.
+    pub fn node_label(self) -> (&'static str, &'static str) {
+        match self {
+            Self::NicClusterPolicy | Self::NicNodePolicy => {
+                ("feature.node.kubernetes.io/pci-15b3.present", "true")
+            }
+            Self::ClusterPolicy | Self::NvidiaDriver => ("nvidia.com/gpu.deploy.driver", "true"),
+        }
+    }
+
     /// Where the driver's fields stand below `spec`.
     pub fn driver_path(self) -> &'static [&'static str] {
         match self {
@@ -275,6 +285,16 @@ impl RolloutSpec {
                 Some(DaemonSetContainer { namespace, daemon_set, container })
             }
             Self::PublishOnly { .. } | Self::CustomResource { .. } => None,
+        }
+    }
+
+    /// How long the first pods with a new image may take to get ready; `None` where nobody watches them.
+    pub fn deadline(&self) -> Option<Period> {
+        match self {
+            Self::Image { deadline, .. }
+            | Self::PerKernel { deadline, .. }
+            | Self::Union { deadline, .. } => Some(*deadline),
+            Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } => None,
         }
     }
 }

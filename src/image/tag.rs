@@ -50,6 +50,7 @@ pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Ta
         ("kernel_release", tag_safe(release.as_str())),
         ("os_id", os.to_string()),
         ("os_version", os_version.to_string()),
+        ("os_tag", target.os_tag()),
         ("arch", arch.to_string()),
     ]);
     if let Some(label) = &label {
@@ -71,7 +72,7 @@ pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Ta
 /// Renders a pattern with sample values: does it give a tag at all? A pattern that cannot is a mistake of
 /// the definition, not of some later kernel.
 pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
-    let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "arch"];
+    let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "os_tag", "arch"];
     let values = samples.map(|name| (name, "1".to_owned())).into();
     render_one(pattern, &values).map(|_| ())
 }

@@ -57,6 +57,19 @@ pub struct KernelTarget {
     pub arch: Architecture,
 }
 
+impl KernelTarget {
+    /// The GPU Operator's name of the operating system: `ubuntu22.04`, but `rhel9`: of the Enterprise Linux family the
+    /// major version only (gpu-operator, `controllers/state_manager.go`).
+    pub fn os_tag(&self) -> String {
+        let Self { os, os_version, release: _, arch: _ } = self;
+        let major = os_version.as_str().split('.').next().unwrap_or_default();
+        match os.as_str() {
+            "rhel" | "rocky" | "ol" => format!("{os}{major}"),
+            _ => format!("{os}{os_version}"),
+        }
+    }
+}
+
 impl OsId {
     /// The id's text.
     pub fn as_str(&self) -> &str {

@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BuildReason, Cell, ClusterSnapshot, HoldReason, LeftAlone, Manifests, Matrix, PlannedNode,
-    PlannedRollout, RolloutDecision, Skipped, Unheard, readiness, rollout::rollouts, text,
+    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedNode, PlannedRollout,
+    RolloutDecision, Skipped, Unheard, readiness, rollout::rollouts, text,
 };
 use crate::{
     image::{
@@ -257,22 +257,7 @@ impl Plan {
             rollouts,
             nodes: _,
         } = self;
-        let broken = |rollout: &PlannedRollout| {
-            matches!(
-                &rollout.decision,
-                RolloutDecision::Hold(
-                    HoldReason::NotFound
-                        | HoldReason::Ambiguous { .. }
-                        | HoldReason::Unreadable { .. }
-                        | HoldReason::NoContainer { .. }
-                        | HoldReason::Fixed { .. }
-                        | HoldReason::ClaimedTwice { .. }
-                        | HoldReason::NotPassed { .. }
-                        | HoldReason::UnknownDenied { .. }
-                        | HoldReason::OtherKernel { .. }
-                )
-            )
-        };
+        let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
         !conflicts.is_empty()
             || up_to_date.iter().any(|found| found.denied)
             || !held_back.is_empty()

@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation, KERNEL_LABEL,
-    Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, Observed, Plan,
-    PlanInputs, Published, ResolvedImage, TrackedKernel, matrix, plan,
+    Announcements, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
+    ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Plan, PlanInputs, PodCount, PodFacts, Published,
+    ResolvedImage, ResourceChange, ResourceFacts, TrackedKernel, UpdateStrategy, matrix, plan,
 };
 use crate::{
-    image::{Definitions, Digest, DriverImage, ImageName, UnknownPolicy},
+    image::{Definitions, Digest, DriverImage, ImageName, OperatorResource, UnknownPolicy},
     kernel::{KernelFamily, KernelLabel, KernelTarget},
     kmod::Verdict,
 };
@@ -125,6 +126,97 @@ impl World {
     }
 }
 
+impl World {
+    /// As [`World::new`], with the DaemonSet in a live cluster.
+    pub(super) fn live(releases: &[&str]) -> Self {
+        let mut world = Self::new(releases);
+        world.snapshot.daemon_sets = vec![live_daemon_set("mft")];
+        world
+    }
+
+    /// The image that a container of the first DaemonSet has.
+    pub(super) fn image_of(&self, container: &str) -> &str {
+        let found = self.snapshot.daemon_sets[0].containers.iter().find(|found| found.name == container);
+        &found.unwrap().image
+    }
+
+    /// Somebody else sets the image of the first DaemonSet's first container.
+    pub(super) fn set_by_another(&mut self, image: &str) {
+        let daemon_set = &mut self.snapshot.daemon_sets[0];
+        image.clone_into(&mut daemon_set.containers[0].image);
+        touch(&mut daemon_set.live.as_mut().unwrap().version);
+    }
+
+    /// Makes the changes of DaemonSets and resources as an API server would make them; `Err` where the object is
+    /// not what the change was decided from. Nothing is known here of who owns a field: what a change does not name
+    /// stays, which the tests of the adapter look at.
+    pub(super) fn apply(&mut self, change: &Change) -> Result<(), String> {
+        match change {
+            Change::DaemonSet(change) => self.apply_to_daemon_set(change),
+            Change::Resource(change) => self.apply_to_resource(change),
+            other => panic!("not simulated: {other:?}"),
+        }
+    }
+
+    fn apply_to_daemon_set(&mut self, change: &DaemonSetChange) -> Result<(), String> {
+        let found = self.snapshot.daemon_sets.iter_mut().find(|found| found.name == change.name);
+        let found = found.ok_or("gone")?;
+        let live = found.live.as_mut().ok_or("not live")?;
+        if change.version.as_ref() != Some(&live.version) {
+            return Err("another version".to_owned());
+        }
+        for container in &mut found.containers {
+            if let Some(expected) = change.expected.get(&container.name) {
+                assert_eq!(*expected, container.image, "a plan expects what it saw");
+            }
+            if let Some(image) = change.images.get(&container.name) {
+                container.image.clone_from(image);
+            }
+        }
+        live.annotations.extend(change.annotations.clone());
+        touch(&mut live.version);
+        Ok(())
+    }
+
+    fn apply_to_resource(&mut self, change: &ResourceChange) -> Result<(), String> {
+        let same = |found: &&mut ResourceFacts| found.kind == change.kind && found.name == change.name;
+        let found = self.snapshot.resources.iter_mut().find(same).ok_or("gone")?;
+        if change.version != found.version {
+            return Err("another version".to_owned());
+        }
+        let mut spec = (*found.spec).clone();
+        merge(&mut spec, &change.spec);
+        found.spec = spec.into();
+        found.annotations.extend(change.annotations.clone());
+        touch(&mut found.version);
+        Ok(())
+    }
+
+    /// The node's pod of the first DaemonSet runs the image that the DaemonSet has, since now.
+    pub(super) fn run_pod(&mut self, node: &str, ready: bool) {
+        let mut pod = pod(&self.snapshot.daemon_sets[0], node, ready);
+        pod.created = Some(self.now);
+        self.snapshot.pods.retain(|found| found.node != node);
+        self.snapshot.pods.push(pod);
+    }
+}
+
+fn touch(version: &mut ObjectVersion) {
+    let number: u64 = version.resource_version.parse().unwrap();
+    version.resource_version = (number + 1).to_string();
+}
+
+fn merge(into: &mut serde_json::Value, from: &serde_json::Value) {
+    match (into, from) {
+        (serde_json::Value::Object(into), serde_json::Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key.clone()).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (into, from) => *into = from.clone(),
+    }
+}
+
 const TEMPLATE: &str = "FROM {{toolchain}} AS modules\n\
     RUN make -C /lib/modules/{{kernel.release}}/build\n\
     FROM scratch\n\
@@ -202,5 +294,53 @@ pub(super) fn daemon_set(name: &str) -> DaemonSetFacts {
         affinity: NodeAffinity::Any,
         owner: None,
         live: None,
+    }
+}
+
+/// [`daemon_set`] in a live cluster.
+pub(super) fn live_daemon_set(name: &str) -> DaemonSetFacts {
+    let live = LiveDaemonSet {
+        version: ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() },
+        annotations: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        match_labels: [("app".to_owned(), name.to_owned())].into(),
+        update: UpdateStrategy::RollingUpdate,
+        max_unavailable: PodCount::Number(1),
+        deleting: false,
+        manifest: serde_json::json!({}).into(),
+    };
+    DaemonSetFacts { live: Some(live), ..daemon_set(name) }
+}
+
+/// A pod of a live DaemonSet, with the images that the DaemonSet has.
+pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFacts {
+    let images = daemon_set.containers.iter().map(|found| (found.name.clone(), found.image.clone()));
+    PodFacts {
+        namespace: daemon_set.namespace.clone(),
+        name: format!("{}-{node}", daemon_set.name),
+        version: ObjectVersion { uid: format!("uid-of-{node}"), resource_version: "1".to_owned() },
+        daemon_set: daemon_set.live.as_ref().unwrap().version.uid.clone(),
+        node: node.to_owned(),
+        bound: true,
+        images: images.collect(),
+        ready,
+        created: None,
+        deleting: false,
+        messages: if ready {
+            Vec::new()
+        } else {
+            vec!["driver: CrashLoopBackOff: no such device".to_owned()]
+        },
+    }
+}
+
+/// An operator's resource.
+pub(super) fn resource(kind: OperatorResource, name: &str, spec: serde_json::Value) -> ResourceFacts {
+    ResourceFacts {
+        kind,
+        name: name.to_owned(),
+        version: ObjectVersion { uid: format!("uid-of-{name}"), resource_version: "1".to_owned() },
+        annotations: BTreeMap::new(),
+        spec: spec.into(),
     }
 }

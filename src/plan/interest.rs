@@ -12,7 +12,8 @@ pub const UPGRADE_STATE_LABELS: [&str; 2] =
 /// What the definitions ask about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// Labels of nodes. Those that the named DaemonSets select by come in addition, once they are seen.
+    /// Labels of nodes. Those that the named DaemonSets select by come in addition, once they are seen,
+    /// and so do those that the operators' resources select.
     pub labels: BTreeSet<String>,
     /// Namespace and name of the DaemonSets that rollouts name.
     pub daemon_sets: BTreeSet<(String, String)>,
@@ -41,8 +42,11 @@ impl Interest {
                     | RolloutSpec::Union { namespace, daemon_set, .. } => {
                         interest.daemon_sets.insert((namespace.clone(), daemon_set.clone()));
                     }
-                    RolloutSpec::CustomResource { resource, name: _ }
-                    | RolloutSpec::PublishOnly { resource: Some(resource) } => {
+                    RolloutSpec::CustomResource { resource, name: _ } => {
+                        interest.resources.insert(*resource);
+                        interest.labels.insert(resource.node_label().0.to_owned());
+                    }
+                    RolloutSpec::PublishOnly { resource: Some(resource) } => {
                         interest.resources.insert(*resource);
                     }
                     RolloutSpec::PublishOnly { resource: None } | RolloutSpec::File { .. } => {}

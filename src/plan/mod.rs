@@ -37,15 +37,15 @@ pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
     Published, UnknownState, UpToDate, plan,
 };
-pub use interest::Interest;
+pub use interest::{Interest, UPGRADE_STATE_LABELS};
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{
-    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, Manifests, NodeChange,
-    PlannedRollout, PodRestart, RECORD_ANNOTATION, Record, RecordState, ResourceChange, RolloutDecision,
-    RolloutObject, RolloutTarget, Strategy,
+    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, Manifests,
+    NodeChange, PlannedRollout, PodRestart, RECORD_ANNOTATION, Record, RecordState, ResourceChange,
+    RollbackOutcome, RollbackStep, RolloutDecision, RolloutObject, RolloutTarget, Strategy, rollback,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{

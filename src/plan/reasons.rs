@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use super::{NodeReason, Owner, text};
+use super::{NodeReason, Owner, RECORD_ANNOTATION, Seen, text};
 use crate::image::{ImageName, ImageReference, InputHash};
 
 /// Why an image is not built for a kernel target. None of these changes by trying again.
@@ -227,8 +227,118 @@ pub enum HoldReason {
         /// The release that it says it is for.
         found: Option<String>,
     },
+    /// The cluster's answer was not for farrier's eyes.
+    Unseen {
+        /// What cannot be seen.
+        what: Seen,
+        /// Why not, with what to do.
+        detail: String,
+    },
+    /// The object is being deleted.
+    Deleting,
+    /// farrier's record in the object cannot be read, so what happened before is not known.
+    BadRecord {
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// Somebody else changed farrier's value back, and would again.
+    ChangedBack {
+        /// How often.
+        times: u32,
+    },
+    /// The first pods with this image did not get ready, and what was there before was put back.
+    RolloutFailed {
+        /// When the image was set.
+        at: jiff::Timestamp,
+        /// Where, and what the pod said.
+        why: String,
+    },
+    /// `farrier rollback` put back what was there before this image.
+    RolledBack {
+        /// When the image had been set.
+        at: jiff::Timestamp,
+    },
+    /// The cluster has no such operator's resource.
+    NoResource,
+    /// The resource says that its operator installs no driver.
+    DriverOff {
+        /// The field that says so, and how.
+        detail: String,
+    },
+    /// None of the image's tags has the form in which the operator computes it.
+    TagForm {
+        /// The tag that there is.
+        #[serde(serialize_with = "text::one")]
+        image: ImageReference,
+        /// What the operator would look for.
+        looked_for: String,
+        /// A pattern for `tags` that gives it.
+        pattern: &'static str,
+    },
+    /// The resource has one version, and the images have several.
+    MixedVersions {
+        /// Kernel targets by version.
+        versions: BTreeMap<String, Vec<String>>,
+    },
+    /// A field of the resource is not what precompiled drivers need, and can never be changed.
+    Immutable {
+        /// The field.
+        field: &'static str,
+        /// What it needs to be.
+        needed: bool,
+    },
+    /// The operator is replacing drivers on nodes, one by one.
+    UpgradeInProgress {
+        /// The first such node.
+        node: String,
+        /// Its state.
+        state: String,
+        /// How many there are.
+        count: usize,
+    },
     /// Images go to a layout directory, from which no node can pull.
     NotPullable,
+}
+
+impl HoldReason {
+    /// Is the target broken, rather than of a shape that the strategy is not for or waits for?
+    pub fn is_failure(&self) -> bool {
+        match self {
+            Self::NotFound
+            | Self::Ambiguous { .. }
+            | Self::Unreadable { .. }
+            | Self::NoContainer { .. }
+            | Self::Fixed { .. }
+            | Self::ClaimedTwice { .. }
+            | Self::NotPassed { .. }
+            | Self::UnknownDenied { .. }
+            | Self::OtherKernel { .. }
+            | Self::Unseen { .. }
+            | Self::BadRecord { .. }
+            | Self::ChangedBack { .. }
+            | Self::RolloutFailed { .. }
+            | Self::NoResource
+            | Self::TagForm { .. }
+            | Self::MixedVersions { .. }
+            | Self::Immutable { .. } => true,
+            Self::Owned { .. }
+            | Self::Affinity { .. }
+            | Self::NoNodes
+            | Self::UnknownNode { .. }
+            | Self::MixedKernels { .. }
+            | Self::NoImage { .. }
+            | Self::Deleting
+            | Self::RolledBack { .. }
+            | Self::DriverOff { .. }
+            | Self::UpgradeInProgress { .. }
+            | Self::NotPullable => false,
+        }
+    }
+
+    /// Is what the rollout names not there at all?
+    pub(super) fn is_absence(&self) -> bool {
+        matches!(self, Self::NotFound | Self::NoResource)
+    }
 }
 
 impl fmt::Display for HoldReason {
@@ -278,6 +388,51 @@ impl fmt::Display for HoldReason {
             }
             Self::OtherKernel { image, found: None } => {
                 write!(f, "{image} does not say for which kernel it is")
+            }
+            Self::Unseen { what, detail } => write!(f, "{what} cannot be seen: {detail}"),
+            Self::Deleting => f.write_str("it is being deleted"),
+            Self::BadRecord { detail } => write!(
+                f,
+                "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew"
+            ),
+            Self::ChangedBack { times } => write!(
+                f,
+                "somebody else changed it back {times} times, so it is left; \
+                 find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
+            ),
+            Self::RolloutFailed { at, why } => write!(
+                f,
+                "the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; \
+                 it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+            ),
+            Self::RolledBack { at } => write!(
+                f,
+                "farrier rollback took back what was set at {at:.0}; \
+                 it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+            ),
+            Self::NoResource => f.write_str("there is no such resource"),
+            Self::DriverOff { detail } => write!(f, "its operator installs no driver: {detail}"),
+            Self::TagForm { image, looked_for, pattern } => write!(
+                f,
+                "the operator would look for a tag that ends in {looked_for}, which {image} does not; \
+                 add {pattern:?} to `tags`"
+            ),
+            Self::MixedVersions { versions } => {
+                f.write_str("the resource has one version, and its kernels need several: ")?;
+                for (number, (version, kernels)) in versions.iter().enumerate() {
+                    let comma = if number == 0 { "" } else { ", " };
+                    write!(f, "{comma}{version} for {}", kernels.join(" and "))?;
+                }
+                Ok(())
+            }
+            Self::Immutable { field, needed } => write!(
+                f,
+                "its {field} is not {needed} and can never be changed; \
+                 make a new resource with {field}: {needed} and delete this one"
+            ),
+            Self::UpgradeInProgress { node, state, count } => {
+                write!(f, "its operator is replacing drivers: node {node} is in state {state:?}")?;
+                if *count > 1 { write!(f, ", and {} more are under way", count - 1) } else { Ok(()) }
             }
             Self::NotPullable => f.write_str("nodes cannot pull from a layout directory"),
         }

@@ -4,10 +4,14 @@
 //! adapter makes the [`Change`]s, in their order, and nothing else.
 
 mod change;
+mod field;
 mod image;
+mod operator;
+mod publish_only;
 mod record;
+mod resource;
+mod rollback;
 mod target;
-#[expect(dead_code, reason = "the strategies that watch come next")]
 mod watch;
 
 use std::{
@@ -21,7 +25,8 @@ pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, PodRestart,
     ResourceChange,
 };
-pub use record::{RECORD_ANNOTATION, Record, RecordState};
+pub use record::{FieldRecord, RECORD_ANNOTATION, Record, RecordState};
+pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget, Strategy};
 
 use super::{
@@ -139,7 +144,8 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
         claims.entry(target).or_default().push(image);
     }
     let labels = inputs.snapshot.daemon_sets.iter().chain(inputs.manifests.values().flatten().flatten());
-    let groups = group_nodes(&inputs.snapshot.nodes, labels.flat_map(DaemonSetFacts::label_keys));
+    let labels = labels.flat_map(DaemonSetFacts::label_keys).chain(resource::label_keys(inputs));
+    let groups = group_nodes(&inputs.snapshot.nodes, labels);
 
     let mut planned = Vec::new();
     for (image, spec, target) in &wanted {
@@ -151,7 +157,7 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
             None => decide(&context, target),
         };
         // A definition that neither a node nor a DaemonSet asks for, such as a built-in one, says nothing.
-        if matches!(decided, Err(HoldReason::NotFound)) && !inputs.matrix.calls_for(image) {
+        if decided.as_ref().is_err_and(HoldReason::is_absence) && !inputs.matrix.calls_for(image) {
             continue;
         }
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
@@ -163,10 +169,9 @@ pub(super) fn rollouts(inputs: &PlanInputs<'_>, states: &CellStates<'_>) -> Vec<
 fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     match context.spec {
         RolloutSpec::Image { .. } | RolloutSpec::File { .. } => image::decide(context, target),
-        RolloutSpec::PerKernel { .. }
-        | RolloutSpec::Union { .. }
-        | RolloutSpec::PublishOnly { .. }
-        | RolloutSpec::CustomResource { .. } => Err(HoldReason::NotFound),
+        RolloutSpec::PublishOnly { resource } => publish_only::decide(context, *resource),
+        RolloutSpec::CustomResource { resource, name } => resource::decide(context, *resource, name),
+        RolloutSpec::PerKernel { .. } | RolloutSpec::Union { .. } => Err(HoldReason::NotFound),
     }
 }
 

@@ -225,3 +225,18 @@ impl DaemonSetFacts {
         self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys())
     }
 }
+
+impl ResourceFacts {
+    /// The resource's own `nodeSelector`, for the kinds that have one. A value that is no string selects nothing
+    /// less: what is not understood makes the answer larger.
+    pub fn node_selector(&self) -> impl Iterator<Item = (&str, &str)> {
+        let selects = matches!(self.kind, OperatorResource::NicNodePolicy | OperatorResource::NvidiaDriver);
+        let selector = self.spec.get("nodeSelector").filter(|_| selects).and_then(|found| found.as_object());
+        selector.into_iter().flatten().filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
+    }
+
+    /// The label keys that decide which nodes it reaches.
+    pub fn label_keys(&self) -> impl Iterator<Item = &str> {
+        self.node_selector().map(|(key, _)| key)
+    }
+}

@@ -4,7 +4,9 @@
 pub mod docker;
 pub mod fake_http;
 pub mod kernels;
+pub mod kube_api;
 pub mod packages;
+pub mod published;
 pub mod registry_process;
 pub mod site;
 pub mod virtual_machine;

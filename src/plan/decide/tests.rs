@@ -1,6 +1,6 @@
 use super::{
     super::{
-        Change,
+        Change, HoldReason,
         fixtures::{K47, K48, World},
         table,
     },

@@ -2,14 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::{
     CellState, Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ImageReference,
-    KernelTarget, NodeGroup, PlanInputs, RolloutDecision, RolloutObject, RolloutTarget, Seen,
+    KernelTarget, NodeGroup, PlanInputs, Record, RolloutDecision, RolloutObject, RolloutTarget, Seen,
+    field::{self, Field, Step},
+    record::FieldRecord,
+    watch::{Progress, progress},
 };
 use crate::{
-    image::{ImageName, UnknownPolicy},
+    image::{ImageName, OperatorResource, UnknownPolicy},
     kmod::Verdict,
-    plan::{NodeAffinity, NodeFacts, NodeReason, Owner, Published},
+    plan::{ClusterSnapshot, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Owner, Published},
 };
 
 /// The one DaemonSet that a target names.
@@ -21,7 +26,7 @@ pub(super) fn find_daemon_set<'a>(
         return Err(HoldReason::NotFound);
     };
     if let (None, Some(detail)) = (&target.path, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
-        return Err(HoldReason::Unreadable { detail: detail.clone() });
+        return Err(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
     }
     let candidates = match &target.path {
         None => &inputs.snapshot.daemon_sets,
@@ -79,31 +84,103 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     }
 }
 
-/// Sets one container of a DaemonSet to an image of which it has been decided that it may be set.
+/// Sets one container of a DaemonSet to an image of which it has been decided that it may be set. In a live cluster
+/// the record has a say in it ([`field`]); in a directory of manifests its history is version control.
 pub(super) fn set_image(
     context: &Context<'_>,
     daemon_set: &DaemonSetFacts,
     container: &str,
     to: ImageReference,
 ) -> Result<Decided, HoldReason> {
-    let _ = context;
     let found = daemon_set.containers.iter().find(|found| found.name == container);
     let from = found.map(|found| found.image.clone()).unwrap_or_default();
-    if from == to.to_string() {
-        return Ok(RolloutDecision::AlreadySet { image: to }.into());
+    let Some(live) = &daemon_set.live else {
+        if from == to.to_string() {
+            return Ok(RolloutDecision::AlreadySet { image: to }.into());
+        }
+        let mut change = naming(daemon_set, &Record::default());
+        change.expected.insert(container.to_owned(), from.clone());
+        change.images.insert(container.to_owned(), to.to_string());
+        change.proof.push(to.clone());
+        let decision = RolloutDecision::Rewrite { from, to };
+        return Ok(Decided { decision, changes: vec![Change::DaemonSet(change)] });
+    };
+    if live.deleting {
+        return Err(HoldReason::Deleting);
     }
-    let change = DaemonSetChange {
+    let record = Record::of(&live.annotations)?;
+    let (current, wished) = (Value::String(from.clone()), Value::String(to.to_string()));
+    let field = Field {
+        record: record.0.get(container),
+        current: &current,
+        wished: &wished,
+        now: context.inputs.now,
+    };
+    let step = field::decide(&field, |set| how_pods_do(context, live, container, set));
+    let change = |noted: FieldRecord, value: Option<&str>| {
+        let mut change = naming(daemon_set, &record.with(container, noted));
+        if let Some(value) = value {
+            change.expected.insert(container.to_owned(), from.clone());
+            change.images.insert(container.to_owned(), value.to_owned());
+        }
+        change
+    };
+    let (decision, change) = match step {
+        Step::Keep => (RolloutDecision::AlreadySet { image: to }, None),
+        Step::Note(noted) => (RolloutDecision::AlreadySet { image: to }, Some(change(noted, None))),
+        Step::Set(noted) => {
+            let mut change = change(noted, Some(&to.to_string()));
+            change.proof.push(to.clone());
+            (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
+        }
+        // No proof is asked of what was there before: better an image that may have gone than one that does not
+        // come up.
+        Step::PutBack(noted, why) => {
+            let before = noted.replaced.as_str().map(str::to_owned);
+            (RolloutDecision::Hold(why), Some(change(noted, before.as_deref())))
+        }
+        Step::Leave(noted, why) => (RolloutDecision::Hold(why), noted.map(|noted| change(noted, None))),
+    };
+    Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
+}
+
+/// A change that sets nothing, and keeps all that farrier has set in a DaemonSet: an apply gives up what it does not
+/// name, and a field that nobody owns any more is removed. What somebody else has set since is theirs.
+pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
+    let ours = daemon_set.containers.iter().filter(|found| {
+        let written = record.0.get(&found.name).and_then(FieldRecord::written);
+        written.and_then(Value::as_str) == Some(&found.image)
+    });
+    let images: BTreeMap<String, String> =
+        ours.map(|found| (found.name.clone(), found.image.clone())).collect();
+    let live = daemon_set.live.as_ref();
+    DaemonSetChange {
         namespace: daemon_set.namespace.clone(),
         name: daemon_set.name.clone(),
-        version: daemon_set.live.as_ref().map(|live| live.version.clone()),
-        expected: [(container.to_owned(), from.clone())].into(),
-        images: [(container.to_owned(), to.to_string())].into(),
+        version: live.map(|live| live.version.clone()),
+        expected: images.clone(),
+        images,
         affinity: None,
-        annotations: BTreeMap::new(),
-        proof: vec![to.clone()],
-    };
-    let decision = RolloutDecision::Rewrite { from, to };
-    Ok(Decided { decision, changes: vec![Change::DaemonSet(change)] })
+        annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
+        proof: Vec::new(),
+    }
+}
+
+/// How the pods do that have the recorded image; nothing is said of pods that cannot be seen.
+fn how_pods_do(
+    context: &Context<'_>,
+    live: &LiveDaemonSet,
+    container: &str,
+    record: &FieldRecord,
+) -> Progress {
+    let ClusterSnapshot { pods, unseen, .. } = context.inputs.snapshot;
+    match (record.set.as_str(), context.spec.deadline()) {
+        (Some(image), Some(deadline)) if !unseen.contains_key(&Seen::Pods) => {
+            let own = pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
+            progress(own, container, image, record.at, deadline, context.inputs.now)
+        }
+        _ => Progress::Waiting,
+    }
 }
 
 /// The one kernel that every reached node runs.
@@ -189,13 +266,16 @@ pub(super) fn why_no_cell(inputs: &PlanInputs<'_>, image: &ImageName, kernel: &K
     }
 }
 
-/// What to set instead of the DaemonSet that an operator writes.
+/// What to do instead of writing the DaemonSet that an operator writes.
 pub(super) fn remedy(owner: &Owner) -> String {
-    let fields = match owner.kind.as_str() {
-        "NicClusterPolicy" => "spec.ofedDriver.{repository,image,version}",
-        "ClusterPolicy" => "spec.driver.{repository,image,version}",
-        "NVIDIADriver" => "spec.{repository,image,version}",
-        _ => return format!("change {} {} instead", owner.kind, owner.name),
-    };
-    format!("set {fields} of {} {} instead", owner.kind, owner.name)
+    let Owner { kind, name } = owner;
+    match OperatorResource::ALL.into_iter().find(|known| known.kind() == kind) {
+        Some(_) => format!(
+            "roll it out with {{strategy: custom-resource, resource: {kind}, name: {name}}} instead of this entry"
+        ),
+        None => format!("change {kind} {name} instead"),
+    }
 }
+
+#[cfg(test)]
+mod tests;

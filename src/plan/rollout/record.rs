@@ -2,22 +2,31 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::HoldReason;
 
 /// The annotation that holds the [`Record`], as JSON.
 pub const RECORD_ANNOTATION: &str = "farrier.dev/record";
+
+/// A value that has stood for so long is nobody's quarrel: what was changed back before is forgotten.
+pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);
 
 /// How a rewrite went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordState {
-    /// The image is set, and the first pods are watched until the deadline.
+    /// The value is set, and the first pods are watched until the deadline.
     #[default]
     Set,
-    /// The pods did not get ready, and the image before it was put back. It is not set again.
+    /// The first pods got ready. Nobody looks at them for the sake of the rollout any more: what happens to a node
+    /// months later is not the image's doing, and must not put an old one back.
+    Good,
+    /// The pods did not get ready, and the value before it was put back. It is not set again.
     Failed,
-    /// `farrier rollback` put the image before it back. It is not set again.
+    /// `farrier rollback` put the value before it back. It is not set again.
     RolledBack,
     /// Somebody else changed the value back twice. It is left.
     Conflict,
@@ -28,15 +37,16 @@ pub enum RecordState {
 #[serde(rename_all = "camelCase")]
 pub struct FieldRecord {
     /// What farrier set.
-    pub set: serde_json::Value,
-    /// What it replaced: the value to go back to. Not farrier's own last value where that never came up.
-    pub replaced: serde_json::Value,
-    /// When.
+    pub set: Value,
+    /// What it replaced: the value to go back to. What somebody else had put there, or a value of farrier's that
+    /// came up; never one of farrier's that did not.
+    pub replaced: Value,
+    /// When it was set.
     pub at: Timestamp,
     /// How it went.
     #[serde(default)]
     pub state: RecordState,
-    /// How often somebody else changed it back.
+    /// How often somebody else changed it back without an hour's peace.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changed_back: u32,
     /// Why it failed, for people.
@@ -49,7 +59,94 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
+impl FieldRecord {
+    /// The value that farrier wrote last; `None` where it left the field to somebody else.
+    pub fn written(&self) -> Option<&Value> {
+        match self.state {
+            RecordState::Set | RecordState::Good => Some(&self.set),
+            RecordState::Failed | RecordState::RolledBack => Some(&self.replaced),
+            RecordState::Conflict => None,
+        }
+    }
+
+    /// Has it stood for an hour? A record from the future has not: clocks jump.
+    pub(super) fn at_peace(&self, now: Timestamp) -> bool {
+        now.duration_since(self.at) >= PEACE
+    }
+}
+
 /// All fields of one object, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Record(pub BTreeMap<String, FieldRecord>);
+
+impl Record {
+    /// The record among an object's annotations; an empty one where there is none. A record that cannot be read is
+    /// no reason to forget what it may say.
+    pub fn of(annotations: &BTreeMap<String, String>) -> Result<Self, HoldReason> {
+        annotations.get(RECORD_ANNOTATION).map_or_else(
+            || Ok(Self::default()),
+            |text| {
+                serde_json::from_str(text)
+                    .map_err(|error| HoldReason::BadRecord { detail: error.to_string() })
+            },
+        )
+    }
+
+    /// The record with one field's entry replaced.
+    pub(super) fn with(&self, field: &str, record: FieldRecord) -> Self {
+        let mut fields = self.0.clone();
+        fields.insert(field.to_owned(), record);
+        Self(fields)
+    }
+
+    /// farrier's annotations on an object that had these: the others of its own stay named, because an apply gives
+    /// up what it does not name.
+    pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let mut annotations = before.clone();
+        // Strings, numbers and timestamps: there is nothing in it that JSON cannot hold.
+        let text = serde_json::to_string(self).unwrap_or_default();
+        annotations.insert(RECORD_ANNOTATION.to_owned(), text);
+        annotations
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_form_is_stable() {
+        let failed = FieldRecord {
+            set: "registry.test/drivers/mft@sha256:1".into(),
+            replaced: "registry.test/old:1".into(),
+            at: Timestamp::UNIX_EPOCH,
+            state: RecordState::Failed,
+            changed_back: 1,
+            why: Some("driver: CrashLoopBackOff".to_owned()),
+        };
+        let set =
+            FieldRecord { state: RecordState::RolledBack, changed_back: 0, why: None, ..failed.clone() };
+        let record = Record([("driver".to_owned(), failed), ("init".to_owned(), set)].into());
+        let text = record.annotations(&BTreeMap::new()).remove(RECORD_ANNOTATION).unwrap();
+        insta::assert_snapshot!(text, @r#"{"driver":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"failed","changedBack":1,"why":"driver: CrashLoopBackOff"},"init":{"set":"registry.test/drivers/mft@sha256:1","replaced":"registry.test/old:1","at":"1970-01-01T00:00:00Z","state":"rolled-back"}}"#);
+        let annotations = [(RECORD_ANNOTATION.to_owned(), text)].into();
+        assert_eq!(Record::of(&annotations), Ok(record));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_not_taken_for_none() {
+        for text in ["", "{", "[]", r#"{"driver":{}}"#, r#"{"driver":{"set":1,"replaced":2,"at":"soon"}}"#] {
+            let annotations = [(RECORD_ANNOTATION.to_owned(), text.to_owned())].into();
+            assert!(matches!(Record::of(&annotations), Err(HoldReason::BadRecord { .. })), "{text:?}");
+        }
+        assert_eq!(Record::of(&BTreeMap::new()), Ok(Record::default()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_annotation_panics(text in "\\PC{0,60}") {
+            let _ = Record::of(&[(RECORD_ANNOTATION.to_owned(), text)].into());
+        }
+    }
+}

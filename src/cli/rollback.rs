@@ -1,0 +1,187 @@
+//! `farrier rollback`: takes back what farrier has set in a cluster.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliError, Exit,
+    args::{Global, OutputForm, RollbackArgs},
+    printer, session,
+};
+use crate::{
+    cluster::{Cluster, ClusterError},
+    controller::chain,
+    plan::{self, RollbackOutcome, RollbackStep, Seen},
+};
+
+/// Times that an object is looked at again because somebody was faster.
+const TRIES: usize = 3;
+/// How long a newer state of such an object is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// One object's step, and how it went.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Taken {
+    #[serde(flatten)]
+    step: RollbackStep,
+    /// Why the change was not made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failed: Option<String>,
+}
+
+/// Takes back what is selected, or everything.
+pub async fn rollback(
+    global: &Global,
+    args: &RollbackArgs,
+    cancel: CancellationToken,
+) -> Result<Exit, CliError> {
+    if args.cluster.starts_with("dir:") {
+        return Err(CliError::Usage(format!(
+            "--cluster {}: farrier keeps no record in a directory of manifests; its history is version control \
+             (git revert)",
+            args.cluster
+        )));
+    }
+    let cluster = session::cluster(&args.cluster)?;
+    let taken = tokio::select! {
+        () = cancel.cancelled() => return Ok(Exit::Interrupted),
+        taken = take_back(cluster.as_ref(), args) => taken?,
+    };
+    printer::result(&match global.output {
+        OutputForm::Table => text(&taken, args.dry_run),
+        OutputForm::Json => printer::json(&taken)?,
+    })?;
+    let failed = |taken: &Taken| taken.failed.is_some() || taken.step.error.is_some();
+    Ok(if taken.iter().any(failed) { Exit::Failed } else { Exit::Done })
+}
+
+async fn take_back(cluster: &dyn Cluster, args: &RollbackArgs) -> Result<Vec<Taken>, CliError> {
+    let mut selected = args.objects.clone();
+    let mut taken = Vec::new();
+    for tries_left in (0..TRIES).rev() {
+        let mut again = Vec::new();
+        for step in steps(cluster, &selected).await? {
+            let outcome = match &step.change {
+                Some(change) if !args.dry_run => cluster.apply(change).await,
+                Some(_) | None => Ok(()),
+            };
+            match outcome {
+                Err(ClusterError::Conflict { .. }) if tries_left > 0 => again.push(step.object),
+                outcome => {
+                    taken.push(Taken { step, failed: outcome.err().map(|error| chain(&error)) });
+                }
+            }
+        }
+        if again.is_empty() {
+            break;
+        }
+        // What was seen is out of date; a source that cannot tell of news is asked anew in any case.
+        let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
+        selected = again;
+    }
+    taken.sort_by(|a, b| a.step.object.cmp(&b.step.object));
+    Ok(taken)
+}
+
+async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, CliError> {
+    let snapshot = cluster.snapshot().await?;
+    for (what, why) in &snapshot.unseen {
+        if matches!(what, Seen::DaemonSets | Seen::Resources) {
+            printer::message(&format!("warning: {what} cannot be seen: {why}"));
+        }
+    }
+    plan::rollback(&snapshot, selected).map_err(|unknown| {
+        CliError::Usage(format!(
+            "roll back {}: there is no such object in {}; objects are namespace/name for a DaemonSet and Kind/name \
+             for an operator's resource that a rollout names",
+            unknown.join(" and "),
+            cluster.describe()
+        ))
+    })
+}
+
+/// A table of fields, and how to go on.
+fn text(taken: &[Taken], dry_run: bool) -> String {
+    if taken.is_empty() {
+        return "nothing to roll back: farrier has set nothing there\n".to_owned();
+    }
+    let mut table = printer::table(["OBJECT", "FIELD", "ACTION", "DETAIL"]);
+    let mut resume = String::new();
+    for Taken { step, failed } in taken {
+        let RollbackStep { object, fields, error, resume: command, change } = step;
+        if let Some(error) = error {
+            table.add_row([object.as_str(), "", "failed", &printable(error)]);
+        }
+        for (field, outcome) in fields {
+            let (action, detail) = match (failed, outcome) {
+                (Some(failed), _) => ("failed", failed.clone()),
+                (None, RollbackOutcome::PutBack { from, to }) => ("put back", format!("{from} -> {to}")),
+                (None, RollbackOutcome::Released { holds }) => {
+                    ("release", format!("somebody else has set {holds} since, which stays"))
+                }
+                (None, RollbackOutcome::Nothing { why }) => ("nothing", why.clone()),
+            };
+            table.add_row([object.as_str(), field, action, &printable(&detail)]);
+        }
+        if change.is_some() && failed.is_none() {
+            resume.push_str(&format!("  {command}\n"));
+        }
+    }
+    let mut text = format!("{}\n", table.trim_fmt());
+    if dry_run {
+        text.push_str("\nnothing was written (--dry-run)\n");
+    } else if !resume.is_empty() {
+        text.push_str(
+            "\nA running controller leaves these until another image is due. To let it set them again:\n",
+        );
+        text.push_str(&resume);
+    }
+    text
+}
+
+/// A record is an annotation, which strangers may have written; a terminal must not take it for commands.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> Taken {
+        let change = plan::Change::Node(plan::NodeChange::default());
+        let differs = !matches!(outcome, RollbackOutcome::Nothing { .. });
+        let step = RollbackStep {
+            object: object.to_owned(),
+            fields: [("driver".to_owned(), outcome)].into(),
+            error: None,
+            resume: format!("kubectl annotate {object}"),
+            change: differs.then_some(change),
+        };
+        Taken { step, failed: failed.map(str::to_owned) }
+    }
+
+    #[test]
+    fn people_read_what_became_of_each_field_and_how_to_go_on() {
+        let put_back = || RollbackOutcome::PutBack { from: "new@1".to_owned(), to: "old:1".to_owned() };
+        let all = [
+            taken("a/put-back", put_back(), None),
+            taken("b/released", RollbackOutcome::Released { holds: "theirs:1".to_owned() }, None),
+            taken(
+                "c/nothing",
+                RollbackOutcome::Nothing { why: "it was rolled back before".to_owned() },
+                None,
+            ),
+            taken("d/failed", put_back(), Some("write DaemonSet d/failed: forbidden")),
+        ];
+        insta::assert_snapshot!(format!(
+            "{}---\n{}---\n{}",
+            text(&all, false),
+            text(&all, true),
+            text(&[], false)
+        ));
+    }
+}

@@ -1,0 +1,421 @@
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use proptest::{
+    prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest},
+    test_runner::TestCaseError,
+};
+
+use super::*;
+use crate::plan::{
+    Container, RECORD_ANNOTATION,
+    fixtures::{K47, World, name},
+    rollout::RecordState,
+};
+
+const OLD: &str = "registry.test/old:1";
+const FOREIGN: &str = "registry.test/foreign:1";
+
+/// The definition asks for another version, which is published.
+fn wish(world: &mut World, version: &str) {
+    version.clone_into(&mut world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().version);
+    world.publish(Verdict::Loads);
+}
+
+/// A live world that wishes for version 1.
+fn world() -> World {
+    let mut world = World::live(&[K47, K47, K47]);
+    world.now = "2026-07-01T12:00:00Z".parse().unwrap();
+    wish(&mut world, "1");
+    world
+}
+
+/// One pass: the decision, and whether something was written.
+fn pass(world: &mut World) -> (RolloutDecision, bool) {
+    let planned = world.plan().rollouts.swap_remove(0);
+    for change in &planned.changes {
+        world.apply(change).unwrap();
+    }
+    (planned.decision, !planned.changes.is_empty())
+}
+
+/// A pass that rewrites; gives the new image.
+fn rewrites(world: &mut World) -> String {
+    match pass(world) {
+        (RolloutDecision::Rewrite { to, .. }, true) => {
+            assert_eq!(world.image_of("driver"), to.to_string());
+            to.to_string()
+        }
+        other => panic!("no rewrite: {other:?}"),
+    }
+}
+
+fn held(world: &mut World) -> (HoldReason, bool) {
+    match pass(world) {
+        (RolloutDecision::Hold(why), wrote) => (why, wrote),
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+fn is_quiet(world: &mut World) {
+    let (decision, wrote) = pass(world);
+    assert!(!wrote, "{decision:?}");
+}
+
+fn later(world: &mut World, minutes: i64) {
+    world.now += SignedDuration::from_mins(minutes);
+}
+
+fn recorded(world: &World) -> FieldRecord {
+    let annotations = &world.snapshot.daemon_sets[0].live.as_ref().unwrap().annotations;
+    Record::of(annotations).unwrap().0.remove("driver").unwrap()
+}
+
+#[test]
+fn a_rewrite_is_recorded_and_its_success_noted_once() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    let FieldRecord { set, replaced, at, state, changed_back, why } = recorded(&world);
+    assert_eq!((set, replaced), (one.into(), OLD.into()));
+    assert_eq!((at, state, changed_back, why), (world.now, RecordState::Set, 0, None));
+    is_quiet(&mut world);
+    world.run_pod("n0", false);
+    is_quiet(&mut world);
+    world.run_pod("n0", true);
+    assert!(matches!(pass(&mut world), (RolloutDecision::AlreadySet { .. }, true)));
+    assert_eq!(recorded(&world).state, RecordState::Good);
+    is_quiet(&mut world);
+    // Months later the node breaks, and the image stays.
+    later(&mut world, 100_000);
+    world.snapshot.pods[0].ready = false;
+    is_quiet(&mut world);
+}
+
+#[test]
+fn a_value_that_is_changed_back_twice_is_left() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    later(&mut world, 5);
+    world.set_by_another(FOREIGN);
+    assert_eq!(rewrites(&mut world), one);
+    assert_eq!(recorded(&world).changed_back, 1);
+    assert_eq!(recorded(&world).replaced, FOREIGN, "what somebody else chose is what to go back to");
+    later(&mut world, 5);
+    world.set_by_another(OLD);
+    assert_eq!(held(&mut world), (HoldReason::ChangedBack { times: 2 }, true));
+    assert_eq!((world.image_of("driver"), recorded(&world).state), (OLD, RecordState::Conflict));
+    assert!(world.plan().has_failures());
+    for minutes in [0, 5, 10_000] {
+        later(&mut world, minutes);
+        assert_eq!(held(&mut world), (HoldReason::ChangedBack { times: 2 }, false));
+    }
+    wish(&mut world, "2");
+    rewrites(&mut world);
+}
+
+#[test]
+fn a_conflict_outlasts_a_new_wish_for_an_hour() {
+    let mut world = world();
+    rewrites(&mut world);
+    world.set_by_another(FOREIGN);
+    rewrites(&mut world);
+    world.set_by_another(FOREIGN);
+    held(&mut world);
+    wish(&mut world, "2");
+    assert_eq!(held(&mut world), (HoldReason::ChangedBack { times: 2 }, false));
+    later(&mut world, 60);
+    rewrites(&mut world);
+}
+
+#[test]
+fn an_hour_of_peace_forgets_what_was_changed_back() {
+    let mut world = world();
+    for _ in 0..4 {
+        rewrites(&mut world);
+        assert!(recorded(&world).changed_back <= 1);
+        later(&mut world, 60);
+        world.set_by_another(FOREIGN);
+    }
+    // Another wish in between is no peace.
+    rewrites(&mut world);
+    later(&mut world, 10);
+    wish(&mut world, "2");
+    rewrites(&mut world);
+    later(&mut world, 10);
+    world.set_by_another(FOREIGN);
+    assert!(matches!(held(&mut world).0, HoldReason::ChangedBack { times: 2 }));
+}
+
+#[test]
+fn a_failed_image_gives_way_to_the_last_that_was_good() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    world.run_pod("n0", true);
+    pass(&mut world);
+    wish(&mut world, "2");
+    let two = rewrites(&mut world);
+    world.run_pod("n0", false);
+    later(&mut world, 11);
+    let (HoldReason::RolloutFailed { why, .. }, true) = held(&mut world) else { panic!("not failed") };
+    insta::assert_snapshot!(why, @"on node n0: driver: CrashLoopBackOff: no such device");
+    assert_eq!(world.image_of("driver"), one);
+    assert_eq!((recorded(&world).set, recorded(&world).state), (two.into(), RecordState::Failed));
+    assert!(world.plan().has_failures());
+    assert!(!held(&mut world).1, "it is not tried again");
+    // It goes on with the next image, and without the record with the same.
+    let mut anew = world.clone();
+    anew.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations.clear();
+    rewrites(&mut anew);
+    wish(&mut world, "3");
+    rewrites(&mut world);
+    assert_eq!(recorded(&world).replaced, one);
+}
+
+#[test]
+fn an_image_that_did_not_come_up_is_never_gone_back_to() {
+    let mut world = world();
+    rewrites(&mut world);
+    wish(&mut world, "2");
+    rewrites(&mut world);
+    assert_eq!(recorded(&world).replaced, OLD);
+    // A late one is not put back when another is due in any case.
+    world.run_pod("n0", false);
+    later(&mut world, 30);
+    wish(&mut world, "3");
+    rewrites(&mut world);
+    assert_eq!(recorded(&world).replaced, OLD);
+}
+
+#[test]
+fn an_image_that_is_there_by_somebody_elses_hand_is_fine() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    world.run_pod("n0", false);
+    later(&mut world, 30);
+    held(&mut world);
+    world.set_by_another(&one);
+    assert!(matches!(pass(&mut world), (RolloutDecision::AlreadySet { .. }, false)));
+}
+
+#[test]
+fn what_is_farriers_in_other_containers_stays_named() {
+    let mut world = world();
+    let one = rewrites(&mut world);
+    // A second container of the DaemonSet, with an image of its own.
+    let mut second = crate::plan::fixtures::image("second");
+    second.spec.rollout = world.image("mft").spec.rollout.clone();
+    let crate::image::RolloutSpec::Image { container, .. } = &mut second.spec.rollout[0] else { panic!() };
+    "init".clone_into(container);
+    world.definitions.images.insert(name("second"), second);
+    world.resolved.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
+    let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None };
+    world.snapshot.daemon_sets[0].containers.push(container);
+    world.publish(Verdict::Loads);
+    let change = |world: &World| {
+        let Change::DaemonSet(change) = world.plan().rollouts[1].changes[0].clone() else { panic!() };
+        change
+    };
+    let both = change(&world);
+    assert_eq!(both.images.keys().collect::<Vec<_>>(), ["driver", "init"]);
+    assert_eq!((&both.images["driver"], &both.expected["driver"]), (&one, &one));
+    assert_eq!(both.image_changes().len(), 1, "one of them is changed");
+    assert_eq!(both.proof.len(), 1);
+    let record = Record::of(&both.annotations).unwrap();
+    assert_eq!(record.0.keys().collect::<Vec<_>>(), ["driver", "init"]);
+    // What somebody else has set since is theirs, and not named.
+    world.set_by_another(FOREIGN);
+    assert_eq!(change(&world).images.keys().collect::<Vec<_>>(), ["init"]);
+}
+
+#[test]
+fn what_is_left_to_others_is_not_named() {
+    let mut world = world();
+    rewrites(&mut world);
+    world.set_by_another(FOREIGN);
+    rewrites(&mut world);
+    world.set_by_another(FOREIGN);
+    let Change::DaemonSet(change) = &world.plan().rollouts[0].changes[0] else { panic!("no DaemonSet") };
+    assert!(change.images.is_empty() && change.proof.is_empty());
+    assert!(change.annotations[RECORD_ANNOTATION].contains(r#""state":"conflict""#));
+}
+
+#[test]
+fn only_an_image_that_is_set_needs_proof() {
+    let mut world = world();
+    let proof = |world: &World| world.plan().rollouts[0].changes[0].proof().len();
+    assert_eq!(proof(&world), 1);
+    rewrites(&mut world);
+    let mut good = world.clone();
+    good.run_pod("n0", true);
+    assert_eq!(proof(&good), 0);
+    world.run_pod("n0", false);
+    later(&mut world, 30);
+    assert_eq!(proof(&world), 0, "what was before is put back though it may be gone from the registry");
+}
+
+#[test]
+fn other_annotations_of_farriers_stay_named() {
+    let mut world = world();
+    let annotations = &mut world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations;
+    annotations.insert("farrier.dev/other".to_owned(), "x".to_owned());
+    let Change::DaemonSet(change) = &world.plan().rollouts[0].changes[0] else { panic!("no DaemonSet") };
+    assert_eq!(change.annotations["farrier.dev/other"], "x");
+}
+
+#[test]
+fn what_cannot_be_known_holds() {
+    let mut deleting = world();
+    deleting.snapshot.daemon_sets[0].live.as_mut().unwrap().deleting = true;
+    let mut unreadable = world();
+    let annotations = &mut unreadable.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations;
+    annotations.insert(RECORD_ANNOTATION.to_owned(), "\u{1b}{".to_owned());
+    let mut unseen = world();
+    let detail = "daemonsets.apps is forbidden".to_owned();
+    unseen.snapshot.unseen.insert(Seen::DaemonSets, detail);
+    let reasons = [&mut deleting, &mut unreadable, &mut unseen].map(|world| {
+        let (why, wrote) = held(world);
+        assert!(!wrote);
+        why.to_string()
+    });
+    insta::assert_snapshot!(reasons.join("\n"), @r"
+    it is being deleted
+    its annotation farrier.dev/record cannot be read: expected value at line 1 column 1; remove the annotation to start anew
+    DaemonSets cannot be seen: daemonsets.apps is forbidden
+    ");
+}
+
+#[test]
+fn pods_that_cannot_be_seen_condemn_nothing() {
+    let mut world = world();
+    rewrites(&mut world);
+    world.run_pod("n0", false);
+    later(&mut world, 30);
+    world.snapshot.unseen.insert(Seen::Pods, "forbidden".to_owned());
+    is_quiet(&mut world);
+}
+
+#[test]
+fn a_record_from_the_future_breaks_nothing() {
+    let mut world = world();
+    later(&mut world, 1_000_000);
+    let one = rewrites(&mut world);
+    later(&mut world, -1_000_000);
+    is_quiet(&mut world);
+    world.set_by_another(FOREIGN);
+    assert_eq!(rewrites(&mut world), one);
+    wish(&mut world, "2");
+    rewrites(&mut world);
+    world.run_pod("n0", false);
+    later(&mut world, 11);
+    assert!(matches!(held(&mut world), (HoldReason::RolloutFailed { .. }, true)));
+    // Records that no clock of this world has written.
+    for at in ["-009999-01-02T01:59:59Z", "9999-12-30T22:00:00Z"] {
+        let annotations = &mut world.snapshot.daemon_sets[0].live.as_mut().unwrap().annotations;
+        let record = annotations.get_mut(RECORD_ANNOTATION).unwrap();
+        let mut json: Value = serde_json::from_str(record).unwrap();
+        json["driver"]["at"] = at.into();
+        json["driver"]["state"] = "set".into();
+        *record = json.to_string();
+        world.plan();
+    }
+}
+
+/// What can happen between two passes.
+#[derive(Clone, Debug)]
+enum Event {
+    Wish(u8),
+    Another(u8),
+    Pods(bool),
+    Become(bool),
+    Clock(i64),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        (0..3u8).prop_map(Event::Wish),
+        (0..3u8).prop_map(Event::Another),
+        any::<bool>().prop_map(Event::Pods),
+        any::<bool>().prop_map(Event::Become),
+        prop_oneof![Just(1), Just(11), Just(59), Just(61), Just(-30), Just(-100_000)].prop_map(Event::Clock),
+    ]
+}
+
+/// What farrier did so far, kept apart from its own record.
+#[derive(Default)]
+struct Witness {
+    /// Images that are not farrier's, or with which a pod was ready.
+    worked: BTreeSet<String>,
+    /// The value written last.
+    written: Option<String>,
+    /// When one was set last.
+    set_at: Option<Timestamp>,
+    /// How often each value was set over somebody else's, without an hour's peace.
+    over: BTreeMap<String, u32>,
+}
+
+impl Witness {
+    fn see(&mut self, world: &World, before: &str, decision: &RolloutDecision) -> Result<(), TestCaseError> {
+        let after = world.image_of("driver").to_owned();
+        let put_back = matches!(decision, RolloutDecision::Hold(_)) && before != after;
+        if put_back {
+            prop_assert!(self.worked.contains(&after), "{after} is put back and never worked");
+            self.written = Some(after);
+            return Ok(());
+        }
+        let RolloutDecision::Rewrite { .. } = decision else { return Ok(()) };
+        prop_assert!(before != after, "a write that changes nothing");
+        let hour = SignedDuration::from_hours(1);
+        if self.set_at.is_some_and(|at| world.now.duration_since(at) >= hour) {
+            self.over.clear();
+        }
+        if self.written.as_ref().is_some_and(|written| written != before) {
+            let times = self.over.entry(after.clone()).or_default();
+            *times += 1;
+            prop_assert!(*times <= 2, "{after} is set {times} times against another writer");
+        }
+        self.written = Some(after);
+        self.set_at = Some(world.now);
+        Ok(())
+    }
+}
+
+proptest! {
+    /// Whatever happens: few writes, an end to them, no quarrel, and never back to what did not work.
+    #[test]
+    fn rewrites_end_never_fight_and_never_go_back_to_what_failed(
+        events in prop::collection::vec(event(), 1..25),
+    ) {
+        let mut world = world();
+        let mut witness = Witness::default();
+        witness.worked.extend([OLD.to_owned(), FOREIGN.to_owned()]);
+        for (number, event) in events.into_iter().enumerate() {
+            let first = number == 0;
+            match &event {
+                Event::Wish(version) => wish(&mut world, &version.to_string()),
+                Event::Another(0) => world.set_by_another(OLD),
+                Event::Another(1) => world.set_by_another(FOREIGN),
+                // The one that farrier itself would go back to; the first pass has left a record.
+                Event::Another(_) if first => {}
+                Event::Another(_) => {
+                    let replaced = recorded(&world).replaced;
+                    world.set_by_another(replaced.as_str().unwrap());
+                }
+                Event::Pods(ready) => (0..3).for_each(|n| world.run_pod(&format!("n{n}"), *ready)),
+                Event::Become(ready) => world.snapshot.pods.iter_mut().for_each(|pod| pod.ready = *ready),
+                Event::Clock(minutes) => later(&mut world, *minutes),
+            }
+            let ready = world.snapshot.pods.iter().filter(|pod| pod.ready);
+            witness.worked.extend(ready.map(|pod| pod.images["driver"].clone()));
+            for number in 0.. {
+                let before = world.image_of("driver").to_owned();
+                let (decision, wrote) = pass(&mut world);
+                if !wrote {
+                    prop_assert_eq!(&before, world.image_of("driver"));
+                    break;
+                }
+                witness.see(&world, &before, &decision)?;
+                prop_assert!(number < 2, "no end after {event:?}: {decision:?}");
+            }
+        }
+    }
+}

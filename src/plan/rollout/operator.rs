@@ -1,0 +1,90 @@
+//! Pure: how the operators name precompiled driver images, and where their resources say so.
+//!
+//! Facts: Network Operator `pkg/state/state_ofed.go` (`<version>-<kernel label>-<os><os version>-<arch>`) and GPU
+//! Operator `api/nvidia/v1alpha1/nvidiadriver_types.go`, `controllers/object_controls.go`
+//! (`<version>-<kernel label>-<os tag>`). The operators put the parts together by themselves: what a resource says is
+//! only the part before the kernel.
+
+use std::collections::BTreeMap;
+
+use super::ImageReference;
+use crate::{
+    image::{OperatorResource, Version},
+    kernel::{KernelLabel, KernelTarget},
+    plan::{Cell, UPGRADE_STATE_LABELS},
+};
+
+/// The end of the tag that the operator looks for on nodes of this target; `None` where the kernel has no label, and
+/// so no tag.
+pub(super) fn tag_end(kind: OperatorResource, target: &KernelTarget) -> Option<String> {
+    let KernelTarget { os, os_version, release, arch } = target;
+    let label = KernelLabel::of(release)?;
+    Some(match kind {
+        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
+            format!("-{label}-{os}{os_version}-{}", arch.as_str())
+        }
+        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => {
+            format!("-{label}-{}", target.os_tag())
+        }
+    })
+}
+
+/// A pattern for an image's `tags` that gives tags in the operator's form.
+pub(super) fn tag_pattern(kind: OperatorResource) -> &'static str {
+    match kind {
+        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
+            "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}"
+        }
+        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => {
+            "{{version}}-{{kernel_label}}-{{os_tag}}"
+        }
+    }
+}
+
+/// The versions that the operator can be given so that it finds this image, each with the name that it then looks
+/// for, in the order of the image's tags.
+pub(super) fn versions(kind: OperatorResource, cell: &Cell) -> Vec<(&str, &ImageReference)> {
+    let Some(end) = tag_end(kind, &cell.target) else { return Vec::new() };
+    let mut versions = Vec::new();
+    for reference in cell.references() {
+        let Version::Tag(tag) = &reference.version else { continue };
+        versions.extend(
+            tag.as_str()
+                .strip_suffix(end.as_str())
+                .filter(|version| !version.is_empty())
+                .map(|version| (version, reference)),
+        );
+    }
+    versions
+}
+
+/// The field that makes the operator look for precompiled drivers; `None` where it cannot be set.
+pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> {
+    match kind {
+        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => Some("forcePrecompiled"),
+        OperatorResource::ClusterPolicy => Some("usePrecompiled"),
+        // Immutable (a validation rule of the CRD).
+        OperatorResource::NvidiaDriver => None,
+    }
+}
+
+/// The node label in which the operator says where its replacing of the driver stands.
+pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
+    let [ofed, gpu] = UPGRADE_STATE_LABELS;
+    match kind {
+        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => ofed,
+        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => gpu,
+    }
+}
+
+/// Is a node in this state neither done nor given up? A failed upgrade is at rest: another version may be what ends
+/// it (k8s-operator-libs, `pkg/upgrade/consts.go`).
+pub(super) fn is_upgrading(state: &str) -> bool {
+    !matches!(state, "" | "upgrade-done" | "upgrade-failed")
+}
+
+/// Does the operator install its driver on a node with these labels, whatever the image's own selector is?
+pub(super) fn finds(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
+    let (key, value) = kind.node_label();
+    labels.get(key).is_some_and(|found| found == value)
+}

@@ -1,0 +1,356 @@
+//! Pure: the strategy `custom-resource`: repository, image and version in the resource of an operator, which makes
+//! the DaemonSets from it and computes the rest of each tag.
+//!
+//! A version `sha256:...` would pin a NicClusterPolicy's image, but the same one for every pool of nodes: the second
+//! kernel, or the next one, would get modules that it cannot load. So versions stay tags here, which never change
+//! their content (guarantee 3).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use super::{
+    CellState, Change, Context, Decided, HoldReason, ImageReference, KernelTarget, NodeGroup, PlanInputs,
+    Record, ResourceChange, RolloutDecision, Seen,
+    field::{self, Field, Step},
+    image::{passes, why_no_cell},
+    operator,
+    record::FieldRecord,
+    watch::Progress,
+};
+use crate::{
+    image::{OperatorResource, RolloutSpec},
+    plan::{Cell, NodeReason, ResourceFacts},
+};
+
+/// The name under which a record holds the fields of a resource.
+pub(super) const FIELD: &str = "spec";
+
+/// Fields of a driver's section that farrier writes.
+const FIELDS: [&str; 5] = ["repository", "image", "version", "forcePrecompiled", "usePrecompiled"];
+
+/// What a resource is to hold.
+enum Wish<'a> {
+    /// This, as all of it is published.
+    Fields { fields: Value, version: &'a str, kernels: usize, proof: Vec<ImageReference> },
+    /// The same, once this is published.
+    Pending(&'a ImageReference),
+}
+
+/// Labels of nodes that decide about the resources that rollouts name.
+pub(super) fn label_keys<'a>(inputs: &PlanInputs<'a>) -> Vec<&'a str> {
+    let mut keys = Vec::new();
+    for image in inputs.definitions.images.values() {
+        for rollout in &image.spec.rollout {
+            let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
+            keys.extend(image.spec.nodes.match_labels.keys().map(String::as_str));
+            keys.extend([operator::upgrade_label(*resource), resource.node_label().0]);
+            keys.extend(find(inputs, *resource, name).into_iter().flat_map(ResourceFacts::label_keys));
+        }
+    }
+    keys
+}
+
+fn find<'a>(inputs: &PlanInputs<'a>, kind: OperatorResource, name: &str) -> Option<&'a ResourceFacts> {
+    inputs.snapshot.resources.iter().find(|found| found.kind == kind && found.name == name)
+}
+
+/// Decides one resource.
+pub(super) fn decide(
+    context: &Context<'_>,
+    kind: OperatorResource,
+    name: &str,
+) -> Result<Decided, HoldReason> {
+    let inputs = context.inputs;
+    if let Some(detail) = inputs.snapshot.unseen.get(&Seen::Resources) {
+        return Err(HoldReason::Unseen { what: Seen::Resources, detail: detail.clone() });
+    }
+    let found = find(inputs, kind, name).ok_or(HoldReason::NoResource)?;
+    let driver = driver_section(found)?;
+    if !inputs.pullable {
+        return Err(HoldReason::NotPullable);
+    }
+    let reached: Vec<&NodeGroup<'_>> =
+        context.groups.iter().filter(|group| reaches(context, found, group)).collect();
+    match wish(context, kind, &kernels(&reached)?)? {
+        Wish::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
+        Wish::Fields { fields, version, kernels, proof } => {
+            let step = step(context, found, driver, &fields)?;
+            if let (Step::Set(_), Some(busy)) = (&step, upgrading(kind, &reached)) {
+                return Err(busy);
+            }
+            let how =
+                format!("version {version} for {kernels} kernel{}", if kernels == 1 { "" } else { "s" });
+            carry_out(found, driver, step, how, proof)
+        }
+    }
+}
+
+/// The driver's fields, where the operator installs a driver from them.
+fn driver_section(found: &ResourceFacts) -> Result<&Map<String, Value>, HoldReason> {
+    let off = |detail: &str| HoldReason::DriverOff { detail: detail.to_owned() };
+    let section = section(found);
+    let says = |field: &str| section.and_then(|section| section.get(field)).and_then(Value::as_bool);
+    match found.kind {
+        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
+            section.ok_or_else(|| off("spec.ofedDriver is absent"))
+        }
+        OperatorResource::ClusterPolicy if says("enabled") == Some(false) => {
+            Err(off("spec.driver.enabled is false"))
+        }
+        OperatorResource::ClusterPolicy if says("useNvidiaDriverCRD") == Some(true) => {
+            Err(off("spec.driver.useNvidiaDriverCRD is true, so that NVIDIADriver resources decide"))
+        }
+        OperatorResource::ClusterPolicy => section.ok_or_else(|| off("spec.driver is absent")),
+        OperatorResource::NvidiaDriver if says("usePrecompiled") == Some(true) => {
+            section.ok_or_else(|| off("spec is absent"))
+        }
+        OperatorResource::NvidiaDriver => {
+            Err(HoldReason::Immutable { field: "spec.usePrecompiled", needed: true })
+        }
+    }
+}
+
+/// The fields of the driver's section, if it is there.
+pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
+    let section = found.kind.driver_path().iter().try_fold(&*found.spec, |value, key| value.get(key));
+    section.and_then(Value::as_object)
+}
+
+/// May the operator install the driver there? On nodes that the image is for as on those that the operator finds by
+/// itself. Affinities and taints are left out of account: the answer is a superset, so that a rewrite is held too
+/// often rather than too seldom.
+fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) -> bool {
+    let labels = &group.sample.labels;
+    let image = context.inputs.definitions.images.get(context.image);
+    let for_image = image.is_some_and(|image| {
+        image.spec.nodes.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    });
+    let selected =
+        found.node_selector().all(|(key, value)| labels.get(key).is_some_and(|label| label == value));
+    selected && (for_image || operator::finds(found.kind, labels))
+}
+
+/// What the reached nodes run; each must be known.
+fn kernels<'a>(reached: &[&'a NodeGroup<'_>]) -> Result<BTreeSet<&'a KernelTarget>, HoldReason> {
+    let mut kernels = BTreeSet::new();
+    let mut unknown: Vec<(&str, &NodeReason)> = Vec::new();
+    for group in reached {
+        match &group.target {
+            Ok(kernel) => drop(kernels.insert(kernel)),
+            Err(why) => unknown.extend(group.nodes.iter().map(|node| (node.name.as_str(), why))),
+        }
+    }
+    match unknown.iter().min() {
+        Some((node, why)) => Err(HoldReason::UnknownNode {
+            node: (*node).to_owned(),
+            count: unknown.len(),
+            why: (*why).clone(),
+        }),
+        None if kernels.is_empty() => Err(HoldReason::NoNodes),
+        None => Ok(kernels),
+    }
+}
+
+/// The one version with which the operator finds a published image that passes for each of these kernels.
+fn wish<'a>(
+    context: &Context<'a>,
+    kind: OperatorResource,
+    kernels: &BTreeSet<&KernelTarget>,
+) -> Result<Wish<'a>, HoldReason> {
+    let Context { inputs, states, groups: _, image, spec: _ } = *context;
+    let mut found: Vec<(&Cell, Vec<(&str, &ImageReference)>)> = Vec::new();
+    let mut proof = Vec::new();
+    let mut pending = None;
+    for kernel in kernels {
+        let no_image = |detail| HoldReason::NoImage { kernel: kernel.to_string(), detail };
+        let Some((cell, state)) = states.get(&(image, *kernel)) else {
+            return Err(no_image(why_no_cell(inputs, image, kernel)));
+        };
+        let versions = operator::versions(kind, cell);
+        if versions.is_empty() {
+            return Err(tag_form(kind, cell));
+        }
+        match state {
+            CellState::Absent(detail) => return Err(no_image(detail.clone())),
+            CellState::Building => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
+            CellState::Published(published) => {
+                let pinned = published.pinned(&cell.reference);
+                passes(inputs, image, published, &pinned, kernel)?;
+                proof.push(pinned);
+            }
+        }
+        found.push((cell, versions));
+    }
+    let has =
+        |versions: &[(&str, &ImageReference)], version| versions.iter().any(|(found, _)| *found == version);
+    let candidates = found.first().map(|(_, versions)| versions.as_slice()).unwrap_or_default();
+    let common = candidates.iter().find(|(version, _)| found.iter().all(|(_, own)| has(own, *version)));
+    let Some((version, reference)) = common.copied() else {
+        let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (cell, own) in &found {
+            let version = own.first().map_or("", |(version, _)| version);
+            versions.entry(version.to_owned()).or_default().push(cell.target.to_string());
+        }
+        return Err(HoldReason::MixedVersions { versions });
+    };
+    if let Some(on) = pending {
+        return Ok(Wish::Pending(on));
+    }
+    for (cell, own) in &found {
+        let Some((_, name)) = own.iter().find(|(found, _)| *found == version) else { continue };
+        if !is_published(context, cell, name) {
+            return Ok(Wish::Pending(name));
+        }
+        proof.push((*name).clone());
+    }
+    // An image without a host is one of a layout directory.
+    let (repository, last) = reference.repository.as_str().rsplit_once('/').ok_or(HoldReason::NotPullable)?;
+    let mut fields: Map<String, Value> = [("repository", repository), ("image", last), ("version", version)]
+        .map(|(field, value)| (field.to_owned(), value.into()))
+        .into_iter()
+        .collect();
+    if let Some(flag) = operator::precompiled_field(kind) {
+        fields.insert(flag.to_owned(), true.into());
+    }
+    Ok(Wish::Fields { fields: fields.into(), version, kernels: kernels.len(), proof })
+}
+
+/// Does this name of the image lead to it already?
+pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageReference) -> bool {
+    let found = context.inputs.observed.published.get(name);
+    found.is_some_and(|found| found.input_hash == Some(cell.input_hash))
+}
+
+/// The image's tags are not those that the operator computes.
+pub(super) fn tag_form(kind: OperatorResource, cell: &Cell) -> HoldReason {
+    HoldReason::TagForm {
+        image: cell.reference.clone(),
+        looked_for: operator::tag_end(kind, &cell.target)
+            .unwrap_or_else(|| "a kernel label, which this kernel's release is too long for".to_owned()),
+        pattern: operator::tag_pattern(kind),
+    }
+}
+
+/// A rewrite makes the operator drain nodes, one after the other; changing its mind half-way would start that anew.
+fn upgrading(kind: OperatorResource, reached: &[&NodeGroup<'_>]) -> Option<HoldReason> {
+    let label = operator::upgrade_label(kind);
+    let state = |group: &&NodeGroup<'_>| group.sample.labels.get(label).cloned().unwrap_or_default();
+    let busy = reached.iter().filter(|group| operator::is_upgrading(&state(group)));
+    let mut nodes: Vec<(&str, String)> = busy
+        .flat_map(|group| group.nodes.iter().map(move |node| (node.name.as_str(), state(group))))
+        .collect();
+    nodes.sort();
+    let count = nodes.len();
+    let (node, state) = nodes.into_iter().next()?;
+    Some(HoldReason::UpgradeInProgress { node: node.to_owned(), state, count })
+}
+
+fn step(
+    context: &Context<'_>,
+    found: &ResourceFacts,
+    driver: &Map<String, Value>,
+    wished: &Value,
+) -> Result<Step, HoldReason> {
+    let record = Record::of(&found.annotations)?;
+    let now = context.inputs.now;
+    let current = values(wished, driver);
+    let field = Field { record: record.0.get(FIELD), current: &current, wished, now };
+    // The operator watches its own pods. What stood for an hour is taken for good when another value comes, and
+    // nothing is noted until then.
+    Ok(field::decide(&field, |set| {
+        let stood = set.at_peace(now) && current != *wished;
+        if stood { Progress::Good } else { Progress::Waiting }
+    }))
+}
+
+/// What the driver's section holds in the fields that `like` has; null where it has none.
+pub(super) fn values(like: &Value, driver: &Map<String, Value>) -> Value {
+    let keys = like.as_object().into_iter().flat_map(Map::keys);
+    keys.map(|key| (key.clone(), driver.get(key).cloned().unwrap_or_default())).collect::<Map<_, _>>().into()
+}
+
+fn carry_out(
+    found: &ResourceFacts,
+    driver: &Map<String, Value>,
+    step: Step,
+    how: String,
+    proof: Vec<ImageReference>,
+) -> Result<Decided, HoldReason> {
+    let (decision, noted, proof) = match step {
+        Step::Keep => return Ok(RolloutDecision::Settled { how }.into()),
+        Step::Note(noted) => (RolloutDecision::Settled { how }, noted, Vec::new()),
+        Step::Set(noted) => {
+            let path = field_path(found.kind);
+            let now = vec![format!("set {path}: {} -> {}", in_words(&noted, driver), said(&noted.set))];
+            (RolloutDecision::Steps { now }, noted, proof)
+        }
+        Step::PutBack(noted, why) => (RolloutDecision::Hold(why), noted, Vec::new()),
+        Step::Leave(None, why) => return Err(why),
+        Step::Leave(Some(noted), why) => (RolloutDecision::Hold(why), noted, Vec::new()),
+    };
+    let change = change(found, driver, noted, proof)?;
+    Ok(Decided { decision, changes: vec![Change::Resource(change)] })
+}
+
+/// The change that leaves a resource with what the record says was written, and farrier's annotations.
+pub(super) fn change(
+    found: &ResourceFacts,
+    driver: &Map<String, Value>,
+    noted: FieldRecord,
+    proof: Vec<ImageReference>,
+) -> Result<ResourceChange, HoldReason> {
+    let record = Record::of(&found.annotations)?;
+    let fields: Map<String, Value> = match noted.written() {
+        // What was not there before is not named, and so removed.
+        Some(value) => writable(value).collect(),
+        // Left to somebody else, who may have changed some of the fields only: the others stay named, because what
+        // nobody owns any more is removed.
+        None => {
+            let written = record.0.get(FIELD).and_then(FieldRecord::written);
+            let ours = written.into_iter().flat_map(writable);
+            ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()
+        }
+    };
+    let nested =
+        found.kind.driver_path().iter().rev().fold(Value::from(fields), |inner, key| {
+            Value::from(Map::from_iter([((*key).to_owned(), inner)]))
+        });
+    Ok(ResourceChange {
+        kind: found.kind,
+        name: found.name.clone(),
+        version: found.version.clone(),
+        spec: nested,
+        annotations: record.with(FIELD, noted).annotations(&found.annotations),
+        proof,
+    })
+}
+
+/// A record is read back from the cluster: nothing but the known fields, in their types, goes from it into a resource.
+fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
+    let fields = value.as_object().into_iter().flatten();
+    let fits = |(key, value): &(&String, &Value)| {
+        FIELDS.contains(&key.as_str()) && (value.is_string() || value.is_boolean())
+    };
+    fields.filter(fits).map(|(key, value)| (key.clone(), value.clone()))
+}
+
+/// `spec.driver`, or `spec`.
+pub(super) fn field_path(kind: OperatorResource) -> String {
+    std::iter::once(FIELD).chain(kind.driver_path().iter().copied()).collect::<Vec<_>>().join(".")
+}
+
+fn in_words(noted: &FieldRecord, driver: &Map<String, Value>) -> String {
+    said(&values(&noted.set, driver))
+}
+
+/// `repository/image, version V` and the flags, for people.
+pub(super) fn said(value: &Value) -> String {
+    let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or("(none)");
+    let flags = value.as_object().into_iter().flatten().filter(|(_, value)| value.as_bool() == Some(true));
+    let flags: String = flags.map(|(key, _)| format!(", {key}")).collect();
+    format!("{}/{} version {}{flags}", text("repository"), text("image"), text("version"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+use jiff::SignedDuration;
+use serde_json::json;
+
+use super::*;
+use crate::{
+    kmod::Verdict,
+    plan::{
+        KERNEL_LABEL, Plan,
+        fixtures::{K47, K48, World, name, node, resource},
+        rollout::RecordState,
+    },
+};
+
+const NETWORK: &str = "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}";
+const GPU: &str = "{{version}}-{{kernel_label}}-{{os_tag}}";
+
+/// Nodes with both kernels, a resource of this kind with another driver in it, and all images published.
+fn world(kind: OperatorResource) -> World {
+    let mut world = World::new(&[K47, K48]);
+    let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
+    let (spec, tags) = match kind {
+        OperatorResource::NicClusterPolicy => (json!({"ofedDriver": driver}), NETWORK),
+        OperatorResource::NicNodePolicy => {
+            (json!({"ofedDriver": driver, "nodeSelector": {"pool": "a"}}), NETWORK)
+        }
+        OperatorResource::ClusterPolicy => (json!({"driver": driver}), GPU),
+        OperatorResource::NvidiaDriver => {
+            let mut spec = driver;
+            spec["usePrecompiled"] = true.into();
+            (spec, GPU)
+        }
+    };
+    world.snapshot.resources = vec![resource(kind, "policy", spec)];
+    world.snapshot.daemon_sets.clear();
+    world.image("mft").spec.tags = vec!["{{kernel_release}}".to_owned(), tags.to_owned()];
+    world.image("mft").spec.rollout =
+        vec![RolloutSpec::CustomResource { resource: kind, name: "policy".to_owned() }];
+    world.publish(Verdict::Loads);
+    world
+}
+
+fn network() -> World {
+    world(OperatorResource::NicClusterPolicy)
+}
+
+fn set_spec(world: &mut World, spec: Value) {
+    world.snapshot.resources[0].spec = spec.into();
+}
+
+fn label(world: &mut World, node: usize, key: &str, value: &str) {
+    world.snapshot.nodes[node].labels.insert(key.to_owned(), value.to_owned());
+}
+
+fn change(plan: &Plan) -> ResourceChange {
+    match &plan.rollouts[0].changes[..] {
+        [Change::Resource(change)] => change.clone(),
+        _ => panic!("not one change: {:?}", plan.rollouts[0].decision),
+    }
+}
+
+/// Makes the change; gives it.
+fn pass(world: &mut World) -> ResourceChange {
+    let change = change(&world.plan());
+    world.apply(&Change::Resource(change.clone())).unwrap();
+    change
+}
+
+fn decision(world: &World) -> RolloutDecision {
+    world.plan().rollouts.swap_remove(0).decision
+}
+
+fn hold(world: &World) -> HoldReason {
+    match decision(world) {
+        RolloutDecision::Hold(why) => why,
+        other => panic!("not held: {other:?}"),
+    }
+}
+
+#[test]
+fn each_operator_gets_the_fields_from_which_it_computes_the_tags() {
+    let spec = |kind| change(&world(kind).plan()).spec;
+    let common = json!({"repository": "registry.test/drivers", "image": "mft", "version": "4.33.0"});
+    let with = |flag: &str| {
+        let mut fields = common.clone();
+        fields[flag] = true.into();
+        fields
+    };
+    assert_eq!(spec(OperatorResource::NicClusterPolicy), json!({"ofedDriver": with("forcePrecompiled")}));
+    assert_eq!(spec(OperatorResource::ClusterPolicy), json!({"driver": with("usePrecompiled")}));
+    assert_eq!(spec(OperatorResource::NvidiaDriver), common);
+    let mut pool = world(OperatorResource::NicNodePolicy);
+    label(&mut pool, 1, "pool", "a");
+    assert_eq!(change(&pool.plan()).spec, json!({"ofedDriver": with("forcePrecompiled")}));
+    // For each kernel: the image by digest, and the name that the operator will look for.
+    assert_eq!(change(&network().plan()).proof.len(), 4);
+    assert_eq!(change(&pool.plan()).proof.len(), 2, "the other node is not its own");
+}
+
+#[test]
+fn a_resource_that_is_set_stays_as_it_is() {
+    let mut world = network();
+    let RolloutDecision::Steps { now } = decision(&world) else { panic!("not set") };
+    insta::assert_snapshot!(now.join("\n"), @"set spec.ofedDriver: nvcr.test/x/driver version 1 -> registry.test/drivers/mft version 4.33.0, forcePrecompiled");
+    let first = pass(&mut world);
+    let record = Record::of(&first.annotations).unwrap();
+    assert_eq!(record.0[FIELD].replaced["forcePrecompiled"], Value::Null);
+    assert_eq!(record.0[FIELD].replaced["version"], "1");
+    for hours in [0, 2] {
+        world.now += SignedDuration::from_hours(hours);
+        let plan = world.plan();
+        assert!(plan.rollouts[0].changes.is_empty() && plan.is_idle());
+        let RolloutDecision::Settled { how } = &plan.rollouts[0].decision else { panic!("not settled") };
+        assert_eq!(how, "version 4.33.0 for 2 kernels");
+    }
+}
+
+#[test]
+fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
+    let mut world = network();
+    pass(&mut world);
+    let back = |world: &mut World| {
+        let mut spec = (*world.snapshot.resources[0].spec).clone();
+        spec["ofedDriver"]["version"] = "1".into();
+        set_spec(world, spec);
+    };
+    back(&mut world);
+    pass(&mut world);
+    back(&mut world);
+    let left = pass(&mut world);
+    // The others' version is not named; what nobody else owns is, or it would be removed.
+    let ours = json!({"repository": "registry.test/drivers", "image": "mft", "forcePrecompiled": true});
+    assert_eq!(left.spec, json!({"ofedDriver": ours}));
+    assert_eq!(Record::of(&left.annotations).unwrap().0[FIELD].state, RecordState::Conflict);
+    assert_eq!(hold(&world), HoldReason::ChangedBack { times: 2 });
+    assert!(world.plan().rollouts[0].changes.is_empty() && world.plan().has_failures());
+}
+
+#[test]
+fn what_stood_for_an_hour_is_what_to_go_back_to() {
+    for (minutes, replaced) in [(59, "1"), (60, "4.33.0")] {
+        let mut world = network();
+        pass(&mut world);
+        world.now += SignedDuration::from_mins(minutes);
+        world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
+        world.publish(Verdict::Loads);
+        let change = pass(&mut world);
+        assert_eq!(Record::of(&change.annotations).unwrap().0[FIELD].replaced["version"], replaced);
+    }
+}
+
+#[test]
+fn every_reason_to_hold_says_what_is_the_matter() {
+    let with = |kind, change: fn(&mut World)| {
+        let mut world = world(kind);
+        change(&mut world);
+        let why = hold(&world);
+        let failure = if why.is_failure() { "failure" } else { "finding" };
+        let json = serde_json::to_value(&why).unwrap()["reason"].clone();
+        format!("{failure} {json}: {why}")
+    };
+    let nic = |change| with(OperatorResource::NicClusterPolicy, change);
+    let gpu = |change| with(OperatorResource::ClusterPolicy, change);
+    let driver = |change| with(OperatorResource::NvidiaDriver, change);
+    let reasons = [
+        nic(|w| w.snapshot.resources.clear()),
+        nic(|w| drop(w.snapshot.unseen.insert(Seen::Resources, "forbidden".to_owned()))),
+        nic(|w| set_spec(w, json!({}))),
+        gpu(|w| set_spec(w, json!({"driver": {"enabled": false}}))),
+        gpu(|w| set_spec(w, json!({"driver": {"useNvidiaDriverCRD": true}}))),
+        driver(|w| set_spec(w, json!({"usePrecompiled": false}))),
+        nic(|w| w.location.pullable = false),
+        nic(|w| w.snapshot.nodes.iter_mut().for_each(|node| drop(node.labels.remove("pci")))),
+        nic(|w| drop(w.snapshot.nodes[1].labels.remove(KERNEL_LABEL))),
+        nic(|w| w.image("mft").spec.tags = vec!["{{kernel_release}}".to_owned()]),
+        gpu(|w| w.image("mft").spec.tags = vec!["{{kernel_release}}".to_owned()]),
+        nic(|w| w.image("mft").spec.kernels = Some("<6".parse().unwrap())),
+        nic(|w| w.observed.published.values_mut().for_each(|p| p.verdict = None)),
+        nic(|w| {
+            w.snapshot.nodes[1]
+                .labels
+                .insert("nvidia.com/ofed-driver-upgrade-state".to_owned(), "drain-required".to_owned());
+        }),
+        gpu(|w| {
+            for (node, state) in w.snapshot.nodes.iter_mut().zip(["upgrade-required", "cordon-required"]) {
+                node.labels.insert("nvidia.com/gpu-driver-upgrade-state".to_owned(), state.to_owned());
+            }
+        }),
+    ];
+    insta::assert_snapshot!(reasons.join("\n").replace("registry.test/drivers/", ""));
+}
+
+#[test]
+fn an_upgrade_that_is_over_holds_nothing() {
+    for state in ["", "upgrade-done", "upgrade-failed"] {
+        let mut world = network();
+        label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", state);
+        label(&mut world, 1, "nvidia.com/gpu-driver-upgrade-state", "drain-required");
+        change(&world.plan());
+    }
+    // Nor does one that runs, where there is nothing to write.
+    let mut world = network();
+    pass(&mut world);
+    label(&mut world, 0, "nvidia.com/ofed-driver-upgrade-state", "drain-required");
+    assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
+}
+
+#[test]
+fn nodes_that_the_operator_finds_by_itself_count() {
+    let mut world = network();
+    let mut stranger = node("stranger", "6.1.0-99-amd64");
+    stranger.labels.remove("pci");
+    world.snapshot.nodes.push(stranger);
+    change(&world.plan());
+    label(&mut world, 2, "feature.node.kubernetes.io/pci-15b3.present", "true");
+    assert!(matches!(hold(&world), HoldReason::NoImage { .. }));
+}
+
+#[test]
+fn an_image_or_a_tag_that_is_not_there_yet_is_waited_for() {
+    let mut world = network();
+    let computed = |world: &World| world.matrix().cells[1].further[0].clone();
+    let tag = computed(&world);
+    let published = world.observed.published.remove(&tag);
+    let RolloutDecision::Pending { on } = decision(&world) else { panic!("not pending") };
+    assert_eq!(on, tag);
+    assert!(published.is_some());
+    world.observed.published.clear();
+    assert!(matches!(decision(&world), RolloutDecision::Pending { .. }));
+}
+
+#[test]
+fn kernels_with_different_versions_cannot_share_a_resource() {
+    let mut world = network();
+    // The version depends on the kernel here, as a pattern can make it.
+    world.image("mft").spec.tags = vec![format!("{{{{kernel_release}}}}-{NETWORK}")];
+    world.publish(Verdict::Loads);
+    insta::assert_snapshot!(hold(&world), @"the resource has one version, and its kernels need several: 6.1.0-47-amd64-4.33.0 for 6.1.0-47-amd64 (debian 12, amd64), 6.1.0-48-amd64-4.33.0 for 6.1.0-48-amd64 (debian 12, amd64)");
+}
+
+#[test]
+fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
+    let mut world = world(OperatorResource::ClusterPolicy);
+    for facts in &mut world.snapshot.nodes {
+        facts.labels.insert(crate::plan::OS_ID_LABEL.to_owned(), "rhel".to_owned());
+        facts.labels.insert(crate::plan::OS_VERSION_LABEL.to_owned(), "9.4".to_owned());
+    }
+    let family: Value = serde_json::to_value(&world.definitions.families[0]).unwrap();
+    let mut family = family;
+    family["spec"]["match"]["os"] = json!(["rhel"]);
+    world.definitions.families = vec![serde_json::from_value(family).unwrap()];
+    world.publish(Verdict::Loads);
+    assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
+    // The Network Operator wants all of it.
+    let cell = &world.matrix().cells[0];
+    assert!(operator::versions(OperatorResource::NicClusterPolicy, cell).is_empty());
+    assert_eq!(
+        operator::tag_end(OperatorResource::NicClusterPolicy, &cell.target).unwrap(),
+        "-6.1.0-47-amd64-rhel9.4-amd64"
+    );
+}
+
+#[test]
+fn publish_only_counts_tags_and_looks_at_their_form() {
+    let mut world = network();
+    let publish_only = |resource| vec![RolloutSpec::PublishOnly { resource }];
+    world.image("mft").spec.rollout = publish_only(None);
+    let RolloutDecision::Settled { how } = decision(&world) else { panic!("not settled") };
+    assert_eq!(how, "4 tags published");
+    world.image("mft").spec.rollout = publish_only(Some(OperatorResource::NicNodePolicy));
+    assert!(matches!(decision(&world), RolloutDecision::Settled { .. }));
+    world.image("mft").spec.rollout = publish_only(Some(OperatorResource::ClusterPolicy));
+    assert!(matches!(hold(&world), HoldReason::TagForm { .. }));
+    world.image("mft").spec.rollout = publish_only(None);
+    let mut failing = world.clone();
+    failing.definitions.templates.clear();
+    assert!(matches!(hold(&failing), HoldReason::NoImage { .. }));
+    let mut refused = world.clone();
+    refused.observed.published.values_mut().for_each(|found| found.verdict = Some(Verdict::Refused));
+    assert!(matches!(hold(&refused), HoldReason::NotPassed { .. }));
+    let tag = world.matrix().cells[0].further[0].clone();
+    world.observed.published.remove(&tag);
+    assert_eq!(decision(&world), RolloutDecision::Pending { on: tag });
+    world.snapshot.nodes.clear();
+    assert!(world.plan().rollouts.is_empty(), "nothing calls for it");
+}

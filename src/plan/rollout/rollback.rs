@@ -1,0 +1,198 @@
+//! Pure: taking rewrites back.
+//!
+//! Each strategy that writes has a function in [`SOURCES`], which gives the steps for the objects that it wrote. What
+//! was before is put back although nobody asked the registry about it: it was there, and a person asks for it.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    Change, HoldReason, RECORD_ANNOTATION, Record, RecordState,
+    image::naming,
+    record::FieldRecord,
+    resource::{self, FIELD},
+};
+use crate::plan::{ClusterSnapshot, DaemonSetFacts, ResourceFacts};
+
+/// What becomes of one field.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome")]
+pub enum RollbackOutcome {
+    /// It gets back what was there before.
+    PutBack {
+        /// What farrier has set.
+        from: String,
+        /// What was there before.
+        to: String,
+    },
+    /// Somebody else has set it since: that stays, and farrier leaves it, too.
+    Released {
+        /// What it holds.
+        holds: String,
+    },
+    /// Nothing is to be done.
+    Nothing {
+        /// Why not.
+        why: String,
+    },
+}
+
+/// What becomes of one object.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RollbackStep {
+    /// `namespace/name` of a DaemonSet, `Kind/name` of an operator's resource.
+    pub object: String,
+    /// What becomes of each container, or of the resource's `spec`.
+    pub fields: BTreeMap<String, RollbackOutcome>,
+    /// Why nothing can be said of it: farrier's record cannot be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// The command after which the controller sets the object again.
+    pub resume: String,
+    /// What an adapter does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub change: Option<Change>,
+}
+
+/// One strategy's objects: all that the cluster has, with a step for those that have a record.
+type Source = fn(&ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)>;
+
+const SOURCES: &[Source] = &[daemon_sets, resources];
+
+/// The steps that take back what farrier has set: in the selected objects, or in all that have a record.
+///
+/// # Errors
+/// Selected names that the cluster does not have.
+pub fn rollback(snapshot: &ClusterSnapshot, selected: &[String]) -> Result<Vec<RollbackStep>, Vec<String>> {
+    let objects: Vec<(String, Option<RollbackStep>)> =
+        SOURCES.iter().flat_map(|source| source(snapshot)).collect();
+    let unknown: Vec<String> =
+        selected.iter().filter(|name| !objects.iter().any(|(found, _)| found == *name)).cloned().collect();
+    if !unknown.is_empty() {
+        return Err(unknown);
+    }
+    let wanted = objects.into_iter().filter(|(name, _)| selected.is_empty() || selected.contains(name));
+    Ok(wanted.filter_map(|(_, step)| step).collect())
+}
+
+fn daemon_sets(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)> {
+    let step = |found: &DaemonSetFacts| {
+        let object = format!("{}/{}", found.namespace, found.name);
+        let live = found.live.as_ref()?;
+        let resume = format!(
+            "kubectl annotate daemonset {} --namespace {} {RECORD_ANNOTATION}-",
+            found.name, found.namespace
+        );
+        let current = |field: &str| {
+            let container = found.containers.iter().find(|container| container.name == field)?;
+            Some(Value::from(container.image.as_str()))
+        };
+        let image = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let taken = take_back(Record::of(&live.annotations), current, image);
+        let change = |record: &Record, put_back: &[String]| {
+            let mut change = naming(found, record);
+            for container in found.containers.iter().filter(|found| put_back.contains(&found.name)) {
+                let to = record.0.get(&container.name).and_then(|field| field.replaced.as_str());
+                change.expected.insert(container.name.clone(), container.image.clone());
+                change.images.insert(container.name.clone(), to.unwrap_or_default().to_owned());
+            }
+            Some(Change::DaemonSet(change))
+        };
+        Some((object.clone(), taken.step(object, resume, change)))
+    };
+    snapshot.daemon_sets.iter().filter_map(step).collect()
+}
+
+fn resources(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)> {
+    let step = |found: &ResourceFacts| {
+        let object = format!("{}/{}", found.kind, found.name);
+        let (plural, group) = (found.kind.plural(), found.kind.group());
+        let resume = format!("kubectl annotate {plural}.{group} {} {RECORD_ANNOTATION}-", found.name);
+        let record = Record::of(&found.annotations);
+        let fields = record.as_ref().ok().and_then(|record| record.0.get(FIELD)).cloned();
+        let current = |field: &str| {
+            let like = fields.as_ref().filter(|_| field == FIELD)?;
+            Some(resource::values(&like.set, resource::section(found)?))
+        };
+        let taken = take_back(record, current, resource::said);
+        let change = |record: &Record, _: &[String]| {
+            let noted = record.0.get(FIELD)?.clone();
+            let driver = resource::section(found)?;
+            resource::change(found, driver, noted, Vec::new()).ok().map(Change::Resource)
+        };
+        (object.clone(), taken.step(object, resume, change))
+    };
+    snapshot.resources.iter().map(step).collect()
+}
+
+/// What becomes of the fields of a record.
+struct Taken {
+    outcomes: BTreeMap<String, RollbackOutcome>,
+    record: Record,
+    error: Option<String>,
+}
+
+impl Taken {
+    /// `change` makes the object's change from the new record and the fields that get their old value back.
+    fn step(
+        self,
+        object: String,
+        resume: String,
+        change: impl FnOnce(&Record, &[String]) -> Option<Change>,
+    ) -> Option<RollbackStep> {
+        let Self { outcomes, record, error } = self;
+        if outcomes.is_empty() && error.is_none() {
+            return None;
+        }
+        let put_back =
+            outcomes.iter().filter(|(_, outcome)| matches!(outcome, RollbackOutcome::PutBack { .. }));
+        let put_back: Vec<String> = put_back.map(|(field, _)| field.clone()).collect();
+        let differs = outcomes.values().any(|outcome| !matches!(outcome, RollbackOutcome::Nothing { .. }));
+        let change = if differs { change(&record, &put_back) } else { None };
+        Some(RollbackStep { object, fields: outcomes, error, resume, change })
+    }
+}
+
+fn take_back(
+    record: Result<Record, HoldReason>,
+    current: impl Fn(&str) -> Option<Value>,
+    said: impl Fn(&Value) -> String,
+) -> Taken {
+    let mut taken = Taken { outcomes: BTreeMap::new(), record: Record::default(), error: None };
+    let record = match record {
+        Ok(record) => record,
+        Err(unreadable) => {
+            taken.error = Some(unreadable.to_string());
+            return taken;
+        }
+    };
+    for (name, field) in &record.0 {
+        let nothing = |why: &str| RollbackOutcome::Nothing { why: why.to_owned() };
+        let rolled_back = FieldRecord { state: RecordState::RolledBack, ..field.clone() };
+        let (outcome, noted) = match (field.state, current(name)) {
+            (_, None) => (nothing("it is not there any more"), field.clone()),
+            (RecordState::RolledBack, _) => (nothing("it was rolled back before"), field.clone()),
+            (RecordState::Failed, _) => {
+                (nothing("its pods failed, and what was before was put back then"), field.clone())
+            }
+            (RecordState::Conflict, _) => {
+                (nothing("somebody else has set it, and it was left"), field.clone())
+            }
+            (RecordState::Set | RecordState::Good, Some(now)) if now == field.set => {
+                (RollbackOutcome::PutBack { from: said(&now), to: said(&field.replaced) }, rolled_back)
+            }
+            (RecordState::Set | RecordState::Good, Some(now)) => {
+                (RollbackOutcome::Released { holds: said(&now) }, rolled_back)
+            }
+        };
+        taken.outcomes.insert(name.clone(), outcome);
+        taken.record.0.insert(name.clone(), noted);
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests;

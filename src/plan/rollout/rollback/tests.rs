@@ -1,0 +1,116 @@
+use serde_json::json;
+
+use super::*;
+use crate::{
+    image::{OperatorResource, RolloutSpec},
+    kmod::Verdict,
+    plan::{
+        HoldReason, Plan, RolloutDecision,
+        fixtures::{K47, World, live_daemon_set, name, resource},
+    },
+};
+
+/// A DaemonSet and a resource that farrier has set, and a DaemonSet that it has not.
+fn world() -> World {
+    let mut world = World::live(&[K47]);
+    world.snapshot.daemon_sets.push(live_daemon_set("other"));
+    let driver = json!({"repository": "nvcr.test/x", "image": "driver", "version": "1"});
+    let policy = resource(OperatorResource::NicClusterPolicy, "policy", json!({"ofedDriver": driver}));
+    world.snapshot.resources = vec![policy];
+    let policy = RolloutSpec::CustomResource {
+        resource: OperatorResource::NicClusterPolicy,
+        name: "policy".to_owned(),
+    };
+    world.image("mft").spec.rollout.push(policy);
+    world.publish(Verdict::Loads);
+    pass(&mut world);
+    world
+}
+
+fn pass(world: &mut World) -> Plan {
+    let plan = world.plan();
+    plan.rollouts.iter().flat_map(|rollout| &rollout.changes).for_each(|change| world.apply(change).unwrap());
+    plan
+}
+
+fn roll_back(world: &mut World, selected: &[&str]) -> Vec<RollbackStep> {
+    let selected: Vec<String> = selected.iter().map(ToString::to_string).collect();
+    let steps = rollback(&world.snapshot, &selected).unwrap();
+    steps.iter().filter_map(|step| step.change.as_ref()).for_each(|change| world.apply(change).unwrap());
+    steps
+}
+
+#[test]
+fn what_was_before_is_put_back_and_stays() {
+    let mut world = world();
+    let steps = roll_back(&mut world, &[]);
+    assert_eq!(world.image_of("driver"), "registry.test/old:1");
+    let Some(Change::Resource(change)) = &steps[1].change else { panic!("no resource") };
+    // What was not there before is not named, so that the apply removes it.
+    assert_eq!(
+        change.spec,
+        json!({"ofedDriver": {"repository": "nvcr.test/x", "image": "driver", "version": "1"}})
+    );
+    let mut json = serde_json::to_value(&steps).unwrap();
+    for step in json.as_array_mut().unwrap() {
+        step.as_object_mut().unwrap().remove("change");
+    }
+    let digest = regex::Regex::new("@sha256:[0-9a-f]{64}").unwrap();
+    let text = serde_json::to_string_pretty(&json).unwrap();
+    insta::assert_snapshot!(digest.replace_all(&text, "@DIGEST"));
+
+    // An apply has removed it by now.
+    let mut spec = (*world.snapshot.resources[0].spec).clone();
+    spec["ofedDriver"].as_object_mut().unwrap().remove("forcePrecompiled");
+    world.snapshot.resources[0].spec = spec.into();
+    let plan = pass(&mut world);
+    assert!(plan.rollouts.iter().all(|rollout| {
+        matches!(rollout.decision, RolloutDecision::Hold(HoldReason::RolledBack { .. }))
+            && rollout.changes.is_empty()
+    }));
+    assert!(!plan.has_failures());
+    insta::assert_snapshot!(
+        HoldReason::RolledBack { at: world.now },
+        @"farrier rollback took back what was set at 1970-01-01T00:00:00Z; it waits for another image, or for the annotation farrier.dev/record to be removed"
+    );
+    assert!(roll_back(&mut world, &[]).iter().all(|step| step.change.is_none()), "once is enough");
+    // Until another image is due.
+    world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
+    world.publish(Verdict::Loads);
+    assert!(pass(&mut world).rollouts.iter().all(|rollout| rollout.changes.len() == 1));
+}
+
+#[test]
+fn only_what_is_selected_is_rolled_back() {
+    let mut world = world();
+    let steps = roll_back(&mut world, &["NicClusterPolicy/policy", "kube-system/other"]);
+    assert_eq!(steps.len(), 1, "farrier has set nothing in the other DaemonSet");
+    assert_ne!(world.image_of("driver"), "registry.test/old:1");
+    let unknown = rollback(&world.snapshot, &["kube-system/no".to_owned(), "kube-system/mft".to_owned()]);
+    assert_eq!(unknown.unwrap_err(), ["kube-system/no"]);
+}
+
+#[test]
+fn what_somebody_else_has_set_since_stays() {
+    let mut world = world();
+    world.set_by_another("registry.test/foreign:1");
+    let steps = roll_back(&mut world, &["kube-system/mft"]);
+    let holds = "registry.test/foreign:1".to_owned();
+    assert_eq!(steps[0].fields["driver"], RollbackOutcome::Released { holds });
+    assert_eq!(world.image_of("driver"), "registry.test/foreign:1");
+    let Some(Change::DaemonSet(change)) = &steps[0].change else { panic!("no DaemonSet") };
+    assert!(change.images.is_empty(), "it is theirs");
+    // Without the rollback it would be set again once.
+    assert!(matches!(pass(&mut world).rollouts[0].decision, RolloutDecision::Hold(_)));
+    assert_eq!(world.image_of("driver"), "registry.test/foreign:1");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_is_said() {
+    let mut world = world();
+    let live = world.snapshot.daemon_sets[0].live.as_mut().unwrap();
+    live.annotations.insert(RECORD_ANNOTATION.to_owned(), "[]".to_owned());
+    let steps = roll_back(&mut world, &["kube-system/mft"]);
+    assert!(steps[0].change.is_none());
+    assert!(steps[0].error.as_ref().unwrap().contains(RECORD_ANNOTATION));
+}

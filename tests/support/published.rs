@@ -1,0 +1,70 @@
+//! Images as farrier publishes them, without a compilation: what tests of rollouts start from.
+
+use std::{collections::BTreeMap, path::Path};
+
+use farrier::{
+    image::{ImageReference, Version},
+    kmod::Verdict,
+    oci::{Assembly, EntryKind, ImageFacts, LayerWriter, assemble, media_type},
+    registry::{Registry, RegistryOptions, RemoteRegistry},
+};
+use serde_json::Value;
+
+/// Publishes every image that a plan (`farrier plan -o json`) would build: one small layer, farrier's annotations, the
+/// planned input hash. Returns each by digest, by image and kernel release.
+pub fn publish_planned(plan: &Value) -> BTreeMap<(String, String), String> {
+    let builds = plan["builds"].as_array().expect("a plan").iter();
+    builds.map(|build| (key(&build["cell"]), publish(&build["cell"], Verdict::Loads))).collect()
+}
+
+fn key(cell: &Value) -> (String, String) {
+    (text(&cell["image"]).to_owned(), text(&cell["target"]["release"]).to_owned())
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap()
+}
+
+/// Publishes one cell of a plan with this verdict, and gives its reference by digest.
+pub fn publish(cell: &Value, verdict: Verdict) -> String {
+    let release = text(&cell["target"]["release"]);
+    let reference: ImageReference = text(&cell["reference"]).parse().unwrap();
+    let mut writer = LayerWriter::new(Vec::new(), 0);
+    for directory in ["lib", "lib/modules", &format!("lib/modules/{release}")] {
+        writer.entry(Path::new(directory), 0o755, EntryKind::Directory).unwrap();
+    }
+    let mut content = text(&cell["inputHash"]).as_bytes();
+    let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
+    writer.entry(&Path::new("lib/modules").join(release).join("driver.ko"), 0o644, kind).unwrap();
+    let (layer, blob) = writer.finish().unwrap();
+    let facts = ImageFacts {
+        input_hash: Some(text(&cell["inputHash"]).parse().unwrap()),
+        kernel_release: Some(release.parse().unwrap()),
+        verdict: Some(verdict),
+        ..ImageFacts::default()
+    };
+    let assembled = assemble(&Assembly {
+        base: None,
+        layers: &[layer],
+        entrypoint: &["/driver".to_owned()],
+        env: &BTreeMap::new(),
+        labels: &BTreeMap::new(),
+        annotations: &facts.to_annotations(),
+        architecture: "amd64".parse().unwrap(),
+    })
+    .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default()).unwrap();
+        let repository = &reference.repository;
+        registry.push_bytes(repository, &blob).await.unwrap();
+        registry.push_bytes(repository, &assembled.config).await.unwrap();
+        for version in [&Version::Digest(assembled.digest.clone()), &reference.version] {
+            registry
+                .push_manifest(repository, version, media_type::OCI_MANIFEST, &assembled.manifest)
+                .await
+                .unwrap();
+        }
+    });
+    format!("{}@{}", reference.repository, assembled.digest)
+}
