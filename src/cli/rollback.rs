@@ -9,11 +9,13 @@ use super::{
     CliError, Exit,
     args::{Global, OutputForm, RollbackArgs},
     printer, session,
+    settings::Settings,
 };
 use crate::{
     cluster::{Cluster, ClusterError},
     controller::chain,
-    plan::{self, RollbackOutcome, RollbackStep, Seen},
+    image::OperatorResource,
+    plan::{self, Interest, RollbackOutcome, RollbackStep, Seen},
 };
 
 /// Times that an object is looked at again because somebody was faster.
@@ -45,7 +47,17 @@ pub async fn rollback(
             args.cluster
         )));
     }
-    let cluster = session::cluster(&args.cluster)?;
+    let choice = session::cluster(&args.cluster)?;
+    let mut interest = Interest::of(&Settings::resolve(global)?.definitions);
+    // Objects whose rollout the definitions have lost meanwhile can still be named.
+    for object in &args.objects {
+        let Some((first, name)) = object.split_once('/') else { continue };
+        match OperatorResource::ALL.into_iter().find(|resource| resource.kind() == first) {
+            Some(resource) => drop(interest.resources.insert(resource)),
+            None => drop(interest.daemon_sets.insert((first.to_owned(), name.to_owned()))),
+        }
+    }
+    let cluster = choice.open_for(interest, cancel.clone()).await?;
     let taken = tokio::select! {
         () = cancel.cancelled() => return Ok(Exit::Interrupted),
         taken = take_back(cluster.as_ref(), args) => taken?,

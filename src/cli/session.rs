@@ -88,9 +88,18 @@ impl ClusterChoice {
         definitions: &Definitions,
         cancel: CancellationToken,
     ) -> Result<Arc<dyn Cluster>, CliError> {
+        self.open_for(Interest::of(definitions), cancel).await
+    }
+
+    /// Reaches the cluster, for what is asked about.
+    pub async fn open_for(
+        self,
+        interest: Interest,
+        cancel: CancellationToken,
+    ) -> Result<Arc<dyn Cluster>, CliError> {
         Ok(match self {
             Self::Directory(directory) => Arc::new(directory),
-            Self::Kube(options) => KubeCluster::connect(options, Interest::of(definitions), cancel).await?,
+            Self::Kube(options) => KubeCluster::connect(options, interest, cancel).await?,
         })
     }
 }
