@@ -52,7 +52,8 @@ pub async fn preflight(
 ) -> Result<Exit, CliError> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
     let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
+    let controller =
+        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
     let cluster = cluster.open(&controller.definitions, cancel).await?;
     let snapshot = cluster.snapshot().await?;
     let asked: Vec<String> = asked(args, &snapshot)?;
