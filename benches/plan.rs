@@ -103,7 +103,7 @@ impl Fleet {
             },
             snapshot: &self.snapshot,
             #[allow(clippy::default_trait_access, reason = "what announces is of no matter here")]
-            announced: &Default::default(),
+            announced: &farrier::plan::Announcements::default(),
         });
         plan(&PlanInputs {
             definitions: &self.definitions,

@@ -20,4 +20,5 @@ pub mod oci;
 pub mod payload;
 pub mod plan;
 pub mod registry;
+pub mod status;
 pub mod template;

@@ -6,17 +6,24 @@ use std::{env, fs, path::Path};
 use farrier::definitions::schema;
 
 /// Compares a committed file; with `UPDATE_SCHEMA=1` writes it.
-fn is_current(name: &str, schema: &serde_json::Value) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema").join(name);
-    let current = format!("{}\n", serde_json::to_string_pretty(schema).unwrap());
+fn is_current_file(name: &str, current: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
     if env::var_os("UPDATE_SCHEMA").is_some() {
-        fs::write(&path, &current).unwrap();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, current).unwrap();
     }
     let committed = fs::read_to_string(&path).unwrap_or_default();
-    assert!(
-        committed == current,
-        "schema/{name} is not current; run UPDATE_SCHEMA=1 cargo test --test schema"
-    );
+    assert!(committed == current, "{name} is not current; run UPDATE_SCHEMA=1 cargo test --test schema");
+}
+
+fn is_current(name: &str, schema: &serde_json::Value) {
+    let current = format!("{}\n", serde_json::to_string_pretty(schema).unwrap());
+    is_current_file(&format!("schema/{name}"), &current);
+}
+
+#[test]
+fn the_definition_of_driver_builds_is_current() {
+    is_current_file("deploy/crds/driverbuild.yaml", &farrier::status::crd_yaml().unwrap());
 }
 
 #[test]
@@ -27,6 +34,11 @@ fn the_schema_of_driver_images_is_current() {
 #[test]
 fn the_schema_of_kernel_families_is_current() {
     is_current("kernelfamily.json", &schema::kernel_family());
+}
+
+#[test]
+fn the_schema_of_announced_kernels_is_current() {
+    is_current("announcedkernels.json", &schema::announced_kernels());
 }
 
 #[test]
@@ -52,4 +64,5 @@ fn the_schemas_refuse_unknown_fields() {
     }
     check(&schema::driver_image(), "DriverImage");
     check(&schema::kernel_family(), "KernelFamily");
+    check(&schema::announced_kernels(), "AnnouncedKernels");
 }

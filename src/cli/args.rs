@@ -24,7 +24,7 @@ pub struct Cli {
 /// Options of every command.
 #[derive(Debug, Args)]
 pub struct Global {
-    /// Directory with images/, kernels/ and templates/; what it lacks comes from the built-in definitions
+    /// Directory with images/, kernels/, templates/ and announced/; what it lacks comes from the built-in definitions
     #[arg(long, global = true, env = vars::FARRIER_DEFINITIONS, value_name = "DIR", hide_env_values = true)]
     pub definitions: Option<PathBuf>,
     /// Cache of headers, sources and logs [default: $XDG_CACHE_HOME/farrier]; it may be deleted at any time
@@ -82,6 +82,10 @@ pub enum Command {
     Headers(HeadersCommand),
     /// Build, check and, with --push, publish one image for one kernel
     Build(BuildArgs),
+    /// Build and publish images for a kernel before a node runs it
+    Prebuild(PrebuildArgs),
+    /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
+    Preflight(PreflightArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
     /// The loop: observe, plan, build, check, publish, roll out
@@ -181,6 +185,45 @@ pub struct BuildArgs {
     /// Build although an image with the same input hash is published, or the same inputs failed before
     #[arg(long)]
     pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PrebuildArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// The driver image's name (repeatable) [default: with --cluster those that its nodes call for, else all]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// Build only what nodes of the kernel's operating system and architecture call for here, where no image is named
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PreflightArgs {
+    /// Kernel release, exactly as `uname -r` will print it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Ask about this node (repeatable) [default: all]
+    #[arg(long, value_name = "NAME")]
+    pub node: Vec<String>,
+    /// Ask about nodes with this operating system id [default: any]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Ask about nodes with this operating system version [default: any]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Ask about nodes of this architecture, amd64 or arm64 [default: any]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
 }
 
 #[derive(Debug, Args)]
@@ -295,6 +338,10 @@ pub enum SchemaKind {
     DriverImage,
     /// kernels/*.yaml
     KernelFamily,
+    /// announced/*.yaml
+    AnnouncedKernels,
     /// What `farrier check -o json` prints
     CheckReport,
+    /// The CustomResourceDefinition of DriverBuild, as YAML for `kubectl apply`
+    Crd,
 }

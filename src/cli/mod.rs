@@ -7,6 +7,8 @@ mod env_vars;
 mod error;
 mod headers;
 mod plan;
+mod prebuild;
+mod preflight;
 mod printer;
 mod render;
 mod rollback;
@@ -65,6 +67,8 @@ async fn dispatch(cli: Cli, cancel: CancellationToken) -> Result<Exit, CliError>
         Command::Render(args) => render::render(&global, &args).await,
         Command::Headers(command) => headers::headers(&global, &command, cancel).await,
         Command::Build(args) => build::build(&global, &args, cancel).await,
+        Command::Prebuild(args) => prebuild::prebuild(&global, &args, cancel).await,
+        Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
         Command::Run(args) => run::run(&global, &args, cancel).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,

@@ -45,7 +45,7 @@ impl Directory {
     /// A file that is not YAML is an error and not passed over: a node that is not seen could be the one
     /// that a rewrite breaks.
     pub fn read(&self) -> Result<ClusterSnapshot, ClusterError> {
-        let mut snapshot = ClusterSnapshot::default();
+        let mut snapshot = ClusterSnapshot { read_only_nodes: true, ..ClusterSnapshot::default() };
         for path in self.files()? {
             let Manifest { nodes, daemon_sets } = parse(&path, &read_text(&path)?)?;
             snapshot.nodes.extend(nodes);

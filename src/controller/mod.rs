@@ -10,6 +10,7 @@ mod check_report;
 mod contents;
 mod error;
 mod failures;
+mod mark;
 mod observe;
 mod pass;
 mod proof;
@@ -22,6 +23,7 @@ mod single;
 #[cfg(test)]
 mod testing;
 mod text;
+mod tracked;
 
 use std::sync::Arc;
 

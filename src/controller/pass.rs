@@ -11,8 +11,8 @@ use crate::{
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     plan::{
-        self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
-        Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, node_target,
+        self, Announcements, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix,
+        MatrixInputs, Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, node_target,
     },
 };
 
@@ -121,10 +121,20 @@ impl Controller {
     /// Observes and plans; touches nothing.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, PassError> {
         let snapshot = cluster.snapshot().await?;
-        let targets: BTreeSet<KernelTarget> =
-            snapshot.nodes.iter().filter_map(|node| node_target(node).ok()).collect();
-        let called_for: Vec<&DriverImage> =
-            self.definitions.images.values().filter(|image| is_called_for(image, &snapshot)).collect();
+        let tracked = self.tracked(&snapshot).await;
+        let announced = Announcements::of(&self.definitions, &snapshot, tracked);
+        let targets: BTreeSet<KernelTarget> = snapshot
+            .nodes
+            .iter()
+            .filter_map(|node| node_target(node).ok())
+            .chain(announced.targets().cloned())
+            .collect();
+        let called_for: Vec<&DriverImage> = self
+            .definitions
+            .images
+            .values()
+            .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
+            .collect();
         let resolved = self.resolve(&called_for, &targets).await;
         let location = self.image_location();
         let matrix = plan::matrix(&MatrixInputs {
@@ -136,7 +146,7 @@ impl Controller {
                 location: &location,
             },
             snapshot: &snapshot,
-            announced: &BTreeSet::new(),
+            announced: &announced,
         });
         let manifests = self.manifests().await;
         self.decide(matrix, snapshot, manifests, resolved.unreachable).await
@@ -207,6 +217,7 @@ impl Controller {
                 rollout.changes.clear();
             }
         }
+        self.mark_nodes(cluster, &mut planned.plan.nodes).await;
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
     }
 
@@ -357,6 +368,5 @@ fn warning(report: &CheckReport) -> String {
 
 /// Does some node carry the labels that the image asks for?
 fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
-    let labels = &image.spec.nodes.match_labels;
-    snapshot.nodes.iter().any(|node| labels.iter().all(|(key, value)| node.labels.get(key) == Some(value)))
+    snapshot.nodes.iter().any(|node| node.calls_for(image))
 }

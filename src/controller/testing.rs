@@ -112,6 +112,7 @@ impl Bench {
         };
         let controller = Controller {
             definitions: Definitions {
+                announced: BTreeMap::new(),
                 images: [(image.metadata.name.clone(), image)].into(),
                 families: vec![family(&at("headers-{{release}}").display().to_string())],
                 templates: [(

@@ -19,7 +19,7 @@ use node::Node;
 
 use crate::{
     image::{Definitions, DriverImage},
-    kernel::KernelFamily,
+    kernel::{AnnouncedKernels, KernelFamily},
 };
 
 /// The largest definition file that is read; the shipped ones have about one KiB.
@@ -36,7 +36,7 @@ struct File {
 ///
 /// Families: the directory's come first, in file-name order, then the built-in ones whose file name it does
 /// not replace. Templates: by name, the directory's win. Images: the directory's alone when it has an
-/// `images/`, else the built-in ones. Every mistake is reported, not only the first.
+/// `images/`, else the built-in ones. Announced kernels: the directory's. Every mistake is reported, not only the first.
 pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let mut errors = Vec::new();
     if let Some(dir) = dir.filter(|dir| !dir.is_dir()) {
@@ -50,6 +50,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let own_images = read("images", &["yaml", "yml"]);
     let own_families = read("kernels", &["yaml", "yml"]).unwrap_or_default();
     let own_templates = read("templates", &["hbs"]).unwrap_or_default();
+    let announced = read("announced", &["yaml", "yml"]).unwrap_or_default();
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
     let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
@@ -86,6 +87,12 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
                 errors.extend(validate::rendering(&image, &definitions.templates));
             }
             definitions.images.insert(image.metadata.name.clone(), image);
+        }
+    }
+    for file in &announced {
+        for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {
+            errors.extend(names.claim(file, &document, "list of announced kernels", &kernels.metadata.name));
+            definitions.announced.insert(kernels.metadata.name.clone(), kernels);
         }
     }
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }

@@ -1,6 +1,10 @@
 //! Adapter: the JSON Schemas of the definitions and of the check report, made from the Rust types; `schema/` holds them as files.
 
-use crate::{image::DriverImage, kernel::KernelFamily, kmod::CheckReport};
+use crate::{
+    image::DriverImage,
+    kernel::{AnnouncedKernels, KernelFamily},
+    kmod::CheckReport,
+};
 
 /// The schema of `images/*.yaml`.
 pub fn driver_image() -> serde_json::Value {
@@ -10,6 +14,11 @@ pub fn driver_image() -> serde_json::Value {
 /// The schema of `kernels/*.yaml`.
 pub fn kernel_family() -> serde_json::Value {
     schemars::schema_for!(KernelFamily).to_value()
+}
+
+/// The schema of `announced/*.yaml`.
+pub fn announced_kernels() -> serde_json::Value {
+    schemars::schema_for!(AnnouncedKernels).to_value()
 }
 
 /// The schema of the check report, as `farrier check -o json` prints it.

@@ -16,6 +16,7 @@ mod kernel_image;
 mod layout;
 mod process;
 mod source;
+mod tracked;
 pub mod tree;
 
 use std::{

@@ -90,6 +90,9 @@ rules! {
     /// A suite of a Debian-like archive.
     Suite: r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$",
         "a suite: letters, digits and `._-`, as in `bookworm-security`";
+    /// A kernel's flavour.
+    Flavour: "^[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$",
+        "a kernel's flavour: letters, digits, `_` and `-`, as in `cloud-amd64`";
     /// A component of a Debian-like archive.
     Component: r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "a component: letters, digits and `._/-`, as in `main`";
     /// The address of a Debian-like archive. Blanks and brackets would say something else in an apt source.

@@ -13,7 +13,7 @@ use super::{
     },
     tag,
 };
-use crate::kernel::KernelFamily;
+use crate::kernel::{AnnouncedKernels, KernelFamily};
 
 /// The version of farrier's definition language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -305,6 +305,8 @@ pub struct Definitions {
     pub images: BTreeMap<ImageName, DriverImage>,
     /// Kernel families in file-name order.
     pub families: Vec<KernelFamily>,
+    /// Announced kernels, by the list's name.
+    pub announced: BTreeMap<ImageName, AnnouncedKernels>,
     /// Template texts by name.
     pub templates: BTreeMap<String, String>,
     /// Where relative paths in definitions start.

@@ -8,12 +8,12 @@ use serde::{
     de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
 };
 
-use super::{Architecture, KernelImageSource, KernelTarget, OsId};
+use super::{Architecture, KernelImageSource, KernelTarget, OsId, OsVersion};
 use crate::image::{
     ApiVersion, Metadata,
     checked::{
-        self, Component, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall, Reference, Rule,
-        Suite,
+        self, Component, Flavour, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall,
+        Reference, Rule, Suite,
     },
 };
 
@@ -52,6 +52,31 @@ pub struct KernelFamilySpec {
     /// Where the kernels themselves come from: for what headers cannot tell, and for boot checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_image: Option<KernelImageSource>,
+    /// Where the family's newest kernel is found: images are made for it before a node runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub track: Option<KernelTrack>,
+}
+
+/// Where the newest kernel of a family is found: exactly one field.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum KernelTrack {
+    /// Packages `linux-headers-<release>` of a Debian-like distribution.
+    Apt(TrackedSuites),
+}
+
+/// Suites that are tracked. The archive and keyring are those of the family's `headers`, or the host's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrackedSuites {
+    /// Suites, such as `bookworm-security`.
+    #[serde(deserialize_with = "checked::some::<Suite, _>")]
+    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
+    pub suites: Vec<String>,
+    /// What releases end with after their last number and a `-`: `amd64`, `cloud-amd64`. The newest of each is announced.
+    #[serde(deserialize_with = "checked::some::<Flavour, _>")]
+    #[schemars(length(min = 1), inner(regex(pattern = Flavour::PATTERN)))]
+    pub flavours: Vec<String>,
 }
 
 /// Every field that is given must match; a family without fields matches every target.
@@ -227,6 +252,14 @@ pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> 
 }
 
 impl FamilyMatch {
+    /// Does every field that is given match, whatever the release?
+    pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
+        let Self { os: ids, os_version: versions, release: _, arch: only } = self;
+        (ids.is_empty() || ids.iter().any(|id| id == os.as_str()))
+            && versions.as_ref().is_none_or(|pattern| pattern.is_match(os_version.as_str()))
+            && only.is_none_or(|only| only == arch)
+    }
+
     /// Does every field that is given match?
     pub fn is_match(&self, target: &KernelTarget) -> bool {
         let Self { os, os_version, release, arch } = self;
@@ -346,6 +379,7 @@ mod tests {
                 headers: HeaderSource::Tarball(TarballHeaders { path: "headers/{{release}}.tar".to_owned() }),
                 toolchain: Toolchain::Image("registry.example/toolchain:1".to_owned()),
                 kernel_image: None,
+                track: None,
             },
         }
     }

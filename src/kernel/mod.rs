@@ -1,5 +1,6 @@
 //! Pure: what a kernel is called, which target it is, and which family its headers come from.
 
+mod announced;
 mod compiler;
 mod family;
 mod image_source;
@@ -7,10 +8,11 @@ mod label;
 mod release;
 mod target;
 
+pub use announced::{AnnouncedKernel, AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
-    AptHeaders, AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, Pattern,
-    PatternError, TarballHeaders, Toolchain, match_family,
+    AptHeaders, AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec,
+    KernelTrack, Pattern, PatternError, TarballHeaders, Toolchain, TrackedSuites, match_family,
 };
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use label::{KernelLabel, LabelError};

@@ -2,13 +2,19 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Deserialize, Serialize};
+
 /// The exact kernel release (`uname -r`, `node.status.nodeInfo.kernelVersion`), checked.
 ///
 /// It is used unaltered in paths (`/lib/modules/<release>`), so the checked form has 1 to 64
 /// characters (`__NEW_UTS_LEN` in the kernel's `include/uapi/linux/utsname.h`) of
 /// `[A-Za-z0-9._+~-]` and starts with `<number>.<number>`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KernelRelease(String);
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(!try_from, !into)]
+pub struct KernelRelease(#[schemars(regex(pattern = r"^[0-9]+\.[0-9]+[A-Za-z0-9._+~-]{0,61}$"))] String);
 
 /// Why a string is not a kernel release.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +51,20 @@ impl KernelRelease {
 fn leading_numbers(text: &str) -> impl Iterator<Item = Option<u64>> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     text[..end].split('.').map(|part| part.parse::<u32>().ok().map(u64::from))
+}
+
+impl TryFrom<String> for KernelRelease {
+    type Error = ReleaseError;
+
+    fn try_from(text: String) -> Result<Self, ReleaseError> {
+        text.parse()
+    }
+}
+
+impl From<KernelRelease> for String {
+    fn from(release: KernelRelease) -> Self {
+        release.0
+    }
 }
 
 impl FromStr for KernelRelease {

@@ -15,8 +15,12 @@ use super::KernelRelease;
 pub struct OsId(#[schemars(regex(pattern = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$"))] String);
 
 /// `VERSION_ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct OsVersion(String);
+#[derive(
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(!try_from, !into)]
+pub struct OsVersion(#[schemars(regex(pattern = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$"))] String);
 
 /// Why a string is not an operating system's id or version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -127,6 +131,20 @@ impl TryFrom<String> for OsId {
 impl From<OsId> for String {
     fn from(id: OsId) -> Self {
         id.0
+    }
+}
+
+impl TryFrom<String> for OsVersion {
+    type Error = OsNameError;
+
+    fn try_from(text: String) -> Result<Self, OsNameError> {
+        text.parse()
+    }
+}
+
+impl From<OsVersion> for String {
+    fn from(version: OsVersion) -> Self {
+        version.0
     }
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
-use super::{SkipReason, text};
+use super::{AnnouncedBy, SkipReason, text};
 use crate::{
     image::{
         Definitions, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
@@ -116,6 +116,9 @@ pub struct Cell {
     pub patches: Vec<CellPatch>,
     /// Names of the nodes that call for it; empty for announced kernels.
     pub nodes: Vec<String>,
+    /// Who announces its kernel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub announced_by: Vec<AnnouncedBy>,
 }
 
 impl Cell {
@@ -185,6 +188,7 @@ pub fn cell_for(
         base_name,
         patches,
         nodes: Vec::new(),
+        announced_by: Vec::new(),
     })
 }
 

@@ -8,8 +8,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedRollout, PlannedUnion,
-    RolloutDecision, Skipped, rollout::rollouts, text,
+    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedNode, PlannedRollout,
+    PlannedUnion, RolloutDecision, Skipped, Unheard, readiness, rollout::rollouts, text,
 };
 use crate::{
     image::{
@@ -112,8 +112,14 @@ pub struct Plan {
     /// Images with the payloads of several kernels to put together and publish.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unions: Vec<PlannedUnion>,
+    /// Nodes whose announcement of a kernel is not used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unheard: Vec<Unheard>,
     /// Image fields, and what becomes of them.
     pub rollouts: Vec<PlannedRollout>,
+    /// Nodes that are to boot another kernel, and whether they may.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<PlannedNode>,
 }
 
 /// An image to build.
@@ -237,6 +243,7 @@ impl Plan {
             && self.unions.is_empty()
             && self.tags.is_empty()
             && !self.rollouts.iter().any(rewrites)
+            && self.nodes.iter().all(|node| node.change.is_none())
     }
 
     /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
@@ -253,7 +260,9 @@ impl Plan {
             skipped,
             left_alone: _,
             unions: _,
+            unheard: _,
             rollouts,
+            nodes: _,
         } = self;
         let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
         !conflicts.is_empty()
@@ -268,14 +277,19 @@ impl Plan {
 /// Decides.
 pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
     let PlanInputs { matrix, .. } = inputs;
-    let mut plan =
-        Plan { skipped: matrix.skipped.clone(), left_alone: matrix.left_alone.clone(), ..Plan::default() };
+    let mut plan = Plan {
+        skipped: matrix.skipped.clone(),
+        left_alone: matrix.left_alone.clone(),
+        unheard: matrix.announced.unheard.clone(),
+        ..Plan::default()
+    };
     let mut states = CellStates::with_capacity(matrix.cells.len());
     for cell in &matrix.cells {
         let state = decide(inputs, cell, &mut plan);
         states.insert((&cell.image, &cell.target), (cell, state));
     }
     (plan.rollouts, plan.unions) = rollouts(inputs, &states);
+    plan.nodes = readiness::nodes(inputs, &states, &plan);
     plan
 }
 

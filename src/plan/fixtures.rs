@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts, ImageLocation,
-    KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL,
-    OS_VERSION_LABEL, ObjectVersion, Observed, Plan, PlanInputs, PodCount, PodFacts, Published,
-    ResolvedImage, ResourceChange, ResourceFacts, UpdateStrategy, matrix, plan,
+    Announcements, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
+    ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Plan, PlanInputs, PodCount, PodFacts, Published,
+    ResolvedImage, ResourceChange, ResourceFacts, TrackedKernel, UpdateStrategy, matrix, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, OperatorResource, UnknownPolicy},
@@ -26,7 +26,7 @@ pub(super) struct World {
     pub(super) headers: BTreeMap<KernelTarget, String>,
     pub(super) location: ImageLocation,
     pub(super) snapshot: ClusterSnapshot,
-    pub(super) announced: BTreeSet<KernelTarget>,
+    pub(super) tracked: BTreeSet<TrackedKernel>,
     pub(super) observed: Observed,
     pub(super) manifests: Manifests,
     pub(super) now: jiff::Timestamp,
@@ -53,7 +53,7 @@ impl World {
                 daemon_sets: vec![daemon_set("mft")],
                 ..ClusterSnapshot::default()
             },
-            announced: BTreeSet::new(),
+            tracked: BTreeSet::new(),
             observed: Observed::default(),
             manifests: Manifests::new(),
             now: jiff::Timestamp::UNIX_EPOCH,
@@ -74,7 +74,7 @@ impl World {
         matrix(&MatrixInputs {
             cells: self.cell_inputs(),
             snapshot: &self.snapshot,
-            announced: &self.announced,
+            announced: &Announcements::of(&self.definitions, &self.snapshot, self.tracked.clone()),
         })
     }
 
@@ -89,6 +89,17 @@ impl World {
             pullable: self.location.pullable,
             now: self.now,
         })
+    }
+
+    /// Announces a kernel of debian 12 for amd64 in the configuration.
+    pub(super) fn announce(&mut self, release: &str) {
+        let list = serde_json::from_value(serde_json::json!({
+            "apiVersion": "farrier.dev/v1alpha1",
+            "kind": "AnnouncedKernels",
+            "metadata": {"name": "next"},
+            "spec": {"kernels": [{"os": "debian", "osVersion": "12", "release": release, "arch": "amd64"}]},
+        }));
+        self.definitions.announced.insert(name("next"), list.unwrap());
     }
 
     pub(super) fn image(&mut self, image: &str) -> &mut DriverImage {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{node::TARGET_LABELS, rollout::handover_label};
+use super::{READY_FOR, node::TARGET_LABELS, rollout::handover_label};
 use crate::image::{Definitions, OperatorResource, RolloutSpec};
 
 /// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
@@ -25,7 +25,12 @@ impl Interest {
     /// What these definitions ask about.
     pub fn of(definitions: &Definitions) -> Self {
         let mut interest = Self {
-            labels: TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).map(str::to_owned).collect(),
+            labels: TARGET_LABELS
+                .into_iter()
+                .chain(UPGRADE_STATE_LABELS)
+                .chain([READY_FOR])
+                .map(str::to_owned)
+                .collect(),
             ..Self::default()
         };
         for image in definitions.images.values() {

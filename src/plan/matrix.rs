@@ -7,7 +7,10 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Cell, CellInputs, ClusterSnapshot, NodeFacts, NodeReason, SkipReason, cell_for, node_target};
+use super::{
+    AnnouncedBy, Announcements, Cell, CellInputs, ClusterSnapshot, NodeFacts, NodeReason, SkipReason,
+    cell_for, node_target,
+};
 use super::{node::TARGET_LABELS, text};
 use crate::{
     image::{ImageName, ImageReference},
@@ -21,8 +24,8 @@ pub struct MatrixInputs<'a> {
     pub cells: CellInputs<'a>,
     /// The cluster.
     pub snapshot: &'a ClusterSnapshot,
-    /// Announced kernel targets: every image whose range holds them is made for them.
-    pub announced: &'a BTreeSet<KernelTarget>,
+    /// Announced kernels, made from the same snapshot.
+    pub announced: &'a Announcements,
 }
 
 /// Driver images x kernel targets, as far as nodes or announcements call for them.
@@ -34,6 +37,8 @@ pub struct Matrix {
     pub skipped: Vec<Skipped>,
     /// Nodes whose kernel target is not known.
     pub left_alone: Vec<LeftAlone>,
+    /// Who announced what.
+    pub announced: Announcements,
 }
 
 /// An image that is called for and not built for one target.
@@ -51,6 +56,9 @@ pub struct Skipped {
     pub why: SkipReason,
     /// How many nodes call for it.
     pub nodes: usize,
+    /// Who announces the kernel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub announced_by: Vec<AnnouncedBy>,
 }
 
 /// A node that is left alone.
@@ -121,7 +129,7 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     let labels = images.values().flat_map(|i| i.spec.nodes.match_labels.keys().map(String::as_str));
     let groups = group_nodes(&snapshot.nodes, labels);
 
-    let mut matrix = Matrix::default();
+    let mut matrix = Matrix { announced: (*announced).clone(), ..Matrix::default() };
     for group in &groups {
         if let Err(why) = &group.target {
             let left_alone = |node: &&NodeFacts| LeftAlone { node: node.name.clone(), why: why.clone() };
@@ -134,7 +142,7 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     for image in images.values() {
         let selector = &image.spec.nodes.match_labels;
         let mut wanted: BTreeMap<&KernelTarget, Vec<&NodeFacts>> =
-            announced.iter().map(|target| (target, Vec::new())).collect();
+            announced.targets_for(&image.metadata.name).map(|target| (target, Vec::new())).collect();
         for group in &groups {
             let selected = selector.iter().all(|(key, value)| group.sample.labels.get(key) == Some(value));
             if let (true, Ok(target)) = (selected, &group.target) {
@@ -142,8 +150,10 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
             }
         }
         for (target, nodes) in wanted {
+            let announced_by = announced.by_for(target, &image.metadata.name);
             match cell_for(cell_inputs, image, target) {
                 Ok(mut cell) => {
+                    cell.announced_by = announced_by;
                     cell.nodes = nodes.iter().map(|node| node.name.clone()).collect();
                     cell.nodes.sort_unstable();
                     cells.push(cell);
@@ -153,6 +163,7 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
                     target: target.clone(),
                     why,
                     nodes: nodes.len(),
+                    announced_by,
                 }),
             }
         }
@@ -165,22 +176,27 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
 }
 
 /// Labels are lossy: two releases can have one tag. Neither may then be published under it, because
-/// whichever came second would be taken for, or replace, the first.
+/// whichever came second would be taken for, or replace, the first. A kernel that is only announced gives way
+/// to one that a node runs: an announcement must not take a running node's image away.
 fn without_collisions(cells: Vec<Cell>) -> (Vec<Cell>, Vec<Skipped>) {
-    let mut owners: HashMap<&ImageReference, Vec<&KernelTarget>> = HashMap::new();
+    let mut owners: HashMap<&ImageReference, Vec<&Cell>> = HashMap::new();
     for cell in &cells {
         for reference in cell.references() {
-            owners.entry(reference).or_default().push(&cell.target);
+            owners.entry(reference).or_default().push(cell);
         }
     }
+    let gives_way = |cell: &Cell, other: &Cell| {
+        other.target != cell.target && (cell.nodes.is_empty() || !other.nodes.is_empty())
+    };
     let collisions: Vec<Option<SkipReason>> = cells
         .iter()
         .map(|cell| {
-            let (reference, targets) = cell
+            let (reference, found) = cell
                 .references()
                 .filter_map(|reference| owners.get_key_value(reference))
-                .find(|(_, targets)| targets.len() > 1)?;
-            let others = targets.iter().filter(|t| **t != &cell.target).map(ToString::to_string).collect();
+                .find(|(_, found)| found.iter().any(|other| gives_way(cell, other)))?;
+            let others = found.iter().filter(|other| gives_way(cell, other));
+            let others = others.map(|other| other.target.to_string()).collect();
             Some(SkipReason::TagCollision { reference: (*reference).clone(), others })
         })
         .collect();
@@ -190,8 +206,8 @@ fn without_collisions(cells: Vec<Cell>) -> (Vec<Cell>, Vec<Skipped>) {
         match collision {
             None => kept.push(cell),
             Some(why) => {
-                let Cell { image, target, nodes, .. } = cell;
-                collided.push(Skipped { image, target, why, nodes: nodes.len() });
+                let Cell { image, target, nodes, announced_by, .. } = cell;
+                collided.push(Skipped { image, target, why, nodes: nodes.len(), announced_by });
             }
         }
     }

@@ -6,6 +6,7 @@
 //! after every build, with the same answer for the same arguments.
 
 mod activity;
+mod announced;
 mod cell;
 mod decide;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod fixtures;
 mod interest;
 mod matrix;
 mod node;
+mod readiness;
 mod reasons;
 pub mod retry;
 pub mod reuse;
@@ -21,10 +23,16 @@ mod selector;
 mod snapshot;
 mod status;
 mod table;
+#[cfg(test)]
+pub(crate) mod testing;
 mod text;
 mod union;
 
 pub use activity::{Activity, BuildActivity};
+pub use announced::{
+    AnnouncedBy, AnnouncementReason, Announcements, NEXT_KERNEL_ANNOTATION, Platform, TrackedKernel, Unheard,
+    called_for, newest,
+};
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
@@ -33,6 +41,7 @@ pub use decide::{
 pub use interest::{Interest, UPGRADE_STATE_LABELS};
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
+pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{
     COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
@@ -45,6 +54,6 @@ pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
     PodFacts, ResourceFacts, Seen, UpdateStrategy,
 };
-pub use status::{Phase, StatusRow, status, status_table};
+pub use status::{Phase, StatusEntry, StatusRow, status, status_entries, status_table};
 pub use table::{counts, sections, summary, table};
 pub use union::{PlannedUnion, UnionMember, images_in_use};

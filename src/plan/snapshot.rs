@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::NodeAffinity;
-use crate::image::OperatorResource;
+use crate::image::{DriverImage, OperatorResource};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -200,6 +200,15 @@ pub struct ClusterSnapshot {
     pub resources: Vec<ResourceFacts>,
     /// What could not be read, and why, with what to do: what depends on it holds.
     pub unseen: BTreeMap<Seen, String>,
+    /// Nodes are manifests, to which nothing is written.
+    pub read_only_nodes: bool,
+}
+
+impl NodeFacts {
+    /// Does it carry the labels that the image asks for?
+    pub fn calls_for(&self, image: &DriverImage) -> bool {
+        image.spec.nodes.match_labels.iter().all(|(key, value)| self.labels.get(key) == Some(value))
+    }
 }
 
 impl DaemonSetFacts {

@@ -2,15 +2,25 @@
 
 use serde::Serialize;
 
-use super::{Cell, Plan, text};
-use crate::{image::Digest, kmod::Verdict};
+use super::{Activity, BuildActivity, Cell, Plan, Skipped, text};
+use crate::{
+    image::{Digest, ImageName, InputHash},
+    kernel::KernelTarget,
+    kmod::Verdict,
+};
 
 /// Where one image for one kernel stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// In the registry, with these inputs.
     Published,
+    /// Being built at this moment.
+    Building,
+    /// To be built as soon as a builder is free.
+    Queued,
+    /// Failed for a reason that passes; tried again later.
+    Retrying,
     /// To be built by the next pass.
     Missing,
     /// Failed with these inputs; not tried again until one changes.
@@ -28,6 +38,9 @@ impl Phase {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Published => "published",
+            Self::Building => "building",
+            Self::Queued => "queued",
+            Self::Retrying => "retrying",
             Self::Missing => "missing",
             Self::Failed => "failed",
             Self::Conflict => "conflict",
@@ -60,10 +73,37 @@ pub struct StatusRow {
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// Who announces the kernel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub announced_by: Vec<String>,
 }
 
-/// The matrix, ordered by image and kernel.
+/// One row, with what it is about in checked types.
+#[derive(Clone, Debug)]
+pub struct StatusEntry<'a> {
+    /// The driver image.
+    pub image: &'a ImageName,
+    /// The kernel target.
+    pub target: &'a KernelTarget,
+    /// Its inputs; `None` where nothing can be built.
+    pub input_hash: Option<InputHash>,
+    /// What the loop knows of its builds.
+    pub activity: Option<&'a BuildActivity>,
+    /// The row.
+    pub row: StatusRow,
+}
+
+/// The matrix, ordered by image and kernel, as far as registry and cluster tell.
 pub fn status(plan: &Plan) -> Vec<StatusRow> {
+    let nothing = Activity::new();
+    let mut rows: Vec<StatusRow> =
+        status_entries(plan, &nothing).into_iter().map(|entry| entry.row).collect();
+    rows.sort();
+    rows
+}
+
+/// The matrix with what the loop knows of its builds, ordered by image and kernel target.
+pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusEntry<'a>> {
     let Plan {
         builds,
         tags: _,
@@ -74,9 +114,39 @@ pub fn status(plan: &Plan) -> Vec<StatusRow> {
         skipped,
         left_alone: _,
         unions: _,
+        unheard: _,
         rollouts: _,
+        nodes: _,
     } = plan;
-    let row = |cell: &Cell, phase, reason: String| StatusRow {
+    let about = |cell: &'a Cell, phase, reason: String| entry(cell, activity, phase, reason);
+    let published = up_to_date.iter().map(|found| {
+        let mut entry = about(&found.cell, Phase::Published, String::new());
+        entry.row.verdict = found.verdict;
+        entry.row.digest = Some(found.digest.clone());
+        entry
+    });
+    let mut entries: Vec<StatusEntry<'a>> = published
+        .chain(builds.iter().map(|build| about(&build.cell, Phase::Missing, build.why.to_string())))
+        .chain(held_back.iter().map(|held| about(&held.cell, Phase::Failed, held.message.clone())))
+        .chain(
+            conflicts
+                .iter()
+                .map(|conflict| about(&conflict.cell, Phase::Conflict, conflict.remedy.to_owned())),
+        )
+        .chain(unknown.iter().map(|unknown| about(&unknown.cell, Phase::Unknown, unknown.message.clone())))
+        .chain(skipped.iter().map(not_built))
+        .collect();
+    entries.sort_by_key(|entry| (entry.image, entry.target));
+    entries
+}
+
+fn entry<'a>(cell: &'a Cell, activity: &'a Activity, phase: Phase, reason: String) -> StatusEntry<'a> {
+    let activity = activity.get(&(cell.image.clone(), cell.target.clone()));
+    let (phase, reason) = match (phase, activity) {
+        (Phase::Missing, Some(found)) => underway(found, reason),
+        (phase, _) => (phase, reason),
+    };
+    let row = StatusRow {
         image: cell.image.to_string(),
         kernel: cell.target.to_string(),
         nodes: cell.nodes.len(),
@@ -85,32 +155,37 @@ pub fn status(plan: &Plan) -> Vec<StatusRow> {
         reference: cell.reference.to_string(),
         digest: None,
         reason,
+        announced_by: cell.announced_by.iter().map(ToString::to_string).collect(),
     };
-    let published = up_to_date.iter().map(|found| StatusRow {
-        verdict: found.verdict,
-        digest: Some(found.digest.clone()),
-        ..row(&found.cell, Phase::Published, String::new())
-    });
-    let mut rows: Vec<StatusRow> = published
-        .chain(builds.iter().map(|build| row(&build.cell, Phase::Missing, build.why.to_string())))
-        .chain(held_back.iter().map(|held| row(&held.cell, Phase::Failed, held.message.clone())))
-        .chain(
-            conflicts.iter().map(|conflict| row(&conflict.cell, Phase::Conflict, conflict.remedy.to_owned())),
-        )
-        .chain(unknown.iter().map(|unknown| row(&unknown.cell, Phase::Unknown, unknown.message.clone())))
-        .chain(skipped.iter().map(|skipped| StatusRow {
-            image: skipped.image.to_string(),
-            kernel: skipped.target.to_string(),
-            nodes: skipped.nodes,
-            phase: Phase::Skipped,
-            verdict: None,
-            reference: String::new(),
-            digest: None,
-            reason: skipped.why.to_string(),
-        }))
-        .collect();
-    rows.sort();
-    rows
+    let input_hash = Some(cell.input_hash);
+    StatusEntry { image: &cell.image, target: &cell.target, input_hash, activity, row }
+}
+
+fn not_built(skipped: &Skipped) -> StatusEntry<'_> {
+    let row = StatusRow {
+        image: skipped.image.to_string(),
+        kernel: skipped.target.to_string(),
+        nodes: skipped.nodes,
+        phase: Phase::Skipped,
+        verdict: None,
+        reference: String::new(),
+        digest: None,
+        reason: skipped.why.to_string(),
+        announced_by: skipped.announced_by.iter().map(ToString::to_string).collect(),
+    };
+    StatusEntry { image: &skipped.image, target: &skipped.target, input_hash: None, activity: None, row }
+}
+
+/// What an image that is not published waits for.
+fn underway(activity: &BuildActivity, reason: String) -> (Phase, String) {
+    let BuildActivity { stage, next_retry, error, .. } = activity;
+    match (stage.as_deref(), error) {
+        (Some("queued"), _) => (Phase::Queued, reason),
+        (Some(stage), _) => (Phase::Building, stage.to_owned()),
+        (None, Some(error)) if next_retry.is_some() => (Phase::Retrying, error.clone()),
+        (None, Some(error)) => (Phase::Failed, error.clone()),
+        (None, None) => (Phase::Missing, reason),
+    }
 }
 
 /// The matrix as people read it.
@@ -127,12 +202,16 @@ pub fn status_table(rows: &[StatusRow]) -> String {
         "CHECK",
         "REFERENCE",
     ]);
-    for StatusRow { image, kernel, nodes, phase, verdict, reference, digest, reason } in rows {
+    for row in rows {
+        let StatusRow { image, kernel, nodes, phase, verdict, reference, digest, reason, announced_by } = row;
         let check = verdict.map_or("", Verdict::as_str);
-        let last = match (digest, reason.as_str()) {
+        let mut last = match (digest, reason.as_str()) {
             (Some(digest), _) => format!("{reference}\n@{digest}"),
             (None, reason) => [reference.as_str(), reason].join("\n").trim().to_owned(),
         };
+        if !announced_by.is_empty() {
+            last = format!("{last}\nannounced by {}", announced_by.join(" and ")).trim().to_owned();
+        }
         table.add_row([image, kernel, &nodes.to_string(), phase.as_str(), check, &last]);
     }
     for column in table.column_iter_mut() {

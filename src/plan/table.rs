@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use comfy_table::{Table, presets};
 
-use super::{Plan, PlannedRollout, RolloutDecision};
+use super::{AnnouncedBy, Plan, PlannedNode, PlannedRollout, RolloutDecision, readiness::why_not};
 
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;
@@ -16,7 +16,7 @@ pub fn table(plan: &Plan) -> String {
 
 /// The tables alone, each with an empty line after it.
 pub fn sections(plan: &Plan) -> String {
-    let sections = [images(plan), rollouts(plan), left_alone(plan)];
+    let sections = [images(plan), rollouts(plan), nodes(plan), left_alone(plan), unheard(plan)];
     sections
         .into_iter()
         .filter(|table| !table.is_empty())
@@ -46,7 +46,9 @@ pub fn counts(plan: &Plan) -> String {
         skipped,
         left_alone,
         unions,
+        unheard,
         rollouts,
+        nodes,
     } = plan;
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
@@ -68,6 +70,11 @@ pub fn counts(plan: &Plan) -> String {
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
         (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
+        (
+            nodes.iter().filter(|node| node.change.is_some()).count(),
+            "to mark ready, or ready no more, for a kernel",
+        ),
+        (unheard.len(), if unheard.len() == 1 { "announcement not used" } else { "announcements not used" }),
     ];
     let said: Vec<String> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -85,10 +92,13 @@ fn images(plan: &Plan) -> Table {
         skipped,
         left_alone: _,
         unions,
+        unheard: _,
         rollouts: _,
+        nodes: _,
     } = plan;
     let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
-    let mut add = |cell: &super::Cell, action, why| {
+    let mut add = |cell: &super::Cell, action, why: String| {
+        let why = announced(why, &cell.announced_by);
         rows.push((cell.image.to_string(), cell.target.to_string(), cell.nodes.len(), action, why));
     };
     for build in builds {
@@ -124,7 +134,7 @@ fn images(plan: &Plan) -> Table {
             skip.target.to_string(),
             skip.nodes,
             "skip",
-            skip.why.to_string(),
+            announced(skip.why.to_string(), &skip.announced_by),
         ));
     }
     for union in unions {
@@ -154,20 +164,60 @@ fn rollouts(plan: &Plan) -> Table {
     plain(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
 }
 
+/// Who asks for it, where that is not only nodes that run the kernel.
+fn announced(why: String, by: &[AnnouncedBy]) -> String {
+    if by.is_empty() {
+        return why;
+    }
+    let by: Vec<String> = by.iter().map(ToString::to_string).collect();
+    format!("{why}; announced by {}", by.join(" and "))
+}
+
+/// One row for each kernel and answer.
+fn nodes(plan: &Plan) -> Table {
+    let mut kernels: BTreeMap<(String, &str, String), Vec<&str>> = BTreeMap::new();
+    for PlannedNode { node, next, ready, change } in &plan.nodes {
+        let key = match (next, ready, change) {
+            (None, _, _) => {
+                ("none".to_owned(), "no mark", "no kernel is announced for it any more".to_owned())
+            }
+            (Some(next), true, _) => (next.kernel.to_string(), "ready", String::new()),
+            (Some(next), false, _) => (next.kernel.to_string(), "wait", why_not(next)),
+        };
+        kernels.entry(key).or_default().push(node);
+    }
+    let row = |((kernel, answer, why), nodes): ((String, &str, String), Vec<&str>)| {
+        vec![named(&nodes), kernel, answer.to_owned(), why]
+    };
+    plain(&["NODES", "NEXT KERNEL", "REBOOT", "WHY"], kernels.into_iter().map(row))
+}
+
 /// One row for each reason: of a fleet without labels, ten thousand rows would say nothing more.
 fn left_alone(plan: &Plan) -> Table {
+    let left = plan.left_alone.iter().map(|left| (left.why.to_string(), left.node.as_str()));
+    by_reason("NODES LEFT ALONE", left)
+}
+
+fn unheard(plan: &Plan) -> Table {
+    let unheard = plan.unheard.iter().map(|unheard| (unheard.why.to_string(), unheard.node.as_str()));
+    by_reason("ANNOUNCEMENTS NOT USED", unheard)
+}
+
+fn by_reason<'a>(header: &str, nodes: impl Iterator<Item = (String, &'a str)>) -> Table {
     let mut reasons: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for left in &plan.left_alone {
-        reasons.entry(left.why.to_string()).or_default().push(&left.node);
+    for (why, node) in nodes {
+        reasons.entry(why).or_default().push(node);
     }
-    let row = |(why, nodes): (String, Vec<&str>)| {
-        let mut names = nodes[..nodes.len().min(NAMED_NODES)].join(", ");
-        if nodes.len() > NAMED_NODES {
-            names = format!("{names} and {} more", nodes.len() - NAMED_NODES);
-        }
-        vec![names, why]
-    };
-    plain(&["NODES LEFT ALONE", "WHY"], reasons.into_iter().map(row))
+    plain(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![named(&nodes), why]))
+}
+
+/// The first names; the rest is counted.
+fn named(nodes: &[&str]) -> String {
+    let names = nodes[..nodes.len().min(NAMED_NODES)].join(", ");
+    match nodes.len().saturating_sub(NAMED_NODES) {
+        0 => names,
+        more => format!("{names} and {more} more"),
+    }
 }
 
 fn plain(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {

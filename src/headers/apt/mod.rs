@@ -90,6 +90,19 @@ impl AptArchive {
         if found.is_none() && self.renew().await? { self.look_up(name, version).await } else { Ok(found) }
     }
 
+    /// The names of the packages that begin with `prefix`.
+    pub async fn names(&self, prefix: &str) -> Result<Vec<String>, FetchError> {
+        self.update(self.refresh).await?;
+        let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
+        let mut command = self.command("apt-cache");
+        command.args(["pkgnames", prefix]);
+        let output = process::output(command, "apt-cache").await?;
+        if !output.status.success() {
+            return Err(failure(format!("list packages of {}", self.suites), &output.stderr));
+        }
+        Ok(output.stdout.lines().filter(|name| control::is_package_name(name)).map(str::to_owned).collect())
+    }
+
     async fn look_up(&self, name: &str, version: Option<&str>) -> Result<Option<PackageRecord>, FetchError> {
         let known = self.show([name].into()).await?;
         let wanted = |package: &PackageRecord| version.is_none_or(|version| package.version == version);

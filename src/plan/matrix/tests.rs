@@ -39,7 +39,7 @@ fn images_that_no_node_calls_for_have_no_cells() {
     let mut world = World::new(&[K47]);
     world.image("mft").spec.nodes.match_labels.insert("pci".to_owned(), "no".to_owned());
     assert!(world.matrix().cells.is_empty());
-    world.announced.insert(target(K48));
+    world.announce(K48);
     let matrix = world.matrix();
     assert_eq!((matrix.cells.len(), matrix.cells[0].nodes.len()), (1, 0));
 }

@@ -1,0 +1,173 @@
+//! `farrier preflight`: may these nodes boot that kernel?
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use serde::Serialize;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliError, Exit,
+    args::{Global, OutputForm, PreflightArgs},
+    printer, session, settings,
+};
+use crate::{
+    cluster::{Cluster, ClusterError},
+    engine::EngineChoice,
+    kernel::KernelRelease,
+    plan::{
+        Change, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode, Platform,
+        readiness_table,
+    },
+};
+
+/// What `farrier preflight -o json` prints.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer<'a> {
+    /// May all of them?
+    ready: bool,
+    /// The kernel.
+    kernel: String,
+    /// The nodes that were asked about.
+    nodes: Vec<Asked<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Asked<'a> {
+    node: &'a str,
+    ready: bool,
+    #[serde(flatten)]
+    next: Option<&'a Next>,
+    /// Why nothing is known of what it will need.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    message: Option<String>,
+}
+
+/// Asks, answers, and changes nothing.
+pub async fn preflight(
+    global: &Global,
+    args: &PreflightArgs,
+    cancel: CancellationToken,
+) -> Result<Exit, CliError> {
+    let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
+    let cluster = session::cluster(&args.cluster.cluster)?;
+    let controller =
+        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
+    let cluster = cluster.open(&controller.definitions, cancel).await?;
+    let snapshot = cluster.snapshot().await?;
+    let asked: Vec<String> = asked(args, &snapshot)?;
+    let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
+    let planned = controller.plan(&announcing).await?;
+    let answer = answer(&planned.plan, &asked, &kernel);
+    printer::result(&match global.output {
+        OutputForm::Json => printer::json(&answer)?,
+        OutputForm::Table => text(&answer),
+    })?;
+    Ok(match (answer.ready, planned.unreachable) {
+        (true, _) => Exit::Done,
+        (false, true) => Exit::Unreachable,
+        (false, false) => Exit::Failed,
+    })
+}
+
+/// The names of the nodes that the arguments mean.
+fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>, CliError> {
+    for name in &args.node {
+        if !snapshot.nodes.iter().any(|node| node.name == *name) {
+            return Err(CliError::Usage(format!("--node: the cluster has no node {name:?}")));
+        }
+    }
+    let wanted = |node: &&NodeFacts| {
+        let platform = Platform::of(node);
+        let is = |given: &Option<String>, has: fn(&Platform) -> String| match (given, &platform) {
+            (None, _) => true,
+            (Some(given), Some(platform)) => has(platform) == *given,
+            (Some(_), None) => false,
+        };
+        (args.node.is_empty() || args.node.contains(&node.name))
+            && is(&args.os, |platform| platform.os.to_string())
+            && is(&args.os_version, |platform| platform.os_version.to_string())
+            && is(&args.arch, |platform| platform.arch.to_string())
+    };
+    let found: Vec<String> = snapshot.nodes.iter().filter(wanted).map(|node| node.name.clone()).collect();
+    if found.is_empty() {
+        return Err(CliError::Usage(
+            "no node of the cluster is one of those that are asked about".to_owned(),
+        ));
+    }
+    Ok(found)
+}
+
+/// The cluster as it would be if the nodes in question, and no others, announced the kernel: so the answer is the very
+/// one that the loop would mark them with.
+struct Announcing {
+    cluster: Arc<dyn Cluster>,
+    snapshot: ClusterSnapshot,
+    asked: Vec<String>,
+    kernel: KernelRelease,
+}
+
+#[async_trait::async_trait]
+impl Cluster for Announcing {
+    fn describe(&self) -> String {
+        self.cluster.describe()
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        let mut snapshot = self.snapshot.clone();
+        for node in &mut snapshot.nodes {
+            node.annotations.remove(NEXT_KERNEL_ANNOTATION);
+            if self.asked.contains(&node.name) {
+                node.annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), self.kernel.to_string());
+            }
+        }
+        Ok(snapshot)
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        Err(ClusterError::Refused {
+            object: change.object(),
+            reason: "preflight only asks, and changes nothing".to_owned(),
+        })
+    }
+}
+
+fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> Answer<'a> {
+    let planned: BTreeMap<&str, &PlannedNode> =
+        plan.nodes.iter().map(|planned| (planned.node.as_str(), planned)).collect();
+    let unheard: BTreeMap<&str, String> =
+        plan.unheard.iter().map(|unheard| (unheard.node.as_str(), unheard.why.to_string())).collect();
+    let nodes: Vec<Asked<'a>> = asked
+        .iter()
+        .map(|node| {
+            let next = planned.get(node.as_str()).and_then(|planned| planned.next.as_deref());
+            let message = next.is_none().then(|| {
+                let why = unheard.get(node.as_str()).cloned();
+                why.unwrap_or_else(|| "it is not known what it will need".to_owned())
+            });
+            Asked { node, ready: next.is_some_and(Next::is_ready), next, message }
+        })
+        .collect();
+    Answer { ready: nodes.iter().all(|node| node.ready), kernel: kernel.to_string(), nodes }
+}
+
+/// One table for each platform and set of needs, with the nodes that it is for.
+fn text(answer: &Answer<'_>) -> String {
+    let mut groups: BTreeMap<(bool, String, String), Vec<&str>> = BTreeMap::new();
+    for Asked { node, ready, next, message } in &answer.nodes {
+        let (kernel, table) = match (next, message) {
+            (Some(next), _) => (next.kernel.to_string(), readiness_table(next)),
+            (None, why) => (answer.kernel.clone(), format!("{}\n", why.as_deref().unwrap_or_default())),
+        };
+        groups.entry((*ready, kernel, table)).or_default().push(node);
+    }
+    let group = |((ready, kernel, table), nodes): ((bool, String, String), Vec<&str>)| {
+        let verdict = if ready { "ready" } else { "not ready" };
+        let some = nodes[..nodes.len().min(5)].join(", ");
+        let more = nodes.len().saturating_sub(5);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{some}{more}: {verdict} for {kernel}\n{table}")
+    };
+    groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
+}

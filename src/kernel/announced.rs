@@ -1,0 +1,68 @@
+//! Pure: announced kernels (`announced/*.yaml`): kernels that images are made for before a node runs them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+
+use super::{Architecture, KernelRelease, KernelTarget, OsId, OsVersion};
+use crate::image::{ApiVersion, Metadata};
+
+/// One file of `announced/`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AnnouncedKernels {
+    /// Always `farrier.dev/v1alpha1`.
+    pub api_version: ApiVersion,
+    /// Always `AnnouncedKernels`.
+    pub kind: AnnouncedKernelsKind,
+    /// The list's name.
+    pub metadata: Metadata,
+    /// What it says.
+    pub spec: AnnouncedKernelsSpec,
+}
+
+/// The one value of such a list's `kind`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AnnouncedKernelsKind {
+    /// `AnnouncedKernels`.
+    AnnouncedKernels,
+}
+
+/// Which kernels are announced. Every driver image whose range holds one is built and published for it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AnnouncedKernelsSpec {
+    /// The kernels.
+    #[serde(deserialize_with = "some")]
+    #[schemars(length(min = 1))]
+    pub kernels: Vec<AnnouncedKernel>,
+}
+
+/// One announced kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AnnouncedKernel {
+    /// Operating system id (`ID` of os-release).
+    pub os: OsId,
+    /// Operating system version (`VERSION_ID` of os-release).
+    pub os_version: OsVersion,
+    /// Exact kernel release, as `uname -r` will print it.
+    pub release: KernelRelease,
+    /// Processor architecture.
+    pub arch: Architecture,
+}
+
+impl From<AnnouncedKernel> for KernelTarget {
+    fn from(kernel: AnnouncedKernel) -> Self {
+        let AnnouncedKernel { os, os_version, release, arch } = kernel;
+        Self { os, os_version, release, arch }
+    }
+}
+
+fn some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AnnouncedKernel>, D::Error> {
+    let list = Vec::deserialize(deserializer)?;
+    if list.is_empty() {
+        Err(D::Error::custom("the list is empty, at least one is needed"))
+    } else {
+        Ok(list)
+    }
+}

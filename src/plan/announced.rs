@@ -1,0 +1,351 @@
+//! Pure: kernels that images are made for before a node runs them, and who asks for them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use serde::Serialize;
+
+use super::{ClusterSnapshot, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL};
+use crate::{
+    image::{Definitions, DriverImage, ImageName},
+    kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family},
+};
+
+/// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.
+pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
+
+/// How many kernels nodes may announce: whoever may write one node's annotation must not be able to keep the
+/// builders busy for ever.
+const MOST_BY_NODES: usize = 32;
+
+/// Who announces a kernel.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "by")]
+pub enum AnnouncedBy {
+    /// A list in the definitions.
+    Configuration {
+        /// The list's name.
+        name: String,
+    },
+    /// A kernel family whose suites are tracked: it is the newest there.
+    Tracked {
+        /// The family.
+        family: String,
+    },
+    /// Nodes, by annotation.
+    Nodes {
+        /// The first of them.
+        node: String,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+impl fmt::Display for AnnouncedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Configuration { name } => write!(f, "configuration {name}"),
+            Self::Tracked { family } => write!(f, "tracked family {family}"),
+            Self::Nodes { node, count: 1 } => write!(f, "node {node}"),
+            Self::Nodes { node, count } => write!(f, "node {node} and {} more", count - 1),
+        }
+    }
+}
+
+/// What may announce a kernel, apart from its release.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Platform {
+    /// Operating system id.
+    pub os: OsId,
+    /// Operating system version.
+    pub os_version: OsVersion,
+    /// Processor architecture.
+    pub arch: Architecture,
+}
+
+impl Platform {
+    /// A node's platform, which stays known while its kernel label lags behind a reboot.
+    pub fn of(node: &NodeFacts) -> Option<Self> {
+        Some(Self {
+            os: node.labels.get(OS_ID_LABEL)?.parse().ok()?,
+            os_version: node.labels.get(OS_VERSION_LABEL)?.parse().ok()?,
+            arch: node.architecture.parse().ok()?,
+        })
+    }
+
+    /// This platform with a kernel.
+    pub fn with(&self, release: KernelRelease) -> KernelTarget {
+        let Self { os, os_version, arch } = self.clone();
+        KernelTarget { os, os_version, release, arch }
+    }
+
+    fn is_of(&self, target: &KernelTarget) -> bool {
+        (&self.os, &self.os_version, self.arch) == (&target.os, &target.os_version, target.arch)
+    }
+}
+
+/// The newest kernel of one flavour in a family's tracked suites.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TrackedKernel {
+    /// The kernel.
+    pub target: KernelTarget,
+    /// The family that tracks it.
+    pub family: ImageName,
+    /// Its flavour.
+    pub flavour: String,
+}
+
+/// Which of these releases is the newest of a flavour, as versions are ordered by `compare`, among those that the
+/// family is the first to match on the platform.
+pub fn newest(
+    definitions: &Definitions,
+    family: &ImageName,
+    platform: &Platform,
+    flavour: &str,
+    releases: impl IntoIterator<Item = KernelRelease>,
+    compare: impl Fn(&str, &str) -> std::cmp::Ordering,
+) -> Option<TrackedKernel> {
+    let target = releases
+        .into_iter()
+        .filter(|release| has_flavour(release, flavour))
+        .map(|release| platform.with(release))
+        .filter(|target| {
+            match_family(&definitions.families, target).is_some_and(|found| found.metadata.name == *family)
+        })
+        .max_by(|a, b| compare(a.release.as_str(), b.release.as_str()))?;
+    Some(TrackedKernel { target, family: family.clone(), flavour: flavour.to_owned() })
+}
+
+/// `6.1.0-47-cloud-amd64` has the flavour `cloud-amd64` and not `amd64`: what stands before it is a number.
+fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
+    let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix('-'));
+    let last = before.and_then(|before| before.rsplit('-').next());
+    last.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Why a node's announcement is not used.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum AnnouncementReason {
+    /// The annotation holds no kernel release, or one that has no label.
+    Malformed {
+        /// What is wrong, with the value.
+        detail: String,
+    },
+    /// The node's operating system or architecture is not known.
+    NoPlatform,
+    /// Nodes announce more kernels than are built.
+    TooMany {
+        /// The release.
+        release: String,
+        /// How many are built.
+        most: usize,
+    },
+}
+
+impl fmt::Display for AnnouncementReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Malformed { detail } => f.write_str(detail),
+            Self::NoPlatform => {
+                f.write_str("its operating system or architecture is not known from its labels")
+            }
+            Self::TooMany { release, most } => {
+                write!(f, "{release} is one kernel too many: nodes may announce {most} at a time")
+            }
+        }
+    }
+}
+
+/// A node whose announcement is not used.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unheard {
+    /// The node.
+    pub node: String,
+    /// Why.
+    #[serde(serialize_with = "super::text::explained")]
+    pub why: AnnouncementReason,
+}
+
+/// Which images a kernel is announced for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Audience {
+    /// All whose range holds it.
+    Everyone,
+    /// Those that nodes call for.
+    Some(BTreeSet<ImageName>),
+}
+
+/// One announced kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Announced {
+    by: BTreeSet<AnnouncedBy>,
+    images: Audience,
+}
+
+/// The announced kernels.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Announcements {
+    kernels: BTreeMap<KernelTarget, Announced>,
+    /// The newest kernels of the tracked suites.
+    tracked: BTreeSet<TrackedKernel>,
+    /// Nodes whose announcements are not used.
+    pub unheard: Vec<Unheard>,
+}
+
+impl Announcements {
+    /// What definitions, tracked suites and nodes announce.
+    pub fn of(
+        definitions: &Definitions,
+        snapshot: &ClusterSnapshot,
+        tracked: BTreeSet<TrackedKernel>,
+    ) -> Self {
+        let mut this = Self::default();
+        for (name, list) in &definitions.announced {
+            for kernel in &list.spec.kernels {
+                let by = AnnouncedBy::Configuration { name: name.to_string() };
+                this.add(kernel.clone().into(), by, Audience::Everyone);
+            }
+        }
+        let platforms = if tracked.is_empty() { BTreeMap::new() } else { called_for(definitions, snapshot) };
+        for TrackedKernel { target, family, flavour: _ } in &tracked {
+            let called = platforms.iter().find(|(platform, _)| platform.is_of(target));
+            if let Some((_, images)) = called.filter(|(_, images)| !images.is_empty()) {
+                let by = AnnouncedBy::Tracked { family: family.to_string() };
+                this.add(target.clone(), by, Audience::Some(images.clone()));
+            }
+        }
+        this.tracked = tracked;
+        this.add_nodes(definitions, snapshot);
+        this
+    }
+
+    fn add_nodes(&mut self, definitions: &Definitions, snapshot: &ClusterSnapshot) {
+        let mut wanted: BTreeMap<KernelTarget, Vec<&NodeFacts>> = BTreeMap::new();
+        for node in &snapshot.nodes {
+            match announcement(node) {
+                None => {}
+                Some(Ok(target)) => wanted.entry(target).or_default().push(node),
+                Some(Err(why)) => self.unheard.push(Unheard { node: node.name.clone(), why }),
+            }
+        }
+        let mut wanted: Vec<_> = wanted.into_iter().collect();
+        // Those that the most nodes ask for come first; the sort keeps the order of the rest.
+        wanted.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
+        for (place, (target, nodes)) in wanted.into_iter().enumerate() {
+            if place >= MOST_BY_NODES {
+                let release = target.release.to_string();
+                let why = AnnouncementReason::TooMany { release, most: MOST_BY_NODES };
+                let unheard = |node: &&NodeFacts| Unheard { node: node.name.clone(), why: why.clone() };
+                self.unheard.extend(nodes.iter().map(unheard));
+                continue;
+            }
+            let calls = |image: &&DriverImage| nodes.iter().any(|node| node.calls_for(image));
+            let images = definitions.images.values().filter(calls).map(|image| image.metadata.name.clone());
+            let Some(node) = nodes.iter().map(|node| &node.name).min() else { continue };
+            let by = AnnouncedBy::Nodes { node: node.clone(), count: nodes.len() };
+            self.add(target, by, Audience::Some(images.collect()));
+        }
+        self.unheard.sort();
+    }
+
+    fn add(&mut self, target: KernelTarget, by: AnnouncedBy, images: Audience) {
+        let found = self
+            .kernels
+            .entry(target)
+            .or_insert_with(|| Announced { by: BTreeSet::new(), images: Audience::Some(BTreeSet::new()) });
+        found.by.insert(by);
+        match (&mut found.images, images) {
+            (Audience::Everyone, _) => {}
+            (Audience::Some(known), Audience::Some(more)) => known.extend(more),
+            (known, Audience::Everyone) => *known = Audience::Everyone,
+        }
+    }
+
+    /// The announced kernels.
+    pub fn targets(&self) -> impl Iterator<Item = &KernelTarget> {
+        self.kernels.keys()
+    }
+
+    /// Is some kernel announced for this image?
+    pub fn call_for(&self, image: &ImageName) -> bool {
+        self.kernels.values().any(|announced| announced.images.holds(image))
+    }
+
+    /// Who announces this kernel; nobody does for images that it is not announced for.
+    pub(super) fn by_for(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
+        let found = self.kernels.get(target).filter(|announced| announced.images.holds(image));
+        found.map(|announced| announced.by.iter().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The kernels that are announced for an image.
+    pub(super) fn targets_for<'a>(&'a self, image: &'a ImageName) -> impl Iterator<Item = &'a KernelTarget> {
+        self.kernels.iter().filter(|(_, found)| found.images.holds(image)).map(|(target, _)| target)
+    }
+
+    /// The kernel that a node is to boot next: the one that its annotation names, else the newest tracked one of its
+    /// platform and flavour.
+    pub(super) fn next_of(&self, node: &NodeFacts) -> Option<KernelTarget> {
+        match announcement(node) {
+            Some(Ok(target)) => return self.kernels.contains_key(&target).then_some(target),
+            Some(Err(_)) => return None,
+            None if self.tracked.is_empty() => return None,
+            None => {}
+        }
+        let (platform, release) = (Platform::of(node)?, node.kernel_version.parse().ok()?);
+        let tracked = self
+            .tracked
+            .iter()
+            .find(|tracked| platform.is_of(&tracked.target) && has_flavour(&release, &tracked.flavour))?;
+        Some(tracked.target.clone())
+    }
+}
+
+impl Audience {
+    fn holds(&self, image: &ImageName) -> bool {
+        match self {
+            Self::Everyone => true,
+            Self::Some(images) => images.contains(image),
+        }
+    }
+}
+
+/// What a node's annotation announces.
+fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, AnnouncementReason>> {
+    let text = node.annotations.get(NEXT_KERNEL_ANNOTATION)?;
+    let target = match text.parse::<KernelRelease>() {
+        Ok(release) if KernelLabel::of(&release).is_none() => {
+            let detail = format!("kernel release {text:?} gives no label of at most 63 characters");
+            Err(AnnouncementReason::Malformed { detail })
+        }
+        Ok(release) => {
+            Platform::of(node).map(|platform| platform.with(release)).ok_or(AnnouncementReason::NoPlatform)
+        }
+        Err(error) => Err(AnnouncementReason::Malformed { detail: error.to_string() }),
+    };
+    Some(target)
+}
+
+/// The platforms of the nodes, and the images that nodes of each call for.
+pub fn called_for(
+    definitions: &Definitions,
+    snapshot: &ClusterSnapshot,
+) -> BTreeMap<Platform, BTreeSet<ImageName>> {
+    let mut platforms: BTreeMap<Platform, BTreeSet<ImageName>> = BTreeMap::new();
+    for node in &snapshot.nodes {
+        let Some(platform) = Platform::of(node) else { continue };
+        let known = platforms.entry(platform).or_default();
+        for (name, image) in &definitions.images {
+            if !known.contains(name) && node.calls_for(image) {
+                known.insert(name.clone());
+            }
+        }
+    }
+    platforms
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+use super::{
+    super::{
+        fixtures::{K47, K48, World, name},
+        table,
+    },
+    *,
+};
+
+fn world() -> World {
+    let mut world = World::new(&[K47, K47]);
+    world.snapshot.nodes[0].annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), K48.to_owned());
+    world
+}
+
+fn change(plan: &Plan) -> Option<&NodeChange> {
+    assert_eq!(plan.nodes.len(), 1, "{:?}", plan.nodes);
+    match plan.nodes[0].change.as_ref()? {
+        Change::Node(change) => Some(change),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// As the API server would after the write.
+fn carry_out(world: &mut World, plan: &Plan) {
+    let NodeChange { name: _, labels, annotations } = change(plan).unwrap().clone();
+    let node = &mut world.snapshot.nodes[0];
+    for (map, changes) in [(&mut node.labels, labels), (&mut node.annotations, annotations)] {
+        for (key, value) in changes {
+            match value {
+                Some(value) => map.insert(key, value),
+                None => map.remove(&key),
+            };
+        }
+    }
+}
+
+#[test]
+fn a_node_is_marked_when_everything_is_there_and_then_left() {
+    let mut world = world();
+    let plan = world.plan();
+    assert!(!plan.nodes[0].ready);
+    assert_eq!(change(&plan), None);
+    insta::assert_snapshot!(table(&plan), @r"
+    IMAGE  KERNEL                             NODES  ACTION  WHY
+    mft    6.1.0-47-amd64 (debian 12, amd64)  2      build   not in the registry
+    mft    6.1.0-48-amd64 (debian 12, amd64)  0      build   not in the registry; announced by node n0
+
+    IMAGE  ROLLOUT                                      ACTION         WHY
+    mft    DaemonSet kube-system/mft, container driver  rewrite later  after registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64 is published
+
+    NODES  NEXT KERNEL                        REBOOT  WHY
+    n0     6.1.0-48-amd64 (debian 12, amd64)  wait    mft: it is still to be built
+
+    2 to build, 1 to rewrite after their build
+    ");
+
+    world.publish(Verdict::Loads);
+    let plan = world.plan();
+    assert!(plan.nodes[0].ready && !plan.is_idle());
+    assert_eq!(change(&plan).unwrap().labels[READY_FOR].as_deref(), Some(K48));
+    carry_out(&mut world, &plan);
+    assert_eq!(change(&world.plan()), None);
+}
+
+#[test]
+fn the_mark_goes_with_the_image_and_with_the_announcement() {
+    let mut world = world();
+    world.publish(Verdict::Loads);
+    let plan = world.plan();
+    carry_out(&mut world, &plan);
+
+    let mut lost = world.clone();
+    lost.observed.published.clear();
+    assert_eq!(change(&lost.plan()).unwrap().annotations[READY_FOR], None);
+
+    let node = &mut world.snapshot.nodes[0];
+    node.annotations.remove(NEXT_KERNEL_ANNOTATION);
+    let plan = world.plan();
+    assert_eq!(change(&plan).unwrap().labels[READY_FOR], None);
+    carry_out(&mut world, &plan);
+    assert!(world.plan().nodes.is_empty());
+}
+
+#[test]
+fn what_is_not_known_changes_no_mark() {
+    let mut world = world();
+    world.publish(Verdict::Loads);
+    let plan = world.plan();
+    let unmarked = world.clone();
+    carry_out(&mut world, &plan);
+    for (mut world, marked) in [(world.clone(), true), (unmarked, false)] {
+        for reference in std::mem::take(&mut world.observed.published).into_keys() {
+            world.observed.unreachable.insert(reference, "connection refused".to_owned());
+        }
+        let plan = world.plan();
+        assert!(!plan.nodes[0].ready);
+        assert_eq!(change(&plan), None, "marked: {marked}");
+    }
+    // NFD restarts: the node has no platform for a while.
+    world.snapshot.nodes[0].labels.retain(|key, _| key == READY_FOR);
+    assert!(world.plan().nodes.is_empty());
+}
+
+#[test]
+fn only_what_a_rollout_would_take_makes_a_node_ready() {
+    for (verdict, deny, ready) in [
+        (Verdict::Loads, true, true),
+        (Verdict::Unknown, false, true),
+        (Verdict::Unknown, true, false),
+        (Verdict::Refused, false, false),
+    ] {
+        let mut world = world();
+        if deny {
+            world.deny_unknown();
+        }
+        world.publish(verdict);
+        assert_eq!(world.plan().nodes[0].ready, ready, "{verdict:?}, deny: {deny}");
+    }
+    let mut world = world();
+    world.publish(Verdict::Loads);
+    world.location.pullable = false;
+    assert!(!world.plan().nodes[0].ready);
+}
+
+#[test]
+fn an_image_that_is_not_for_the_kernel_is_missing_there() {
+    let mut world = world();
+    world.image("mft").spec.kernels = Some("<6.0".parse().unwrap());
+    let plan = world.plan();
+    assert!(!plan.nodes[0].ready);
+    let next = plan.nodes[0].next.as_ref().unwrap();
+    assert_eq!(why_not(next), "mft: the image is for kernels <6.0");
+    assert_eq!(next.needs[0].image, name("mft"));
+}
+
+#[test]
+fn a_node_that_calls_for_nothing_is_ready_at_once() {
+    let mut world = world();
+    world.snapshot.nodes[0].labels.remove("pci");
+    assert!(world.plan().nodes[0].ready);
+}

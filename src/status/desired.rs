@@ -1,0 +1,227 @@
+//! Pure: which DriverBuilds there should be, and what is to be written for that.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::api::ObjectMeta;
+use sha2::{Digest as _, Sha256};
+
+use super::{DriverBuild, DriverBuildSpec, DriverBuildStatus};
+use crate::{
+    image::ImageName,
+    kernel::{KernelLabel, KernelTarget},
+    kmod::Verdict,
+    plan::{Activity, Phase, Plan, StatusEntry, status_entries},
+};
+
+/// The label, and its value, of the objects that farrier made and may delete.
+pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "farrier");
+
+/// Lines of a build's output that are kept in an object, and their length: etcd is no log store.
+const LOG_LINES: usize = 20;
+const LOG_LINE: usize = 200;
+
+/// Characters of a message.
+const MESSAGE: usize = 1024;
+
+/// An object's name: `<image>-<kernel label>-<8 digits>`, at most 63 characters, a DNS name.
+pub fn name_of(image: &ImageName, target: &KernelTarget) -> String {
+    let KernelTarget { os, os_version, release, arch } = target;
+    let all = [image.as_str(), os.as_str(), os_version.as_str(), release.as_str(), arch.as_str()].join("\0");
+    let hash = hex::encode(&Sha256::digest(all.as_bytes())[..4]);
+    let label = KernelLabel::of(release).map(|label| label.to_string()).unwrap_or_default();
+    let readable: String = format!("{image}-{label}")
+        .chars()
+        .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c.to_ascii_lowercase() } else { '-' })
+        .take(63 - 1 - hash.len())
+        .collect();
+    // Each part of a DNS name has a letter or digit at both ends.
+    let parts = readable.split('.').map(|part| part.trim_matches('-')).filter(|part| !part.is_empty());
+    format!("{}-{hash}", parts.collect::<Vec<_>>().join("."))
+}
+
+/// One object for each row of `farrier status`. Conditions keep the time of their last change, and objects what the API
+/// server gave them, from `existing`.
+pub fn desired(
+    plan: &Plan,
+    activity: &Activity,
+    configuration_error: Option<&str>,
+    existing: &BTreeMap<String, DriverBuild>,
+    now: Timestamp,
+) -> Vec<DriverBuild> {
+    let entries = status_entries(plan, activity);
+    let object = |entry: &StatusEntry<'_>| {
+        let name = name_of(entry.image, entry.target);
+        let known = existing.get(&name);
+        let KernelTarget { os, os_version, release, arch } = entry.target;
+        let spec = DriverBuildSpec {
+            image: entry.image.to_string(),
+            os: os.to_string(),
+            os_version: os_version.to_string(),
+            release: release.to_string(),
+            arch: arch.to_string(),
+        };
+        let status = status(entry, configuration_error, known, now);
+        let labels = [(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned())].into();
+        let metadata = ObjectMeta { name: Some(name), labels: Some(labels), ..ObjectMeta::default() };
+        DriverBuild { metadata, spec, status: Some(status) }
+    };
+    entries.iter().map(object).collect()
+}
+
+fn status(
+    entry: &StatusEntry<'_>,
+    configuration_error: Option<&str>,
+    known: Option<&DriverBuild>,
+    now: Timestamp,
+) -> DriverBuildStatus {
+    let row = &entry.row;
+    let stays = Stays {
+        // The API server gives a new object the generation 1, and nobody changes its spec: the name says it all.
+        generation: known.and_then(|known| known.metadata.generation).unwrap_or(1),
+        conditions: known
+            .and_then(|known| known.status.as_ref())
+            .map(|status| status.conditions.as_slice())
+            .unwrap_or_default(),
+        now,
+    };
+    let activity = entry.activity;
+    DriverBuildStatus {
+        phase: row.phase.as_str().to_owned(),
+        conditions: vec![
+            stays.condition("Published", published(row.phase), &row.reason),
+            stays.condition("Checked", checked(row.phase, row.verdict), ""),
+            stays.condition(
+                "ConfigurationCurrent",
+                configuration(configuration_error),
+                configuration_error.unwrap_or(""),
+            ),
+        ],
+        reference: (!row.reference.is_empty()).then(|| row.reference.clone()),
+        digest: row.digest.as_ref().map(ToString::to_string),
+        input_hash: entry.input_hash.map(|hash| hash.to_string()),
+        verdict: row.verdict.map(|verdict| verdict.as_str().to_owned()),
+        nodes: i64::try_from(row.nodes).unwrap_or(i64::MAX),
+        announced_by: row.announced_by.clone(),
+        attempts: activity.filter(|found| found.attempts > 0).map(|found| found.attempts.into()),
+        next_retry: activity.and_then(|found| found.next_retry).map(|at| Time(whole_seconds(at))),
+        last_duration: activity.and_then(|found| found.took).map(|took| format!("{}s", took.as_secs())),
+        log_tail: activity.map(|found| tail(&found.log_tail)).unwrap_or_default(),
+        message: (!row.reason.is_empty()).then(|| printable(&row.reason, MESSAGE)),
+    }
+}
+
+/// A condition's status and reason.
+type Said = (&'static str, &'static str);
+
+fn published(phase: Phase) -> Said {
+    match phase {
+        Phase::Published => ("True", "Published"),
+        Phase::Building => ("False", "Building"),
+        Phase::Queued => ("False", "Queued"),
+        Phase::Retrying => ("False", "Retrying"),
+        Phase::Missing => ("False", "NotBuilt"),
+        Phase::Failed => ("False", "Failed"),
+        Phase::Conflict => ("False", "TagConflict"),
+        Phase::Unknown => ("Unknown", "RegistrySilent"),
+        Phase::Skipped => ("False", "NotBuildable"),
+    }
+}
+
+fn checked(phase: Phase, verdict: Option<Verdict>) -> Said {
+    match (phase, verdict) {
+        (_, Some(Verdict::Loads)) => ("True", "Loads"),
+        (_, Some(Verdict::Refused)) => ("False", "Refused"),
+        (_, Some(Verdict::Unknown)) => ("Unknown", "NotAllKnown"),
+        (Phase::Published, None) => ("Unknown", "NoReport"),
+        (_, None) => ("Unknown", "NotPublished"),
+    }
+}
+
+fn configuration(error: Option<&str>) -> Said {
+    if error.is_some() { ("False", "Invalid") } else { ("True", "Valid") }
+}
+
+/// What a status takes over from the one before.
+struct Stays<'a> {
+    generation: i64,
+    conditions: &'a [Condition],
+    now: Timestamp,
+}
+
+impl Stays<'_> {
+    fn condition(&self, type_: &str, (status, reason): Said, message: &str) -> Condition {
+        let before = self.conditions.iter().find(|known| known.type_ == type_ && known.status == status);
+        let at =
+            before.map_or_else(|| Time(whole_seconds(self.now)), |known| known.last_transition_time.clone());
+        Condition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: printable(message, MESSAGE),
+            observed_generation: Some(self.generation),
+            last_transition_time: at,
+        }
+    }
+}
+
+/// The API keeps whole seconds; a finer time would never be equal to what is read back.
+fn whole_seconds(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
+fn tail(lines: &[String]) -> Vec<String> {
+    let first = lines.len().saturating_sub(LOG_LINES);
+    lines[first..].iter().map(|line| printable(line, LOG_LINE)).collect()
+}
+
+/// Compilers and registries are strangers; a terminal must not take their words for commands.
+pub(super) fn printable(text: &str, most: usize) -> String {
+    let clean = |c: char| if c.is_control() && c != '\n' { '\u{fffd}' } else { c };
+    text.chars().map(clean).take(most).collect()
+}
+
+/// What is to be written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Writes {
+    /// Objects to make, or whose spec or labels are others; their status follows.
+    pub objects: Vec<DriverBuild>,
+    /// Objects whose status alone is another.
+    pub statuses: Vec<DriverBuild>,
+    /// Names of objects to delete.
+    pub deletions: Vec<String>,
+}
+
+/// Compares what there is with what there should be. `gone` are the names of objects that nothing has called for, for so
+/// long that they are deleted; those that farrier did not make are nobody's to delete.
+pub fn writes(
+    desired: &[DriverBuild],
+    existing: &BTreeMap<String, DriverBuild>,
+    gone: &BTreeSet<String>,
+) -> Writes {
+    let mut writes = Writes::default();
+    for wanted in desired {
+        let known = wanted.metadata.name.as_ref().and_then(|name| existing.get(name));
+        match known {
+            Some(known) if known.spec == wanted.spec && is_ours(known) => {
+                if known.status != wanted.status {
+                    writes.statuses.push(wanted.clone());
+                }
+            }
+            _ => writes.objects.push(wanted.clone()),
+        }
+    }
+    let ours = |name: &&String| existing.get(*name).is_some_and(is_ours);
+    writes.deletions = gone.iter().filter(ours).cloned().collect();
+    writes
+}
+
+/// Did farrier make it?
+pub(super) fn is_ours(object: &DriverBuild) -> bool {
+    let labels = object.metadata.labels.as_ref();
+    labels.and_then(|labels| labels.get(MANAGED_BY.0)).is_some_and(|value| value == MANAGED_BY.1)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! Pure: the kind DriverBuild: one driver image for one kernel target, as a cluster shows it.
+
+use k8s_openapi::{
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+};
+use kube::{CustomResource, CustomResourceExt};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+/// One driver image for one kernel target. farrier makes these objects and writes their status; what is built is decided
+/// by its definitions and the nodes, not by what stands here.
+#[derive(CustomResource, Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "farrier.dev",
+    version = "v1alpha1",
+    kind = "DriverBuild",
+    plural = "driverbuilds",
+    shortname = "dbuild",
+    namespaced,
+    status = "DriverBuildStatus",
+    doc = "One driver image for one kernel target. farrier makes these objects and writes their status; what is built is decided by its definitions and the nodes, not by what stands here.",
+    derive = "PartialEq",
+    printcolumn(name = "Image", type_ = "string", json_path = ".spec.image"),
+    printcolumn(name = "Kernel", type_ = "string", json_path = ".spec.release"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Check", type_ = "string", json_path = ".status.verdict"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "OS", type_ = "string", json_path = ".spec.os", priority = "1"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".spec.osVersion", priority = "1"),
+    printcolumn(name = "Arch", type_ = "string", json_path = ".spec.arch", priority = "1"),
+    printcolumn(name = "Reference", type_ = "string", json_path = ".status.reference", priority = "1"),
+    printcolumn(name = "Message", type_ = "string", json_path = ".status.message", priority = "1")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverBuildSpec {
+    /// The driver image's name in the definitions.
+    pub image: String,
+    /// Operating system id (`ID` of os-release).
+    pub os: String,
+    /// Operating system version (`VERSION_ID` of os-release).
+    pub os_version: String,
+    /// Exact kernel release (`uname -r`).
+    pub release: String,
+    /// Architecture: amd64 or arm64.
+    pub arch: String,
+}
+
+/// How it stands.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DriverBuildStatus {
+    /// published, building, queued, retrying, missing, failed, conflict, unknown or skipped; the same words as in
+    /// `farrier status`.
+    pub phase: String,
+    /// Published, Checked, ConfigurationCurrent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "conditions")]
+    pub conditions: Vec<Condition>,
+    /// The image's name by tag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<String>,
+    /// The image's digest, once it is published.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Over everything that can change the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_hash: Option<String>,
+    /// What the check said: loads, refused or unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<String>,
+    /// How many nodes run the kernel and call for the image.
+    #[schemars(range(min = 0))]
+    pub nodes: i64,
+    /// Who announces the kernel, beside nodes that run it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub announced_by: Vec<String>,
+    /// Attempts with the present inputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub attempts: Option<i64>,
+    /// When a passing fault is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "date_time")]
+    pub next_retry: Option<Time>,
+    /// How long the last attempt took, as in `72s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_duration: Option<String>,
+    /// The last lines of the last build's output.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub log_tail: Vec<String>,
+    /// Why it is as it is, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// The standard schema of `metav1.Condition`. By hand, because the one that k8s-openapi can give brings its whole API.
+fn conditions(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "array",
+        "description": "Published, Checked, ConfigurationCurrent.",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["type", "status", "lastTransitionTime", "reason", "message"],
+            "properties": {
+                "type": {"type": "string", "maxLength": 316},
+                "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
+                "observedGeneration": {"type": "integer", "format": "int64", "minimum": 0},
+                "lastTransitionTime": {"type": "string", "format": "date-time"},
+                "reason": {
+                    "type": "string", "minLength": 1, "maxLength": 1024,
+                    "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                },
+                "message": {"type": "string", "maxLength": 32768},
+            },
+        },
+    })
+}
+
+fn date_time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "type": "string",
+        "format": "date-time",
+        "nullable": true,
+        "description": "When a passing fault is tried again.",
+    })
+}
+
+/// The definition of the kind.
+pub fn crd() -> CustomResourceDefinition {
+    DriverBuild::crd()
+}
+
+/// The same as `farrier schema crd` prints it and `deploy/crds/` holds it: YAML, from the JSON form, whose keys have an
+/// order of their own.
+pub fn crd_yaml() -> std::io::Result<String> {
+    let json = serde_json::to_value(crd())?;
+    serde_saphyr::to_string(&json).map_err(std::io::Error::other)
+}

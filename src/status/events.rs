@@ -1,0 +1,336 @@
+//! Pure: what has happened between one pass and the next that somebody who looks at an object should read there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::{PassView, desired::printable, name_of};
+use crate::{
+    image::OperatorResource,
+    plan::{
+        Change, HoldReason, NodeReason, Phase, PlannedRollout, RolloutDecision, RolloutObject, status_entries,
+    },
+};
+
+/// The same reason is given about the same object once in so long: a node that flaps between two kernels has its story
+/// told once, not a hundred times.
+const QUIET: SignedDuration = SignedDuration::from_mins(5);
+
+/// Events of one pass. When a third of a fleet reboots at once, more of them help nobody and cost the API server a lot.
+const MOST: usize = 50;
+
+/// A note's characters: the API takes 1024 bytes.
+const NOTE: usize = 250;
+
+/// An Event's reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum EventReason {
+    /// A rollout target was rewritten.
+    Rewritten,
+    /// A rollout target could not be rewritten.
+    RewriteFailed,
+    /// Somebody else changes a rollout target back.
+    RolloutConflict,
+    /// The pods did not get ready, and the image before was put back.
+    RolloutPutBack,
+    /// A rollout target stays as it is, for a reason that somebody has to see to.
+    RolloutHeld,
+    /// A build began.
+    BuildStarted,
+    /// A build failed.
+    BuildFailed,
+    /// An image was published.
+    Published,
+    /// A published image is not there any more.
+    PublicationLost,
+    /// A node may boot its next kernel.
+    ReadyForKernel,
+    /// A node may not boot the kernel any more for which it was ready.
+    NotReadyForKernel,
+    /// A node waits, because what it says of its kernel is contradictory.
+    NodeWaits,
+    /// A node announces a kernel that is not used.
+    AnnouncementNotUsed,
+}
+
+impl EventReason {
+    /// The reason as the API writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rewritten => "Rewritten",
+            Self::RewriteFailed => "RewriteFailed",
+            Self::RolloutConflict => "RolloutConflict",
+            Self::RolloutPutBack => "RolloutPutBack",
+            Self::RolloutHeld => "RolloutHeld",
+            Self::BuildStarted => "BuildStarted",
+            Self::BuildFailed => "BuildFailed",
+            Self::Published => "Published",
+            Self::PublicationLost => "PublicationLost",
+            Self::ReadyForKernel => "ReadyForKernel",
+            Self::NotReadyForKernel => "NotReadyForKernel",
+            Self::NodeWaits => "NodeWaits",
+            Self::AnnouncementNotUsed => "AnnouncementNotUsed",
+        }
+    }
+
+    /// What farrier did or tried.
+    pub fn action(self) -> &'static str {
+        match self {
+            Self::Rewritten
+            | Self::RewriteFailed
+            | Self::RolloutConflict
+            | Self::RolloutPutBack
+            | Self::RolloutHeld => "RollOut",
+            Self::BuildStarted | Self::BuildFailed => "Build",
+            Self::Published | Self::PublicationLost => "Publish",
+            Self::ReadyForKernel | Self::NotReadyForKernel => "MarkNode",
+            Self::NodeWaits | Self::AnnouncementNotUsed => "Observe",
+        }
+    }
+
+    /// Is it something to see to?
+    pub fn is_warning(self) -> bool {
+        match self {
+            Self::Rewritten
+            | Self::BuildStarted
+            | Self::Published
+            | Self::ReadyForKernel
+            | Self::NodeWaits => false,
+            Self::RewriteFailed
+            | Self::RolloutConflict
+            | Self::RolloutPutBack
+            | Self::RolloutHeld
+            | Self::BuildFailed
+            | Self::PublicationLost
+            | Self::NotReadyForKernel
+            | Self::AnnouncementNotUsed => true,
+        }
+    }
+}
+
+/// The object that an event is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Regarding {
+    /// A DriverBuild of farrier's namespace.
+    DriverBuild(String),
+    /// A node.
+    Node(String),
+    /// A DaemonSet.
+    DaemonSet {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+    /// An operator's resource.
+    Resource {
+        /// Its kind.
+        resource: OperatorResource,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl fmt::Display for Regarding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DriverBuild(name) => write!(f, "DriverBuild {name}"),
+            Self::Node(name) => write!(f, "node {name}"),
+            Self::DaemonSet { namespace, name } => write!(f, "DaemonSet {namespace}/{name}"),
+            Self::Resource { resource, name } => write!(f, "{resource} {name}"),
+        }
+    }
+}
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StatusEvent {
+    /// Why. The order of the reasons is that of their weight.
+    pub reason: EventReason,
+    /// About what.
+    pub regarding: Regarding,
+    /// For people.
+    pub note: String,
+}
+
+/// What has been told, to tell what is new.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Phase, digest and attempts of each DriverBuild.
+    builds: BTreeMap<String, (Phase, Option<String>, u32)>,
+    /// Kernels that nodes are ready for.
+    ready: BTreeMap<String, String>,
+    /// Nodes that wait, and why.
+    waiting: BTreeMap<String, String>,
+    /// Nodes whose announcement is not used, and why.
+    unheard: BTreeMap<String, String>,
+    /// Why rollout targets are held, or their rewrite failed.
+    held: BTreeMap<Regarding, (EventReason, String)>,
+    /// When what was told last.
+    last: BTreeMap<(Regarding, EventReason), Timestamp>,
+}
+
+/// What is new in a view, and how many more events there would have been. The first view after a start tells of what the
+/// pass did and of nothing that only is as it was.
+pub fn events(before: Option<&Told>, view: &PassView<'_>) -> (Vec<StatusEvent>, usize, Told) {
+    let mut told = Told { last: before.map(|told| told.last.clone()).unwrap_or_default(), ..Told::default() };
+    told.last.retain(|_, at| (view.now.duration_since(*at)).abs() < QUIET);
+    let mut found = BTreeSet::new();
+    rewrites(view, &mut found);
+    states(view, &mut told);
+    if let Some(before) = before {
+        of_builds(before, &told, view, &mut found);
+        of_nodes(before, &told, &mut found);
+        let held = told.held.iter().filter(|(regarding, held)| before.held.get(*regarding) != Some(*held));
+        found.extend(held.map(|(regarding, (reason, note))| event(*reason, regarding.clone(), note)));
+    }
+    let last = &told.last;
+    let fresh = |event: &StatusEvent| !last.contains_key(&(event.regarding.clone(), event.reason));
+    let mut found: Vec<StatusEvent> = found.into_iter().filter(fresh).collect();
+    let more = found.len().saturating_sub(MOST);
+    found.truncate(MOST);
+    for event in &found {
+        told.last.insert((event.regarding.clone(), event.reason), view.now);
+    }
+    (found, more, told)
+}
+
+fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
+    StatusEvent { reason, regarding, note: printable(note, NOTE) }
+}
+
+/// What the pass wrote to rollout targets.
+fn rewrites(view: &PassView<'_>, found: &mut BTreeSet<StatusEvent>) {
+    for report in view.rollouts.iter().filter(|report| !report.planned.changes.is_empty()) {
+        let Some(regarding) = target(&report.planned) else { continue };
+        let image = &report.planned.image;
+        found.insert(match (&report.error, &report.planned.decision) {
+            (Some(error), _) => event(EventReason::RewriteFailed, regarding, &format!("{image}: {error}")),
+            (None, RolloutDecision::Rewrite { from, to }) => {
+                event(EventReason::Rewritten, regarding, &format!("{image}: {from} -> {to}"))
+            }
+            (None, RolloutDecision::Steps { now }) => {
+                event(EventReason::Rewritten, regarding, &format!("{image}: {}", now.join("; ")))
+            }
+            (None, _) => {
+                let objects: BTreeSet<String> = report.planned.changes.iter().map(Change::object).collect();
+                let objects: Vec<String> = objects.into_iter().collect();
+                event(EventReason::Rewritten, regarding, &format!("{image}: changed {}", objects.join(", ")))
+            }
+        });
+    }
+}
+
+/// How everything stands now.
+fn states(view: &PassView<'_>, told: &mut Told) {
+    for entry in status_entries(view.plan, view.activity) {
+        let digest = entry.row.digest.as_ref().map(ToString::to_string);
+        let attempts = entry.activity.map_or(0, |activity| activity.attempts);
+        told.builds.insert(name_of(entry.image, entry.target), (entry.row.phase, digest, attempts));
+    }
+    for node in &view.plan.nodes {
+        if let (Some(next), true) = (&node.next, node.ready) {
+            told.ready.insert(node.node.clone(), next.kernel.to_string());
+        }
+    }
+    for left in &view.plan.left_alone {
+        let contradicts = matches!(
+            left.why,
+            NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
+        );
+        if contradicts {
+            told.waiting.insert(left.node.clone(), left.why.to_string());
+        }
+    }
+    for unheard in &view.plan.unheard {
+        told.unheard.insert(unheard.node.clone(), unheard.why.to_string());
+    }
+    for rollout in &view.plan.rollouts {
+        let RolloutDecision::Hold(why) = &rollout.decision else { continue };
+        // A fleet that reboots holds its rollouts all the time; its nodes tell of that.
+        if matches!(why, HoldReason::UnknownNode { .. } | HoldReason::NoNodes) {
+            continue;
+        }
+        if let Some(regarding) = target(rollout) {
+            told.held.insert(regarding, (held(why), format!("{}: {why}", rollout.image)));
+        }
+    }
+}
+
+/// What kind of hold it is, by the stable word of its JSON form.
+fn held(why: &HoldReason) -> EventReason {
+    let json = serde_json::to_value(why).unwrap_or_default();
+    match json.get("reason").and_then(serde_json::Value::as_str) {
+        Some("changed-back" | "fence-undone") => EventReason::RolloutConflict,
+        Some("rollout-failed" | "copy-failed") => EventReason::RolloutPutBack,
+        _ => EventReason::RolloutHeld,
+    }
+}
+
+fn of_builds(before: &Told, now: &Told, view: &PassView<'_>, found: &mut BTreeSet<StatusEvent>) {
+    for entry in status_entries(view.plan, view.activity) {
+        let name = name_of(entry.image, entry.target);
+        let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };
+        let (was, known, tried) = before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));
+        let about = Regarding::DriverBuild(name);
+        let failed = |phase| matches!(phase, Phase::Failed | Phase::Retrying);
+        let reason = match *phase {
+            Phase::Published if was != Phase::Published || known != *digest => EventReason::Published,
+            Phase::Building if was != Phase::Building => EventReason::BuildStarted,
+            phase if failed(phase) && (!failed(was) || *attempts != tried) => EventReason::BuildFailed,
+            Phase::Missing | Phase::Queued if was == Phase::Published => EventReason::PublicationLost,
+            _ => continue,
+        };
+        let row = &entry.row;
+        let note = match (reason, &row.digest) {
+            (EventReason::Published, Some(digest)) => format!("{} is {digest}", row.reference),
+            (EventReason::PublicationLost, _) => {
+                format!("{} is not in the registry any more, or its inputs changed", row.reference)
+            }
+            _ => format!("{} for {}: {}", row.image, row.kernel, row.reason),
+        };
+        found.insert(event(reason, about, &note));
+    }
+}
+
+fn of_nodes(before: &Told, now: &Told, found: &mut BTreeSet<StatusEvent>) {
+    let node = |name: &String| Regarding::Node(name.clone());
+    for (name, kernel) in now.ready.iter().filter(|(name, kernel)| before.ready.get(*name) != Some(*kernel)) {
+        let note = format!("every image that it will need for {kernel} is published");
+        found.insert(event(EventReason::ReadyForKernel, node(name), &note));
+    }
+    for (name, kernel) in before.ready.iter().filter(|(name, _)| !now.ready.contains_key(*name)) {
+        let note =
+            format!("an image that it would need for {kernel} is missing, or the kernel is not announced");
+        found.insert(event(EventReason::NotReadyForKernel, node(name), &note));
+    }
+    for (name, why) in now.waiting.iter().filter(|(name, why)| before.waiting.get(*name) != Some(*why)) {
+        found.insert(event(
+            EventReason::NodeWaits,
+            node(name),
+            &format!("left alone until they agree: {why}"),
+        ));
+    }
+    for (name, why) in now.unheard.iter().filter(|(name, why)| before.unheard.get(*name) != Some(*why)) {
+        found.insert(event(EventReason::AnnouncementNotUsed, node(name), why));
+    }
+}
+
+/// The object of a cluster that a rollout is about; files and tags have no events.
+fn target(rollout: &PlannedRollout) -> Option<Regarding> {
+    match (&rollout.target.path, &rollout.target.object) {
+        (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
+        (None, RolloutObject::DaemonSet { namespace, daemon_set, .. }) => {
+            Some(Regarding::DaemonSet { namespace: namespace.clone(), name: daemon_set.clone() })
+        }
+        (None, RolloutObject::Resource { resource, name }) => {
+            Some(Regarding::Resource { resource: *resource, name: name.clone() })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use super::*;
+use crate::{
+    controller::RolloutReport,
+    kmod::Verdict,
+    plan::{Activity, BuildActivity, KERNEL_LABEL, Plan, testing::Fleet},
+};
+
+const K47: &str = "6.1.0-47-amd64";
+const K48: &str = "6.1.0-48-amd64";
+
+/// What is told of one plan after the other, a minute apart.
+struct Story {
+    told: Option<Told>,
+    now: Timestamp,
+    activity: Activity,
+}
+
+impl Story {
+    fn new() -> Self {
+        Self { told: None, now: Timestamp::UNIX_EPOCH, activity: Activity::new() }
+    }
+
+    fn next(&mut self, plan: &Plan, rollouts: &[RolloutReport]) -> (Vec<StatusEvent>, usize) {
+        let view =
+            PassView { plan, activity: &self.activity, rollouts, configuration_error: None, now: self.now };
+        let (events, more, told) = events(self.told.as_ref(), &view);
+        self.told = Some(told);
+        self.now += SignedDuration::from_mins(1);
+        (events, more)
+    }
+
+    fn lines(&mut self, plan: &Plan) -> String {
+        let line =
+            |event: &StatusEvent| format!("{} {}: {}", event.reason.as_str(), event.regarding, event.note);
+        self.next(plan, &[]).0.iter().map(line).collect::<Vec<_>>().join("\n")
+    }
+}
+
+#[test]
+fn a_build_is_told_from_its_start_to_its_loss() {
+    let mut fleet = Fleet::new(&[K47]);
+    let mut story = Story::new();
+    let plan = fleet.plan();
+    assert_eq!(story.lines(&plan), "");
+    let cell = &plan.builds[0].cell;
+    let key = (cell.image.clone(), cell.target.clone());
+    let stage = BuildActivity { stage: Some("compiling".to_owned()), ..BuildActivity::default() };
+    story.activity.insert(key.clone(), stage);
+    insta::assert_snapshot!(story.lines(&plan), @"BuildStarted DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): compiling");
+    assert_eq!(story.lines(&plan), "");
+
+    let failed = BuildActivity {
+        attempts: 1,
+        next_retry: Some(Timestamp::UNIX_EPOCH),
+        error: Some("push: 503".to_owned()),
+        ..BuildActivity::default()
+    };
+    story.activity.insert(key.clone(), failed);
+    insta::assert_snapshot!(story.lines(&plan), @"BuildFailed DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): push: 503");
+    assert_eq!(story.lines(&plan), "");
+
+    story.activity.clear();
+    fleet.publish(Verdict::Loads);
+    let told = story.lines(&fleet.plan());
+    assert!(
+        told.starts_with("Published DriverBuild mft-6.1.0-47-amd64-21016d0b: registry.test/drivers/mft:"),
+        "{told}"
+    );
+    fleet.lose();
+    let told = story.lines(&fleet.plan());
+    assert!(told.starts_with("PublicationLost"), "{told}");
+}
+
+#[test]
+fn nodes_are_told_when_they_may_boot_and_when_not() {
+    let mut fleet = Fleet::new(&[K47]);
+    fleet.announce(0, K48);
+    let mut story = Story::new();
+    assert_eq!(story.lines(&fleet.plan()), "");
+    fleet.publish(Verdict::Loads);
+    let told = story.lines(&fleet.plan());
+    assert!(
+        told.contains("ReadyForKernel node n0: every image that it will need for 6.1.0-48-amd64"),
+        "{told}"
+    );
+    assert_eq!(story.lines(&fleet.plan()), "");
+    fleet.announce(0, "../x");
+    let told = story.lines(&fleet.plan());
+    assert!(
+        told.contains("NotReadyForKernel node n0") && told.contains("AnnouncementNotUsed node n0"),
+        "{told}"
+    );
+}
+
+#[test]
+fn a_flapping_node_is_told_once() {
+    let mut fleet = Fleet::new(&[K47]);
+    let mut story = Story::new();
+    let mut all = Vec::new();
+    for round in 0..100 {
+        let label = if round % 2 == 0 { K48 } else { K47 };
+        fleet.node(0).labels.insert(KERNEL_LABEL.to_owned(), label.to_owned());
+        all.extend(story.next(&fleet.plan(), &[]).0);
+        story.now -= SignedDuration::from_millis(59_400);
+    }
+    let waits = all.iter().filter(|event| event.reason == EventReason::NodeWaits).count();
+    assert_eq!((waits, all.len()), (1, 1), "{all:?}");
+}
+
+#[test]
+fn a_reboot_of_many_nodes_is_bounded() {
+    let mut fleet = Fleet::new(&[K47; 200]);
+    let mut story = Story::new();
+    story.next(&fleet.plan(), &[]);
+    for node in 0..200 {
+        fleet.node(node).labels.insert(KERNEL_LABEL.to_owned(), K48.to_owned());
+    }
+    let (events, more) = story.next(&fleet.plan(), &[]);
+    assert_eq!((events.len(), more), (MOST, 200 - MOST));
+}
+
+#[test]
+fn a_rewrite_is_told_with_its_outcome() {
+    let mut fleet = Fleet::new(&[K47]);
+    fleet.publish(Verdict::Loads);
+    let plan = fleet.plan();
+    for (error, reason) in
+        [(None, EventReason::Rewritten), (Some("409".to_owned()), EventReason::RewriteFailed)]
+    {
+        let report = RolloutReport { planned: plan.rollouts[0].clone(), error };
+        let (events, _) = Story::new().next(&plan, &[report]);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].reason, reason);
+        assert_eq!(events[0].regarding.to_string(), "DaemonSet kube-system/mft");
+        assert!(events[0].note.starts_with("mft: "), "{}", events[0].note);
+    }
+}
+
+#[test]
+fn a_hold_is_told_once() {
+    let mut fleet = Fleet::new(&[K47, K48]);
+    fleet.publish(Verdict::Loads);
+    let mut story = Story::new();
+    story.next(&Plan::default(), &[]);
+    let told = story.lines(&fleet.plan());
+    assert!(told.contains("RolloutHeld DaemonSet kube-system/mft: mft: "), "{told}");
+    assert_eq!(story.lines(&fleet.plan()), "");
+}

@@ -1,0 +1,17 @@
+//! Adapter: how things stand, where people of a cluster look: objects of the kind DriverBuild, and Events.
+//!
+//! What is written is decided in pure modules ([`desired`], [`events`]), from the rows that `farrier status` prints.
+
+mod desired;
+mod driver_build;
+mod events;
+mod history;
+mod sink;
+mod view;
+
+pub use desired::{MANAGED_BY, Writes, desired, name_of, writes};
+pub use driver_build::{DriverBuild, DriverBuildSpec, DriverBuildStatus, crd, crd_yaml};
+pub use events::{EventReason, Regarding, StatusEvent, Told, events};
+pub use history::History;
+pub use sink::{KubeStatus, Place};
+pub use view::{PassView, StatusSink};

@@ -1,0 +1,298 @@
+//! Adapter: writes DriverBuilds and Events to the API server.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use futures::{StreamExt, stream};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::{
+    api::{apps::v1::DaemonSet, core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use super::{
+    DriverBuild, History, PassView, Regarding, StatusEvent, StatusSink, Told, desired, events, writes,
+};
+use crate::{cluster::Fence, controller::chain};
+
+/// Whose fields they are in server-side apply, and who reports events.
+const MANAGER: &str = "farrier";
+
+/// Requests under way at once.
+const AT_ONCE: usize = 8;
+
+/// What is there is listed again after so long, for what others deleted or changed.
+const LIST_AGAIN: SignedDuration = SignedDuration::from_hours(1);
+
+/// A list that failed is tried again after so long.
+const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
+
+/// Objects of one list page.
+const PAGE: u32 = 500;
+
+/// Where status goes.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The namespace of the DriverBuilds.
+    pub namespace: String,
+    /// This process among several: the pod's name.
+    pub instance: String,
+}
+
+/// Writes DriverBuilds and Events. What cannot be written is told once and tried again with the next pass; it never
+/// stops a pass.
+pub struct KubeStatus {
+    client: Client,
+    place: Place,
+    fence: Option<Arc<dyn Fence>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The objects as the API server has them.
+    known: BTreeMap<String, DriverBuild>,
+    /// When they are listed again; `None` before the first time.
+    list_at: Option<Timestamp>,
+    /// Did the last list succeed?
+    listed: bool,
+    history: History,
+    told: Option<Told>,
+    /// Faults that were logged, so that each is logged once.
+    logged: BTreeSet<String>,
+}
+
+impl KubeStatus {
+    /// Writes to `place`, while `fence` is open.
+    pub fn new(client: Client, place: Place, fence: Option<Arc<dyn Fence>>) -> Self {
+        Self { client, place, fence, state: Mutex::default() }
+    }
+
+    fn builds(&self) -> Api<DriverBuild> {
+        Api::namespaced(self.client.clone(), &self.place.namespace)
+    }
+
+    fn may_write(&self) -> bool {
+        self.fence.as_ref().is_none_or(|fence| fence.closed().is_none())
+    }
+
+    /// Lists the objects where that is due; whether they are known.
+    async fn list(&self, state: &mut State, now: Timestamp) -> bool {
+        if state.list_at.is_some_and(|at| now < at && at.duration_since(now) <= LIST_AGAIN) {
+            return state.listed;
+        }
+        let mut known = BTreeMap::new();
+        let mut params = ListParams::default().limit(PAGE);
+        loop {
+            match self.builds().list(&params).await {
+                Ok(page) => {
+                    known.extend(page.items.into_iter().map(|object| (object.name_any(), object)));
+                    match page.metadata.continue_.filter(|next| !next.is_empty()) {
+                        Some(next) => params = params.continue_token(&next),
+                        None => break,
+                    }
+                }
+                Err(error) => {
+                    log(state, "list DriverBuilds", &error);
+                    (state.list_at, state.listed) = (Some(now + LIST_AFTER_FAULT), false);
+                    return false;
+                }
+            }
+        }
+        (state.known, state.list_at, state.listed) = (known, Some(now + LIST_AGAIN), true);
+        state.logged.clear();
+        true
+    }
+
+    async fn write_builds(&self, state: &mut State, view: &PassView<'_>) {
+        let PassView { plan, activity, rollouts: _, configuration_error, now } = *view;
+        let desired = desired(plan, activity, configuration_error, &state.known, now);
+        let names: BTreeSet<&str> =
+            desired.iter().filter_map(|object| object.metadata.name.as_deref()).collect();
+        let gone = state.history.gone(state.known.keys(), &names, now);
+        let super::Writes { objects, statuses, deletions } = writes(&desired, &state.known, &gone);
+        let objects = objects.into_iter().map(|object| (object, true));
+        let todo: Vec<_> = objects.chain(statuses.into_iter().map(|object| (object, false))).collect();
+        let outcomes = stream::iter(todo)
+            .map(|(object, whole)| async move { (object.name_any(), self.write(&object, whole).await) })
+            .buffer_unordered(AT_ONCE)
+            .collect::<Vec<_>>()
+            .await;
+        for (name, outcome) in outcomes {
+            match outcome {
+                Ok(Some(written)) => drop(state.known.insert(name, written)),
+                Ok(None) => {}
+                Err(error) => {
+                    // Somebody deleted it: the next pass makes it anew.
+                    if is_code(&error, 404) {
+                        state.known.remove(&name);
+                    }
+                    log(state, "write DriverBuilds", &error);
+                }
+            }
+        }
+        for name in deletions {
+            let Some(object) = state.known.get(&name).filter(|_| self.may_write()) else { continue };
+            let uid = object.metadata.uid.clone();
+            let preconditions = Some(Preconditions { uid, resource_version: None });
+            let params = DeleteParams { preconditions, ..DeleteParams::default() };
+            match self.builds().delete(&name, &params).await {
+                Ok(_) => drop(state.known.remove(&name)),
+                Err(error) if is_code(&error, 404) || is_code(&error, 409) => drop(state.known.remove(&name)),
+                Err(error) => log(state, "delete DriverBuilds", &error),
+            }
+        }
+    }
+
+    /// Writes one object, then its status; or the status alone. `None` where the fence has closed.
+    async fn write(&self, object: &DriverBuild, whole: bool) -> Result<Option<DriverBuild>, kube::Error> {
+        let params = PatchParams::apply(MANAGER).force();
+        let name = object.name_any();
+        let about = |metadata: serde_json::Value| {
+            json!({
+                "apiVersion": DriverBuild::api_version(&()), "kind": DriverBuild::kind(&()), "metadata": metadata,
+            })
+        };
+        if whole {
+            if !self.may_write() {
+                return Ok(None);
+            }
+            let mut body = about(json!({"name": name, "labels": object.metadata.labels}));
+            body["spec"] = json!(object.spec);
+            self.builds().patch(&name, &params, &Patch::Apply(body)).await?;
+        }
+        if !self.may_write() {
+            return Ok(None);
+        }
+        let mut body = about(json!({"name": name}));
+        body["status"] = json!(object.status);
+        self.builds().patch_status(&name, &params, &Patch::Apply(body)).await.map(Some)
+    }
+
+    async fn write_events(&self, state: &mut State, view: &PassView<'_>) {
+        let (found, more, told) = events(state.told.as_ref(), view);
+        state.told = Some(told);
+        if more > 0 {
+            tracing::info!(more, "more happened in one pass than is written as events");
+        }
+        for event in found {
+            if !self.may_write() {
+                return;
+            }
+            if let Err(error) = self.publish(state, &event, view.now).await {
+                log(state, "create Events", &error);
+            }
+        }
+    }
+
+    async fn publish(&self, state: &State, event: &StatusEvent, now: Timestamp) -> Result<(), kube::Error> {
+        let regarding = self.reference(state, &event.regarding).await;
+        let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
+        let object: String = regarding.name.iter().flat_map(|name| name.chars()).take(200).collect();
+        let kind = if event.reason.is_warning() { "Warning" } else { "Normal" };
+        let body = Event {
+            metadata: ObjectMeta {
+                name: Some(format!("{object}.{}", unique(event, now))),
+                namespace: Some(namespace.clone()),
+                ..ObjectMeta::default()
+            },
+            action: Some(event.reason.action().to_owned()),
+            event_time: Some(MicroTime(now)),
+            note: Some(event.note.clone()),
+            reason: Some(event.reason.as_str().to_owned()),
+            regarding: Some(regarding),
+            reporting_controller: Some(MANAGER.to_owned()),
+            reporting_instance: Some(self.place.instance.chars().take(128).collect()),
+            type_: Some(kind.to_owned()),
+            ..Event::default()
+        };
+        let events: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        match events.create(&PostParams::default(), &body).await {
+            // The same event of the same pass, after an answer that was lost.
+            Err(error) if !is_code(&error, 409) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// The object with its uid, by which `kubectl describe` finds its events.
+    async fn reference(&self, state: &State, regarding: &Regarding) -> ObjectReference {
+        let of = |api_version: &str, kind: &str, namespace: Option<&str>, name: &str, uid: Option<String>| {
+            ObjectReference {
+                api_version: Some(api_version.to_owned()),
+                kind: Some(kind.to_owned()),
+                namespace: namespace.map(str::to_owned),
+                name: Some(name.to_owned()),
+                uid,
+                ..ObjectReference::default()
+            }
+        };
+        match regarding {
+            Regarding::DriverBuild(name) => {
+                let uid = state.known.get(name).and_then(|object| object.metadata.uid.clone());
+                let (version, kind) = (DriverBuild::api_version(&()), DriverBuild::kind(&()));
+                of(&version, &kind, Some(&self.place.namespace), name, uid)
+            }
+            // As the kubelet does: for nodes, kubectl asks for both.
+            Regarding::Node(name) => of("v1", "Node", None, name, Some(name.clone())),
+            Regarding::DaemonSet { namespace, name } => {
+                let api: Api<DaemonSet> = Api::namespaced(self.client.clone(), namespace);
+                let found = api.get_metadata(name).await;
+                let uid = found.ok().and_then(|object| object.metadata.uid);
+                of("apps/v1", "DaemonSet", Some(namespace), name, uid)
+            }
+            Regarding::Resource { resource, name } => {
+                let version = format!("{}/{}", resource.group(), resource.version());
+                of(&version, resource.kind(), None, name, None)
+            }
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl StatusSink for KubeStatus {
+    async fn pass(&self, view: &PassView<'_>) {
+        if !self.may_write() {
+            return;
+        }
+        let mut state = self.state.lock().await;
+        if self.list(&mut state, view.now).await {
+            self.write_builds(&mut state, view).await;
+        }
+        self.write_events(&mut state, view).await;
+    }
+}
+
+/// Distinct for each event, as client-go makes names: from the time, and here also from the reason.
+fn unique(event: &StatusEvent, now: Timestamp) -> String {
+    format!("{:x}{:02x}", now.as_nanosecond(), event.reason as u8)
+}
+
+fn is_code(error: &kube::Error, code: u16) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == code)
+}
+
+/// Says once what cannot be done, and what to do about it.
+fn log(state: &mut State, action: &str, error: &kube::Error) {
+    let words = chain(error);
+    let (key, hint) = match error {
+        kube::Error::Api(status) if status.code == 403 => (
+            format!("{action} 403"),
+            "the ClusterRole or Role lacks this rule; apply the rights that come with farrier",
+        ),
+        kube::Error::Api(status) if status.code == 404 && action == "list DriverBuilds" => {
+            (format!("{action} 404"), "install the definition: farrier schema crd | kubectl apply -f -")
+        }
+        _ => (format!("{action} {words}"), "it is tried again"),
+    };
+    if state.logged.insert(key) {
+        tracing::warn!(action, error = words, hint, "status cannot be written");
+    }
+}
