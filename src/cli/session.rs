@@ -52,6 +52,7 @@ pub fn controller(
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
+        fence: None,
         cancel,
     })
 }

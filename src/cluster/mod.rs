@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 pub use dir::Directory;
 
-use crate::plan::{Change, ClusterSnapshot};
+use crate::plan::{Change, ClusterSnapshot, Interest};
 
 /// What went wrong with a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -87,5 +87,10 @@ pub trait Cluster: Send + Sync {
     /// source that cannot tell never returns.
     async fn changed(&self) {
         std::future::pending::<()>().await;
+    }
+
+    /// The definitions have changed: what is seen from now on. A source that reads everything has nothing to do.
+    fn set_interest(&self, interest: &Interest) {
+        let _ = interest;
     }
 }

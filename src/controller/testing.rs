@@ -130,6 +130,7 @@ impl Bench {
             engine: LazyEngine::new(EngineChoice::Docker, env),
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+            fence: None,
             cancel: tokio_util::sync::CancellationToken::new(),
         };
         let bench = Self { controller, heard, directory };

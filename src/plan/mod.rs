@@ -7,6 +7,7 @@
 
 mod activity;
 mod cell;
+mod deadline;
 mod decide;
 #[cfg(test)]
 mod fixtures;
@@ -25,6 +26,7 @@ mod text;
 
 pub use activity::{Activity, BuildActivity};
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
+pub use deadline::next_deadline;
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
     Published, UnknownState, UpToDate, plan,
