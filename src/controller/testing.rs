@@ -17,7 +17,7 @@ use crate::{
     cache::Cache,
     engine::{EngineChoice, EngineEnv},
     headers::{FetchOptions, Fetcher, HeaderSet},
-    image::{Definitions, DriverImage, ImageName},
+    image::{Definitions, DriverImage, ImageName, ImageReference},
     kernel::{KernelFamily, KernelTarget},
     kmod::{BootReport, testing::ModuleFile},
     plan::Cell,
@@ -242,6 +242,16 @@ impl Bench {
         let registry = &self.controller.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
+    }
+
+    /// Takes a tag away from the registry, as somebody's clean-up does.
+    pub(super) fn lose(&self, reference: &ImageReference) {
+        let path = self.directory.path().join("layout/index.json");
+        let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let manifests = index["manifests"].as_array_mut().unwrap();
+        let name = reference.to_string();
+        manifests.retain(|found| found["annotations"]["org.opencontainers.image.ref.name"] != name.as_str());
+        fs::write(&path, serde_json::to_vec(&index).unwrap()).unwrap();
     }
 
     /// What was told so far, and forgets it.

@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    const FAMILY: &str = "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: own}\nspec:\n  match: {os: own}\n  headers: {tarball: {path: headers.tar}}\n  toolchain: {image: registry.test/toolchain}\n";
+    const FAMILY: &str = "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: own}\nspec:\n  match: {os: own}\n  headers: {tarball: {path: headers.tar}}\n  toolchain: {image: 'registry.test/toolchain:1'}\n";
 
     /// A ConfigMap's mount: `..data` is a link to the present version, the directories are links into it.
     struct Mount(tempfile::TempDir);

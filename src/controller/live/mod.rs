@@ -345,3 +345,6 @@ impl Live {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
