@@ -377,7 +377,7 @@ fn a_misspelt_variable_in_a_template() {
 fn commands_that_are_wrong() {
     let site = Site::new();
     let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
-    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is not dir:PATH, the form that this version has"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is none of kube, kube:CONTEXT and dir:PATH"#);
     insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: open /nonesuch: No such file or directory (os error 2)");
     insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: wanted host[:port][/prefix] or oci:PATH, the host needs a dot or a port, or to be localhost"#);
     insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @"error: definitions /nonesuch: No such file or directory (os error 2)");

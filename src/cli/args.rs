@@ -109,7 +109,7 @@ pub struct RegistryArg {
 /// Where nodes and rollout targets are.
 #[derive(Debug, Args)]
 pub struct ClusterArg {
-    /// Where nodes and rollout targets are: dir:PATH, a directory of manifests
+    /// Where nodes and rollout targets are: kube or kube:CONTEXT, a live cluster, or dir:PATH, a directory of manifests
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: String,
 }

@@ -11,7 +11,9 @@ pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
 pub const FARRIER_REGISTRY: &str = "FARRIER_REGISTRY";
 /// `--engine`: `auto`, `docker`, `podman` or `buildah`.
 pub const FARRIER_ENGINE: &str = "FARRIER_ENGINE";
-/// `--cluster`: `dir:PATH`.
+/// `--cluster`: `kube`, `kube:CONTEXT` or `dir:PATH`. For a live cluster kube's client reads `KUBECONFIG` (files,
+/// separated by colons; else `~/.kube/config`), and in a pod `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`;
+/// exec plug-ins of a kubeconfig get the whole environment.
 pub const FARRIER_CLUSTER: &str = "FARRIER_CLUSTER";
 /// `--ca-file`: further root certificates, PEM.
 pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";

@@ -178,6 +178,9 @@ impl CliError {
     /// The exit code of a command that ends with this error.
     pub fn exit(&self) -> Exit {
         match self {
+            Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) if error.is_unreachable() => {
+                Exit::Unreachable
+            }
             Self::Usage(_)
             | Self::Definitions(_)
             | Self::Tree(_)
@@ -217,6 +220,7 @@ impl CliError {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
+            Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) => error.hint(),
             Self::Image { source, .. } => source.hint(),
             Self::Host(error) => Some(error.remedy().to_owned()),
             Self::Boot(error) => Some(error.hint()),
@@ -226,8 +230,7 @@ impl CliError {
             Self::Usage(_)
             | Self::Definitions(_)
             | Self::Payload(_)
-            | Self::Pass(_)
-            | Self::Cluster(_)
+            | Self::Pass(PassError::Cache(_))
             | Self::Cache(_)
             | Self::Output(_) => None,
         }

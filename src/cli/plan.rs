@@ -12,7 +12,9 @@ use crate::{cluster::Cluster, controller::Controller, engine::EngineChoice, plan
 /// `farrier plan`.
 pub async fn plan(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
+    let controller =
+        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
+    let cluster = cluster.open(&controller.definitions, cancel).await?;
     show(&controller, cluster.as_ref(), global.output).await
 }
 
@@ -33,7 +35,9 @@ pub async fn show(
 /// `farrier status`.
 pub async fn status(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
+    let controller =
+        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
+    let cluster = cluster.open(&controller.definitions, cancel).await?;
     let planned = controller.plan(cluster.as_ref()).await?;
     printer::result(&match global.output {
         OutputForm::Table => plan::status_table(&plan::status(&planned.plan)),

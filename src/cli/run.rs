@@ -18,6 +18,7 @@ pub async fn run(global: &Global, args: &RunArgs, stop: Stop) -> Result<Exit, Cl
     let cluster = session::cluster(&args.cluster.cluster)?;
     let controller =
         session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
+    let cluster = cluster.open(&controller.definitions, cancel.clone()).await?;
     if args.dry_run {
         return super::plan::show(&controller, cluster.as_ref(), global.output).await;
     }

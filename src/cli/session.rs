@@ -12,9 +12,11 @@ use super::{
     settings::{Settings, parse},
 };
 use crate::{
-    cluster::{Cluster, Directory},
+    cluster::{Cluster, Directory, KubeCluster, KubeOptions},
     controller::{Controller, LazyEngine, QemuBoot},
     engine::EngineChoice,
+    image::Definitions,
+    plan::Interest,
     registry::{self, RegistryLocation, RemoteRegistry},
 };
 
@@ -57,12 +59,38 @@ pub fn controller(
     })
 }
 
-/// The cluster that `--cluster` names.
-pub fn cluster(text: &str) -> Result<Arc<dyn Cluster>, CliError> {
+/// What `--cluster` names.
+#[derive(Debug)]
+pub enum ClusterChoice {
+    /// `dir:PATH`.
+    Directory(Directory),
+    /// `kube` or `kube:CONTEXT`.
+    Kube(KubeOptions),
+}
+
+/// Reads `--cluster`.
+pub fn cluster(text: &str) -> Result<ClusterChoice, CliError> {
+    let kube = |context| ClusterChoice::Kube(KubeOptions { context, ..KubeOptions::default() });
     match text.split_once(':') {
-        Some(("dir", path)) if !path.is_empty() => Ok(Arc::new(Directory::open(Path::new(path))?)),
-        _ => Err(CliError::Usage(format!(
-            "--cluster: {text:?} is not dir:PATH, the form that this version has"
-        ))),
+        None if text == "kube" => Ok(kube(None)),
+        Some(("kube", context)) if !context.is_empty() => Ok(kube(Some(context.to_owned()))),
+        Some(("dir", path)) if !path.is_empty() => {
+            Ok(ClusterChoice::Directory(Directory::open(Path::new(path))?))
+        }
+        _ => Err(CliError::Usage(format!("--cluster: {text:?} is none of kube, kube:CONTEXT and dir:PATH"))),
+    }
+}
+
+impl ClusterChoice {
+    /// Reaches the cluster, for what these definitions ask about.
+    pub async fn open(
+        self,
+        definitions: &Definitions,
+        cancel: CancellationToken,
+    ) -> Result<Arc<dyn Cluster>, CliError> {
+        Ok(match self {
+            Self::Directory(directory) => Arc::new(directory),
+            Self::Kube(options) => KubeCluster::connect(options, Interest::of(definitions), cancel).await?,
+        })
     }
 }

@@ -2,12 +2,14 @@
 
 mod dir;
 mod edit;
+pub mod kube;
 mod manifest;
 mod yaml;
 
 use std::path::PathBuf;
 
 pub use dir::Directory;
+pub use kube::{KubeCluster, KubeOptions};
 
 use crate::plan::{Change, ClusterSnapshot, Interest};
 
@@ -63,6 +65,120 @@ pub enum ClusterError {
         /// Why.
         reason: String,
     },
+    /// Neither a kubeconfig nor the files of a pod's service account say how to reach a cluster.
+    #[error("find the cluster: {reason}")]
+    Configuration {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The API server does not answer, or has too much to do, for longer than farrier waits. Transient.
+    #[error("{action}: the API server is unavailable: {reason}")]
+    Unavailable {
+        /// What was done, to what.
+        action: String,
+        /// The last failure.
+        reason: String,
+    },
+    /// The API server does not know who is asking.
+    #[error("{action}: the API server does not accept the credentials: {reason}")]
+    Unauthorized {
+        /// What was done, to what.
+        action: String,
+        /// The API server's words.
+        reason: String,
+    },
+    /// A right is missing.
+    #[error("{action}: {}", .missing.sentence())]
+    Forbidden {
+        /// What was done, to what.
+        action: String,
+        /// Which right.
+        missing: Box<kube::MissingRight>,
+    },
+    /// The object is not there (any more). The next pass plans anew.
+    #[error("{action}: it is gone")]
+    Gone {
+        /// What was done, to what.
+        action: String,
+    },
+    /// The object is another by now than what the plan saw. The next pass plans anew.
+    #[error("{action}: it has changed since it was read: {reason}")]
+    Changed {
+        /// What was done, to what.
+        action: String,
+        /// How.
+        reason: String,
+    },
+    /// The API server, or an admission webhook, does not take what was written.
+    #[error("{action}: the API server refuses it: {reason}")]
+    Rejected {
+        /// What was done, to what.
+        action: String,
+        /// The API server's words.
+        reason: String,
+    },
+    /// A PodDisruptionBudget does not let the pod go now.
+    #[error("{action}: {reason}")]
+    Disruption {
+        /// What was done, to what.
+        action: String,
+        /// The API server's words.
+        reason: String,
+    },
+    /// This process may not write (any more).
+    #[error("{action}: nothing is written: {reason}")]
+    Fenced {
+        /// What was to be done.
+        action: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl ClusterError {
+    /// Can the same call succeed later, without anything being changed?
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable { .. } | Self::Disruption { .. })
+    }
+
+    /// Could the cluster not be reached?
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
+    /// Is the object another by now, so that a new plan is called for?
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. } | Self::Changed { .. } | Self::Gone { .. })
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Configuration { .. } => "name a context with --cluster kube:CONTEXT, set KUBECONFIG, or see that \
+                 `kubectl cluster-info` works; in a pod, mount the service account's token"
+                .to_owned(),
+            Self::Unavailable { .. } => {
+                "see that `kubectl version` reaches the API server from here; farrier tries again with its next pass"
+                    .to_owned()
+            }
+            Self::Unauthorized { .. } => {
+                "log in again, or see that the kubeconfig's or service account's token has not run out".to_owned()
+            }
+            Self::Forbidden { missing, .. } => missing.remedy(),
+            Self::Disruption { .. } => {
+                "the pod is evicted once its PodDisruptionBudget allows it; see `kubectl get pdb -A`".to_owned()
+            }
+            Self::Io { .. }
+            | Self::Manifest { .. }
+            | Self::TooLarge { .. }
+            | Self::Conflict { .. }
+            | Self::Refused { .. }
+            | Self::Gone { .. }
+            | Self::Changed { .. }
+            | Self::Rejected { .. }
+            | Self::Fenced { .. } => return None,
+        })
+    }
 }
 
 /// Says whether this process may still write: a leader that lost its lease may not.

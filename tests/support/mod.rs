@@ -4,6 +4,7 @@
 pub mod docker;
 pub mod fake_http;
 pub mod kernels;
+pub mod kube_api;
 pub mod packages;
 pub mod registry_process;
 pub mod site;

@@ -1,0 +1,217 @@
+//! Errors on command, rights, and the log of what was asked.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::Value;
+
+use super::{
+    answer::{Answer, Asked, Failure},
+    kinds::Kind,
+};
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// 500.
+    Internal,
+    /// 503.
+    Unavailable,
+    /// 429 with Retry-After, in seconds.
+    TooManyRequests(u32),
+    /// 403 in the server's words.
+    Forbidden,
+    /// 401, as for a token that has expired.
+    Unauthorized,
+    /// 409 in the server's words.
+    Conflict,
+    /// 410.
+    Gone,
+    /// The connection ends without an answer, and nothing was done.
+    Drop,
+    /// It is done, and the connection ends without an answer.
+    LoseAnswer,
+    /// No answer until the fault is taken back; then it is done.
+    Hang,
+}
+
+/// Which requests a fault is for; what is `None` stands for all.
+#[derive(Clone, Debug, Default)]
+pub struct Requests {
+    verbs: Vec<&'static str>,
+    resource: Option<String>,
+    subresource: Option<String>,
+    path: Option<String>,
+}
+
+impl Requests {
+    /// All of them.
+    pub fn any() -> Self {
+        Self::default()
+    }
+
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`.
+    pub fn verb(verb: &'static str) -> Self {
+        Self { verbs: vec![verb], ..Self::default() }
+    }
+
+    /// Everything that changes an object.
+    pub fn writes() -> Self {
+        Self { verbs: WRITES.to_vec(), ..Self::default() }
+    }
+
+    /// Such as `daemonsets.apps`, `nodes`.
+    pub fn resource(self, resource: &str) -> Self {
+        Self { resource: Some(resource.to_owned()), ..self }
+    }
+
+    /// Such as `status`, `eviction`.
+    pub fn subresource(self, subresource: &str) -> Self {
+        Self { subresource: Some(subresource.to_owned()), ..self }
+    }
+
+    /// Whose path contains this.
+    pub fn path(self, part: &str) -> Self {
+        Self { path: Some(part.to_owned()), ..self }
+    }
+
+    pub fn matches(&self, record: &Record) -> bool {
+        (self.verbs.is_empty() || self.verbs.contains(&record.verb))
+            && self.resource.as_ref().is_none_or(|resource| *resource == record.resource)
+            && self.subresource.as_ref().is_none_or(|name| record.subresource.as_ref() == Some(name))
+            && self.path.as_ref().is_none_or(|part| record.path.contains(part))
+    }
+}
+
+/// Verbs that change objects.
+pub const WRITES: [&str; 5] = ["create", "update", "patch", "delete", "deletecollection"];
+
+/// One request, as it was understood.
+#[derive(Clone, Debug)]
+pub struct Record {
+    pub method: String,
+    pub path: String,
+    pub query: String,
+    pub body: Value,
+    pub content_type: String,
+    pub user_agent: String,
+    pub authorization: String,
+    /// `get`, `list`, `watch`, ...; `get` for discovery.
+    pub verb: &'static str,
+    /// Such as `daemonsets.apps`; empty for discovery.
+    pub resource: String,
+    pub subresource: Option<String>,
+    pub namespace: String,
+    pub name: String,
+    /// 0 until there is an answer, and where there was none.
+    pub status: u16,
+}
+
+impl Record {
+    pub fn is_write(&self) -> bool {
+        WRITES.contains(&self.verb)
+    }
+
+    /// For messages of tests.
+    pub fn told(&self) -> String {
+        format!("{} {}?{} -> {}", self.verb, self.path, self.query, self.status)
+    }
+}
+
+/// Faults that wait for their requests, rights that are missing, and the log.
+#[derive(Default)]
+pub struct Faults {
+    planned: Vec<Planned>,
+    next: u64,
+    denied: BTreeSet<(String, String)>,
+    /// Resources whose watches send nothing.
+    pub held: BTreeSet<String>,
+    /// The one whom the server takes its clients for.
+    pub user: Option<String>,
+    pub log: Vec<Record>,
+}
+
+struct Planned {
+    id: u64,
+    requests: Requests,
+    fault: Fault,
+    left: Option<usize>,
+}
+
+impl Faults {
+    /// For the next `times` requests, or until it is taken back. The number returned takes it back.
+    pub fn plan(&mut self, requests: Requests, fault: Fault, times: Option<usize>) -> u64 {
+        self.next += 1;
+        self.planned.push(Planned { id: self.next, requests, fault, left: times });
+        self.next
+    }
+
+    pub fn take_back(&mut self, id: u64) {
+        self.planned.retain(|planned| planned.id != id);
+    }
+
+    pub fn clear(&mut self) {
+        self.planned.clear();
+    }
+
+    pub fn is_planned(&self, id: u64) -> bool {
+        self.planned.iter().any(|planned| planned.id == id)
+    }
+
+    /// The fault of this request, which is used up by it.
+    pub fn next_for(&mut self, record: &Record) -> Option<(u64, Fault)> {
+        let spent = |planned: &Planned| planned.left == Some(0);
+        let fits = |planned: &&mut Planned| !spent(planned) && planned.requests.matches(record);
+        let planned = self.planned.iter_mut().find(fits)?;
+        let found = (planned.id, planned.fault);
+        planned.left = planned.left.map(|left| left - 1);
+        // A hanging request looks whether its fault is still there.
+        self.planned.retain(|planned| !spent(planned) || planned.fault == Fault::Hang);
+        Some(found)
+    }
+
+    /// `resource` with its subresource, such as `pods/eviction`, `daemonsets.apps`; `*` is every verb.
+    pub fn deny(&mut self, verb: &str, resource: &str) {
+        self.denied.insert((verb.to_owned(), resource.to_owned()));
+    }
+
+    pub fn allow(&mut self, verb: &str, resource: &str) {
+        self.denied.remove(&(verb.to_owned(), resource.to_owned()));
+    }
+
+    pub fn is_denied(&self, record: &Record) -> bool {
+        let resource = match &record.subresource {
+            Some(subresource) => format!("{}/{subresource}", record.resource),
+            None => record.resource.clone(),
+        };
+        [record.verb, "*"].iter().any(|verb| self.denied.contains(&((*verb).to_owned(), resource.clone())))
+    }
+
+    pub fn user(&self) -> &str {
+        self.user.as_deref().unwrap_or("system:serviceaccount:farrier:farrier")
+    }
+}
+
+impl Fault {
+    /// The answer, where the fault is one.
+    pub fn answer(self, user: &str, kind: Option<&Arc<Kind>>, record: &Record) -> Option<Answer> {
+        let asked = Asked {
+            namespace: &record.namespace,
+            name: &record.name,
+            subresource: record.subresource.as_deref(),
+        };
+        let failure = match self {
+            Self::Internal => Failure::internal("the fault that the test ordered"),
+            Self::Unavailable => {
+                let message = "the server is currently unable to handle the request";
+                Failure::new(503, "ServiceUnavailable", message, serde_json::json!({}))
+            }
+            Self::TooManyRequests(seconds) => Failure::too_many_requests(seconds),
+            Self::Forbidden => Failure::forbidden(user, record.verb, kind?, &asked),
+            Self::Unauthorized => Failure::new(401, "Unauthorized", "Unauthorized", serde_json::json!({})),
+            Self::Conflict => Failure::modified(kind?, &record.name),
+            Self::Gone => Failure::too_old(0, 1),
+            Self::Drop | Self::LoseAnswer | Self::Hang => return None,
+        };
+        Some(failure.answer())
+    }
+}

@@ -1,0 +1,420 @@
+//! A Kubernetes API server on loopback, in a thread of its own: what the documented API does for the kinds and verbs
+//! that farrier uses, and what goes wrong with it, on command.
+//!
+//! Its answers were compared with those of a real server of the same version. Where it is simpler: no strategic merge
+//! patch, no JSON patch, no finalizers, pods end at once, later pages of a list show the present, and custom
+//! resources are not checked against their schemas.
+
+mod answer;
+mod daemon_sets;
+mod evict;
+mod faults;
+mod fields;
+mod http;
+mod kinds;
+mod managed;
+pub mod objects;
+mod routes;
+mod schema;
+mod selectors;
+mod store;
+mod validate;
+mod watch;
+mod write;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::mpsc};
+
+pub use daemon_sets::{Fate, Start};
+pub use faults::{Fault, Record, Requests};
+pub use kinds::Kind;
+
+use daemon_sets::Kubelets;
+use managed::Author;
+use store::State;
+use write::Target;
+
+/// What connections share.
+pub struct Shared {
+    state: Mutex<State>,
+    /// Counts whatever happens; watches and waiting tests look then.
+    changed: tokio::sync::watch::Sender<u64>,
+    /// Open watches by resource; apart from the state, which may be locked where a watch ends.
+    watches: Mutex<BTreeMap<String, usize>>,
+}
+
+impl Shared {
+    fn announce(&self) {
+        self.changed.send_modify(|count| *count += 1);
+    }
+}
+
+/// The server; it ends when this is dropped.
+pub struct FakeApi {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    commands: mpsc::UnboundedSender<http::Command>,
+}
+
+impl FakeApi {
+    /// An empty cluster without any operator's kinds.
+    pub fn start() -> Self {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::new()),
+            changed: tokio::sync::watch::Sender::new(0),
+            watches: Mutex::default(),
+        });
+        let (commands, received) = mpsc::unbounded_channel();
+        let (started, address) = std::sync::mpsc::channel();
+        let served = Arc::clone(&shared);
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async move {
+                let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+                let address = listener.local_addr().unwrap();
+                started.send(address).unwrap();
+                http::serve(listener, served, received, address).await;
+            });
+        });
+        Self { shared, address: address.recv().unwrap(), commands }
+    }
+
+    /// `http://127.0.0.1:<port>`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Writes a kubeconfig file into `directory`.
+    pub fn kubeconfig(&self, directory: &Path) -> PathBuf {
+        self.kubeconfig_as(directory, &json!({"token": "of-the-test"}))
+    }
+
+    /// With another `user`, such as one with a `tokenFile`.
+    pub fn kubeconfig_as(&self, directory: &Path, user: &Value) -> PathBuf {
+        let config = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": self.url()}}],
+            "users": [{"name": "test", "user": user}],
+            "contexts": [{
+                "name": "test", "context": {"cluster": "test", "user": "test", "namespace": "farrier"},
+            }],
+        });
+        let path = directory.join("kubeconfig");
+        std::fs::write(&path, config.to_string()).unwrap();
+        path
+    }
+
+    /// A client of its own.
+    pub fn client(&self) -> kube::Client {
+        let config = kube::Config::new(self.url().parse().unwrap());
+        kube::Client::try_from(config).unwrap()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap()
+    }
+
+    /// Does something to the cluster, lets the controllers follow, tells the watches.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let done = {
+            let mut state = self.state();
+            let done = change(&mut state);
+            if state.kubelets.as_ref().is_some_and(|kubelets| kubelets.automatic) {
+                state.settle();
+            }
+            done
+        };
+        self.shared.announce();
+        done
+    }
+
+    // What is in the cluster.
+
+    /// Makes an object as `kubectl create` would, its namespace first where that is missing.
+    pub fn create(&self, object: Value) -> Value {
+        self.create_as("kubectl-create", object)
+    }
+
+    pub fn create_as(&self, manager: &str, object: Value) -> Value {
+        self.change(|state| {
+            let kind = state.kind_of(&object).unwrap_or_else(|| panic!("an unknown kind: {object}"));
+            let namespace = namespace_of(state, &kind, &object);
+            let target = Target { kind: &kind, namespace: &namespace, name: "" };
+            // A status comes with a write of its own, as from its controller.
+            let status = object["status"].clone();
+            let author = Author { manager, subresource: None };
+            let (made, _) =
+                state.create(target, object, author).unwrap_or_else(|failure| panic!("{failure:?}"));
+            if !kind.status || status.is_null() {
+                return made.value();
+            }
+            let target = Target { name: &made.name, ..target };
+            let author = Author { manager, subresource: Some("status") };
+            let patch = json!({"status": status});
+            state.merge_patch(target, &patch, author).unwrap().0.value()
+        })
+    }
+
+    /// Takes objects as they are, without looking at them: for clusters of ten thousand nodes.
+    pub fn load(&self, objects: impl IntoIterator<Item = Value>) {
+        self.change(|state| {
+            for object in objects {
+                let kind = state.kind_of(&object).unwrap_or_else(|| panic!("an unknown kind: {object}"));
+                namespace_of(state, &kind, &object);
+                state.insert(&kind, object);
+            }
+        });
+    }
+
+    /// Server-side apply with force, by another manager.
+    pub fn apply_as(&self, manager: &str, object: &Value) -> Value {
+        self.change(|state| {
+            let kind = state.kind_of(object).unwrap_or_else(|| panic!("an unknown kind: {object}"));
+            let namespace = namespace_of(state, &kind, object);
+            let name = object["metadata"]["name"].as_str().unwrap();
+            let target = Target { kind: &kind, namespace: &namespace, name };
+            let author = Author { manager, subresource: None };
+            state
+                .apply(target, object, author, true)
+                .unwrap_or_else(|failure| panic!("{failure:?}"))
+                .0
+                .value()
+        })
+    }
+
+    /// Merge patch by another manager; `resource` as in `daemonsets.apps`.
+    pub fn patch_as(
+        &self,
+        manager: &str,
+        resource: &str,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Value {
+        self.patch_subresource(manager, None, (resource, namespace, name), patch)
+    }
+
+    /// Merge patch of the status.
+    pub fn patch_status(&self, resource: &str, namespace: &str, name: &str, status: &Value) -> Value {
+        let patch = json!({"status": status});
+        self.patch_subresource("kubelet", Some("status"), (resource, namespace, name), &patch)
+    }
+
+    fn patch_subresource(
+        &self,
+        manager: &str,
+        subresource: Option<&str>,
+        (resource, namespace, name): (&str, &str, &str),
+        patch: &Value,
+    ) -> Value {
+        self.change(|state| {
+            let kind = state.resource(resource);
+            let target = Target { kind: &kind, namespace, name };
+            let author = Author { manager, subresource };
+            state.merge_patch(target, patch, author).unwrap_or_else(|failure| panic!("{failure:?}")).0.value()
+        })
+    }
+
+    /// A node with another kernel, in nodeInfo and in its label.
+    pub fn set_kernel(&self, node: &str, kernel: &str) {
+        let label = objects::KERNEL_LABEL;
+        let labels = json!({"metadata": {"labels": {label: objects::label_value(kernel)}}});
+        self.patch_status("nodes", "", node, &json!({"nodeInfo": {"kernelVersion": kernel}}));
+        self.patch_as("nfd-master", "nodes", "", node, &labels);
+    }
+
+    pub fn delete(&self, resource: &str, namespace: &str, name: &str) {
+        self.change(|state| {
+            let kind = state.resource(resource);
+            let target = Target { kind: &kind, namespace, name };
+            state.delete(target, &Value::Null).unwrap_or_else(|failure| panic!("{failure:?}"));
+        });
+    }
+
+    pub fn get(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        let state = self.state();
+        state.get(&state.resource(resource), namespace, name).map(|object| object.value())
+    }
+
+    /// All of a resource, by namespace and name.
+    pub fn list(&self, resource: &str) -> Vec<Value> {
+        let state = self.state();
+        state.list(&state.resource(resource), "").map(|object| object.value()).collect()
+    }
+
+    /// Serves a custom resource, as after its definition was applied.
+    pub fn install(&self, kind: Kind) {
+        self.change(|state| state.install(kind));
+    }
+
+    /// Stops serving a custom resource such as `nicclusterpolicies.mellanox.com`.
+    pub fn uninstall(&self, resource: &str) {
+        self.change(|state| state.uninstall(resource));
+    }
+
+    // Controllers.
+
+    /// Runs DaemonSets: by itself after each write, or by [`FakeApi::step`] and [`FakeApi::settle`].
+    pub fn run_daemon_sets(&self, automatic: bool, decide: impl Fn(&Start) -> Fate + Send + 'static) {
+        self.change(|state| state.kubelets = Some(Kubelets::new(automatic, decide)));
+    }
+
+    /// One round of all controllers; true where something changed.
+    pub fn step(&self) -> bool {
+        let changed = self.state().step();
+        self.shared.announce();
+        changed
+    }
+
+    /// Rounds until nothing changes.
+    pub fn settle(&self) {
+        self.state().settle();
+        self.shared.announce();
+    }
+
+    // What goes wrong.
+
+    /// For the next `times` requests of this sort. The number returned takes it back.
+    pub fn fail(&self, requests: Requests, fault: Fault, times: usize) -> u64 {
+        self.state().faults.plan(requests, fault, Some(times))
+    }
+
+    /// For all requests of this sort, until it is taken back.
+    pub fn fail_always(&self, requests: Requests, fault: Fault) -> u64 {
+        self.state().faults.plan(requests, fault, None)
+    }
+
+    pub fn take_back(&self, fault: u64) {
+        self.state().faults.take_back(fault);
+        self.shared.announce();
+    }
+
+    pub fn clear_faults(&self) {
+        self.state().faults.clear();
+        self.shared.announce();
+    }
+
+    /// Takes a right away, such as (`list`, `nodes`), (`create`, `pods/eviction`), (`*`, `daemonsets.apps`).
+    pub fn deny(&self, verb: &str, resource: &str) {
+        self.state().faults.deny(verb, resource);
+    }
+
+    /// Gives it back.
+    pub fn allow(&self, verb: &str, resource: &str) {
+        self.state().faults.allow(verb, resource);
+    }
+
+    /// Whom refusals name.
+    pub fn set_user(&self, user: &str) {
+        self.state().faults.user = Some(user.to_owned());
+    }
+
+    /// Watches of a resource say nothing more, and stay open.
+    pub fn hold_watches(&self, resource: &str) {
+        self.state().faults.held.insert(resource.to_owned());
+    }
+
+    /// They say all that they have not said.
+    pub fn release_watches(&self, resource: &str) {
+        self.state().faults.held.remove(resource);
+        self.shared.announce();
+    }
+
+    /// Connections end and new ones are refused.
+    pub fn go_away(&self) {
+        self.command(false);
+    }
+
+    /// Back at the same address, with what it knew.
+    pub fn come_back(&self) {
+        self.command(true);
+    }
+
+    fn command(&self, up: bool) {
+        let (done, wait) = std::sync::mpsc::channel();
+        self.commands.send((up, done)).unwrap();
+        wait.recv().unwrap();
+    }
+
+    /// Forgets the past: running and resumed watches get 410, and lists cannot be continued.
+    pub fn compact(&self) {
+        self.change(State::compact);
+    }
+
+    /// Lists that have begun cannot be continued.
+    pub fn expire_continue_tokens(&self) {
+        self.change(|state| {
+            state.revision += 1;
+            state.tokens_from = state.revision;
+        });
+    }
+
+    /// Every watch that asked for bookmarks gets one.
+    pub fn bookmark(&self) {
+        self.change(|state| state.bookmarks += 1);
+    }
+
+    // What was asked.
+
+    pub fn requests(&self) -> Vec<Record> {
+        self.state().faults.log.clone()
+    }
+
+    pub fn clear_log(&self) {
+        self.state().faults.log.clear();
+    }
+
+    /// How many requests of this sort have come.
+    pub fn count(&self, requests: &Requests) -> usize {
+        self.state().faults.log.iter().filter(|record| requests.matches(record)).count()
+    }
+
+    /// Everything that changed an object or tried to.
+    pub fn writes(&self) -> Vec<Record> {
+        self.state().faults.log.iter().filter(|record| record.is_write()).cloned().collect()
+    }
+
+    /// Watches that are open at the moment.
+    pub fn open_watches(&self, resource: &str) -> usize {
+        self.shared.watches.lock().unwrap().get(resource).copied().unwrap_or_default()
+    }
+
+    /// Waits until something is so; asked again whenever something happens here.
+    ///
+    /// # Panics
+    /// After a minute, with `what` and the last requests.
+    pub async fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let mut changed = self.shared.changed.subscribe();
+        let wait = async {
+            while !condition(self) {
+                changed.changed().await.unwrap();
+            }
+        };
+        if tokio::time::timeout(Duration::from_secs(60), wait).await.is_err() {
+            let requests = self.requests();
+            let last: Vec<String> = requests.iter().rev().take(20).rev().map(Record::told).collect();
+            panic!("not in a minute: {what}; the last requests:\n{}", last.join("\n"));
+        }
+    }
+}
+
+fn namespace_of(state: &mut State, kind: &Kind, object: &Value) -> String {
+    if !kind.namespaced {
+        return String::new();
+    }
+    let namespace = object["metadata"]["namespace"].as_str().unwrap_or("default").to_owned();
+    let namespaces = state.resource("namespaces");
+    if state.get(&namespaces, "", &namespace).is_none() {
+        let made = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}});
+        state.insert(&namespaces, made);
+    }
+    namespace
+}
