@@ -1,11 +1,11 @@
 //! `farrier run`: one pass, or the loop.
 
+use std::sync::Arc;
+
 use super::{
     CliError, Exit, Stop,
     args::{Global, OutputForm, RunArgs},
-    printer,
-    serve::{self, Connection},
-    session,
+    printer, serve, session,
 };
 use crate::{
     cluster::Cluster,
@@ -18,12 +18,13 @@ pub async fn run(global: &Global, args: &RunArgs, stop: Stop) -> Result<Exit, Cl
     let cluster = session::cluster(&args.cluster.cluster)?;
     let controller =
         session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
-    let cluster = cluster.open(&controller.definitions, cancel.clone()).await?;
+    let connection = cluster.connect(&controller.definitions, cancel.clone()).await?;
+    let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
         return super::plan::show(&controller, cluster.as_ref(), global.output).await;
     }
     if !args.once {
-        return serve::serve(global, args, controller, Connection { cluster, kube: None }, &stop).await;
+        return serve::serve(global, args, controller, connection, &stop).await;
     }
     let outcome = pass(&controller, cluster.as_ref(), global.output).await;
     if cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }

@@ -16,7 +16,7 @@ use super::{
     env_vars,
 };
 use crate::{
-    cluster::{Cluster, Fence},
+    cluster::{Cluster, Fence, KubeCluster},
     controller::{
         Controller, Reporter, Stage,
         live::{Live, LiveOptions, LiveParts, StatusSink},
@@ -38,19 +38,9 @@ const LISTEN_IN_POD: SocketAddr =
 pub struct Connection {
     /// Nodes and rollout targets.
     pub cluster: Arc<dyn Cluster>,
-    /// The API server, where there is one.
-    pub kube: Option<KubeAccess>,
-}
-
-/// What only an API server offers.
-pub struct KubeAccess {
-    /// For the lease.
-    pub client: kube::Client,
-    /// farrier's own namespace.
-    pub namespace: String,
-    /// Gets the fence, so that it is asked directly before every write.
-    pub fence: Box<dyn FnOnce(Arc<dyn Fence>) + Send>,
-    /// Who writes status.
+    /// The same, where it is a live one: for the lease and the figures.
+    pub kube: Option<Arc<KubeCluster>>,
+    /// Who writes status, if anybody.
     pub status: Option<Arc<dyn StatusSink>>,
 }
 
@@ -62,7 +52,7 @@ pub async fn serve(
     connection: Connection,
     stop: &Stop,
 ) -> Result<Exit, CliError> {
-    let Connection { cluster, kube } = connection;
+    let Connection { cluster, kube, status } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
     let around = CancellationToken::new();
     if let Some(address) = listen(&args.service, kube.is_some())? {
@@ -70,10 +60,13 @@ pub async fn serve(
         tracing::info!(%address, "answers /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
     }
+    if let Some(kube) = &kube {
+        metrics.add_api(kube.stats());
+    }
     let resync = args.interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
     controller.reporter = Arc::new(Logs);
     let configuration = definitions(global, &controller, &around);
-    let (leads, lease, status) = leadership(&args.service, &mut controller, kube)?;
+    let (leads, lease) = leadership(&args.service, &mut controller, kube.as_deref())?;
     let options = LiveOptions {
         parallel_builds: usize::from(args.service.parallel_builds),
         resync: Duration::from_secs(resync),
@@ -104,37 +97,35 @@ fn definitions(
     receiver
 }
 
-type Led = (watch::Receiver<bool>, Option<LeaseTask>, Option<Arc<dyn StatusSink>>);
-
 /// Campaigns for the lease, where that is asked for; else this farrier leads from the start.
 fn leadership(
     args: &ServiceArgs,
     controller: &mut Controller,
-    kube: Option<KubeAccess>,
-) -> Result<Led, CliError> {
-    let Some(KubeAccess { client, namespace, fence, status }) = kube else {
+    kube: Option<&KubeCluster>,
+) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
+    let Some(kube) = kube else {
         if args.leader_elect == Some(true) {
             return Err(CliError::Usage(
                 "--leader-elect: there are leases only with --cluster kube".to_owned(),
             ));
         }
-        return Ok((watch::channel(true).1, None, None));
+        return Ok((watch::channel(true).1, None));
     };
     if !args.leader_elect.unwrap_or_else(env_vars::in_pod) {
-        return Ok((watch::channel(true).1, None, status));
+        return Ok((watch::channel(true).1, None));
     }
     let options = LeaseOptions {
-        namespace: args.lease_namespace.clone().unwrap_or(namespace),
+        namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
         name: args.lease_name.clone(),
         identity: identity(),
         timing: Timing::default(),
     };
-    let (leadership, task) = lease::campaign(client, options);
+    let (leadership, task) = lease::campaign(kube.client(), options);
     let leads = leadership.watch();
-    let closing: Arc<dyn Fence> = Arc::new(leadership);
-    controller.fence = Some(Arc::clone(&closing));
-    fence(closing);
-    Ok((leads, Some(task), status))
+    let fence: Arc<dyn Fence> = Arc::new(leadership);
+    controller.fence = Some(Arc::clone(&fence));
+    kube.set_fence(fence);
+    Ok((leads, Some(task)))
 }
 
 /// The machine's name and a number that no other process has: a restart is another candidate, too.

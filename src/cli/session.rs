@@ -9,6 +9,7 @@ use super::{
     args::Global,
     env_vars,
     printer::Progress,
+    serve::Connection,
     settings::{Settings, parse},
 };
 use crate::{
@@ -88,9 +89,23 @@ impl ClusterChoice {
         definitions: &Definitions,
         cancel: CancellationToken,
     ) -> Result<Arc<dyn Cluster>, CliError> {
+        Ok(self.connect(definitions, cancel).await?.cluster)
+    }
+
+    /// The same, with what the loop needs beside it.
+    pub async fn connect(
+        self,
+        definitions: &Definitions,
+        cancel: CancellationToken,
+    ) -> Result<Connection, CliError> {
         Ok(match self {
-            Self::Directory(directory) => Arc::new(directory),
-            Self::Kube(options) => KubeCluster::connect(options, Interest::of(definitions), cancel).await?,
+            Self::Directory(directory) => {
+                Connection { cluster: Arc::new(directory), kube: None, status: None }
+            }
+            Self::Kube(options) => {
+                let kube = KubeCluster::connect(options, Interest::of(definitions), cancel).await?;
+                Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube), status: None }
+            }
         })
     }
 }

@@ -20,7 +20,10 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use crate::plan::{self, Plan, Strategy};
+use crate::{
+    cluster::kube::KubeStats,
+    plan::{self, Plan, Strategy},
+};
 
 /// Kernel targets that have a figure of their own; a fleet changes to a few kernels at once.
 const MAX_KERNELS: usize = 50;
@@ -67,7 +70,7 @@ struct VersionLabels {
 struct ApiLabels {
     verb: &'static str,
     kind: &'static str,
-    outcome: ApiOutcome,
+    outcome: &'static str,
 }
 
 /// How a build ended.
@@ -105,25 +108,6 @@ pub enum PassOutcomeLabel {
     Failed,
 }
 
-/// How the API server answered a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ApiOutcome {
-    /// 2xx.
-    Success,
-    /// 403, 401.
-    Forbidden,
-    /// 409.
-    Conflict,
-    /// 429.
-    Throttled,
-    /// Other 4xx.
-    ClientError,
-    /// 5xx.
-    ServerError,
-    /// No answer.
-    Unreachable,
-}
-
 macro_rules! label_values {
     ($($type:ident { $($variant:ident => $text:literal),+ $(,)? })+) => {$(
         impl EncodeLabelValue for $type {
@@ -143,29 +127,6 @@ label_values! {
     }
     RewriteOutcomeLabel { Made => "made", Failed => "failed" }
     PassOutcomeLabel { Done => "done", Unreachable => "unreachable", Failed => "failed" }
-    ApiOutcome {
-        Success => "success", Forbidden => "forbidden", Conflict => "conflict", Throttled => "throttled",
-        ClientError => "client-error", ServerError => "server-error", Unreachable => "unreachable",
-    }
-}
-
-/// How often one thing was asked of the API server, with one kind of answer.
-#[derive(Clone, Copy, Debug)]
-pub struct ApiCount {
-    /// `list`, `watch`, `patch`...
-    pub verb: &'static str,
-    /// `Node`, `DaemonSet`...
-    pub kind: &'static str,
-    /// The answer.
-    pub outcome: ApiOutcome,
-    /// How often, since the start.
-    pub count: u64,
-}
-
-/// Counts requests to the API server; asked whenever figures are shown.
-pub trait ApiStats: Send + Sync {
-    /// All counts, each combination once.
-    fn counts(&self) -> Vec<ApiCount>;
 }
 
 /// All figures.
@@ -258,7 +219,7 @@ impl Metrics {
     }
 
     /// Shows the counts of a connection to an API server, too.
-    pub fn add_api(&self, stats: Arc<dyn ApiStats>) {
+    pub fn add_api(&self, stats: Arc<KubeStats>) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         registry.register_collector(Box::new(ApiCollector(stats)));
     }
@@ -346,13 +307,8 @@ fn count(number: usize) -> i64 {
 }
 
 /// Asks for the counts when they are shown.
-struct ApiCollector(Arc<dyn ApiStats>);
-
-impl fmt::Debug for ApiCollector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ApiCollector").finish_non_exhaustive()
-    }
-}
+#[derive(Debug)]
+struct ApiCollector(Arc<KubeStats>);
 
 impl Collector for ApiCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -363,8 +319,8 @@ impl Collector for ApiCollector {
             None,
             counter.metric_type(),
         )?;
-        for ApiCount { verb, kind, outcome, count } in self.0.counts() {
-            let labels = ApiLabels { verb, kind, outcome };
+        for (verb, kind, outcome, count) in self.0.requests() {
+            let labels = ApiLabels { verb: verb.as_str(), kind: kind.as_str(), outcome: outcome.as_str() };
             ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
@@ -375,18 +331,10 @@ impl Collector for ApiCollector {
 mod tests {
     use super::*;
 
-    struct Counts;
-
-    impl ApiStats for Counts {
-        fn counts(&self) -> Vec<ApiCount> {
-            vec![ApiCount { verb: "list", kind: "Node", outcome: ApiOutcome::Throttled, count: 3 }]
-        }
-    }
-
     #[test]
     fn figures_are_shown_with_checked_labels() {
         let metrics = Metrics::new();
-        metrics.add_api(Arc::new(Counts));
+        metrics.add_api(Arc::new(KubeStats::default()));
         metrics.build(BuildOutcomeLabel::Faulted, Duration::from_secs(7));
         metrics.rewrite(Strategy::PerKernel, RewriteOutcomeLabel::Made);
         metrics.pass(PassOutcomeLabel::Unreachable, Duration::from_millis(30));
@@ -397,7 +345,7 @@ mod tests {
         metrics.kernels(waiting.collect());
         let text = metrics.text().unwrap();
         for line in [
-            "farrier_api_requests_total{verb=\"list\",kind=\"Node\",outcome=\"throttled\"} 3",
+            "# TYPE farrier_api_requests counter",
             "farrier_builds_total{outcome=\"faulted\"} 1",
             "farrier_build_duration_seconds_bucket{le=\"15.0\"} 1",
             "farrier_rewrites_total{strategy=\"per-kernel\",outcome=\"made\"} 1",

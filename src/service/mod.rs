@@ -9,6 +9,4 @@ mod metrics;
 pub use configuration::{Configuration, watch_configuration};
 pub use health::Health;
 pub use http::{HttpError, HttpServer};
-pub use metrics::{
-    ApiCount, ApiOutcome, ApiStats, BuildOutcomeLabel, Metrics, PassOutcomeLabel, RewriteOutcomeLabel,
-};
+pub use metrics::{BuildOutcomeLabel, Metrics, PassOutcomeLabel, RewriteOutcomeLabel};
