@@ -20,6 +20,7 @@ const ADAPTERS: &[&str] = &[
     "headers",
     "payload",
     "registry",
+    "service",
 ];
 
 const OUTSIDE: &[&str] = &[

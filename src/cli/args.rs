@@ -11,7 +11,8 @@ use crate::engine::EngineChoice;
 ///
 /// Results go to standard output; progress and logs to standard error.
 /// Exit codes: 0 done; 1 some target failed; 2 the command, the configuration or a definition is wrong;
-/// 3 an outside system could not be reached; 130 interrupted.
+/// 3 an outside system could not be reached; 130 interrupted. `run` without --once ends with 0 at SIGTERM, which is
+/// how services are stopped.
 #[derive(Debug, Parser)]
 #[command(name = "farrier", version, propagate_version = true, max_term_width = 100)]
 pub struct Cli {
@@ -305,9 +306,32 @@ pub struct RunArgs {
     /// Print what the run would do, and touch nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Seconds between passes
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, conflicts_with = "once")]
-    pub interval: u64,
+    /// Seconds after which everything is looked up anew at the latest [default: 30 with dir:PATH, 60 with kube]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "once")]
+    pub interval: Option<u64>,
+    #[command(flatten)]
+    pub service: ServiceArgs,
+}
+
+/// What a run without --once has around it.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// Builds at the same time
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel_builds: u16,
+    /// Of several farriers with the same lease, let one build and write [default: in a pod, with --cluster kube]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub leader_elect: Option<bool>,
+    /// The lease's name
+    #[arg(long, value_name = "NAME", default_value = "farrier")]
+    pub lease_name: String,
+    /// The lease's namespace [default: farrier's own]
+    #[arg(long, value_name = "NAMESPACE")]
+    pub lease_namespace: Option<String>,
+    /// Answer /metrics, /healthz and /readyz on this address, or `off` [default: 0.0.0.0:8080 in a pod with
+    /// --cluster kube, else off]
+    #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
+    pub listen: Option<String>,
 }
 
 #[derive(Debug, Args)]

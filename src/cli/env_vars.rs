@@ -21,6 +21,8 @@ pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";
 pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
 /// `--entrypoint`: the static `driver-entrypoint` that boot checks run as init.
 pub const FARRIER_ENTRYPOINT: &str = "FARRIER_ENTRYPOINT";
+/// `--listen`: the address of `/metrics`, `/healthz` and `/readyz`, or `off`.
+pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";
 /// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).
 pub const FARRIER_LOG: &str = "FARRIER_LOG";
 
@@ -58,6 +60,21 @@ pub fn engine_env() -> EngineEnv {
         docker_host: env::var("DOCKER_HOST").ok().filter(|value| !value.is_empty()),
         runtime_dir: absolute("XDG_RUNTIME_DIR"),
     }
+}
+
+/// Does farrier run in a pod? The kubelet gives every container `$KUBERNETES_SERVICE_HOST`.
+pub fn in_pod() -> bool {
+    env::var_os("KUBERNETES_SERVICE_HOST").is_some_and(|value| !value.is_empty())
+}
+
+/// This machine's name: `$HOSTNAME`, which in a pod is the pod's name, else the kernel's.
+pub fn host_name() -> String {
+    let named = env::var("HOSTNAME").ok();
+    let named = named.or_else(|| std::fs::read_to_string("/proc/sys/kernel/hostname").ok());
+    named
+        .map(|name| name.trim().to_owned())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| "farrier".to_owned())
 }
 
 /// A variable that holds an absolute path; a relative one is ignored, as the XDG specification asks.

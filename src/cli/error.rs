@@ -13,6 +13,7 @@ use crate::{
     oci::ImageError,
     payload::{ImportError, PayloadError},
     registry::RegistryError,
+    service::HttpError,
 };
 
 /// How a command ends.
@@ -60,6 +61,9 @@ pub enum CliError {
     /// The cluster.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
+    /// The address for probes and figures.
+    #[error(transparent)]
+    Http(#[from] HttpError),
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -184,6 +188,7 @@ impl CliError {
             | Self::Host(_)
             | Self::NoKernel { .. }
             | Self::Fetch(FetchError::KernelImage(_))
+            | Self::Http(_)
             | Self::Cluster(_) => Exit::Wrong,
             Self::Image { source, .. } => source.exit(),
             Self::Boot(BootError::Cancelled) => Exit::Interrupted,
@@ -221,6 +226,7 @@ impl CliError {
             Self::Boot(error) => Some(error.hint()),
             Self::NoKernel { hint, .. } => Some(hint.clone()),
             Self::Tree(error) => Some(error.remedy().to_owned()),
+            Self::Http(_) => Some("choose another one with --listen, or --listen off".to_owned()),
             Self::Usage(_)
             | Self::Definitions(_)
             | Self::Payload(_)

@@ -14,10 +14,17 @@ mod render;
 mod rollback;
 mod run;
 mod schema;
+mod serve;
 mod session;
 mod settings;
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use clap::{CommandFactory, Parser};
 use tokio_util::sync::CancellationToken;
@@ -46,9 +53,9 @@ pub fn main() -> ExitCode {
         }
     };
     let outcome = runtime.block_on(async {
-        let cancel = CancellationToken::new();
-        stop_on_signals(&cancel);
-        dispatch(cli, cancel).await
+        let stop = Stop::default();
+        stop.on_signals(cli.global.log_format);
+        dispatch(cli, stop).await
     });
     match outcome {
         Ok(exit) => exit.into(),
@@ -59,8 +66,9 @@ pub fn main() -> ExitCode {
     }
 }
 
-async fn dispatch(cli: Cli, cancel: CancellationToken) -> Result<Exit, CliError> {
+async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
     let Cli { global, command } = cli;
+    let cancel = stop.cancel.clone();
     match command {
         Command::Plan(args) => plan::plan(&global, &args, cancel).await,
         Command::Status(args) => plan::status(&global, &args, cancel).await,
@@ -70,7 +78,7 @@ async fn dispatch(cli: Cli, cancel: CancellationToken) -> Result<Exit, CliError>
         Command::Prebuild(args) => prebuild::prebuild(&global, &args, cancel).await,
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
-        Command::Run(args) => run::run(&global, &args, cancel).await,
+        Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),
         Command::Completions { shell } => {
@@ -98,28 +106,45 @@ fn start_logs(global: &Global) {
     }
 }
 
-/// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
-fn stop_on_signals(cancel: &CancellationToken) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let cancel = cancel.clone();
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        tracing::warn!("signals cannot be caught; an interrupted build may leave containers behind");
-        return;
-    };
-    tokio::spawn(async move {
-        for first in [true, false] {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
+/// How a command is asked to stop.
+#[derive(Clone, Debug, Default)]
+struct Stop {
+    cancel: CancellationToken,
+    terminated: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Was it SIGTERM, by which services are stopped, rather than Ctrl-C?
+    fn is_termination(&self) -> bool {
+        self.terminated.load(Ordering::Acquire)
+    }
+
+    /// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
+    fn on_signals(&self, form: LogForm) {
+        use tokio::signal::unix::{SignalKind, signal};
+        let stop = self.clone();
+        let (Ok(mut interrupt), Ok(mut terminate)) =
+            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        else {
+            tracing::warn!("signals cannot be caught; an interrupted build may leave containers behind");
+            return;
+        };
+        tokio::spawn(async move {
+            for first in [true, false] {
+                let terminated = tokio::select! {
+                    _ = interrupt.recv() => false,
+                    _ = terminate.recv() => true,
+                };
+                if !first {
+                    std::process::exit(130);
+                }
+                match form {
+                    LogForm::Text => printer::message("stopping: cleaning up (again: stop at once)"),
+                    LogForm::Json => tracing::info!("stopping: cleaning up"),
+                }
+                stop.terminated.store(terminated, Ordering::Release);
+                stop.cancel.cancel();
             }
-            if first {
-                printer::message("stopping: cleaning up (again: stop at once)");
-                cancel.cancel();
-            } else {
-                std::process::exit(130);
-            }
-        }
-    });
+        });
+    }
 }

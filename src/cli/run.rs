@@ -1,45 +1,33 @@
-//! `farrier run`: passes, one or for ever.
+//! `farrier run`: one pass, or the loop.
 
-use std::time::Duration;
-
-use tokio_util::sync::CancellationToken;
+use std::sync::Arc;
 
 use super::{
-    CliError, Exit,
+    CliError, Exit, Stop,
     args::{Global, OutputForm, RunArgs},
-    printer, session,
+    printer, serve, session,
 };
 use crate::{
     cluster::Cluster,
     controller::{Controller, PassReport},
 };
 
-/// Runs passes until one is enough or a signal comes.
-pub async fn run(global: &Global, args: &RunArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
+/// Runs one pass, or the loop until a signal comes.
+pub async fn run(global: &Global, args: &RunArgs, stop: Stop) -> Result<Exit, CliError> {
+    let cancel = stop.cancel.clone();
     let cluster = session::cluster(&args.cluster.cluster)?;
     let controller =
         session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
-    let cluster = cluster.open(&controller.definitions, cancel.clone()).await?;
+    let connection = cluster.connect(Interest::of(&controller.definitions), cancel.clone()).await?;
+    let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
         return super::plan::show(&controller, cluster.as_ref(), global.output).await;
     }
-    loop {
-        let outcome = pass(&controller, cluster.as_ref(), global.output).await;
-        if cancel.is_cancelled() {
-            return Ok(Exit::Interrupted);
-        }
-        if args.once {
-            return outcome;
-        }
-        // A loop outlives the faults of one pass; a wrong definition has ended the command before.
-        if let Err(error) = outcome {
-            printer::message(&error.render());
-        }
-        tokio::select! {
-            () = cancel.cancelled() => return Ok(Exit::Interrupted),
-            () = tokio::time::sleep(Duration::from_secs(args.interval)) => {}
-        }
+    if !args.once {
+        return serve::serve(global, args, controller, connection, &stop).await;
     }
+    let outcome = pass(&controller, cluster.as_ref(), global.output).await;
+    if cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
 async fn pass(controller: &Controller, cluster: &dyn Cluster, form: OutputForm) -> Result<Exit, CliError> {

@@ -9,11 +9,12 @@ use super::{
     args::Global,
     env_vars,
     printer::Progress,
+    serve::Connection,
     settings::{Settings, parse},
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::{ContentsMemory, Controller, LazyEngine, QemuBoot},
+    controller::{Controller, LazyEngine, QemuBoot},
     engine::EngineChoice,
     image::Definitions,
     plan::Interest,
@@ -54,7 +55,7 @@ pub fn controller(
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
-        contents: ContentsMemory::default(),
+        fence: None,
         cancel,
     })
 }
@@ -97,9 +98,23 @@ impl ClusterChoice {
         interest: Interest,
         cancel: CancellationToken,
     ) -> Result<Arc<dyn Cluster>, CliError> {
+        Ok(self.connect(interest, cancel).await?.cluster)
+    }
+
+    /// The same, with what the loop needs beside it.
+    pub async fn connect(
+        self,
+        interest: Interest,
+        cancel: CancellationToken,
+    ) -> Result<Connection, CliError> {
         Ok(match self {
-            Self::Directory(directory) => Arc::new(directory),
-            Self::Kube(options) => KubeCluster::connect(options, interest, cancel).await?,
+            Self::Directory(directory) => {
+                Connection { cluster: Arc::new(directory), kube: None, status: None }
+            }
+            Self::Kube(options) => {
+                let kube = KubeCluster::connect(options, interest, cancel).await?;
+                Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube), status: None }
+            }
         })
     }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub use dir::Directory;
 pub use kube::{KubeCluster, KubeOptions};
 
-use crate::plan::{Change, ClusterSnapshot};
+use crate::plan::{Change, ClusterSnapshot, Interest};
 
 /// What went wrong with a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -203,5 +203,10 @@ pub trait Cluster: Send + Sync {
     /// source that cannot tell never returns.
     async fn changed(&self) {
         std::future::pending::<()>().await;
+    }
+
+    /// The definitions have changed: what is seen from now on. A source that reads everything has nothing to do.
+    fn set_interest(&self, interest: &Interest) {
+        let _ = interest;
     }
 }

@@ -98,7 +98,12 @@ impl Controller {
         self.reporter.stage(&cell.subject(), Stage::Boot);
         let check =
             BootCheck { target: &cell.target, family, payload: tree, modules: in_load_order(&report) };
-        Ok(report.with_boot(checker.boot_check(&check).await?))
+        // The virtual machine ends with the future that waits for it.
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(TargetError::Cancelled),
+            booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
+        }
     }
 }
 

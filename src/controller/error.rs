@@ -190,6 +190,12 @@ pub enum TargetError {
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// Another farrier may be the writer by now.
+    #[error("not written: {why}")]
+    Fenced {
+        /// Why this one may not write.
+        why: String,
+    },
     /// Ctrl-C, SIGTERM.
     #[error("interrupted")]
     Cancelled,

@@ -10,6 +10,7 @@ mod check_report;
 mod contents;
 mod error;
 mod failures;
+pub mod live;
 mod mark;
 mod observe;
 mod pass;
@@ -34,9 +35,9 @@ pub use boot::QemuBoot;
 pub use build::{BuildOptions, Built};
 pub use check::{BootCheck, BootChecker};
 pub use check_report::StoredReport;
-pub use contents::ContentsMemory;
 pub use error::{PassError, TargetError};
 pub use failures::Failures;
+pub use observe::Memory;
 pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
 pub use report::{Reporter, Stage};
 pub use retry::chain;
@@ -44,13 +45,15 @@ pub use single::BuildOutcome;
 
 use crate::{
     cache::Cache,
+    cluster::Fence,
     engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
     headers::Fetcher,
     image::Definitions,
     registry::{CredentialFile, Registry, RegistryLocation},
 };
 
-/// Everything that a pass works with.
+/// Everything that a pass works with. A clone shares engine, registry and cache.
+#[derive(Clone)]
 pub struct Controller {
     /// What is to be built.
     pub definitions: Definitions,
@@ -73,23 +76,34 @@ pub struct Controller {
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.
     pub reporter: Arc<dyn Reporter>,
-    /// What images in use hold.
-    pub contents: ContentsMemory,
+    /// Says whether this process may still write; `None` where nobody else could be the writer.
+    pub fence: Option<Arc<dyn Fence>>,
     /// Stops the pass; nothing half-done is left behind.
     pub cancel: CancellationToken,
 }
 
-/// An engine that is connected at its first use.
+impl Controller {
+    /// Fails where this process may not write (any more). Asked before each write to a registry or cluster.
+    pub(crate) fn may_write(&self) -> Result<(), TargetError> {
+        match self.fence.as_ref().and_then(|fence| fence.closed()) {
+            Some(why) => Err(TargetError::Fenced { why }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An engine that is connected at its first use, and once for all clones.
+#[derive(Clone)]
 pub struct LazyEngine {
     choice: EngineChoice,
     env: EngineEnv,
-    engine: OnceCell<Arc<dyn Engine>>,
+    engine: Arc<OnceCell<Arc<dyn Engine>>>,
 }
 
 impl LazyEngine {
     /// Remembers the choice.
     pub fn new(choice: EngineChoice, env: EngineEnv) -> Self {
-        Self { choice, env, engine: OnceCell::new() }
+        Self { choice, env, engine: Arc::default() }
     }
 
     /// The engine, connected now if it was not.

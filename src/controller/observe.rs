@@ -33,8 +33,47 @@ pub struct Resolved {
     pub toolchains: BTreeMap<ImageName, Result<String, String>>,
     /// Digests of the header files that users bring.
     pub headers: BTreeMap<KernelTarget, String>,
+    /// Targets whose headers were asked for.
+    pub targets: BTreeSet<KernelTarget>,
     /// Was an outside system out of reach?
     pub unreachable: bool,
+}
+
+/// What was found out, kept from one pass of the loop to the next: a change in the cluster asks nothing again that
+/// was answered a moment ago. What is not in it is looked up.
+#[derive(Clone, Debug, Default)]
+pub struct Memory {
+    pub(super) resolved: Resolved,
+    pub(super) lookups: Lookups,
+}
+
+impl Memory {
+    /// Forgets what could not be found out, so that it is tried again.
+    pub fn forget_faults(&mut self) {
+        let Self { resolved, lookups } = self;
+        resolved.images.retain(|_, outcome| outcome.is_ok());
+        resolved.toolchains.retain(|_, outcome| outcome.is_ok());
+        resolved.unreachable = false;
+        lookups.failed.clear();
+        lookups.unreachable = false;
+    }
+
+    /// Is there something that could not be found out?
+    pub fn has_faults(&self) -> bool {
+        let Self { resolved, lookups } = self;
+        resolved.images.values().any(Result::is_err)
+            || resolved.toolchains.values().any(Result::is_err)
+            || !lookups.failed.is_empty()
+    }
+
+    /// Forgets what the registry said about one cell.
+    pub fn forget(&mut self, cell: &Cell) {
+        for reference in cell.references() {
+            self.lookups.published.remove(reference);
+            self.lookups.absent.remove(reference);
+            self.lookups.failed.remove(reference);
+        }
+    }
 }
 
 /// What the registry answered.
@@ -42,6 +81,8 @@ pub struct Resolved {
 pub struct Lookups {
     /// What it holds.
     pub published: BTreeMap<ImageReference, Published>,
+    /// References that it does not have.
+    pub absent: BTreeSet<ImageReference>,
     /// References that could not be looked up, and why.
     pub failed: BTreeMap<ImageReference, String>,
     /// Was it out of reach?
@@ -56,7 +97,21 @@ impl Controller {
         targets: &BTreeSet<KernelTarget>,
     ) -> Resolved {
         let mut resolved = Resolved::default();
-        let images = stream::iter(images.iter().copied())
+        self.resolve_more(images, targets, &mut resolved).await;
+        resolved
+    }
+
+    /// The same for those that are not known yet.
+    pub(super) async fn resolve_more(
+        &self,
+        images: &[&DriverImage],
+        targets: &BTreeSet<KernelTarget>,
+        resolved: &mut Resolved,
+    ) {
+        let known = &resolved.images;
+        let images: Vec<&DriverImage> =
+            images.iter().copied().filter(|image| !known.contains_key(&image.metadata.name)).collect();
+        let images = stream::iter(images)
             .map(|image| async { (image.metadata.name.clone(), self.resolve_image(image).await) })
             .buffered(AT_ONCE);
         for (name, outcome) in images.collect::<Vec<_>>().await {
@@ -73,17 +128,22 @@ impl Controller {
             resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
         }
         for target in targets {
+            if resolved.targets.contains(target) {
+                continue;
+            }
             let Some(family) = match_family(&self.definitions.families, target) else { continue };
             let source = &family.spec.headers;
             match self.fetcher.header_identity(source, &self.definitions.root, target).await {
-                Ok(identity) => resolved.headers.extend(identity.map(|digest| (target.clone(), digest))),
+                Ok(identity) => {
+                    resolved.headers.extend(identity.map(|digest| (target.clone(), digest)));
+                    resolved.targets.insert(target.clone());
+                }
                 Err(error) => {
                     let error = chain(&error);
                     resolved.toolchains.insert(family.metadata.name.clone(), Err(error));
                 }
             }
         }
-        resolved
     }
 
     async fn resolve_image(&self, image: &DriverImage) -> Result<ResolvedImage, TargetError> {
@@ -130,9 +190,19 @@ impl Controller {
         }
     }
 
-    /// What the registry holds under the cells' references.
-    pub(super) async fn published(&self, cells: &[Arc<Cell>]) -> Lookups {
-        let references = cells.iter().flat_map(|cell| cell.references().cloned());
+    /// Asks the registry for those of the cells' references about which it has not been asked.
+    pub(super) async fn look_up_more(&self, cells: &[Arc<Cell>], lookups: &mut Lookups) {
+        let known = |reference: &&ImageReference| {
+            lookups.published.contains_key(*reference)
+                || lookups.absent.contains(*reference)
+                || lookups.failed.contains_key(*reference)
+        };
+        let references: Vec<ImageReference> = cells
+            .iter()
+            .flat_map(|cell| cell.references())
+            .filter(|reference| !known(reference))
+            .cloned()
+            .collect();
         let found = stream::iter(references)
             .map(|reference| async move {
                 let published = self.look_up(&reference).await;
@@ -141,10 +211,11 @@ impl Controller {
             .buffer_unordered(AT_ONCE)
             .collect::<Vec<_>>()
             .await;
-        let mut lookups = Lookups::default();
         for (reference, outcome) in found {
             match outcome {
-                Ok(None) => {}
+                Ok(None) => {
+                    lookups.absent.insert(reference);
+                }
                 Ok(Some(published)) => {
                     lookups.published.insert(reference, published);
                 }
@@ -155,7 +226,6 @@ impl Controller {
                 }
             }
         }
-        lookups
     }
 
     /// What the registry holds under one reference.

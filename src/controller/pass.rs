@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError, retry::chain};
+use super::{
+    BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, observe::Lookups, retry::chain,
+};
 use crate::{
     cluster::{Cluster, Directory},
     image::{DriverImage, OnConflict, RolloutSpec},
@@ -22,7 +24,7 @@ pub struct Planned {
     pub plan: Plan,
     /// Was an outside system out of reach while it was made?
     pub unreachable: bool,
-    matrix: Matrix,
+    pub(super) matrix: Matrix,
     snapshot: ClusterSnapshot,
     manifests: Manifests,
 }
@@ -108,6 +110,38 @@ pub struct PassReport {
     pub unreachable: bool,
 }
 
+/// How a build ended.
+pub(super) struct BuildEnd {
+    /// What is told of it.
+    pub(super) report: TargetReport,
+    /// What kind of fault it met.
+    pub(super) fault: Option<Fault>,
+}
+
+/// What follows from a failed build.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The same inputs fail again.
+    Permanent,
+    /// An outside system was out of reach.
+    Unreachable,
+    /// It may be otherwise the next time.
+    Passing,
+    /// It was stopped.
+    Stopped,
+}
+
+impl Fault {
+    fn of(error: &TargetError) -> Self {
+        match error {
+            TargetError::Cancelled | TargetError::Fenced { .. } => Self::Stopped,
+            error if error.is_permanent() => Self::Permanent,
+            error if error.is_unreachable() => Self::Unreachable,
+            _ => Self::Passing,
+        }
+    }
+}
+
 impl PassReport {
     /// Did some target fail, in this pass or in an earlier one with the same inputs?
     pub fn failed(&self) -> bool {
@@ -121,6 +155,15 @@ impl Controller {
     /// Observes and plans; touches nothing.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, PassError> {
         let snapshot = cluster.snapshot().await?;
+        self.plan_for(snapshot, &mut Memory::default()).await
+    }
+
+    /// Plans for a snapshot, and looks up what memory lacks.
+    pub(super) async fn plan_for(
+        &self,
+        snapshot: ClusterSnapshot,
+        memory: &mut Memory,
+    ) -> Result<Planned, PassError> {
         let tracked = self.tracked(&snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
         let targets: BTreeSet<KernelTarget> = snapshot
@@ -135,8 +178,8 @@ impl Controller {
             .values()
             .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
             .collect();
-        let resolved = self.resolve(&called_for, &targets).await;
-        let location = self.image_location();
+        self.resolve_more(&called_for, &targets, &mut memory.resolved).await;
+        let (resolved, location) = (&memory.resolved, self.image_location());
         let matrix = plan::matrix(&MatrixInputs {
             cells: CellInputs {
                 definitions: &self.definitions,
@@ -148,8 +191,9 @@ impl Controller {
             snapshot: &snapshot,
             announced: &announced,
         });
+        let unreachable = resolved.unreachable;
         let manifests = self.manifests().await;
-        self.decide(matrix, snapshot, manifests, resolved.unreachable).await
+        self.decide(matrix, snapshot, manifests, unreachable, &mut memory.lookups).await
     }
 
     /// Asks the registry and the failure record, and decides.
@@ -159,12 +203,13 @@ impl Controller {
         snapshot: ClusterSnapshot,
         manifests: Manifests,
         unreachable: bool,
+        lookups: &mut Lookups,
     ) -> Result<Planned, PassError> {
-        let lookups = self.published(&matrix.cells).await;
+        self.look_up_more(&matrix.cells, lookups).await;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
         let observed = Observed {
-            published: lookups.published,
-            unreachable: lookups.failed,
+            published: lookups.published.clone(),
+            unreachable: lookups.failed.clone(),
             failures,
             contents: std::collections::BTreeMap::new(),
         };
@@ -192,13 +237,13 @@ impl Controller {
             if self.cancel.is_cancelled() {
                 break;
             }
-            let (report, out_of_reach) = self.build_planned(&planned.cell).await?;
-            unreachable |= out_of_reach;
+            let BuildEnd { report, fault } = self.build_planned(&planned.cell).await?;
+            unreachable |= fault == Some(Fault::Unreachable);
             targets.push(report);
         }
         let changed = !targets.is_empty();
         let mut planned = if changed {
-            self.decide(matrix, snapshot, manifests, unreachable).await?
+            self.decide(matrix, snapshot, manifests, unreachable, &mut Lookups::default()).await?
         } else {
             Planned { plan, unreachable, matrix, snapshot, manifests }
         };
@@ -221,8 +266,8 @@ impl Controller {
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
     }
 
-    /// Builds one cell and records the outcome. The flag says whether something was out of reach.
-    async fn build_planned(&self, cell: &Cell) -> Result<(TargetReport, bool), PassError> {
+    /// Builds one cell and records the outcome.
+    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd, PassError> {
         let subject = cell.subject();
         let overwrite = self
             .definitions
@@ -232,7 +277,7 @@ impl Controller {
         let outcome = self.build(cell, BuildOptions { push: true, overwrite, compile: false }).await;
         self.record(cell, &outcome)?;
         match outcome {
-            Ok(built) => Ok((self.published_report(cell, built), false)),
+            Ok(built) => Ok(BuildEnd { report: self.published_report(cell, built), fault: None }),
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
                 let report = TargetReport::Failed {
@@ -241,7 +286,7 @@ impl Controller {
                     hint: error.hint(),
                     detail: error.detail(),
                 };
-                Ok((report, error.is_unreachable()))
+                Ok(BuildEnd { report, fault: Some(Fault::of(&error)) })
             }
         }
     }
@@ -295,7 +340,7 @@ impl Controller {
         Ok(())
     }
 
-    async fn add_tags(
+    pub(super) async fn add_tags(
         &self,
         cell: &Cell,
         digest: &crate::image::Digest,
@@ -313,10 +358,18 @@ impl Controller {
         }
     }
 
-    /// Makes one rewrite, where one was decided.
-    async fn roll_out(&self, cluster: &dyn Cluster, rollout: &PlannedRollout) -> Result<(), String> {
+    /// Makes a rollout's changes, in their order; stops between two of them when it is told to.
+    pub(super) async fn roll_out(
+        &self,
+        cluster: &dyn Cluster,
+        rollout: &PlannedRollout,
+    ) -> Result<(), String> {
         for change in &rollout.changes {
+            if self.cancel.is_cancelled() {
+                return Err(chain(&TargetError::Cancelled));
+            }
             self.prove(change).await.map_err(|error| chain(&error))?;
+            self.may_write().map_err(|error| chain(&error))?;
             let outcome = match &rollout.target.path {
                 Some(path) => match Directory::open(&self.definitions.root.join(path)) {
                     Ok(directory) => directory.apply(change).await,

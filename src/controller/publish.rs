@@ -108,6 +108,7 @@ impl Controller {
         image: &Image,
         overwrite: bool,
     ) -> Result<u64, TargetError> {
+        self.may_write()?;
         let repository = &cell.reference.repository;
         let mut sent = 0;
         if let Some(base) = &image.base {
@@ -158,6 +159,8 @@ impl Controller {
                 return Err(TargetError::Overtaken { tag: reference.to_string() });
             }
         }
+        // The layers may have taken minutes.
+        self.may_write()?;
         with_retry("push manifest", &self.cancel, || {
             self.registry.push_manifest(
                 &reference.repository,
@@ -184,6 +187,7 @@ impl Controller {
                 .await?;
         let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
         for reference in references {
+            self.may_write()?;
             with_retry("push manifest", &self.cancel, || {
                 self.registry.push_manifest(repository, &reference.version, &stored.media_type, &stored.bytes)
             })

@@ -5,6 +5,7 @@ use std::future::Future;
 use tokio_util::sync::CancellationToken;
 
 use super::TargetError;
+pub use crate::fault::chain;
 use crate::plan::retry;
 
 /// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
@@ -39,23 +40,8 @@ where
     }
 }
 
-/// An error with its causes, on one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.ends_with(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// A number in 0..1 that differs between processes and calls; it needs no quality beyond that.
-fn jitter() -> f64 {
+pub(super) fn jitter() -> f64 {
     use std::hash::{BuildHasher, RandomState};
     let bits = RandomState::new().hash_one(std::process::id()) >> 11;
     #[expect(clippy::cast_precision_loss, reason = "53 bits are left")]

@@ -10,14 +10,14 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    BootCheck, BootChecker, Built, ContentsMemory, Controller, LazyEngine, Reporter, Stage, TargetError,
+    BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
     build::{BuildOptions, Made, Origins, Payload},
 };
 use crate::{
     cache::Cache,
     engine::{EngineChoice, EngineEnv},
     headers::{FetchOptions, Fetcher, HeaderSet},
-    image::{Definitions, DriverImage, ImageName},
+    image::{Definitions, DriverImage, ImageName, ImageReference},
     kernel::{KernelFamily, KernelTarget},
     kmod::{BootReport, testing::ModuleFile},
     plan::Cell,
@@ -131,7 +131,7 @@ impl Bench {
             engine: LazyEngine::new(EngineChoice::Docker, env),
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
-            contents: ContentsMemory::default(),
+            fence: None,
             cancel: tokio_util::sync::CancellationToken::new(),
         };
         let bench = Self { controller, heard, directory };
@@ -243,6 +243,16 @@ impl Bench {
         let registry = &self.controller.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
+    }
+
+    /// Takes a tag away from the registry, as somebody's clean-up does.
+    pub(super) fn lose(&self, reference: &ImageReference) {
+        let path = self.directory.path().join("layout/index.json");
+        let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let manifests = index["manifests"].as_array_mut().unwrap();
+        let name = reference.to_string();
+        manifests.retain(|found| found["annotations"]["org.opencontainers.image.ref.name"] != name.as_str());
+        fs::write(&path, serde_json::to_vec(&index).unwrap()).unwrap();
     }
 
     /// What was told so far, and forgets it.

@@ -8,6 +8,7 @@
 mod activity;
 mod announced;
 mod cell;
+mod deadline;
 mod decide;
 #[cfg(test)]
 mod fixtures;
@@ -34,6 +35,7 @@ pub use announced::{
     called_for, newest,
 };
 pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
+pub use deadline::next_deadline;
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
     Published, UnknownState, UpToDate, plan,

@@ -15,9 +15,34 @@ pub fn delay(attempt: u32, jitter: f64) -> Option<Duration> {
     if attempt >= RETRIES {
         return None;
     }
-    let full = FIRST * (1 << attempt);
+    Some(shortened(FIRST * (1 << attempt), jitter))
+}
+
+const FIRST_BUILD: Duration = Duration::from_secs(10);
+const LONGEST_BUILD: Duration = Duration::from_mins(10);
+
+/// How long the loop waits before it builds again after the given number of failed attempts (1 is the first): ten
+/// seconds, doubling to ten minutes. A build never gives up on a fault that may pass. `jitter` is as in [`delay`].
+pub fn build_delay(failed: u32, jitter: f64) -> Duration {
+    let doublings = failed.saturating_sub(1).min(10);
+    let full = FIRST_BUILD.saturating_mul(1 << doublings).min(LONGEST_BUILD);
+    shortened(full, jitter)
+}
+
+const FIRST_PASS: Duration = Duration::from_secs(1);
+const LONGEST_PASS: Duration = Duration::from_mins(1);
+
+/// How long the loop waits for its next pass after the given number of passes in a row (1 is the first) that met a
+/// fault, when nothing else wakes it: a second, doubling to a minute. `jitter` is as in [`delay`].
+pub fn pass_delay(failed: u32, jitter: f64) -> Duration {
+    let doublings = failed.saturating_sub(1).min(10);
+    let full = FIRST_PASS.saturating_mul(1 << doublings).min(LONGEST_PASS);
+    shortened(full, jitter)
+}
+
+fn shortened(full: Duration, jitter: f64) -> Duration {
     let jitter = if jitter.is_finite() { jitter.clamp(0.0, 1.0) } else { 0.0 };
-    Some(full.mul_f64(1.0 - jitter / 2.0))
+    full.mul_f64(1.0 - jitter / 2.0)
 }
 
 #[cfg(test)]
@@ -30,6 +55,15 @@ mod tests {
     fn doubles_and_gives_up() {
         let waits: Vec<_> = (0..6).map(|attempt| delay(attempt, 0.0).map(|d| d.as_millis())).collect();
         assert_eq!(waits, [Some(500), Some(1000), Some(2000), Some(4000), None, None]);
+    }
+
+    #[test]
+    fn builds_and_passes_wait_longer_and_never_give_up() {
+        let builds: Vec<_> = (0..9).map(|failed| build_delay(failed, 0.0).as_secs()).collect();
+        assert_eq!(builds, [10, 10, 20, 40, 80, 160, 320, 600, 600]);
+        let passes: Vec<_> = (1..9).map(|failed| pass_delay(failed, 0.0).as_secs()).collect();
+        assert_eq!(passes, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(build_delay(u32::MAX, 1.0), Duration::from_mins(5));
     }
 
     proptest! {

@@ -196,4 +196,8 @@ impl Cluster for KubeCluster {
             }
         }
     }
+
+    fn set_interest(&self, interest: &Interest) {
+        Self::set_interest(self, interest.clone());
+    }
 }

@@ -58,6 +58,12 @@ impl State {
         }
         validate::set_defaults(kind, &mut object);
         validate::validate(kind, name, None, &object)?;
+        if kind.kind == "DaemonSet" {
+            object["status"] = json!({
+                "currentNumberScheduled": 0, "numberMisscheduled": 0, "desiredNumberScheduled": 0,
+                "numberReady": 0,
+            });
+        }
         if kind.kind == "CustomResourceDefinition" {
             object["status"] = json!({"conditions": [
                 {"type": "NamesAccepted", "status": "True"}, {"type": "Established", "status": "True"},

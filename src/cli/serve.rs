@@ -1,0 +1,193 @@
+//! `farrier run` without `--once`: joins the loop with its lease, probes, figures and definitions.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    CliError, Exit, Stop,
+    args::{Global, RunArgs, ServiceArgs},
+    env_vars,
+};
+use crate::{
+    cluster::{Cluster, Fence, KubeCluster},
+    controller::{
+        Controller, Reporter, Stage,
+        live::{Live, LiveOptions, LiveParts, StatusSink},
+    },
+    service::{
+        Configuration, Health, HttpServer, Metrics,
+        lease::{self, LeaseOptions, LeaseTask, Timing},
+        watch_configuration,
+    },
+};
+
+/// How often the definitions are compared with what is in use.
+const DEFINITIONS_EVERY: Duration = Duration::from_secs(3);
+/// Where probes and figures are in a pod.
+const LISTEN_IN_POD: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
+
+/// Where the loop works.
+pub struct Connection {
+    /// Nodes and rollout targets.
+    pub cluster: Arc<dyn Cluster>,
+    /// The same, where it is a live one: for the lease and the figures.
+    pub kube: Option<Arc<KubeCluster>>,
+    /// Who writes status, if anybody.
+    pub status: Option<Arc<dyn StatusSink>>,
+}
+
+/// Runs the loop until a signal comes: 0 after SIGTERM, which is how a service is stopped.
+pub async fn serve(
+    global: &Global,
+    args: &RunArgs,
+    mut controller: Controller,
+    connection: Connection,
+    stop: &Stop,
+) -> Result<Exit, CliError> {
+    let Connection { cluster, kube, status } = connection;
+    let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
+    let around = CancellationToken::new();
+    if let Some(address) = listen(&args.service, kube.is_some())? {
+        let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics)).await?;
+        tracing::info!(%address, "answers /metrics, /healthz and /readyz");
+        tokio::spawn(server.serve(around.clone()));
+    }
+    if let Some(kube) = &kube {
+        metrics.add_api(kube.stats());
+    }
+    let resync = args.interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
+    controller.reporter = Arc::new(Logs);
+    let configuration = definitions(global, &controller, &around);
+    let (leads, lease) = leadership(&args.service, &mut controller, kube.as_deref())?;
+    let options = LiveOptions {
+        parallel_builds: usize::from(args.service.parallel_builds),
+        resync: Duration::from_secs(resync),
+    };
+    tracing::info!(cluster = cluster.describe(), "watching");
+    let parts = LiveParts { cluster, configuration, leads, status, metrics, health };
+    Live::new(controller, options, parts).run().await;
+    // Only now: until here a write may have been under way.
+    if let Some(lease) = lease {
+        lease.release().await;
+    }
+    around.cancel();
+    Ok(if stop.is_termination() { Exit::Done } else { Exit::Interrupted })
+}
+
+/// The definitions in use, which change with the files of `--definitions`.
+fn definitions(
+    global: &Global,
+    controller: &Controller,
+    around: &CancellationToken,
+) -> watch::Receiver<Configuration> {
+    let definitions = Arc::new(controller.definitions.clone());
+    let (sender, receiver) = watch::channel(Configuration { definitions, error: None });
+    if global.definitions.is_some() {
+        let directory = controller.definitions.root.clone();
+        tokio::spawn(watch_configuration(directory, DEFINITIONS_EVERY, sender, around.clone()));
+    }
+    receiver
+}
+
+/// Campaigns for the lease, where that is asked for; else this farrier leads from the start.
+fn leadership(
+    args: &ServiceArgs,
+    controller: &mut Controller,
+    kube: Option<&KubeCluster>,
+) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
+    let Some(kube) = kube else {
+        if args.leader_elect == Some(true) {
+            return Err(CliError::Usage(
+                "--leader-elect: there are leases only with --cluster kube".to_owned(),
+            ));
+        }
+        return Ok((watch::channel(true).1, None));
+    };
+    if !args.leader_elect.unwrap_or_else(env_vars::in_pod) {
+        return Ok((watch::channel(true).1, None));
+    }
+    let options = LeaseOptions {
+        namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
+        name: args.lease_name.clone(),
+        identity: identity(),
+        timing: Timing::default(),
+    };
+    let (leadership, task) = lease::campaign(kube.client(), options);
+    let leads = leadership.watch();
+    let fence: Arc<dyn Fence> = Arc::new(leadership);
+    controller.fence = Some(Arc::clone(&fence));
+    kube.set_fence(fence);
+    Ok((leads, Some(task)))
+}
+
+/// The machine's name and a number that no other process has: a restart is another candidate, too.
+fn identity() -> String {
+    let number = RandomState::new().hash_one(std::process::id());
+    format!("{}_{number:016x}", env_vars::host_name())
+}
+
+/// `--listen`, or what a pod needs.
+fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>, CliError> {
+    match args.listen.as_deref() {
+        None => Ok((kube && env_vars::in_pod()).then_some(LISTEN_IN_POD)),
+        Some("off") => Ok(None),
+        Some(text) => super::settings::parse("--listen", text).map(Some),
+    }
+}
+
+/// Tells of builds in log lines, which a service has instead of a progress bar.
+struct Logs;
+
+impl Reporter for Logs {
+    fn stage(&self, subject: &str, stage: Stage) {
+        tracing::debug!(subject, %stage, "stage");
+    }
+
+    fn output(&self, subject: &str, line: &str) {
+        tracing::trace!(subject, line, "build output");
+    }
+
+    fn note(&self, subject: &str, text: &str) {
+        tracing::info!(subject, text, "note");
+    }
+
+    fn finished(&self, subject: &str, outcome: &str) {
+        tracing::info!(subject, outcome, "finished");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(listen: Option<&str>) -> ServiceArgs {
+        ServiceArgs {
+            parallel_builds: 1,
+            leader_elect: None,
+            lease_name: "farrier".to_owned(),
+            lease_namespace: None,
+            listen: listen.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn where_it_listens() {
+        assert_eq!(listen(&args(Some("off")), true).unwrap(), None);
+        assert_eq!(listen(&args(Some("127.0.0.1:9")), false).unwrap(), Some(([127, 0, 0, 1], 9).into()));
+        let wrong = listen(&args(Some("8080")), true).unwrap_err().render();
+        assert!(wrong.contains("--listen"), "{wrong}");
+    }
+
+    #[test]
+    fn no_two_candidates_have_one_identity() {
+        assert_ne!(identity(), identity());
+    }
+}

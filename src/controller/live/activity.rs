@@ -1,0 +1,200 @@
+//! Adapter: what the loop's builds do at this moment, as their reporters tell it.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+
+use super::queue::CellKey;
+use crate::{
+    controller::{Reporter, Stage},
+    plan::{Activity, BuildActivity},
+};
+
+/// Lines of a build's output that are kept.
+const TAIL: usize = 20;
+/// Characters of such a line: it ends up in an object of the API.
+const LINE: usize = 300;
+/// What is said of a build that waits for room.
+pub(super) const QUEUED: &str = "queued";
+
+/// The activity that all builds write to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SharedActivity(Arc<Mutex<Activity>>);
+
+impl SharedActivity {
+    fn lock(&self) -> MutexGuard<'_, Activity> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As it is now.
+    pub(super) fn snapshot(&self) -> Activity {
+        self.lock().clone()
+    }
+
+    fn with(&self, key: &CellKey, change: impl FnOnce(&mut BuildActivity)) {
+        change(self.lock().entry(key.clone()).or_default());
+    }
+
+    /// Forgets what is neither kept by the caller nor under way.
+    pub(super) fn retain(&self, keep: impl Fn(&CellKey) -> bool) {
+        self.lock().retain(|key, _| keep(key));
+    }
+
+    /// It waits for room.
+    pub(super) fn queued(&self, key: &CellKey) {
+        self.with(key, |activity| {
+            if activity.stage.as_deref() != Some(QUEUED) {
+                activity.stage = Some(QUEUED.to_owned());
+                activity.since = Some(Timestamp::now());
+            }
+        });
+    }
+
+    /// It starts.
+    pub(super) fn started(&self, key: &CellKey) {
+        self.with(key, |activity| {
+            activity.attempts = activity.attempts.saturating_add(1);
+            activity.next_retry = None;
+            activity.stage = Some("starting".to_owned());
+            activity.since = Some(Timestamp::now());
+            activity.log_tail.clear();
+        });
+    }
+
+    /// It ended.
+    pub(super) fn ended(
+        &self,
+        key: &CellKey,
+        took: Duration,
+        error: Option<String>,
+        retry_in: Option<Duration>,
+    ) {
+        self.with(key, |activity| {
+            activity.stage = None;
+            activity.since = None;
+            activity.took = Some(took);
+            activity.error = error;
+            activity.next_retry = retry_in
+                .and_then(|wait| jiff::SignedDuration::try_from(wait).ok())
+                .and_then(|wait| Timestamp::now().checked_add(wait).ok());
+        });
+    }
+
+    /// It was stopped before it came to anything: that was no attempt.
+    pub(super) fn stopped(&self, key: &CellKey) {
+        self.with(key, |activity| {
+            activity.attempts = activity.attempts.saturating_sub(1);
+            activity.stage = None;
+            activity.since = None;
+        });
+    }
+
+    /// Other inputs than before: their attempts are counted anew.
+    pub(super) fn renewed(&self, key: &CellKey) {
+        self.lock().remove(key);
+    }
+}
+
+/// Writes down what one build tells, and hands it on.
+pub(super) struct BuildReporter {
+    /// Whose build.
+    pub(super) key: CellKey,
+    /// Where it is written down.
+    pub(super) activity: SharedActivity,
+    /// Who hears it, too.
+    pub(super) next: Arc<dyn Reporter>,
+}
+
+impl Reporter for BuildReporter {
+    fn stage(&self, subject: &str, stage: Stage) {
+        self.activity.with(&self.key, |activity| {
+            activity.stage = Some(stage.to_string());
+            activity.since = Some(Timestamp::now());
+        });
+        tracing::info!(stage = %stage, "build stage");
+        self.next.stage(subject, stage);
+    }
+
+    fn output(&self, subject: &str, line: &str) {
+        self.activity.with(&self.key, |activity| {
+            if activity.log_tail.len() >= TAIL {
+                activity.log_tail.remove(0);
+            }
+            let shown = |c: char| if c.is_control() { ' ' } else { c };
+            activity.log_tail.push(line.chars().take(LINE).map(shown).collect());
+        });
+        self.next.output(subject, line);
+    }
+
+    fn note(&self, subject: &str, text: &str) {
+        self.next.note(subject, text);
+    }
+
+    fn finished(&self, subject: &str, outcome: &str) {
+        self.next.finished(subject, outcome);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Silent;
+
+    impl Reporter for Silent {
+        fn stage(&self, _: &str, _: Stage) {}
+        fn output(&self, _: &str, _: &str) {}
+        fn note(&self, _: &str, _: &str) {}
+        fn finished(&self, _: &str, _: &str) {}
+    }
+
+    fn key() -> CellKey {
+        let target = crate::kernel::KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0-47-amd64".parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        };
+        ("mft".parse().unwrap(), target)
+    }
+
+    #[test]
+    fn a_build_is_followed_from_the_queue_to_its_end() {
+        let shared = SharedActivity::default();
+        let reporter = BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent) };
+        let now = || shared.snapshot().remove(&key()).unwrap_or_default();
+        shared.queued(&key());
+        assert_eq!(now().stage.as_deref(), Some("queued"));
+        shared.started(&key());
+        reporter.stage("x", Stage::Compile);
+        assert_eq!((now().stage.as_deref(), now().attempts), (Some("compiling"), 1));
+        for n in 0..50 {
+            reporter.output("x", &format!("line {n}\u{1b}[0m{}", "y".repeat(1000)));
+        }
+        let tail = now().log_tail;
+        assert_eq!(tail.len(), 20);
+        assert!(tail[19].starts_with("line 49 [0my"), "{}", tail[19]);
+        assert!(tail.iter().all(|line| line.chars().count() <= LINE));
+
+        shared.ended(
+            &key(),
+            Duration::from_secs(3),
+            Some("no room".to_owned()),
+            Some(Duration::from_secs(9)),
+        );
+        let ended = now();
+        assert_eq!((ended.stage, ended.error.as_deref()), (None, Some("no room")));
+        assert!(ended.next_retry.is_some());
+
+        // Stopping is no attempt, and success clears what was wrong.
+        shared.started(&key());
+        shared.stopped(&key());
+        assert_eq!(now().attempts, 1);
+        shared.started(&key());
+        shared.ended(&key(), Duration::from_secs(3), None, None);
+        assert_eq!((now().attempts, now().error, now().next_retry), (2, None, None));
+    }
+}

@@ -1,0 +1,197 @@
+//! Adapter: builds in tasks of their own.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{
+    task::{Id, JoinSet},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use super::{
+    activity::{BuildReporter, SharedActivity},
+    queue::{CellKey, Ended, Queue, key_of},
+};
+use crate::{
+    controller::{
+        Controller, TargetReport,
+        pass::{BuildEnd, Fault},
+        retry::jitter,
+    },
+    fault::chain,
+    plan::{Activity, Cell, Plan},
+    service::{BuildOutcomeLabel, Metrics},
+};
+
+/// The builds of the loop.
+pub(super) struct Builds {
+    queue: Queue,
+    activity: SharedActivity,
+    tasks: JoinSet<Option<BuildEnd>>,
+    started: HashMap<Id, (Arc<Cell>, Instant)>,
+    /// Ends the whole loop's builds.
+    cancel: CancellationToken,
+    /// Ends the builds of one leadership.
+    term: CancellationToken,
+}
+
+/// A build that ended.
+pub(super) struct EndedBuild {
+    pub(super) cell: Arc<Cell>,
+    end: Option<BuildEnd>,
+    took: Duration,
+}
+
+impl Builds {
+    pub(super) fn new(at_once: usize, cancel: CancellationToken) -> Self {
+        let term = cancel.child_token();
+        Self {
+            queue: Queue::new(at_once),
+            activity: SharedActivity::default(),
+            tasks: JoinSet::new(),
+            started: HashMap::new(),
+            cancel,
+            term,
+        }
+    }
+
+    /// Takes over what a plan asks for.
+    pub(super) fn update(&mut self, plan: &Plan) {
+        let renewed = self.queue.update(plan.builds.iter().map(|planned| Arc::clone(&planned.cell)));
+        for key in &renewed {
+            self.activity.renewed(key);
+        }
+        for key in self.queue.queued() {
+            self.activity.queued(key);
+        }
+    }
+
+    /// Starts what may start now.
+    pub(super) fn start(&mut self, controller: &Controller) {
+        while let Some(cell) = self.queue.start(Instant::now()) {
+            let key = key_of(&cell);
+            self.activity.started(&key);
+            let builder = Controller {
+                reporter: Arc::new(BuildReporter {
+                    key,
+                    activity: self.activity.clone(),
+                    next: Arc::clone(&controller.reporter),
+                }),
+                cancel: self.term.child_token(),
+                ..controller.clone()
+            };
+            let span = tracing::info_span!(
+                "build",
+                image = %cell.image,
+                kernel = %cell.target.release,
+                target = %cell.target
+            );
+            let task_cell = Arc::clone(&cell);
+            let build = async move {
+                tracing::info!("build starts");
+                match builder.build_planned(&task_cell).await {
+                    Ok(end) => Some(end),
+                    Err(error) => {
+                        tracing::error!(error = chain(&error), "the build's outcome could not be recorded");
+                        None
+                    }
+                }
+            };
+            let handle = self.tasks.spawn(build.instrument(span));
+            self.started.insert(handle.id(), (cell, Instant::now()));
+        }
+    }
+
+    /// Waits for the next end; for ever, where nothing runs.
+    pub(super) async fn next_end(&mut self) -> EndedBuild {
+        loop {
+            let (id, end) = match self.tasks.join_next_with_id().await {
+                Some(Ok(ended)) => ended,
+                // A panic is a fault of farrier's own, and ends this build and nothing else.
+                Some(Err(error)) => (error.id(), None),
+                None => std::future::pending().await,
+            };
+            if let Some((cell, since)) = self.started.remove(&id) {
+                return EndedBuild { cell, end, took: since.elapsed() };
+            }
+        }
+    }
+
+    /// Writes down how a build ended.
+    pub(super) fn note(&mut self, ended: EndedBuild, metrics: &Metrics) {
+        let EndedBuild { cell, end, took } = ended;
+        let key = key_of(&cell);
+        let (how, label) = match end.as_ref().map(|end| end.fault) {
+            Some(None) => (Ended::Settled, label_of(end.as_ref())),
+            Some(Some(Fault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
+            Some(Some(Fault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
+            Some(Some(Fault::Passing | Fault::Unreachable)) | None => {
+                (Ended::Passing, BuildOutcomeLabel::Faulted)
+            }
+        };
+        metrics.build(label, took);
+        let retry_in = self.queue.ended(&key, how, Instant::now(), jitter());
+        let error = match end.map(|end| end.report) {
+            Some(TargetReport::Failed { error, .. }) => Some(error),
+            Some(_) => None,
+            None => Some("the build broke off; farrier's log says why".to_owned()),
+        };
+        if how == Ended::Stopped {
+            self.activity.stopped(&key);
+            return;
+        }
+        let (image, kernel) = (&cell.image, &cell.target.release);
+        match &error {
+            None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
+            Some(error) => {
+                tracing::warn!(%image, %kernel, target = %cell.target, ?took, ?retry_in, error, "build failed");
+            }
+        }
+        self.activity.ended(&key, took, error, retry_in);
+    }
+
+    /// Stops the builds of a leadership that is over. They are queued again, for the next one.
+    pub(super) fn abandon(&mut self) {
+        self.term.cancel();
+        self.term = self.cancel.child_token();
+    }
+
+    /// Stops all builds, and waits until nothing of them is left in the engine.
+    pub(super) async fn stop(&mut self) {
+        self.cancel.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Forgets what is known of cells that nothing calls for.
+    pub(super) fn forget_others(&self, cells: &BTreeSet<CellKey>) {
+        self.activity.retain(|key| cells.contains(key) || self.queue.holds(key));
+    }
+
+    pub(super) fn activity(&self) -> Activity {
+        self.activity.snapshot()
+    }
+
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.queue.next_due()
+    }
+
+    pub(super) fn running(&self) -> usize {
+        self.queue.running()
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.queue.waiting()
+    }
+}
+
+fn label_of(end: Option<&BuildEnd>) -> BuildOutcomeLabel {
+    match end.map(|end| &end.report) {
+        Some(TargetReport::Reused { .. }) => BuildOutcomeLabel::Reused,
+        _ => BuildOutcomeLabel::Built,
+    }
+}

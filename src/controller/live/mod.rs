@@ -1,0 +1,350 @@
+//! Adapter: the loop that runs for months: observe, plan, roll out, and build beside it.
+//!
+//! One task observes, plans and rolls out; builds have tasks of their own and never hold it up. A pass is due when the
+//! cluster changes, a build ends, the definitions change, leadership changes, a wait is over, and now and then without
+//! any reason, to find what the registry has lost.
+
+mod activity;
+mod builds;
+mod kernel_changes;
+mod queue;
+mod view;
+mod wake;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tokio::{sync::watch, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+pub use view::{PassView, StatusSink};
+
+use self::{
+    builds::Builds,
+    kernel_changes::KernelChanges,
+    queue::key_of,
+    view::{StatusWorker, View},
+    wake::Wake,
+};
+use super::{Controller, Memory, Planned, RolloutReport, TargetReport, retry::jitter};
+use crate::{
+    cluster::Cluster,
+    fault::chain,
+    plan::{Interest, Plan, retry},
+    service::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
+};
+
+/// How long the loop waits for one thing before it turns, so that a watchdog can tell waiting from hanging.
+const TURN: Duration = Duration::from_secs(10);
+/// How long the last status may take at the end.
+const LAST_STATUS: Duration = Duration::from_secs(5);
+
+/// How the loop runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LiveOptions {
+    /// Builds at the same time.
+    pub parallel_builds: usize,
+    /// A pass comes after this long at the latest, and asks for everything anew: also how long it may take until a
+    /// tag that the registry has lost is missed.
+    pub resync: Duration,
+}
+
+/// What the loop works with beside a controller.
+pub struct LiveParts {
+    /// Where nodes and rollout targets are.
+    pub cluster: Arc<dyn Cluster>,
+    /// The definitions, and what is wrong with those on disk. A sender that is gone means that they do not change.
+    pub configuration: watch::Receiver<Configuration>,
+    /// Does this farrier lead? A standby observes and plans, and neither builds nor writes.
+    pub leads: watch::Receiver<bool>,
+    /// Who writes status, if anybody.
+    pub status: Option<Arc<dyn StatusSink>>,
+    /// Figures.
+    pub metrics: Arc<Metrics>,
+    /// Probes.
+    pub health: Arc<Health>,
+}
+
+/// The loop.
+pub struct Live {
+    controller: Controller,
+    options: LiveOptions,
+    cluster: Arc<dyn Cluster>,
+    configuration: watch::Receiver<Configuration>,
+    leads: watch::Receiver<bool>,
+    status: Option<StatusWorker>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    builds: Builds,
+    wake: Wake,
+    memory: Memory,
+    remembered_since: Instant,
+    kernels: KernelChanges,
+    /// Passes in a row that met a fault.
+    faulted: u32,
+}
+
+/// Waits for a change; for ever, where nobody is left who could make one.
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+impl Live {
+    /// A loop that has not begun.
+    pub fn new(controller: Controller, options: LiveOptions, parts: LiveParts) -> Self {
+        let LiveParts { cluster, configuration, leads, status, metrics, health } = parts;
+        let builds = Builds::new(options.parallel_builds, controller.cancel.child_token());
+        let now = Instant::now();
+        Self {
+            controller,
+            options,
+            cluster,
+            configuration,
+            leads,
+            status: status.map(StatusWorker::start),
+            metrics,
+            health,
+            builds,
+            wake: Wake::new(now),
+            memory: Memory::default(),
+            remembered_since: now,
+            kernels: KernelChanges::default(),
+            faulted: 0,
+        }
+    }
+
+    /// Runs until the controller is cancelled. Then builds are stopped, a rewrite that is under way is finished, and
+    /// nothing is written any more.
+    pub async fn run(mut self) {
+        let cancel = self.controller.cancel.clone();
+        self.metrics.leader(*self.leads.borrow_and_update());
+        self.take_configuration();
+        while !cancel.is_cancelled() {
+            self.health.beat();
+            self.turn(&cancel).await;
+        }
+        self.builds.stop().await;
+        if let Some(status) = self.status.take() {
+            status.finish(LAST_STATUS).await;
+        }
+    }
+
+    /// Waits for the next thing to happen, and does it.
+    async fn turn(&mut self, cancel: &CancellationToken) {
+        let turn = Instant::now() + TURN;
+        let due = self.wake.due().map_or(turn, |due| due.min(turn));
+        // A change that is waited upon already is not asked about again: the cluster goes on telling of it until
+        // the snapshot is taken.
+        let calm = !self.wake.is_changed();
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {}
+            () = changed(&mut self.leads) => self.take_leadership(),
+            () = changed(&mut self.configuration) => {
+                self.take_configuration();
+                self.wake.changed(Instant::now());
+            }
+            ended = self.builds.next_end() => {
+                self.memory.forget(&ended.cell);
+                self.builds.note(ended, &self.metrics);
+                self.start_builds();
+                self.wake.changed(Instant::now());
+            }
+            () = tokio::time::sleep_until(due) => self.run_due(cancel).await,
+            () = self.cluster.changed(), if calm => self.wake.changed(Instant::now()),
+        }
+    }
+
+    /// Starts builds whose wait is over, and makes the pass if it is due.
+    async fn run_due(&mut self, cancel: &CancellationToken) {
+        let now = Instant::now();
+        self.start_builds();
+        self.metrics.kernels(self.kernels.waiting(now));
+        if self.wake.due().is_some_and(|due| due <= now) {
+            self.pass(cancel).await;
+        }
+    }
+
+    /// One pass, and when the next one comes.
+    async fn pass(&mut self, cancel: &CancellationToken) {
+        let began = Instant::now();
+        self.wake.begin(began);
+        if began - self.remembered_since >= self.options.resync {
+            self.memory = Memory::default();
+            self.remembered_since = began;
+        } else {
+            self.memory.forget_faults();
+        }
+        let outcome = self.pass_once(cancel).await;
+        if cancel.is_cancelled() {
+            return;
+        }
+        let outcome = outcome.unwrap_or_else(|error| {
+            tracing::warn!(error, cluster = self.cluster.describe(), "no pass");
+            PassOutcomeLabel::Failed
+        });
+        self.metrics.pass(outcome, began.elapsed());
+        let now = Instant::now();
+        self.wake.by(self.remembered_since.max(began) + self.options.resync);
+        self.faulted = match outcome {
+            PassOutcomeLabel::Done => 0,
+            PassOutcomeLabel::Unreachable | PassOutcomeLabel::Failed => self.faulted.saturating_add(1),
+        };
+        let next = now + retry::pass_delay(self.faulted, jitter());
+        match outcome {
+            PassOutcomeLabel::Done => {}
+            PassOutcomeLabel::Unreachable => self.wake.by(next),
+            PassOutcomeLabel::Failed => self.wake.hold(next),
+        }
+    }
+
+    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel, String> {
+        let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(PassOutcomeLabel::Done) };
+        self.health.set_ready();
+        let deadline = crate::plan::next_deadline(&self.controller.definitions, &snapshot, Timestamp::now());
+        let mut planned =
+            self.controller.plan_for(snapshot, &mut self.memory).await.map_err(|error| chain(&error))?;
+        self.health.beat();
+        let mut unreachable = planned.unreachable;
+        let mut rollouts = Vec::new();
+        if self.may_act() {
+            rollouts = self.roll_out(&mut planned.plan).await;
+            unreachable |= rollouts.iter().any(|report| report.error.is_some());
+            unreachable |= self.add_tags(&planned.plan).await;
+            self.builds.update(&planned.plan);
+            self.start_builds();
+        }
+        let now = Instant::now();
+        self.kernels.update(&planned.plan, now);
+        self.metrics.plan(&planned.plan);
+        self.metrics.kernels(self.kernels.waiting(now));
+        if let Some(wait) = deadline {
+            self.wake.by(now + wait);
+        }
+        self.show(planned, rollouts);
+        Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
+    }
+
+    /// The cluster as it is; `None` when the loop is to end. A cluster that is away for minutes is waited for: that is
+    /// no hang, and a restart would not help.
+    async fn snapshot(
+        &self,
+        cancel: &CancellationToken,
+    ) -> Result<Option<crate::plan::ClusterSnapshot>, String> {
+        let mut snapshot = self.cluster.snapshot();
+        loop {
+            tokio::select! {
+                biased;
+                () = cancel.cancelled() => return Ok(None),
+                outcome = &mut snapshot => return outcome.map(Some).map_err(|error| chain(&error)),
+                () = tokio::time::sleep(TURN) => self.health.beat(),
+            }
+        }
+    }
+
+    /// Leads, and still may write.
+    fn may_act(&self) -> bool {
+        *self.leads.borrow() && self.controller.may_write().is_ok()
+    }
+
+    /// Makes what the plan says of rollouts; the plan then says how things stand.
+    async fn roll_out(&self, plan: &mut Plan) -> Vec<RolloutReport> {
+        let mut reports = Vec::with_capacity(plan.rollouts.len());
+        for rollout in &mut plan.rollouts {
+            if self.controller.cancel.is_cancelled() {
+                break;
+            }
+            let error = self.controller.roll_out(self.cluster.as_ref(), rollout).await.err();
+            self.health.beat();
+            if !rollout.changes.is_empty() {
+                let (image, target) = (&rollout.image, rollout.target.to_string());
+                let outcome = match &error {
+                    None => {
+                        tracing::info!(%image, target, changes = rollout.changes.len(), "rolled out");
+                        RewriteOutcomeLabel::Made
+                    }
+                    Some(error) => {
+                        tracing::warn!(%image, target, error, "rollout failed; it is planned anew");
+                        RewriteOutcomeLabel::Failed
+                    }
+                };
+                self.metrics.rewrite(rollout.target.strategy, outcome);
+            }
+            reports.push(RolloutReport { planned: rollout.clone(), error });
+        }
+        reports
+    }
+
+    /// Adds names that published images lack. Says whether one could not be added.
+    async fn add_tags(&mut self, plan: &Plan) -> bool {
+        let mut failed = false;
+        for planned in &plan.tags {
+            let (image, kernel) = (&planned.cell.image, &planned.cell.target.release);
+            let report = self.controller.add_tags(&planned.cell, &planned.digest, &planned.references).await;
+            if let TargetReport::Failed { error, .. } = report {
+                failed = true;
+                tracing::warn!(%image, %kernel, error, "tags were not added");
+            } else {
+                tracing::info!(%image, %kernel, tags = planned.references.len(), "tags added");
+            }
+            self.memory.forget(&planned.cell);
+            self.health.beat();
+        }
+        failed
+    }
+
+    fn start_builds(&mut self) {
+        if self.may_act() && !self.controller.cancel.is_cancelled() {
+            self.builds.start(&self.controller);
+        }
+        self.metrics.queue(self.builds.running(), self.builds.waiting());
+        if let Some(due) = self.builds.next_due() {
+            self.wake.by(due);
+        }
+    }
+
+    /// Hands the pass to those who write status. They are the leader's.
+    fn show(&self, planned: Planned, rollouts: Vec<RolloutReport>) {
+        let Planned { plan, matrix, .. } = planned;
+        let cells: BTreeSet<_> = matrix.cells.iter().map(|cell| key_of(cell)).collect();
+        self.builds.forget_others(&cells);
+        if let (Some(status), true) = (&self.status, self.may_act()) {
+            status.show(View {
+                plan,
+                activity: self.builds.activity(),
+                rollouts,
+                configuration_error: self.configuration.borrow().error.clone(),
+                now: Timestamp::now(),
+            });
+        }
+    }
+
+    fn take_configuration(&mut self) {
+        let Configuration { definitions, error } = self.configuration.borrow_and_update().clone();
+        self.metrics.configuration(error.is_none());
+        if self.controller.definitions != *definitions {
+            self.controller.definitions = definitions.as_ref().clone();
+            self.cluster.set_interest(&Interest::of(&self.controller.definitions));
+            self.memory = Memory::default();
+            self.remembered_since = Instant::now();
+        }
+    }
+
+    fn take_leadership(&mut self) {
+        let leads = *self.leads.borrow_and_update();
+        self.metrics.leader(leads);
+        if leads {
+            // Another one may have published and rewritten meanwhile.
+            self.memory = Memory::default();
+            self.remembered_since = Instant::now();
+            self.wake.by(Instant::now());
+        } else {
+            self.builds.abandon();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+//! Adapter: which build runs next. A state machine: what is wanted, the time and outcomes come in as arguments.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::{
+    image::{ImageName, InputHash},
+    kernel::KernelTarget,
+    plan::{Cell, retry},
+};
+
+/// Which image for which kernel target.
+pub(super) type CellKey = (ImageName, KernelTarget);
+
+/// The key of a cell.
+pub(super) fn key_of(cell: &Cell) -> CellKey {
+    (cell.image.clone(), cell.target.clone())
+}
+
+/// How a build ended, as far as the queue is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// It is published, or failed for good: the next plan asks for it again, or does not.
+    Settled,
+    /// A fault that may pass.
+    Passing,
+    /// It was stopped before it came to anything.
+    Stopped,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// To be started as soon as there is room.
+    Queued,
+    /// Started.
+    Running,
+    /// To be started again then.
+    Waiting(Instant),
+}
+
+#[derive(Debug)]
+struct Entry {
+    cell: Arc<Cell>,
+    /// Its place in the plan, whose order puts what others need first.
+    place: usize,
+    state: State,
+    failed: u32,
+    wanted: bool,
+}
+
+/// The builds that the plan asks for: each at most once at a time, and no more at once than allowed.
+#[derive(Debug)]
+pub(super) struct Queue {
+    entries: BTreeMap<CellKey, Entry>,
+    at_once: usize,
+}
+
+impl Queue {
+    /// An empty queue for so many builds at once, at least one.
+    pub(super) fn new(at_once: usize) -> Self {
+        Self { entries: BTreeMap::new(), at_once: at_once.max(1) }
+    }
+
+    /// Takes over what a plan asks for. What only waits and is not asked for any more is dropped; what runs ends by
+    /// itself. Inputs that changed start anew, without the waits that the old ones had earned; these are told.
+    pub(super) fn update(&mut self, wanted: impl IntoIterator<Item = Arc<Cell>>) -> Vec<CellKey> {
+        let mut renewed = Vec::new();
+        for entry in self.entries.values_mut() {
+            entry.wanted = false;
+        }
+        for (place, cell) in wanted.into_iter().enumerate() {
+            let key = key_of(&cell);
+            match self.entries.get_mut(&key) {
+                Some(entry) if entry.state == State::Running || entry.input_hash() == cell.input_hash => {
+                    // A build that runs keeps its inputs; when they changed, the plan after its end says so.
+                    if entry.state != State::Running {
+                        entry.cell = cell;
+                    }
+                    entry.place = place;
+                    entry.wanted = true;
+                }
+                other => {
+                    if other.is_some() {
+                        renewed.push(key.clone());
+                    }
+                    let entry = Entry { cell, place, state: State::Queued, failed: 0, wanted: true };
+                    self.entries.insert(key, entry);
+                }
+            }
+        }
+        self.entries.retain(|_, entry| entry.wanted || entry.state == State::Running);
+        renewed
+    }
+
+    /// The next build to start now, which then counts as running.
+    pub(super) fn start(&mut self, now: Instant) -> Option<Arc<Cell>> {
+        if self.running() >= self.at_once {
+            return None;
+        }
+        let ready = |entry: &&mut Entry| match entry.state {
+            State::Queued => true,
+            State::Waiting(until) => until <= now,
+            State::Running => false,
+        };
+        let next = self.entries.values_mut().filter(ready).min_by_key(|entry| entry.place)?;
+        next.state = State::Running;
+        Some(Arc::clone(&next.cell))
+    }
+
+    /// Notes an end. Gives the wait before the next attempt, where there will be one by itself.
+    pub(super) fn ended(&mut self, key: &CellKey, how: Ended, now: Instant, jitter: f64) -> Option<Duration> {
+        let entry = self.entries.get_mut(key)?;
+        match how {
+            Ended::Settled => {
+                self.entries.remove(key);
+                None
+            }
+            Ended::Stopped => {
+                entry.state = State::Queued;
+                None
+            }
+            Ended::Passing => {
+                entry.failed = entry.failed.saturating_add(1);
+                let wait = retry::build_delay(entry.failed, jitter);
+                entry.state = State::Waiting(now + wait);
+                Some(wait)
+            }
+        }
+    }
+
+    /// When the next wait is over.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let until = |entry: &Entry| match entry.state {
+            State::Waiting(until) => Some(until),
+            State::Queued | State::Running => None,
+        };
+        if self.running() >= self.at_once {
+            return None;
+        }
+        self.entries.values().filter_map(until).min()
+    }
+
+    /// Builds that run.
+    pub(super) fn running(&self) -> usize {
+        self.entries.values().filter(|entry| entry.state == State::Running).count()
+    }
+
+    /// Builds that wait for room, or for the time of their next attempt.
+    pub(super) fn waiting(&self) -> usize {
+        self.entries.len() - self.running()
+    }
+
+    /// Cells that wait for room only.
+    pub(super) fn queued(&self) -> impl Iterator<Item = &CellKey> {
+        self.entries.iter().filter(|(_, entry)| entry.state == State::Queued).map(|(key, _)| key)
+    }
+
+    /// Does the queue hold it, in whatever state?
+    pub(super) fn holds(&self, key: &CellKey) -> bool {
+        self.entries.contains_key(key)
+    }
+}
+
+impl Entry {
+    fn input_hash(&self) -> InputHash {
+        self.cell.input_hash
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

@@ -1,0 +1,90 @@
+use std::time::Duration;
+
+use super::*;
+use crate::{
+    controller::testing::{Bench, K9, K10, K11},
+    image::InputHasher,
+};
+
+async fn cells() -> [Arc<Cell>; 3] {
+    let bench = Bench::new(&serde_json::json!({}));
+    [bench.cell(K9).await, bench.cell(K10).await, bench.cell(K11).await].map(Arc::new)
+}
+
+fn changed(cell: &Cell) -> Arc<Cell> {
+    let mut hasher = InputHasher::new("other");
+    hasher.add("x", "y");
+    Arc::new(Cell { input_hash: hasher.finish(), ..cell.clone() })
+}
+
+#[tokio::test]
+async fn each_cell_once_and_so_many_at_once() {
+    let cells = cells().await;
+    let now = Instant::now();
+    let mut queue = Queue::new(2);
+    queue.update(cells.iter().cloned());
+    // In the plan's order, whatever the names.
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[0]));
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
+    assert_eq!(queue.start(now), None);
+    queue.update(cells.iter().cloned());
+    assert_eq!(queue.start(now), None, "asked for again, and running already");
+    queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
+    assert_eq!((queue.running(), queue.waiting()), (2, 0));
+}
+
+#[tokio::test]
+async fn what_nobody_wants_any_more_is_dropped_unless_it_runs() {
+    let cells = cells().await;
+    let now = Instant::now();
+    let mut queue = Queue::new(1);
+    queue.update(cells.iter().cloned());
+    queue.start(now);
+    queue.update([Arc::clone(&cells[2])]);
+    assert_eq!((queue.running(), queue.waiting()), (1, 1));
+    assert!(!queue.holds(&key_of(&cells[1])));
+    queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
+}
+
+#[tokio::test]
+async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
+    let [cell, ..] = cells().await;
+    let key = key_of(&cell);
+    let mut now = Instant::now();
+    let mut queue = Queue::new(1);
+    for expected in [10, 20, 40] {
+        queue.update([Arc::clone(&cell)]);
+        assert!(queue.start(now).is_some());
+        let wait = queue.ended(&key, Ended::Passing, now, 0.0);
+        assert_eq!(wait, Some(Duration::from_secs(expected)));
+        assert_eq!(queue.start(now + Duration::from_secs(expected - 1)), None);
+        assert_eq!(queue.next_due(), Some(now + Duration::from_secs(expected)));
+        now += Duration::from_secs(expected);
+    }
+    queue.start(now);
+    queue.ended(&key, Ended::Passing, now, 0.0);
+    let other = changed(&cell);
+    assert_eq!(queue.update([Arc::clone(&other)]), std::slice::from_ref(&key));
+    assert_eq!(queue.start(now).as_ref(), Some(&other));
+
+    // Inputs that change while it runs: the build keeps its own, and the next plan asks for the new ones.
+    queue.update([Arc::clone(&cell)]);
+    assert_eq!(queue.start(now), None);
+    queue.ended(&key, Ended::Settled, now, 0.0);
+    queue.update([Arc::clone(&cell)]);
+    assert_eq!(queue.start(now).as_ref(), Some(&cell));
+}
+
+#[tokio::test]
+async fn a_stopped_build_is_queued_again_at_once() {
+    let [cell, ..] = cells().await;
+    let now = Instant::now();
+    let mut queue = Queue::new(1);
+    queue.update([Arc::clone(&cell)]);
+    queue.start(now);
+    assert_eq!(queue.ended(&key_of(&cell), Ended::Stopped, now, 0.0), None);
+    assert_eq!(queue.queued().collect::<Vec<_>>(), [&key_of(&cell)]);
+    assert!(queue.start(now).is_some());
+}

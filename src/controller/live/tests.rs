@@ -1,0 +1,529 @@
+//! The loop over a cluster in memory and a registry in a directory. Builds are real and need no engine: another
+//! kernel's payload is taken over. The clock is turned by the tests, so that hours pass in a moment.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tokio::{sync::Notify, task::JoinHandle};
+
+use super::*;
+use crate::{
+    cluster::{ClusterError, Fence},
+    controller::{
+        BootCheck, BootChecker, TargetError,
+        testing::{Bench, K9, K10, K11, module},
+    },
+    kmod::{BootOutcome, BootReport, ModuleBoot},
+    plan::{
+        ARCH_LABEL, Activity, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, NodeAffinity,
+        NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
+    },
+    registry::RegistryLocation,
+};
+
+const FIRST: &str = "registry.test/x:first";
+
+/// A cluster in memory.
+struct Fleet(watch::Sender<State>);
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    snapshot: ClusterSnapshot,
+    /// Something changed since the last look.
+    changed: bool,
+    looks: usize,
+    writes: Vec<String>,
+    interest: Vec<Interest>,
+}
+
+impl State {
+    fn node(&mut self, name: &str, release: &str) {
+        self.changed = true;
+        self.snapshot.nodes.retain(|node| node.name != name);
+        let labels = [
+            (KERNEL_LABEL, release),
+            (OS_ID_LABEL, "debian"),
+            (OS_VERSION_LABEL, "12"),
+            (ARCH_LABEL, "amd64"),
+        ];
+        self.snapshot.nodes.push(NodeFacts {
+            name: name.to_owned(),
+            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            kernel_version: release.to_owned(),
+            architecture: "amd64".to_owned(),
+            ..NodeFacts::default()
+        });
+    }
+
+    fn daemon_set(&mut self, name: &str, kernel: &str) {
+        self.snapshot.daemon_sets.push(DaemonSetFacts {
+            namespace: "drivers".to_owned(),
+            name: name.to_owned(),
+            containers: vec![Container { name: "driver".to_owned(), image: FIRST.to_owned(), fixed: None }],
+            node_selector: [(KERNEL_LABEL.to_owned(), kernel.to_owned())]
+                .into_iter()
+                .filter(|(_, kernel)| !kernel.is_empty())
+                .collect(),
+            affinity: NodeAffinity::Any,
+            owner: None,
+            live: None,
+        });
+    }
+
+    fn image(&self, name: &str) -> &str {
+        let found = self.snapshot.daemon_sets.iter().find(|found| found.name == name);
+        &found.unwrap().containers[0].image
+    }
+}
+
+impl Fleet {
+    fn new(set_up: impl FnOnce(&mut State)) -> Arc<Self> {
+        let mut state = State::default();
+        set_up(&mut state);
+        Arc::new(Self(watch::channel(state).0))
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        self.0.send_modify(change);
+    }
+
+    fn state(&self) -> State {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a condition, which has an hour of the test's clock to come true.
+    async fn until(&self, condition: impl FnMut(&State) -> bool) -> State {
+        let mut states = self.0.subscribe();
+        let found = tokio::time::timeout(Duration::from_hours(1), states.wait_for(condition)).await;
+        found.unwrap_or_else(|_| panic!("it never came true: {:?}", self.state())).unwrap().clone()
+    }
+}
+
+#[async_trait::async_trait]
+impl Cluster for Fleet {
+    fn describe(&self) -> String {
+        "a cluster in memory".to_owned()
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        self.0.send_modify(|state| {
+            state.changed = false;
+            state.looks += 1;
+        });
+        Ok(self.state().snapshot)
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        let Change::DaemonSet(change) = change else { panic!("{change:?}") };
+        self.0.send_modify(|state| {
+            state.changed = true;
+            state.writes.push(change.images["driver"].clone());
+            let found =
+                state.snapshot.daemon_sets.iter_mut().find(|found| found.name == change.name).unwrap();
+            assert_eq!(found.containers[0].image, change.expected["driver"]);
+            found.containers[0].image.clone_from(&change.images["driver"]);
+        });
+        Ok(())
+    }
+
+    async fn changed(&self) {
+        self.0.subscribe().wait_for(|state| state.changed).await.unwrap();
+    }
+
+    fn set_interest(&self, interest: &Interest) {
+        self.0.send_modify(|state| state.interest.push(interest.clone()));
+    }
+}
+
+/// Keeps what status would be written from.
+#[derive(Default)]
+struct Views {
+    seen: Mutex<Vec<(Activity, Option<String>)>>,
+    told: Notify,
+}
+
+#[async_trait::async_trait]
+impl StatusSink for Views {
+    async fn pass(&self, view: &PassView<'_>) {
+        let seen = (view.activity.clone(), view.configuration_error.map(str::to_owned));
+        self.seen.lock().unwrap().push(seen);
+        self.told.notify_one();
+    }
+}
+
+impl Views {
+    fn last(&self) -> Option<(Activity, Option<String>)> {
+        self.seen.lock().unwrap().last().cloned()
+    }
+
+    async fn until(&self, condition: impl Fn(&Activity, Option<&str>) -> bool) {
+        let wait = async {
+            while !self.last().is_some_and(|(activity, error)| condition(&activity, error.as_deref())) {
+                self.told.notified().await;
+            }
+        };
+        let found = tokio::time::timeout(Duration::from_hours(1), wait).await;
+        assert!(found.is_ok(), "it never came true: {:?}", self.last());
+    }
+}
+
+/// Boots kernels when it is let.
+#[derive(Default)]
+struct Gate {
+    asked: Notify,
+    open: Notify,
+}
+
+#[async_trait::async_trait]
+impl BootChecker for Gate {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+        self.asked.notify_one();
+        self.open.notified().await;
+        let booted = |module: &String| ModuleBoot {
+            path: module.clone(),
+            name: "m".to_owned(),
+            outcome: BootOutcome::Loaded,
+        };
+        Ok(BootReport {
+            kernel: check.target.release.to_string(),
+            accelerator: "kvm".to_owned(),
+            milliseconds: 900,
+            modules: check.modules.iter().map(booted).collect(),
+        })
+    }
+}
+
+/// A fence that a test closes.
+#[derive(Default)]
+struct Closable(Mutex<Option<String>>);
+
+impl Fence for Closable {
+    fn closed(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The loop at work, and all that it works on.
+struct Running {
+    bench: Bench,
+    fleet: Arc<Fleet>,
+    views: Arc<Views>,
+    leads: watch::Sender<bool>,
+    configuration: watch::Sender<Configuration>,
+    health: Arc<Health>,
+    metrics: Arc<Metrics>,
+    cancel: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+fn rollout(daemon_set: &str) -> Value {
+    json!({"strategy": "image", "namespace": "drivers", "daemonSet": daemon_set, "container": "driver"})
+}
+
+/// An image that takes over payloads, rolled out to these DaemonSets, in a registry that nodes can pull from.
+fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
+    let rollouts: Vec<Value> = daemon_sets.iter().map(|name| rollout(name)).collect();
+    let mut spec = json!({"reuse": "compatible", "rollout": rollouts});
+    spec.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+    let mut bench = Bench::new(&spec);
+    bench.controller.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench
+}
+
+impl Running {
+    fn start(bench: Bench, fleet: Arc<Fleet>, leads: bool) -> Self {
+        let views = Arc::new(Views::default());
+        let definitions = Arc::new(bench.controller.definitions.clone());
+        let configuration = watch::channel(Configuration { definitions, error: None }).0;
+        let leads = watch::channel(leads).0;
+        let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+        let cancel = bench.controller.cancel.clone();
+        let live = Live::new(
+            bench.controller.clone(),
+            LiveOptions { parallel_builds: 1, resync: Duration::from_mins(1) },
+            LiveParts {
+                cluster: Arc::clone(&fleet) as Arc<dyn Cluster>,
+                configuration: configuration.subscribe(),
+                leads: leads.subscribe(),
+                status: Some(Arc::clone(&views) as Arc<dyn StatusSink>),
+                metrics: Arc::clone(&metrics),
+                health: Arc::clone(&health),
+            },
+        );
+        let task = tokio::task::spawn_local(live.run());
+        Self { bench, fleet, views, leads, configuration, health, metrics, cancel, task }
+    }
+
+    /// What the registry holds for a kernel, by digest.
+    async fn published(&self, release: &str) -> Option<String> {
+        published(&self.bench, release).await
+    }
+
+    async fn stop(self) {
+        self.cancel.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+async fn published(bench: &Bench, release: &str) -> Option<String> {
+    let reference = bench.cell(release).await.reference;
+    let found = bench.controller.registry.manifest(&reference.repository, &reference.version).await.unwrap();
+    found.map(|found| format!("{}@{}", reference.repository, found.digest))
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_kernel_change_is_built_published_and_rolled_out() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    let first = live.published(K9).await.unwrap();
+    live.fleet.until(|state| state.image("a") == first).await;
+    assert!(live.health.is_ready());
+
+    live.fleet.change(|state| state.node("n", K10));
+    let state = live.fleet.until(|state| state.writes.len() == 2).await;
+    assert_eq!(state.image("a"), live.published(K10).await.unwrap());
+    let figures = live.metrics.text().unwrap();
+    for line in [
+        "farrier_builds_total{outcome=\"reused\"} 1",
+        "farrier_rewrites_total{strategy=\"image\",outcome=\"made\"} 2",
+    ] {
+        assert!(figures.contains(line), "{line} is not in\n{figures}");
+    }
+
+    // Steady: hours go by with a pass now and then, and without a write.
+    let (looks, began) = (live.fleet.state().looks, Instant::now());
+    live.fleet.until(|state| state.looks >= looks + 60).await;
+    assert!(began.elapsed() >= Duration::from_mins(58), "{:?}", began.elapsed());
+    assert_eq!(live.fleet.state().writes.len(), 2);
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn what_is_published_is_rolled_out_while_a_build_hangs() {
+    let mut bench = bench(&json!({}), &["a", "b"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.publish(K10, &[&module()]).await.unwrap();
+    bench.image().spec.check.boot = true;
+    let gate = Arc::new(Gate::default());
+    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.node("m", K11);
+        state.daemon_set("a", K9);
+        state.daemon_set("b", K11);
+    });
+    let live = Running::start(bench, fleet, true);
+    gate.asked.notified().await;
+    let first = live.published(K9).await.unwrap();
+    live.fleet.until(|state| state.image("a") == first).await;
+    // Its kernel changes, too, and its image is there.
+    live.fleet.change(|state| {
+        state.node("n", K10);
+        state.snapshot.daemon_sets[0].node_selector = [(KERNEL_LABEL.to_owned(), K10.to_owned())].into();
+    });
+    let state = live.fleet.until(|state| state.writes.len() == 2).await;
+    assert_eq!(state.image("a"), live.published(K10).await.unwrap());
+    assert_eq!(state.image("b"), FIRST);
+    live.views
+        .until(|activity, _| {
+            activity
+                .values()
+                .any(|build| build.stage.as_deref().is_some_and(|stage| stage.contains("booting")))
+        })
+        .await;
+
+    gate.open.notify_one();
+    let state = live.fleet.until(|state| state.writes.len() == 3).await;
+    assert_eq!(state.image("b"), live.published(K11).await.unwrap());
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_standby_observes_and_neither_builds_nor_writes() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K10);
+        state.daemon_set("a", "");
+    });
+    let live = Running::start(bench, fleet, false);
+    live.fleet.until(|state| state.looks >= 5).await;
+    assert!(live.health.is_ready());
+    assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
+    assert!(live.views.last().is_none());
+
+    live.leads.send_replace(true);
+    let state = live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert_eq!(state.image("a"), live.published(K10).await.unwrap());
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing() {
+    let mut bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.image().spec.check.boot = true;
+    let (gate, fence) = (Arc::new(Gate::default()), Arc::new(Closable::default()));
+    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.controller.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
+    let fleet = Fleet::new(|state| {
+        state.node("n", K10);
+        state.daemon_set("a", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    gate.asked.notified().await;
+    *fence.0.lock().unwrap() = Some("lease farrier/farrier could not be renewed in time".to_owned());
+    gate.open.notify_one();
+    let looks = live.fleet.state().looks;
+    live.fleet.until(|state| state.looks >= looks + 5).await;
+    assert_eq!((live.published(K10).await, live.fleet.state().writes.len()), (None, 0));
+
+    // The lease comes back, and the build with it.
+    *fence.0.lock().unwrap() = None;
+    gate.open.notify_one();
+    live.fleet.until(|state| state.writes.len() == 1).await;
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_lost_leadership_stops_its_builds() {
+    let mut bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.image().spec.check.boot = true;
+    let gate = Arc::new(Gate::default());
+    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    let fleet = Fleet::new(|state| state.node("n", K10));
+    let live = Running::start(bench, fleet, true);
+    gate.asked.notified().await;
+    live.leads.send_replace(false);
+    let looks = live.fleet.state().looks;
+    live.fleet.until(|state| state.looks >= looks + 3).await;
+    assert!(live.metrics.text().unwrap().contains("farrier_builds_running 0"));
+    assert_eq!(live.published(K10).await, None);
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn passing_faults_are_retried_ever_more_seldom() {
+    // Nothing to take over and no engine: each attempt meets an engine that is out of reach.
+    let bench = bench(&json!({}), &["a"]);
+    let fleet = Fleet::new(|state| state.node("n", K9));
+    let began = Instant::now();
+    let live = Running::start(bench, fleet, true);
+    live.views.until(|activity, _| activity.values().any(|build| build.attempts >= 5)).await;
+    let (activity, _) = live.views.last().unwrap();
+    let build = activity.values().next().unwrap();
+    assert!(build.error.is_some() && build.took.is_some(), "{build:?}");
+    // At least half of 10 + 20 + 40 + 80 seconds.
+    assert!(began.elapsed() >= Duration::from_secs(75), "{:?}", began.elapsed());
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_tag_that_the_registry_lost_is_missed_and_published_again() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K10);
+        state.daemon_set("a", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.writes.len() == 1).await;
+    let before = live.published(K10).await.unwrap();
+    live.bench.lose(&live.bench.cell(K10).await.reference);
+    assert_eq!(live.published(K10).await, None);
+
+    let lost = Instant::now();
+    live.views.until(|_, _| lost.elapsed() >= Duration::from_mins(3)).await;
+    // The same inputs give the same image, so there is nothing to rewrite.
+    assert_eq!(live.published(K10).await, Some(before));
+    assert_eq!(live.fleet.state().writes.len(), 1);
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.daemon_set("b", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.writes.len() == 1).await;
+    live.configuration
+        .send_modify(|configuration| configuration.error = Some("images/x.yaml: wrong".to_owned()));
+    live.views.until(|_, error| error.is_some_and(|error| error.contains("images/x.yaml"))).await;
+    assert!(live.metrics.text().unwrap().contains("farrier_configuration_valid 0"));
+    // It goes on with what it has.
+    live.fleet.change(|state| state.node("n", K10));
+    live.fleet.until(|state| state.writes.len() == 2).await;
+
+    let mut definitions = live.bench.controller.definitions.clone();
+    let image = definitions.images.values_mut().next().unwrap();
+    image.spec.rollout.push(serde_json::from_value(rollout("b")).unwrap());
+    live.configuration.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
+    let state = live.fleet.until(|state| state.writes.len() == 3).await;
+    assert_eq!(state.image("b"), state.image("a"));
+    assert!(state.interest.last().unwrap().daemon_sets.contains(&("drivers".to_owned(), "b".to_owned())));
+    live.views.until(|_, error| error.is_none()).await;
+    assert!(live.metrics.text().unwrap().contains("farrier_configuration_valid 1"));
+    live.stop().await;
+}
+
+/// A hundred changes in a minute, each with its write of the node: so many passes and writes at most.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_node_that_flaps_costs_a_bounded_number_of_passes_and_writes() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.publish(K10, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.writes.len() == 1).await;
+    let before = live.fleet.state().looks;
+    for flap in 0..100 {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        live.fleet.change(|state| state.node("n", if flap % 2 == 0 { K10 } else { K9 }));
+    }
+    let last = live.published(K9).await.unwrap();
+    live.fleet.until(|state| state.image("a") == last && !state.changed).await;
+    let state = live.fleet.state();
+    assert!(state.looks - before <= 155, "{}", state.looks - before);
+    assert!(state.writes.len() <= 101, "{}", state.writes.len());
+    live.stop().await;
+}
+
+/// Thousands of changes at once: a third of a large fleet reboots.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_burst_is_a_few_passes() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.publish(K10, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", K9);
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.writes.len() == 1 && !state.changed).await;
+    let before = live.fleet.state().looks;
+    for n in 0..500 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        live.fleet.change(|state| state.node(&format!("n{n}"), K10));
+    }
+    live.fleet.until(|state| !state.changed).await;
+    let looks = live.fleet.state().looks - before;
+    assert!(looks <= 5, "{looks}");
+    live.stop().await;
+}

@@ -1,0 +1,162 @@
+//! Adapter: when the next pass is due. A state machine: events and the time come in as arguments.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// A change waits this long for others that come with it: a kernel change is several writes of several agents.
+const QUIET: Duration = Duration::from_millis(100);
+/// Passes begin at least so far apart, so that a burst that goes on gives a few passes and no more. With the pass
+/// itself, a change is acted on well within a second.
+const APART: Duration = Duration::from_millis(400);
+
+/// Puts changes together into passes.
+///
+/// Quiet is counted from the first change: a cluster that is never quiet must not put the pass off for ever.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wake {
+    /// When the present pass, or the last one, began.
+    began: Option<Instant>,
+    /// When the next pass is to begin.
+    due: Option<Instant>,
+    /// Something changed since the present pass, or the last one, began.
+    changed: bool,
+    /// Changes bring no pass before this.
+    held_until: Option<Instant>,
+}
+
+impl Wake {
+    /// The first pass is due at once.
+    pub(super) fn new(now: Instant) -> Self {
+        Self { began: None, due: Some(now), changed: false, held_until: None }
+    }
+
+    /// Something changed.
+    pub(super) fn changed(&mut self, now: Instant) {
+        let earliest = self.began.map_or(now, |began| began + APART);
+        self.changed = true;
+        let earliest = self.held_until.map_or(earliest, |held| earliest.max(held));
+        self.by((now + QUIET).max(earliest));
+    }
+
+    /// A pass is wanted at that time, if none comes before.
+    pub(super) fn by(&mut self, at: Instant) {
+        self.due = Some(self.due.map_or(at, |due| due.min(at)));
+    }
+
+    /// A pass begins; what it will not see has to be told after this.
+    pub(super) fn begin(&mut self, now: Instant) {
+        self.began = Some(now);
+        self.due = None;
+        self.changed = false;
+        self.held_until = None;
+    }
+
+    /// The pass came to nothing: the next one begins then, and no change brings it sooner.
+    pub(super) fn hold(&mut self, until: Instant) {
+        self.held_until = Some(until);
+        self.by(until);
+    }
+
+    /// Is a change waiting for its pass?
+    pub(super) fn is_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// When the next pass is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const fn ms(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// Plays changes at these times and gives the times of the passes, each of which takes `length`.
+    fn passes(changes: &[u64], length: u64) -> Vec<u64> {
+        let start = Instant::now();
+        let mut wake = Wake::new(start);
+        wake.begin(start);
+        let (mut found, mut free_at) = (Vec::new(), start + ms(length));
+        let mut pending = changes.iter().map(|at| start + ms(*at)).peekable();
+        loop {
+            let next = wake.due().map(|due| due.max(free_at));
+            match (pending.peek().copied(), next) {
+                (Some(change), Some(pass)) if change <= pass => {
+                    wake.changed(change);
+                    pending.next();
+                }
+                (_, Some(pass)) => {
+                    wake.begin(pass);
+                    free_at = pass + ms(length);
+                    found.push(u64::try_from((pass - start).as_millis()).unwrap());
+                }
+                (Some(change), None) => {
+                    wake.changed(change);
+                    pending.next();
+                }
+                (None, None) => return found,
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_waits_for_its_companions_and_not_longer() {
+        assert_eq!(passes(&[1000], 10), [1100]);
+        assert_eq!(passes(&[1000, 1020, 1099], 10), [1100]);
+        assert_eq!(passes(&[1000, 1200], 10), [1100, 1500]);
+    }
+
+    #[test]
+    fn five_thousand_changes_in_two_seconds_are_a_few_passes() {
+        let burst: Vec<u64> = (0..5000).map(|n| 1000 + n * 2 / 5).collect();
+        let found = passes(&burst, 50);
+        assert!(found.len() <= 7, "{found:?}");
+        assert_eq!(found[0], 1100);
+    }
+
+    #[test]
+    fn after_a_pass_that_came_to_nothing_changes_wait() {
+        let now = Instant::now();
+        let mut wake = Wake::new(now);
+        wake.begin(now);
+        wake.hold(now + ms(8_000));
+        wake.changed(now + ms(10));
+        assert_eq!(wake.due(), Some(now + ms(8_000)));
+        wake.begin(now + ms(8_000));
+        wake.changed(now + ms(9_000));
+        assert_eq!(wake.due(), Some(now + ms(9_100)));
+    }
+
+    #[test]
+    fn an_earlier_date_wins() {
+        let now = Instant::now();
+        let mut wake = Wake::new(now);
+        wake.begin(now);
+        assert_eq!(wake.due(), None);
+        wake.by(now + ms(60_000));
+        wake.by(now + ms(5_000));
+        wake.by(now + ms(9_000));
+        assert_eq!(wake.due(), Some(now + ms(5_000)));
+    }
+
+    proptest! {
+        /// Every change is followed by a pass within half a second, and passes keep their distance.
+        #[test]
+        fn no_change_is_late_and_no_pass_too_soon(mut changes in prop::collection::vec(0_u64..20_000, 1..200)) {
+            changes.sort_unstable();
+            let found = passes(&changes, 0);
+            for change in &changes {
+                prop_assert!(found.iter().any(|pass| pass >= change && pass - change <= 500), "{change} {found:?}");
+            }
+            prop_assert!(found.windows(2).all(|pair| pair[1] - pair[0] >= 400), "{found:?}");
+        }
+    }
+}

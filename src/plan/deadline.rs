@@ -1,0 +1,131 @@
+//! Pure: when a rollout that is watched has to be looked at again, though nothing changes.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, Record, RecordState};
+use crate::image::{Definitions, Period, RolloutSpec};
+
+/// How long it is until the first deadline of a watched rollout passes; `None` where none is ahead.
+///
+/// Pods that get ready are changes of the cluster and wake the loop by themselves. Pods that do not are none.
+pub fn next_deadline(
+    definitions: &Definitions,
+    snapshot: &ClusterSnapshot,
+    now: Timestamp,
+) -> Option<Duration> {
+    let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
+    specs
+        .filter_map(|spec| Some((spec.daemon_set()?, deadline_of(spec)?)))
+        .flat_map(|(wanted, deadline)| {
+            let named = move |found: &&DaemonSetFacts| {
+                found.namespace == wanted.namespace && found.name == wanted.daemon_set
+            };
+            snapshot.daemon_sets.iter().filter(named).map(move |found| (found, deadline))
+        })
+        .flat_map(|(found, deadline)| starts(found, snapshot).into_iter().map(move |at| (at, deadline)))
+        .filter_map(|(at, deadline)| {
+            let end = at.checked_add(jiff::SignedDuration::try_from(deadline.duration()).ok()?).ok()?;
+            // A second more, so that the deadline has passed by the next look, and not nearly.
+            let left = Duration::try_from(end.duration_since(now)).ok()?;
+            Some(left + Duration::from_secs(1))
+        })
+        .min()
+}
+
+fn deadline_of(spec: &RolloutSpec) -> Option<Period> {
+    match spec {
+        RolloutSpec::Image { deadline, .. }
+        | RolloutSpec::PerKernel { deadline, .. }
+        | RolloutSpec::Union { deadline, .. } => Some(*deadline),
+        RolloutSpec::PublishOnly { .. } | RolloutSpec::CustomResource { .. } | RolloutSpec::File { .. } => {
+            None
+        }
+    }
+}
+
+/// From when deadlines count: the rewrite, and each pod that is not ready yet.
+fn starts(daemon_set: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
+    let Some(live) = &daemon_set.live else { return Vec::new() };
+    let record = live.annotations.get(RECORD_ANNOTATION);
+    // An annotation that somebody else wrote into says nothing.
+    let record = record.and_then(|text| serde_json::from_str::<Record>(text).ok()).unwrap_or_default();
+    let set = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
+    let late = snapshot
+        .pods
+        .iter()
+        .filter(|pod| pod.daemon_set == live.version.uid && pod.bound && !pod.ready && !pod.deleting)
+        .filter_map(|pod| pod.created);
+    if record.0.is_empty() { Vec::new() } else { set.chain(late).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use super::*;
+    use crate::plan::{LiveDaemonSet, ObjectVersion, PodCount, PodFacts, UpdateStrategy, fixtures::World};
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn watched(annotation: &str) -> World {
+        let mut world = World::new(&[crate::plan::fixtures::K47]);
+        world.image("mft").spec.rollout = vec![
+            serde_json::from_value(serde_json::json!({
+                "strategy": "image", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+                "deadline": "10m",
+            }))
+            .unwrap(),
+        ];
+        world.snapshot.daemon_sets[0].live = Some(LiveDaemonSet {
+            version: ObjectVersion { uid: "u".to_owned(), resource_version: "1".to_owned() },
+            annotations: [(RECORD_ANNOTATION.to_owned(), annotation.to_owned())].into(),
+            labels: BTreeMap::new(),
+            match_labels: BTreeMap::new(),
+            update: UpdateStrategy::RollingUpdate,
+            max_unavailable: PodCount::Number(1),
+            deleting: false,
+            manifest: Arc::new(serde_json::Value::Null),
+        });
+        world
+    }
+
+    fn left(world: &World, now: i64) -> Option<u64> {
+        next_deadline(&world.definitions, &world.snapshot, at(now)).map(|left| left.as_secs())
+    }
+
+    #[test]
+    fn the_deadline_of_a_rewrite_and_of_its_pods() {
+        let mut world = watched(
+            r#"{"driver": {"set": "b", "replaced": "a", "at": "1970-01-01T00:01:40Z", "state": "set"}}"#,
+        );
+        assert_eq!(left(&world, 100), Some(601));
+        assert_eq!(left(&world, 699), Some(2));
+        assert_eq!(left(&world, 800), None, "it is behind");
+        world.snapshot.pods.push(PodFacts {
+            namespace: "kube-system".to_owned(),
+            name: "mft-1".to_owned(),
+            version: ObjectVersion { uid: "p".to_owned(), resource_version: "1".to_owned() },
+            daemon_set: "u".to_owned(),
+            node: "n0".to_owned(),
+            bound: true,
+            images: BTreeMap::new(),
+            ready: false,
+            created: Some(at(500)),
+            deleting: false,
+            messages: Vec::new(),
+        });
+        assert_eq!(left(&world, 800), Some(301));
+        world.snapshot.pods[0].ready = true;
+        assert_eq!(left(&world, 800), None);
+    }
+
+    #[test]
+    fn nothing_is_waited_for_without_a_record() {
+        assert_eq!(left(&watched("{}"), 100), None);
+        assert_eq!(left(&watched("hostile"), 100), None);
+    }
+}

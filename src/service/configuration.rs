@@ -1,0 +1,185 @@
+//! Adapter: definitions that are read again when their files change.
+//!
+//! Files are compared by content every few seconds rather than watched: a ConfigMap's mount swaps symbolic links, and
+//! not every file system tells about that.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::{sync::watch, task::spawn_blocking};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    definitions::{self, DefinitionErrors},
+    image::{Definitions, Digest},
+};
+
+/// Directories of definitions, as [`definitions::load`] reads them.
+const PARTS: [&str; 4] = ["images", "kernels", "templates", "announced"];
+/// A larger file is a mistake that is reported once; its content is not looked at.
+const MAX_FILE: u64 = 1 << 20;
+
+/// What is in use.
+#[derive(Clone, Debug)]
+pub struct Configuration {
+    /// The last good definitions.
+    pub definitions: Arc<Definitions>,
+    /// All mistakes of the definitions on disk, where these are not the ones in use.
+    pub error: Option<String>,
+}
+
+/// Reads the directory again whenever its content changes, and tells of it. Ends when it is told to, or nobody listens.
+pub async fn watch_configuration(
+    directory: PathBuf,
+    every: Duration,
+    current: watch::Sender<Configuration>,
+    cancel: CancellationToken,
+) {
+    // The first look also loads: files may have changed since the start read them.
+    let mut seen: Option<Digest> = None;
+    loop {
+        let (at, before) = (directory.clone(), seen.clone());
+        // A panic in there is no reason to stop looking.
+        if let Ok(Some((fingerprint, loaded))) =
+            spawn_blocking(move || load_if_changed(&at, before.as_ref())).await
+        {
+            seen = Some(fingerprint);
+            take_over(&current, loaded);
+        }
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = current.closed() => return,
+            () = tokio::time::sleep(every) => {}
+        }
+    }
+}
+
+/// The definitions, where their content is another than before.
+fn load_if_changed(
+    directory: &Path,
+    before: Option<&Digest>,
+) -> Option<(Digest, Result<Definitions, DefinitionErrors>)> {
+    let fingerprint = fingerprint(directory);
+    if before == Some(&fingerprint) {
+        return None;
+    }
+    let loaded = definitions::load(Some(directory));
+    // A mount that is swapped in the middle would give half of each.
+    let after = self::fingerprint(directory);
+    (after == fingerprint).then_some((fingerprint, loaded))
+}
+
+fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions, DefinitionErrors>) {
+    match loaded {
+        Ok(definitions) => {
+            let changed = *current.borrow().definitions != definitions;
+            let recovered = current.borrow().error.is_some();
+            if changed || recovered {
+                tracing::info!(
+                    images = definitions.images.len(),
+                    families = definitions.families.len(),
+                    "definitions read again"
+                );
+                current.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
+            }
+        }
+        Err(errors) => {
+            let text = errors.render();
+            tracing::error!(mistakes = errors.0.len(), detail = %text, "definitions are wrong; the last good ones stay in use");
+            current.send_modify(|configuration| configuration.error = Some(text));
+        }
+    }
+}
+
+/// A digest over names and contents of all files of the definitions.
+fn fingerprint(directory: &Path) -> Digest {
+    let mut text = Vec::new();
+    for part in PARTS {
+        let listing = fs::read_dir(directory.join(part)).into_iter().flatten().flatten();
+        let mut files: Vec<PathBuf> = listing.map(|entry| entry.path()).collect();
+        files.sort();
+        for path in files {
+            let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+            let Ok(metadata) = fs::metadata(&path) else { continue };
+            if hidden || !metadata.is_file() {
+                continue;
+            }
+            let content = if metadata.len() > MAX_FILE {
+                Err(metadata.len().to_string())
+            } else {
+                // What cannot be read is reported by the loader; here it only has to differ from what can.
+                fs::read(&path).map_err(|error| error.to_string())
+            };
+            let digest = match &content {
+                Ok(bytes) => Digest::of(bytes).to_string(),
+                Err(what) => what.clone(),
+            };
+            text.extend_from_slice(path.as_os_str().as_encoded_bytes());
+            text.push(0);
+            text.extend_from_slice(digest.as_bytes());
+            text.push(0);
+        }
+    }
+    Digest::of(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const FAMILY: &str = "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: own}\nspec:\n  match: {os: own}\n  headers: {tarball: {path: headers.tar}}\n  toolchain: {image: 'registry.test/toolchain:1'}\n";
+
+    /// A ConfigMap's mount: `..data` is a link to the present version, the directories are links into it.
+    struct Mount(tempfile::TempDir);
+
+    impl Mount {
+        fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            symlink("..data/kernels", directory.path().join("kernels")).unwrap();
+            Self(directory)
+        }
+
+        fn swap(&self, version: &str, text: &str) {
+            let kernels = self.0.path().join(version).join("kernels");
+            fs::create_dir_all(&kernels).unwrap();
+            fs::write(kernels.join("own.yaml"), text).unwrap();
+            symlink(version, self.0.path().join("..next")).unwrap();
+            fs::rename(self.0.path().join("..next"), self.0.path().join("..data")).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bad_file_keeps_the_last_good_definitions() {
+        let mount = Mount::new();
+        mount.swap("..1", FAMILY);
+        let first =
+            definitions::load(Some(mount.0.path())).unwrap_or_else(|errors| panic!("{}", errors.render()));
+        let (sender, mut receiver) =
+            watch::channel(Configuration { definitions: Arc::new(first.clone()), error: None });
+        let cancel = CancellationToken::new();
+        let every = Duration::from_millis(5);
+        let task =
+            tokio::spawn(watch_configuration(mount.0.path().to_owned(), every, sender, cancel.clone()));
+
+        mount.swap("..2", &FAMILY.replace("kind: KernelFamily", "kind: Nonsense"));
+        receiver.changed().await.unwrap();
+        let broken = receiver.borrow_and_update().clone();
+        assert_eq!(*broken.definitions, first);
+        assert!(broken.error.as_deref().unwrap().contains("kernels/own.yaml"), "{:?}", broken.error);
+
+        mount.swap("..3", &FAMILY.replace("name: own", "name: other"));
+        receiver.changed().await.unwrap();
+        let good = receiver.borrow_and_update().clone();
+        assert_eq!(good.error, None);
+        assert!(good.definitions.families.iter().any(|family| family.metadata.name.as_str() == "other"));
+
+        cancel.cancel();
+        task.await.unwrap();
+    }
+}

@@ -1,0 +1,60 @@
+//! Adapter: is the loop alive, and has it seen the cluster?
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The loop turns at least every few seconds, and each single thing that it waits for has a bound of its own. So a
+/// loop that has not turned for this long hangs, and a restart is what helps.
+const STALLED: Duration = Duration::from_mins(5);
+
+/// What the probes ask about.
+#[derive(Debug)]
+pub struct Health(Mutex<State>);
+
+#[derive(Clone, Copy, Debug)]
+struct State {
+    beat: Instant,
+    ready: bool,
+}
+
+impl Health {
+    /// Alive now, and not ready.
+    pub fn new() -> Self {
+        Self(Mutex::new(State { beat: Instant::now(), ready: false }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The loop turns.
+    pub fn beat(&self) {
+        self.lock().beat = Instant::now();
+    }
+
+    /// The cluster was seen for the first time: from here on this farrier could lead.
+    pub fn set_ready(&self) {
+        self.lock().ready = true;
+    }
+
+    /// Has the cluster been seen?
+    pub fn is_ready(&self) -> bool {
+        self.lock().ready
+    }
+
+    /// For how long the loop has not turned, where that is too long.
+    pub fn stalled(&self) -> Option<Duration> {
+        let still = self.lock().beat.elapsed();
+        (still > STALLED).then_some(still)
+    }
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self::new()
+    }
+}

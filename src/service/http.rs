@@ -1,0 +1,159 @@
+//! Adapter: the HTTP server for probes and figures.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use super::{Health, Metrics};
+
+/// OpenMetrics, as `prometheus-client` writes it.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// The address is taken, not allowed or not this machine's.
+    #[error("listen on {address}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// A server that listens.
+pub struct HttpServer {
+    listener: TcpListener,
+    router: Router,
+}
+
+#[derive(Clone)]
+struct Shown {
+    health: Arc<Health>,
+    metrics: Arc<Metrics>,
+}
+
+impl HttpServer {
+    /// Listens, and answers nothing yet.
+    pub async fn bind(
+        address: SocketAddr,
+        health: Arc<Health>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, HttpError> {
+        let listener =
+            TcpListener::bind(address).await.map_err(|source| HttpError::Listen { address, source })?;
+        let router = Router::new()
+            .route("/metrics", get(figures))
+            .route("/healthz", get(alive))
+            .route("/readyz", get(ready))
+            .with_state(Shown { health, metrics });
+        Ok(Self { listener, router })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Answers until it is told to stop.
+    pub async fn serve(self, cancel: CancellationToken) {
+        let Self { listener, router } = self;
+        // Connections that a scraper keeps open are no reason to stay.
+        let served = async { axum::serve(listener, router).await };
+        tokio::select! {
+            () = cancel.cancelled() => {}
+            outcome = served => if let Err(error) = outcome {
+                tracing::error!(%error, "the HTTP server ended");
+            },
+        }
+    }
+}
+
+async fn figures(State(shown): State<Shown>) -> Response {
+    match shown.metrics.text() {
+        Ok(text) => ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response(),
+        Err(error) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("write figures: {error}\n")).into_response()
+        }
+    }
+}
+
+async fn alive(State(shown): State<Shown>) -> Response {
+    match shown.health.stalled() {
+        None => "ok\n".into_response(),
+        Some(still) => {
+            let text = format!("the loop has not turned for {} s\n", still.as_secs());
+            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+        }
+    }
+}
+
+async fn ready(State(shown): State<Shown>) -> Response {
+    if shown.health.is_ready() {
+        "ok\n".into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "the cluster has not been seen yet\n").into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    async fn get(address: SocketAddr, path: &str) -> (u16, String) {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: farrier\r\nconnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer)
+    }
+
+    #[tokio::test]
+    async fn probes_and_figures() {
+        let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+        let server =
+            HttpServer::bind(([127, 0, 0, 1], 0).into(), Arc::clone(&health), metrics).await.unwrap();
+        let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
+        let task = tokio::spawn(server.serve(cancel.clone()));
+
+        assert_eq!(get(address, "/healthz").await.0, 200);
+        assert_eq!(get(address, "/readyz").await.0, 503);
+        health.set_ready();
+        assert_eq!(get(address, "/readyz").await.0, 200);
+        let (status, figures) = get(address, "/metrics").await;
+        assert_eq!(status, 200);
+        assert!(
+            figures.contains(OPEN_METRICS) && figures.contains("farrier_configuration_valid 1"),
+            "{figures}"
+        );
+        assert_eq!(get(address, "/else").await.0, 404);
+
+        cancel.cancel();
+        task.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loop_that_does_not_turn_is_not_alive() {
+        let health = Health::new();
+        assert_eq!(health.stalled(), None);
+        tokio::time::advance(Duration::from_mins(6)).await;
+        assert!(health.stalled().is_some());
+        health.beat();
+        assert_eq!(health.stalled(), None);
+    }
+}

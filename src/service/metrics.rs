@@ -1,0 +1,368 @@
+//! Adapter: the figures that `/metrics` shows, in Prometheus' text format.
+//!
+//! Labels are names of enum variants, names of driver images (checked, and as many as there are definitions) and
+//! kernel targets (checked, and never more than [`MAX_KERNELS`]): nothing that a cluster could fill the memory of a
+//! monitoring system with.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    time::Duration,
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, text::encode},
+    metrics::{
+        counter::ConstCounter, counter::Counter, family::Family, gauge::Gauge, histogram::Histogram,
+        info::Info,
+    },
+    registry::{Registry, Unit},
+};
+
+use crate::{
+    cluster::kube::KubeStats,
+    plan::{self, Plan, Strategy},
+};
+
+/// Kernel targets that have a figure of their own; a fleet changes to a few kernels at once.
+const MAX_KERNELS: usize = 50;
+/// A build takes seconds where a payload is reused, and an hour for a large driver on a small machine.
+const BUILD_SECONDS: [f64; 10] = [5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 2400.0, 3600.0];
+/// A pass takes milliseconds where nothing is to be looked up.
+const PASS_SECONDS: [f64; 10] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+
+type DecimalGauge = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabels {
+    image: String,
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KernelLabels {
+    kernel: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BuildLabels {
+    outcome: BuildOutcomeLabel,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RewriteLabels {
+    strategy: &'static str,
+    outcome: RewriteOutcomeLabel,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PassLabels {
+    outcome: PassOutcomeLabel,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabels {
+    version: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ApiLabels {
+    verb: &'static str,
+    kind: &'static str,
+    outcome: &'static str,
+}
+
+/// How a build ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BuildOutcomeLabel {
+    /// Compiled and published.
+    Built,
+    /// Published with another kernel's payload.
+    Reused,
+    /// Failed, and will again with the same inputs.
+    Failed,
+    /// Met a fault that may pass.
+    Faulted,
+    /// Was stopped.
+    Stopped,
+}
+
+/// How a rewrite ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RewriteOutcomeLabel {
+    /// It was made.
+    Made,
+    /// It was refused, or could not be made.
+    Failed,
+}
+
+/// How a pass ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PassOutcomeLabel {
+    /// Everything was seen.
+    Done,
+    /// Something was out of reach.
+    Unreachable,
+    /// There was no pass.
+    Failed,
+}
+
+macro_rules! label_values {
+    ($($type:ident { $($variant:ident => $text:literal),+ $(,)? })+) => {$(
+        impl EncodeLabelValue for $type {
+            fn encode(
+                &self,
+                encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>,
+            ) -> Result<(), fmt::Error> {
+                EncodeLabelValue::encode(&match self { $(Self::$variant => $text),+ }, encoder)
+            }
+        }
+    )+};
+}
+
+label_values! {
+    BuildOutcomeLabel {
+        Built => "built", Reused => "reused", Failed => "failed", Faulted => "faulted", Stopped => "stopped",
+    }
+    RewriteOutcomeLabel { Made => "made", Failed => "failed" }
+    PassOutcomeLabel { Done => "done", Unreachable => "unreachable", Failed => "failed" }
+}
+
+/// All figures.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    images: Family<PhaseLabels, Gauge>,
+    kernels: Family<KernelLabels, DecimalGauge>,
+    kernels_left_out: Gauge,
+    nodes_left_alone: Gauge,
+    build_seconds: Histogram,
+    builds: Family<BuildLabels, Counter>,
+    builds_running: Gauge,
+    builds_waiting: Gauge,
+    rewrites: Family<RewriteLabels, Counter>,
+    passes: Family<PassLabels, Counter>,
+    pass_seconds: Histogram,
+    leader: Gauge,
+    configuration_valid: Gauge,
+}
+
+impl Metrics {
+    /// All families, at zero. The configuration counts as valid: a wrong one ends the start.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("farrier");
+        let metrics = Self {
+            images: Family::default(),
+            kernels: Family::default(),
+            kernels_left_out: Gauge::default(),
+            nodes_left_alone: Gauge::default(),
+            build_seconds: Histogram::new(BUILD_SECONDS),
+            builds: Family::default(),
+            builds_running: Gauge::default(),
+            builds_waiting: Gauge::default(),
+            rewrites: Family::default(),
+            passes: Family::default(),
+            pass_seconds: Histogram::new(PASS_SECONDS),
+            leader: Gauge::default(),
+            configuration_valid: Gauge::default(),
+            registry: Mutex::default(),
+        };
+        metrics.configuration_valid.set(1);
+        let version = VersionLabels { version: env!("CARGO_PKG_VERSION") };
+        registry.register("build", "The running farrier", Info::new(version));
+        registry.register("images", "Driver images for kernel targets, by phase", metrics.images.clone());
+        registry.register_with_unit(
+            "kernel_unresolved",
+            "How long a kernel target that nodes run has lacked an image or its rollout",
+            Unit::Seconds,
+            metrics.kernels.clone(),
+        );
+        registry.register(
+            "kernels_unresolved_left_out",
+            "Kernel targets without a figure of their own because there are too many",
+            metrics.kernels_left_out.clone(),
+        );
+        registry.register(
+            "nodes_left_alone",
+            "Nodes whose kernel target is not known or contradicts itself",
+            metrics.nodes_left_alone.clone(),
+        );
+        registry.register_with_unit(
+            "build_duration",
+            "How long builds took, from headers to the published image",
+            Unit::Seconds,
+            metrics.build_seconds.clone(),
+        );
+        registry.register("builds", "Builds that ended, by outcome", metrics.builds.clone());
+        registry.register("builds_running", "Builds that run", metrics.builds_running.clone());
+        registry.register(
+            "builds_waiting",
+            "Builds that wait for room or for their next attempt",
+            metrics.builds_waiting.clone(),
+        );
+        registry.register("rewrites", "Rewrites, by strategy and outcome", metrics.rewrites.clone());
+        registry.register("passes", "Passes, by outcome", metrics.passes.clone());
+        registry.register_with_unit(
+            "pass_duration",
+            "How long passes took, builds apart",
+            Unit::Seconds,
+            metrics.pass_seconds.clone(),
+        );
+        registry.register("leader", "1 where this farrier may write", metrics.leader.clone());
+        registry.register(
+            "configuration_valid",
+            "0 while the definitions on disk are wrong and the last good ones are in use",
+            metrics.configuration_valid.clone(),
+        );
+        Self { registry: Mutex::new(registry), ..metrics }
+    }
+
+    /// Shows the counts of a connection to an API server, too.
+    pub fn add_api(&self, stats: Arc<KubeStats>) {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        registry.register_collector(Box::new(ApiCollector(stats)));
+    }
+
+    /// The matrix after a pass.
+    pub fn plan(&self, plan: &Plan) {
+        self.images.clear();
+        for row in plan::status(plan) {
+            let labels = PhaseLabels { image: row.image, phase: row.phase.as_str() };
+            self.images.get_or_create(&labels).inc();
+        }
+        self.nodes_left_alone.set(count(plan.left_alone.len()));
+    }
+
+    /// Kernels that wait for images or rollouts, and for how long.
+    pub fn kernels(&self, mut waiting: Vec<(String, Duration)>) {
+        // Those that wait longest are those to know of.
+        waiting.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+        self.kernels_left_out.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
+        self.kernels.clear();
+        for (kernel, since) in waiting.into_iter().take(MAX_KERNELS) {
+            self.kernels.get_or_create(&KernelLabels { kernel }).set(since.as_secs_f64());
+        }
+    }
+
+    /// A build ended.
+    pub fn build(&self, outcome: BuildOutcomeLabel, took: Duration) {
+        self.builds.get_or_create(&BuildLabels { outcome }).inc();
+        if outcome != BuildOutcomeLabel::Stopped {
+            self.build_seconds.observe(took.as_secs_f64());
+        }
+    }
+
+    /// Builds that run, and that wait.
+    pub fn queue(&self, running: usize, waiting: usize) {
+        self.builds_running.set(count(running));
+        self.builds_waiting.set(count(waiting));
+    }
+
+    /// A rewrite was tried.
+    pub fn rewrite(&self, strategy: Strategy, outcome: RewriteOutcomeLabel) {
+        let strategy = match strategy {
+            Strategy::Image => "image",
+            Strategy::PerKernel => "per-kernel",
+            Strategy::Union => "union",
+            Strategy::PublishOnly => "publish-only",
+            Strategy::CustomResource => "custom-resource",
+            Strategy::File => "file",
+        };
+        self.rewrites.get_or_create(&RewriteLabels { strategy, outcome }).inc();
+    }
+
+    /// A pass ended.
+    pub fn pass(&self, outcome: PassOutcomeLabel, took: Duration) {
+        self.passes.get_or_create(&PassLabels { outcome }).inc();
+        self.pass_seconds.observe(took.as_secs_f64());
+    }
+
+    /// May this farrier write?
+    pub fn leader(&self, leads: bool) {
+        self.leader.set(i64::from(leads));
+    }
+
+    /// Are the definitions on disk in use?
+    pub fn configuration(&self, valid: bool) {
+        self.configuration_valid.set(i64::from(valid));
+    }
+
+    /// All figures in the OpenMetrics text format.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        encode(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
+        Ok(text)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// Asks for the counts when they are shown.
+#[derive(Debug)]
+struct ApiCollector(Arc<KubeStats>);
+
+impl Collector for ApiCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let counter = ConstCounter::new(0_u64);
+        let mut family = encoder.encode_descriptor(
+            "api_requests",
+            "Requests to the Kubernetes API server, by answer",
+            None,
+            counter.metric_type(),
+        )?;
+        for (verb, kind, outcome, count) in self.0.requests() {
+            let labels = ApiLabels { verb: verb.as_str(), kind: kind.as_str(), outcome: outcome.as_str() };
+            ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_shown_with_checked_labels() {
+        let metrics = Metrics::new();
+        metrics.add_api(Arc::new(KubeStats::default()));
+        metrics.build(BuildOutcomeLabel::Faulted, Duration::from_secs(7));
+        metrics.rewrite(Strategy::PerKernel, RewriteOutcomeLabel::Made);
+        metrics.pass(PassOutcomeLabel::Unreachable, Duration::from_millis(30));
+        metrics.queue(1, 4);
+        metrics.leader(true);
+        metrics.configuration(false);
+        let waiting = (0..60).map(|n| (format!("debian 12 6.1.{n} amd64"), Duration::from_secs(n)));
+        metrics.kernels(waiting.collect());
+        let text = metrics.text().unwrap();
+        for line in [
+            "# TYPE farrier_api_requests counter",
+            "farrier_builds_total{outcome=\"faulted\"} 1",
+            "farrier_build_duration_seconds_bucket{le=\"15.0\"} 1",
+            "farrier_rewrites_total{strategy=\"per-kernel\",outcome=\"made\"} 1",
+            "farrier_passes_total{outcome=\"unreachable\"} 1",
+            "farrier_builds_running 1",
+            "farrier_builds_waiting 4",
+            "farrier_leader 1",
+            "farrier_configuration_valid 0",
+            "farrier_kernel_unresolved_seconds{kernel=\"debian 12 6.1.59 amd64\"} 59.0",
+            "farrier_kernels_unresolved_left_out 10",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+        assert!(text.contains("farrier_build_info{version="), "{text}");
+        assert_eq!(text.matches("farrier_kernel_unresolved_seconds{").count(), MAX_KERNELS);
+        // What is resolved has no figure any more.
+        metrics.kernels(Vec::new());
+        assert!(!metrics.text().unwrap().contains("farrier_kernel_unresolved_seconds{"));
+    }
+}
