@@ -20,6 +20,7 @@ mod single;
 #[cfg(test)]
 mod testing;
 mod text;
+mod union;
 
 use std::sync::Arc;
 

@@ -17,7 +17,7 @@ use crate::{
     image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
-    plan::{Cell, Published, ResolvedImage},
+    plan::{Cell, PlannedUnion, Published, ResolvedImage},
 };
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
@@ -132,7 +132,10 @@ impl Controller {
 
     /// What the registry holds under the cells' references.
     pub(super) async fn published(&self, cells: &[Arc<Cell>]) -> Lookups {
-        let references = cells.iter().flat_map(|cell| cell.references().cloned());
+        self.look_up_all(cells.iter().flat_map(|cell| cell.references().cloned()).collect()).await
+    }
+
+    async fn look_up_all(&self, references: Vec<ImageReference>) -> Lookups {
         let found = stream::iter(references)
             .map(|reference| async move {
                 let published = self.look_up(&reference).await;
@@ -156,6 +159,12 @@ impl Controller {
             }
         }
         lookups
+    }
+
+    /// Those of the wanted union images that the registry holds.
+    pub(super) async fn published_unions(&self, unions: &[PlannedUnion]) -> Lookups {
+        let references: Vec<ImageReference> = unions.iter().map(|union| union.reference.clone()).collect();
+        self.look_up_all(references).await
     }
 
     /// What the registry holds under one reference.

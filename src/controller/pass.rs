@@ -12,7 +12,7 @@ use crate::{
     kmod::{CheckReport, Verdict},
     plan::{
         self, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
-        Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, node_target,
+        Observed, Plan, PlanInputs, PlannedRollout, PlannedUnion, RolloutDecision, node_target,
     },
 };
 
@@ -66,6 +66,15 @@ pub enum TargetReport {
         subject: String,
         /// The added names.
         references: Vec<String>,
+    },
+    /// The payloads of several kernels were put together in one image.
+    United {
+        /// `<image> for <number> kernels`.
+        subject: String,
+        /// The image by digest.
+        image: String,
+        /// The kernels.
+        kernels: Vec<String>,
     },
     /// It failed.
     Failed {
@@ -152,22 +161,39 @@ impl Controller {
     ) -> Result<Planned, PassError> {
         let lookups = self.published(&matrix.cells).await;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
-        let observed = Observed {
+        let mut observed = Observed {
             published: lookups.published,
             unreachable: lookups.failed,
             failures,
             contents: std::collections::BTreeMap::new(),
         };
-        let plan = plan::plan(&PlanInputs {
-            definitions: &self.definitions,
-            matrix: &matrix,
-            observed: &observed,
-            snapshot: &snapshot,
-            manifests: &manifests,
-            pullable: self.image_location().pullable,
-            now: jiff::Timestamp::now(),
-        });
-        Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot, manifests })
+        let now = jiff::Timestamp::now();
+        let decide = |observed: &Observed| {
+            plan::plan(&PlanInputs {
+                definitions: &self.definitions,
+                matrix: &matrix,
+                observed,
+                snapshot: &snapshot,
+                manifests: &manifests,
+                pullable: self.image_location().pullable,
+                now,
+            })
+        };
+        let mut plan = decide(&observed);
+        // Which union images there should be is only known now.
+        let unions = self.published_unions(&plan.unions).await;
+        let lookups_failed = unions.unreachable;
+        if !unions.published.is_empty() {
+            observed.published.extend(unions.published);
+            plan = decide(&observed);
+        }
+        Ok(Planned {
+            plan,
+            unreachable: unreachable || lookups.unreachable || lookups_failed,
+            matrix,
+            snapshot,
+            manifests,
+        })
     }
 
     /// One pass. A target's failure does not stop the others; rollouts come last, decided anew from what
@@ -192,6 +218,13 @@ impl Controller {
         } else {
             Planned { plan, unreachable, matrix, snapshot, manifests }
         };
+        if !planned.plan.unions.is_empty() && !self.cancel.is_cancelled() {
+            for union in &planned.plan.unions {
+                targets.push(self.unite(union).await);
+            }
+            let Planned { matrix, snapshot, manifests, unreachable, plan: _ } = planned;
+            planned = self.decide(matrix, snapshot, manifests, unreachable).await?;
+        }
         let mut rollouts = Vec::new();
         for rollout in &mut planned.plan.rollouts {
             if self.cancel.is_cancelled() {
@@ -282,6 +315,20 @@ impl Controller {
             Err(_) => {}
         }
         Ok(())
+    }
+
+    async fn unite(&self, union: &PlannedUnion) -> TargetReport {
+        let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
+        let subject = format!("{} for {} kernels", union.image, kernels.len());
+        match self.publish_union(union).await {
+            Ok(published) => {
+                let image = format!("{}@{}", union.reference.repository, published.digest);
+                TargetReport::United { subject, image, kernels }
+            }
+            Err(error) => {
+                TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() }
+            }
+        }
     }
 
     async fn add_tags(
