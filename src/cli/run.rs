@@ -10,6 +10,7 @@ use super::{
 use crate::{
     cluster::Cluster,
     controller::{Controller, PassReport},
+    plan::Interest,
 };
 
 /// Runs one pass, or the loop until a signal comes.

@@ -23,14 +23,15 @@ impl Controller {
         known.retain(|image, _| images.contains(image));
         let prefix = format!("{}/", self.image_location().prefix.trim_end_matches('/'));
         let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
-        let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
-            .map(|(image, reference)| async move {
-                let by_digest = matches!(reference.version, Version::Digest(_));
-                (image.clone(), by_digest, self.contents_of(&reference).await)
-            })
-            .buffer_unordered(AT_ONCE)
-            .collect::<Vec<_>>()
-            .await;
+        let found =
+            stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
+                .map(|(image, reference)| async move {
+                    let by_digest = matches!(reference.version, Version::Digest(_));
+                    (image.clone(), by_digest, self.contents_of(&reference).await)
+                })
+                .buffer_unordered(AT_ONCE)
+                .collect::<Vec<_>>()
+                .await;
         let mut all = known.clone();
         for (image, by_digest, contents) in found {
             let Some(contents) = contents else { continue };
@@ -47,7 +48,8 @@ impl Controller {
             Ok(manifest) => {
                 let manifest = manifest?;
                 let facts = ImageFacts::from_manifest(&manifest.bytes).ok()?;
-                Some(ImageContents::of(&facts, &manifest.digest)).filter(|contents| !contents.kernels.is_empty())
+                Some(ImageContents::of(&facts, &manifest.digest))
+                    .filter(|contents| !contents.kernels.is_empty())
             }
             Err(error) => {
                 tracing::debug!(%reference, %error, "image in use cannot be looked up");

@@ -25,6 +25,7 @@ mod single;
 mod testing;
 mod text;
 mod tracked;
+mod union;
 
 use std::sync::Arc;
 

@@ -1,10 +1,7 @@
 //! Adapter: the look-ups before a plan: what sources, patches and bases are at this moment, and what the
 //! registry holds.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, stream};
 
@@ -17,7 +14,7 @@ use crate::{
     image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
-    plan::{Cell, Published, ResolvedImage},
+    plan::{ImageContents, Published, ResolvedImage},
 };
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
@@ -45,12 +42,14 @@ pub struct Resolved {
 pub struct Memory {
     pub(super) resolved: Resolved,
     pub(super) lookups: Lookups,
+    /// What images in use hold, by digest.
+    pub(super) contents: BTreeMap<String, ImageContents>,
 }
 
 impl Memory {
     /// Forgets what could not be found out, so that it is tried again.
     pub fn forget_faults(&mut self) {
-        let Self { resolved, lookups } = self;
+        let Self { resolved, lookups, contents: _ } = self;
         resolved.images.retain(|_, outcome| outcome.is_ok());
         resolved.toolchains.retain(|_, outcome| outcome.is_ok());
         resolved.unreachable = false;
@@ -60,15 +59,15 @@ impl Memory {
 
     /// Is there something that could not be found out?
     pub fn has_faults(&self) -> bool {
-        let Self { resolved, lookups } = self;
+        let Self { resolved, lookups, contents: _ } = self;
         resolved.images.values().any(Result::is_err)
             || resolved.toolchains.values().any(Result::is_err)
             || !lookups.failed.is_empty()
     }
 
-    /// Forgets what the registry said about one cell.
-    pub fn forget(&mut self, cell: &Cell) {
-        for reference in cell.references() {
+    /// Forgets what the registry said about these names.
+    pub fn forget<'a>(&mut self, references: impl IntoIterator<Item = &'a ImageReference>) {
+        for reference in references {
             self.lookups.published.remove(reference);
             self.lookups.absent.remove(reference);
             self.lookups.failed.remove(reference);
@@ -190,19 +189,19 @@ impl Controller {
         }
     }
 
-    /// Asks the registry for those of the cells' references about which it has not been asked.
-    pub(super) async fn look_up_more(&self, cells: &[Arc<Cell>], lookups: &mut Lookups) {
+    /// Asks the registry for those of the references about which it has not been asked.
+    pub(super) async fn look_up_more<'a>(
+        &self,
+        references: impl IntoIterator<Item = &'a ImageReference>,
+        lookups: &mut Lookups,
+    ) {
         let known = |reference: &&ImageReference| {
             lookups.published.contains_key(*reference)
                 || lookups.absent.contains(*reference)
                 || lookups.failed.contains_key(*reference)
         };
-        let references: Vec<ImageReference> = cells
-            .iter()
-            .flat_map(|cell| cell.references())
-            .filter(|reference| !known(reference))
-            .cloned()
-            .collect();
+        let references: Vec<ImageReference> =
+            references.into_iter().filter(|reference| !known(reference)).cloned().collect();
         let found = stream::iter(references)
             .map(|reference| async move {
                 let published = self.look_up(&reference).await;

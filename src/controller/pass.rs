@@ -4,17 +4,16 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{
-    BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, observe::Lookups, retry::chain,
-};
+use super::{BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, retry::chain};
 use crate::{
     cluster::{Cluster, Directory},
-    image::{DriverImage, OnConflict, RolloutSpec},
+    image::{DriverImage, ImageReference, OnConflict, RolloutSpec},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     plan::{
         self, Announcements, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix,
-        MatrixInputs, Observed, Plan, PlanInputs, PlannedRollout, RolloutDecision, node_target,
+        MatrixInputs, Observed, Plan, PlanInputs, PlannedRollout, PlannedUnion, RolloutDecision,
+        images_in_use, node_target,
     },
 };
 
@@ -68,6 +67,15 @@ pub enum TargetReport {
         subject: String,
         /// The added names.
         references: Vec<String>,
+    },
+    /// The payloads of several kernels were put together in one image.
+    United {
+        /// `<image> for <number> kernels`.
+        subject: String,
+        /// The image by digest.
+        image: String,
+        /// The kernels.
+        kernels: Vec<String>,
     },
     /// It failed.
     Failed {
@@ -193,7 +201,7 @@ impl Controller {
         });
         let unreachable = resolved.unreachable;
         let manifests = self.manifests().await;
-        self.decide(matrix, snapshot, manifests, unreachable, &mut memory.lookups).await
+        self.decide(matrix, snapshot, manifests, unreachable, memory).await
     }
 
     /// Asks the registry and the failure record, and decides.
@@ -203,25 +211,38 @@ impl Controller {
         snapshot: ClusterSnapshot,
         manifests: Manifests,
         unreachable: bool,
-        lookups: &mut Lookups,
+        memory: &mut Memory,
     ) -> Result<Planned, PassError> {
-        self.look_up_more(&matrix.cells, lookups).await;
+        let Memory { resolved: _, lookups, contents } = memory;
+        self.look_up_more(matrix.cells.iter().flat_map(|cell| cell.references()), lookups).await;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
-        let observed = Observed {
+        let contents = self.contents(&images_in_use(&snapshot, &self.definitions), contents).await;
+        let mut observed = Observed {
             published: lookups.published.clone(),
             unreachable: lookups.failed.clone(),
             failures,
-            contents: std::collections::BTreeMap::new(),
+            contents,
         };
-        let plan = plan::plan(&PlanInputs {
-            definitions: &self.definitions,
-            matrix: &matrix,
-            observed: &observed,
-            snapshot: &snapshot,
-            manifests: &manifests,
-            pullable: self.image_location().pullable,
-            now: jiff::Timestamp::now(),
-        });
+        let now = jiff::Timestamp::now();
+        let decide = |observed: &Observed| {
+            plan::plan(&PlanInputs {
+                definitions: &self.definitions,
+                matrix: &matrix,
+                observed,
+                snapshot: &snapshot,
+                manifests: &manifests,
+                pullable: self.image_location().pullable,
+                now,
+            })
+        };
+        let mut plan = decide(&observed);
+        // Which union images there should be is only known now.
+        let unions: Vec<&ImageReference> = plan.unions.iter().map(|union| &union.reference).collect();
+        self.look_up_more(unions.iter().copied(), lookups).await;
+        if unions.iter().any(|reference| lookups.published.contains_key(*reference)) {
+            observed.published.clone_from(&lookups.published);
+            plan = decide(&observed);
+        }
         Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot, manifests })
     }
 
@@ -243,10 +264,17 @@ impl Controller {
         }
         let changed = !targets.is_empty();
         let mut planned = if changed {
-            self.decide(matrix, snapshot, manifests, unreachable, &mut Lookups::default()).await?
+            self.decide(matrix, snapshot, manifests, unreachable, &mut Memory::default()).await?
         } else {
             Planned { plan, unreachable, matrix, snapshot, manifests }
         };
+        if !planned.plan.unions.is_empty() && !self.cancel.is_cancelled() {
+            for union in &planned.plan.unions {
+                targets.push(self.unite(union).await);
+            }
+            let Planned { matrix, snapshot, manifests, unreachable, plan: _ } = planned;
+            planned = self.decide(matrix, snapshot, manifests, unreachable, &mut Memory::default()).await?;
+        }
         let mut rollouts = Vec::new();
         for rollout in &mut planned.plan.rollouts {
             if self.cancel.is_cancelled() {
@@ -338,6 +366,21 @@ impl Controller {
             Err(_) => {}
         }
         Ok(())
+    }
+
+    /// Puts the payloads of several kernels together in one image.
+    pub(super) async fn unite(&self, union: &PlannedUnion) -> TargetReport {
+        let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
+        let subject = format!("{} for {} kernels", union.image, kernels.len());
+        match self.publish_union(union).await {
+            Ok(published) => {
+                let image = format!("{}@{}", union.reference.repository, published.digest);
+                TargetReport::United { subject, image, kernels }
+            }
+            Err(error) => {
+                TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() }
+            }
+        }
     }
 
     pub(super) async fn add_tags(

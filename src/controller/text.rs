@@ -48,6 +48,9 @@ fn write_target(text: &mut String, target: &TargetReport) {
             text,
             "reused    {subject} from kernel {kernel}: {image} (check: {verdict}, {pushed_bytes} bytes pushed)"
         ),
+        TargetReport::United { subject, image, kernels } => {
+            writeln!(text, "united    {subject}: {image} ({})", kernels.join(", "))
+        }
         TargetReport::Tagged { subject, references } => {
             writeln!(text, "tagged    {subject}: {}", references.join(", "))
         }

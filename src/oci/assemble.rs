@@ -14,6 +14,9 @@ use crate::{image::Digest, kernel::Architecture};
 /// When every image was made, as far as it says: the same inputs give the same digest.
 pub const CREATED: &str = "1970-01-01T00:00:00Z";
 
+/// The history's word for a layer that farrier put on a base. [`super::assemble_union`] finds payloads by it.
+pub(super) const PAYLOAD_HISTORY: &str = "farrier: payload";
+
 /// Fields that Docker's engine leaves in configurations and that describe its build, not the image.
 const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_version", "id"];
 
@@ -146,7 +149,7 @@ fn history(config: &Map<String, Value>, base_layers: usize, own_layers: usize) -
         Some(Value::Array(old)) if layers_of(old) == base_layers => old.clone(),
         _ => vec![entry("base image"); base_layers],
     };
-    entries.extend(vec![entry("farrier: payload"); own_layers]);
+    entries.extend(vec![entry(PAYLOAD_HISTORY); own_layers]);
     entries
 }
 

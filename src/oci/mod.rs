@@ -9,6 +9,7 @@ mod layer;
 mod manifest;
 pub mod media_type;
 mod scan;
+mod union;
 
 pub use annotations::{FactsError, ImageFacts};
 pub use artifact::{Artifact, CheckReportDocument, ReusedFrom, is_referrers_tag, referrers_tag};
@@ -17,3 +18,4 @@ pub use base::Base;
 pub use layer::{EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};
 pub use manifest::{AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform};
 pub use scan::{LayerReader, TopLevel, plain_path, top_level_entry};
+pub use union::{UnionNotes, UnionPart, assemble_union};

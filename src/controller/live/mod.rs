@@ -147,7 +147,7 @@ impl Live {
                 self.wake.changed(Instant::now());
             }
             ended = self.builds.next_end() => {
-                self.memory.forget(&ended.cell);
+                self.memory.forget(ended.cell.references());
                 self.builds.note(ended, &self.metrics);
                 self.start_builds();
                 self.wake.changed(Instant::now());
@@ -213,6 +213,8 @@ impl Live {
             rollouts = self.roll_out(&mut planned.plan).await;
             unreachable |= rollouts.iter().any(|report| report.error.is_some());
             unreachable |= self.add_tags(&planned.plan).await;
+            unreachable |= self.unite(&planned.plan).await;
+            self.controller.mark_nodes(self.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan);
             self.start_builds();
         }
@@ -289,7 +291,25 @@ impl Live {
             } else {
                 tracing::info!(%image, %kernel, tags = planned.references.len(), "tags added");
             }
-            self.memory.forget(&planned.cell);
+            self.memory.forget(planned.cell.references());
+            self.health.beat();
+        }
+        failed
+    }
+
+    /// Publishes images for several kernels. Says whether one could not be published.
+    async fn unite(&mut self, plan: &Plan) -> bool {
+        let mut failed = false;
+        for union in &plan.unions {
+            let (image, kernels) = (&union.image, union.members.len());
+            if let TargetReport::Failed { error, .. } = self.controller.unite(union).await {
+                failed = true;
+                tracing::warn!(%image, kernels, error, "image for several kernels was not published");
+            } else {
+                tracing::info!(%image, kernels, reference = %union.reference, "image for several kernels published");
+                self.memory.forget([&union.reference]);
+                self.wake.changed(Instant::now());
+            }
             self.health.beat();
         }
         failed

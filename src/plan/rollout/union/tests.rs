@@ -1,1 +1,269 @@
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::super::{
+    super::{
+        LiveDaemonSet, ObjectVersion, PodCount, PodFacts,
+        fixtures::{K47, K48, World, node},
+        images_in_use, node_target,
+    },
+    *,
+};
+use crate::{
+    image::Digest,
+    kmod::Verdict,
+    plan::{ImageContents, Published, UpdateStrategy},
+};
+
+const OLD: &str = "registry.test/old:1";
+
+/// A union rollout over live nodes of these kernels, with all their images published.
+fn world(releases: &[&str], update: UpdateStrategy) -> World {
+    let mut world = World::new(releases);
+    world.image("mft").spec.rollout = vec![
+        serde_json::from_value(serde_json::json!({
+            "strategy": "union", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+            "dropAfter": "1d",
+        }))
+        .unwrap(),
+    ];
+    world.snapshot.daemon_sets[0].live = Some(LiveDaemonSet {
+        version: ObjectVersion { uid: "u1".to_owned(), resource_version: "1".to_owned() },
+        annotations: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        match_labels: BTreeMap::new(),
+        update,
+        max_unavailable: PodCount::Number(1),
+        deleting: false,
+        manifest: std::sync::Arc::default(),
+    });
+    world.publish(Verdict::Loads);
+    world
+}
+
+/// The registry gets the union image that the plan asks for.
+fn unite(world: &mut World) {
+    for union in world.plan().unions {
+        let published = Published {
+            digest: Digest::of(union.input_hash.to_string().as_bytes()),
+            input_hash: Some(union.input_hash),
+            verdict: Some(Verdict::Loads),
+            kernel_release: None,
+        };
+        let members: BTreeMap<String, Digest> =
+            union.members.iter().map(|m| (m.kernel.to_string(), m.digest.clone())).collect();
+        let contents = ImageContents { kernels: members.keys().cloned().collect(), members };
+        let pinned = published.pinned(&union.reference).to_string();
+        world.observed.contents.insert(pinned, contents);
+        world.observed.published.insert(union.reference, published);
+    }
+}
+
+/// Makes the changes of the DaemonSet; the pods that were to be restarted.
+fn apply(world: &mut World) -> Vec<String> {
+    let mut restarted = Vec::new();
+    for change in world.plan().rollouts.swap_remove(0).changes {
+        match change {
+            Change::DaemonSet(change) => {
+                let found = &mut world.snapshot.daemon_sets[0];
+                if let Some(image) = change.images.get("driver") {
+                    found.containers[0].image.clone_from(image);
+                }
+                found.live.as_mut().unwrap().annotations = change.annotations;
+            }
+            Change::Restart(pod) => restarted.push(pod.name),
+            other => panic!("{other:?}"),
+        }
+    }
+    restarted
+}
+
+fn decision(world: &World) -> RolloutDecision {
+    world.plan().rollouts.swap_remove(0).decision
+}
+
+fn held(world: &World) -> BTreeSet<String> {
+    world.observed.contents[&world.snapshot.daemon_sets[0].containers[0].image].kernels.clone()
+}
+
+fn old_holds(world: &mut World, kernels: &[&str]) {
+    let kernels = kernels.iter().map(|kernel| (*kernel).to_owned()).collect();
+    world.observed.contents.insert(OLD.to_owned(), ImageContents { kernels, ..ImageContents::default() });
+}
+
+#[test]
+fn one_image_for_all_kernels() {
+    let mut world = world(&[K47, K48, K48], UpdateStrategy::RollingUpdate);
+    let plan = world.plan();
+    let digest = regex::Regex::new("sha256:[0-9a-f]{64}").unwrap();
+    let table = crate::plan::table(&plan);
+    insta::assert_snapshot!(digest.replace_all(&table, "DIGEST"));
+    assert!(
+        matches!(&plan.rollouts[0].decision, RolloutDecision::Pending { on } if *on == plan.unions[0].reference)
+    );
+    unite(&mut world);
+    let RolloutDecision::Rewrite { to, .. } = decision(&world) else { panic!("not rewritten") };
+    assert!(matches!(to.version, crate::image::Version::Digest(_)));
+    apply(&mut world);
+    assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }) && world.plan().unions.is_empty());
+    assert_eq!(held(&world).len(), 2);
+}
+
+#[test]
+fn a_kernel_that_left_is_dropped_after_its_grace_time() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    unite(&mut world);
+    apply(&mut world);
+    let both = world.snapshot.daemon_sets[0].containers[0].image.clone();
+    world.snapshot.nodes[0] = node("n0", K48);
+    assert_eq!(world.plan().rollouts[0].changes.len(), 1, "it is noted since when");
+    apply(&mut world);
+    world.now += jiff::SignedDuration::from_hours(23);
+    assert!(world.plan().rollouts[0].changes.is_empty() && world.plan().unions.is_empty());
+    // It comes back, and the time starts anew when it leaves again.
+    world.snapshot.nodes[0] = node("n0", K47);
+    apply(&mut world);
+    world.snapshot.nodes[0] = node("n0", K48);
+    apply(&mut world);
+    world.now += jiff::SignedDuration::from_hours(23);
+    assert!(world.plan().is_idle());
+    assert_eq!(world.snapshot.daemon_sets[0].containers[0].image, both);
+    world.now += jiff::SignedDuration::from_hours(2);
+    unite(&mut world);
+    apply(&mut world);
+    assert_eq!(held(&world), [K48.to_owned()].into());
+    assert!(world.plan().is_idle(), "{:?}", world.plan().rollouts);
+}
+
+#[test]
+fn an_announced_kernel_is_in_the_image_before_a_node_runs_it() {
+    let mut world = world(&[K47], UpdateStrategy::OnDelete);
+    world.announce(K48);
+    assert!(matches!(decision(&world), RolloutDecision::Pending { .. }));
+    world.publish(Verdict::Loads);
+    unite(&mut world);
+    apply(&mut world);
+    assert_eq!(held(&world), [K47.to_owned(), K48.to_owned()].into());
+}
+
+#[test]
+fn a_kernel_without_an_image_holds_what_could_harm_its_nodes() {
+    for (update, old, holds) in [
+        (UpdateStrategy::RollingUpdate, Some(&[][..]), true),
+        (UpdateStrategy::OnDelete, None, true),
+        (UpdateStrategy::OnDelete, Some(&[K48][..]), true),
+        (UpdateStrategy::OnDelete, Some(&[K47][..]), false),
+    ] {
+        let mut world = world(&[K47, K48], update);
+        world.image("mft").spec.kernels = None;
+        world.observed.published.values_mut().for_each(|published| {
+            if published.kernel_release.as_deref() == Some(K48) {
+                published.verdict = Some(Verdict::Refused);
+            }
+        });
+        if let Some(old) = old {
+            old_holds(&mut world, old);
+        }
+        unite(&mut world);
+        let decision = decision(&world);
+        assert_eq!(
+            matches!(decision, RolloutDecision::Hold(HoldReason::NotPassed { .. })),
+            holds,
+            "{decision:?}"
+        );
+        assert_eq!(matches!(decision, RolloutDecision::Rewrite { .. }), !holds, "{decision:?}");
+    }
+}
+
+#[test]
+fn nodes_of_unknown_kernels_are_not_harmed() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    world.snapshot.nodes[1].kernel_version = K47.to_owned();
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().update = UpdateStrategy::OnDelete;
+    assert!(matches!(decision(&world), RolloutDecision::Pending { .. }), "the image has what the node runs");
+    world.snapshot.nodes[1].kernel_version = "6.1.0-49-amd64".to_owned();
+    assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::UnknownNode { .. })));
+}
+
+#[test]
+fn two_architectures_have_no_one_image() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    world.snapshot.nodes[1].architecture = "arm64".to_owned();
+    world.publish(Verdict::Loads);
+    let RolloutDecision::Hold(reason) = decision(&world) else { panic!("not held") };
+    insta::assert_snapshot!(reason, @"there is no one image for all kernels: its kernels are for amd64 and arm64");
+}
+
+fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
+    PodFacts {
+        namespace: "kube-system".to_owned(),
+        name: format!("mft-{node}"),
+        version: ObjectVersion { uid: node.to_owned(), resource_version: String::new() },
+        daemon_set: "u1".to_owned(),
+        node: node.to_owned(),
+        bound: true,
+        images: [("driver".to_owned(), image.to_owned())].into(),
+        ready,
+        created: None,
+        deleting: false,
+        messages: Vec::new(),
+    }
+}
+
+/// Four nodes whose pods have an image for K47 only; three of them run K48 by now.
+fn after_upgrades() -> World {
+    let mut world = world(&[K48, K48, K47, K48], UpdateStrategy::OnDelete);
+    old_holds(&mut world, &[K47]);
+    unite(&mut world);
+    apply(&mut world);
+    world.snapshot.pods = (0..4).map(|n| pod(&format!("n{n}"), OLD, true)).collect();
+    world
+}
+
+#[test]
+fn only_pods_whose_node_changed_kernel_are_restarted_one_at_a_time() {
+    let mut world = after_upgrades();
+    let new = world.snapshot.daemon_sets[0].containers[0].image.clone();
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        let restarted = apply(&mut world);
+        assert!(restarted.len() <= 1, "{restarted:?}");
+        for name in &restarted {
+            let place = world.snapshot.pods.iter().position(|pod| pod.name == *name).unwrap();
+            world.snapshot.pods[place].deleting = true;
+            assert!(apply(&mut world).is_empty(), "one is away already");
+            world.snapshot.pods[place] = pod(&world.snapshot.pods[place].node.clone(), &new, false);
+            assert!(apply(&mut world).is_empty(), "the new one is not ready yet");
+            world.snapshot.pods[place].ready = true;
+        }
+        all.extend(restarted);
+    }
+    assert_eq!(all, ["mft-n0", "mft-n1", "mft-n3"]);
+    assert!(world.plan().is_idle());
+}
+
+#[test]
+fn pods_that_do_not_work_anyhow_go_first_and_nodes_in_maintenance_wait() {
+    let mut world = after_upgrades();
+    world.snapshot.pods[3].ready = false;
+    assert_eq!(apply(&mut world), ["mft-n3"]);
+    world.snapshot.nodes[3].unschedulable = true;
+    world.snapshot.pods[3].ready = true;
+    world.snapshot.nodes[0]
+        .labels
+        .insert(crate::plan::UPGRADE_STATE_LABELS[0].to_owned(), "drain-required".to_owned());
+    // The labels of interest tell the nodes apart.
+    assert_eq!(apply(&mut world), ["mft-n1"]);
+    world.snapshot.daemon_sets[0].live.as_mut().unwrap().max_unavailable = PodCount::Percent(51);
+    world.snapshot.nodes[3].unschedulable = false;
+    assert_eq!(apply(&mut world), ["mft-n1", "mft-n3"]);
+    world.observed.contents.remove(OLD);
+    assert!(apply(&mut world).is_empty(), "what a pod has is not known");
+}
+
+#[test]
+fn images_in_use_are_those_of_the_containers_that_are_rolled_out() {
+    let world = after_upgrades();
+    let images = images_in_use(&world.snapshot, &world.definitions);
+    assert_eq!(images, [OLD.to_owned(), world.snapshot.daemon_sets[0].containers[0].image.clone()].into());
+}

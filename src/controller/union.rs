@@ -1,0 +1,79 @@
+//! Adapter: publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the
+//! layers are in the repository already, as those of the members.
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::{Controller, TargetError, build::blocking, observe::AT_ONCE, retry::with_retry};
+use crate::{
+    image::{Repository, Version},
+    oci::{self, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
+    plan::{PlannedUnion, Published, UnionMember},
+};
+
+impl Controller {
+    /// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag.
+    pub async fn publish_union(&self, union: &PlannedUnion) -> Result<Published, TargetError> {
+        if let Some(found) = self.look_up(&union.reference).await? {
+            return if found.input_hash == Some(union.input_hash) {
+                Ok(found)
+            } else {
+                Err(TargetError::Overtaken { tag: union.reference.to_string() })
+            };
+        }
+        let repository = &union.reference.repository;
+        let parts: Vec<UnionPart> = stream::iter(&union.members)
+            .map(|member| self.union_part(repository, member))
+            .buffered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let made = oci::assemble_union(
+            &parts,
+            &UnionNotes {
+                title: union.image.as_str(),
+                version: &union.version,
+                input_hash: union.input_hash,
+                architecture: union.architecture,
+            },
+        )?;
+        with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, &made.config))
+            .await?;
+        for version in [Version::Digest(made.digest.clone()), union.reference.version.clone()] {
+            with_retry("push manifest", &self.cancel, || {
+                self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, &made.manifest)
+            })
+            .await?;
+        }
+        let stored = self.look_up(&union.reference).await?;
+        stored.ok_or_else(|| TargetError::BaseMissing(union.reference.to_string()))
+    }
+
+    /// A member's manifest and configuration.
+    async fn union_part(
+        &self,
+        repository: &Repository,
+        member: &UnionMember,
+    ) -> Result<UnionPart, TargetError> {
+        let UnionMember { kernel, digest } = member;
+        let version = Version::Digest(digest.clone());
+        let stored =
+            with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
+                .await?;
+        let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
+        let wanted = ImageManifest::parse(&stored.bytes)?.config;
+        if wanted.size > MAX_MANIFEST as u64 {
+            let bytes = usize::try_from(wanted.size).unwrap_or(usize::MAX);
+            return Err(ImageError::TooLarge { what: "image configuration", bytes }.into());
+        }
+        let work = self.cache.scratch()?;
+        let file = work.path().join("config.json");
+        with_retry("fetch configuration", &self.cancel, || {
+            self.registry.fetch_blob(repository, &wanted.digest, &file)
+        })
+        .await?;
+        let config = blocking(move || {
+            std::fs::read(&file).map_err(|source| TargetError::Input { path: file, source })
+        })
+        .await?;
+        Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
+    }
+}
