@@ -349,6 +349,14 @@ impl FakeApi {
         self.change(State::compact);
     }
 
+    /// Forgets the past as far as a watch that is up to date does not need it.
+    pub fn forget(&self) {
+        self.change(|state| {
+            state.compacted = state.revision;
+            state.tokens_from = state.revision;
+        });
+    }
+
     /// Lists that have begun cannot be continued.
     pub fn expire_continue_tokens(&self) {
         self.change(|state| {
