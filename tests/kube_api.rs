@@ -1,5 +1,8 @@
 //! The fake API server does what the real one does: every expectation here was seen at a real server, too.
 
+// clippy.toml allows these in test functions only, not in what the tests share.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
 mod support;
 
 use std::time::Duration;
@@ -29,6 +32,7 @@ async fn apply(api: &FakeApi, force: bool, object: Value) -> Result<Value, (u16,
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "calls read better")]
 fn config(metadata: Value, pod: Value) -> Value {
     let mut object = json!({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata});
     if !pod.is_null() {
@@ -354,9 +358,12 @@ async fn a_rolling_update_stops_at_a_pod_that_does_not_get_ready() {
     for name in ["a", "b", "c"] {
         api.create(objects::node(name, "6.1.0-1-amd64"));
     }
-    api.run_daemon_sets(true, |start| match start.images[0].ends_with(":1") {
-        true => Fate::Ready,
-        false => Fate::NotReady("CrashLoopBackOff".to_owned(), "modprobe failed".to_owned()),
+    api.run_daemon_sets(true, |start| {
+        if start.images[0].ends_with(":1") {
+            Fate::Ready
+        } else {
+            Fate::NotReady("CrashLoopBackOff".to_owned(), "modprobe failed".to_owned())
+        }
     });
     let status = || api.get("daemonsets.apps", "drivers", "ofed").unwrap()["status"].clone();
     assert_eq!(status()["numberReady"], 3);
@@ -445,7 +452,7 @@ async fn large_nodes_are_listed_in_pages() {
     }
     assert_eq!(listed, 1_000);
     assert!(bytes > 20_000_000, "{bytes}");
-    tokio::time::timeout(Duration::from_secs(60), async {
+    tokio::time::timeout(Duration::from_mins(1), async {
         let mut lines = Lines::open(&api, "/api/v1/nodes?watch=1&resourceVersion=1102").await;
         api.set_kernel("n00500", "6.1.0-2-amd64");
         assert_eq!(lines.next().await.unwrap().1["metadata"]["name"], "n00500");

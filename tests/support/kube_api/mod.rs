@@ -406,7 +406,7 @@ impl FakeApi {
                 changed.changed().await.unwrap();
             }
         };
-        if tokio::time::timeout(Duration::from_secs(60), wait).await.is_err() {
+        if tokio::time::timeout(Duration::from_mins(1), wait).await.is_err() {
             let requests = self.requests();
             let last: Vec<String> = requests.iter().rev().take(20).rev().map(Record::told).collect();
             panic!("not in a minute: {what}; the last requests:\n{}", last.join("\n"));
