@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 
 use super::facts;
 use crate::plan::{
-    DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, LiveDaemonSet, NodeChange, ObjectVersion,
-    PodRestart, ResourceChange,
+    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeChange, ObjectVersion, PodRestart, ResourceChange,
 };
 
 /// What a write is applied to: the API server refuses it for another object, and for another state of this one.
@@ -71,8 +70,7 @@ pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> V
 }
 
 /// The options of a DaemonSet's end. Its pods end with it, in the background.
-pub(super) fn retirement(change: &DaemonSetRetirement, version: &ObjectVersion) -> Value {
-    let DaemonSetRetirement { namespace: _, name: _, version: _ } = change;
+pub(super) fn retirement(version: &ObjectVersion) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "DeleteOptions",

@@ -40,6 +40,8 @@ pub(super) fn judge(
         }
         404 => ClusterError::Gone { action },
         409 => ClusterError::Changed { action, reason },
+        // How an apply answers to the uid of an object that is no more, where there is a new one of the same name.
+        422 if reason.contains("metadata.uid") => ClusterError::Changed { action, reason },
         429 | 500 if budget() => ClusterError::Disruption { action, reason },
         408 | 429 | 500.. => {
             let seconds = detail.map_or(0, |detail| detail.retry_after_seconds);

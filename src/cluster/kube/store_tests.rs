@@ -1,1 +1,289 @@
+//! The store: what it keeps, what it waits for, and what it takes for a change.
 
+use serde_json::json;
+
+use super::{super::objects::WholeObject, *};
+use crate::plan::{KERNEL_LABEL, UpdateStrategy};
+
+fn interest(names: &[&str]) -> Interest {
+    Interest {
+        labels: [KERNEL_LABEL.to_owned()].into(),
+        daemon_sets: names.iter().map(|name| ("s".to_owned(), (*name).to_owned())).collect(),
+        resources: [OperatorResource::ClusterPolicy].into(),
+    }
+}
+
+fn daemon_set(name: &str, version: u64, image: &str, labels: &[(&str, &str)]) -> Update {
+    let labels: BTreeMap<_, _> = labels.iter().copied().collect();
+    let object = WholeObject::new(json!({
+        "metadata": {"name": name, "namespace": "s", "uid": format!("uid-{name}"), "labels": labels,
+                     "resourceVersion": version.to_string()},
+        "spec": {
+            "selector": {"matchLabels": {"app": name}},
+            "template": {"spec": {"nodeSelector": {"pci": "yes"}, "containers": [{"name": "c", "image": image}]}},
+        },
+        "status": {"numberReady": version},
+    }));
+    Update::DaemonSet(Box::new(facts::daemon_set(object).unwrap()))
+}
+
+fn node(name: &str, version: &str, labels: &[(&str, &str)]) -> Update {
+    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    Update::Node(NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() }, version.to_owned())
+}
+
+fn pod(name: &str, version: &str, ready: bool) -> Update {
+    Update::Pod(Box::new(PodFacts {
+        namespace: "s".to_owned(),
+        name: name.to_owned(),
+        version: ObjectVersion { uid: name.to_owned(), resource_version: version.to_owned() },
+        daemon_set: "uid-driver".to_owned(),
+        node: "n".to_owned(),
+        bound: true,
+        images: BTreeMap::new(),
+        ready,
+        created: None,
+        deleting: false,
+        messages: Vec::new(),
+    }))
+}
+
+fn right() -> MissingRight {
+    MissingRight {
+        user: None,
+        verb: "list",
+        group: String::new(),
+        resource: "pods".to_owned(),
+        scope: super::super::words::Scope::Namespace("s".to_owned()),
+        verbs: &["list"],
+    }
+}
+
+fn list(store: &mut Store, target: &Target, epoch: u64, objects: Vec<Update>) {
+    store.event(target, epoch, Event::Start);
+    for object in objects {
+        store.event(target, epoch, Event::Listed(object));
+    }
+    store.event(target, epoch, Event::Done);
+}
+
+fn pods() -> Target {
+    Target::Pods { namespace: "s".to_owned(), daemon_set: "driver".to_owned(), uid: "uid-driver".to_owned() }
+}
+
+fn epoch(started: &[(Target, WatchScope, u64)], target: &Target) -> u64 {
+    started.iter().find(|(started, ..)| started == target).unwrap().2
+}
+
+/// A store that knows DaemonSet `driver` and node `n`, with the epochs of its watches.
+fn synced() -> (Store, HashMap<Target, u64>) {
+    let mut store = Store::new(interest(&["driver"]));
+    let (first, _) = store.reconcile();
+    let resources = Target::Resources(OperatorResource::ClusterPolicy);
+    list(
+        &mut store,
+        &Target::DaemonSets,
+        epoch(&first, &Target::DaemonSets),
+        vec![daemon_set("driver", 10, "i:1", &[]), daemon_set("stranger", 11, "i:1", &[])],
+    );
+    store.trouble(&resources, epoch(&first, &resources), Trouble::Absent);
+    let (second, stopped) = store.reconcile();
+    assert!(stopped.is_empty());
+    let labels = [(KERNEL_LABEL, "k"), ("pci", "yes"), ("other", "x")];
+    list(&mut store, &Target::Nodes, epoch(&second, &Target::Nodes), vec![node("n", "5", &labels)]);
+    assert!(matches!(store.readiness(), Readiness::Waiting));
+    list(&mut store, &pods(), epoch(&second, &pods()), vec![pod("p", "7", false)]);
+    assert!(matches!(store.readiness(), Readiness::Ready));
+    let epochs = first.into_iter().chain(second).map(|(target, _, epoch)| (target, epoch)).collect();
+    (store, epochs)
+}
+
+#[test]
+fn only_what_is_asked_for_is_kept() {
+    let (store, _) = synced();
+    let snapshot = store.snapshot();
+    assert_eq!(snapshot.daemon_sets.iter().map(|facts| facts.name.as_str()).collect::<Vec<_>>(), ["driver"]);
+    assert_eq!(snapshot.daemon_sets[0].live.as_ref().unwrap().update, UpdateStrategy::RollingUpdate);
+    let labels: Vec<_> = snapshot.nodes[0].labels.keys().map(String::as_str).collect();
+    assert_eq!(labels, [KERNEL_LABEL, "pci"], "of interest, or selected by a DaemonSet");
+    assert_eq!((snapshot.pods.len(), snapshot.resources.len()), (1, 0));
+    assert!(snapshot.unseen.is_empty());
+}
+
+#[test]
+fn nodes_wait_until_the_daemon_sets_say_which_labels_count() {
+    let mut store = Store::new(interest(&["driver"]));
+    let (first, _) = store.reconcile();
+    let targets: Vec<_> = first.iter().map(|(target, ..)| target.clone()).collect();
+    assert_eq!(targets, [Target::DaemonSets, Target::Resources(OperatorResource::ClusterPolicy)]);
+    assert!(matches!(store.readiness(), Readiness::Waiting));
+}
+
+#[test]
+fn a_new_label_to_select_by_lists_the_nodes_again() {
+    let (mut store, epochs) = synced();
+    let WholeObject { mut value, .. } = WholeObject::new(json!({
+        "metadata": {"name": "driver", "namespace": "s", "uid": "uid-driver", "resourceVersion": "12"},
+        "spec": {"selector": {"matchLabels": {"app": "driver"}}, "template": {"spec": {
+            "nodeSelector": {"zone": "a"}, "containers": []}}},
+    }));
+    value["metadata"]["resourceVersion"] = json!("12");
+    let update = Update::DaemonSet(Box::new(facts::daemon_set(WholeObject::new(value)).unwrap()));
+    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Changed(update)));
+    assert!(matches!(store.readiness(), Readiness::Waiting), "the labels are not there yet");
+    let (started, stopped) = store.reconcile();
+    assert_eq!((started.len(), &started[0].0, stopped.len()), (1, &Target::Nodes, 0));
+    let late = store.event(&Target::Nodes, epochs[&Target::Nodes], Event::Done);
+    assert!(
+        !late && matches!(store.readiness(), Readiness::Waiting),
+        "the replaced watch says nothing any more"
+    );
+    list(&mut store, &Target::Nodes, started[0].2, vec![node("n", "5", &[("zone", "a")])]);
+    assert!(matches!(store.readiness(), Readiness::Ready));
+    assert_eq!(store.snapshot().nodes[0].labels["zone"], "a");
+}
+
+#[test]
+fn heartbeats_and_status_are_no_change() {
+    let (mut store, epochs) = synced();
+    let before = store.generation();
+    let labels = [(KERNEL_LABEL, "k"), ("pci", "yes"), ("other", "y")];
+    for (target, update) in [
+        (Target::Nodes, node("n", "6", &labels)),
+        (Target::DaemonSets, daemon_set("driver", 20, "i:1", &[])),
+        (pods(), pod("p", "8", false)),
+    ] {
+        assert!(!store.event(&target, epochs[&target], Event::Changed(update)), "{target:?}");
+    }
+    assert_eq!(store.generation(), before);
+    let version =
+        |version: &str| ObjectVersion { uid: "uid-driver".to_owned(), resource_version: version.to_owned() };
+    for (number, same) in [("10", true), ("20", true), ("15", false)] {
+        assert_eq!(store.is_same_daemon_set("s", "driver", &version(number)), same, "{number}");
+    }
+    let snapshot = store.snapshot();
+    assert_eq!(snapshot.daemon_sets[0].live.as_ref().unwrap().version, version("20"));
+    assert!(store.event(&pods(), epochs[&pods()], Event::Changed(pod("p", "9", true))));
+    let update = daemon_set("driver", 21, "i:2", &[]);
+    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Changed(update)));
+    assert!(!store.is_same_daemon_set("s", "driver", &version("20")));
+}
+
+#[test]
+fn an_old_event_does_not_undo_what_a_write_returned() {
+    let (mut store, epochs) = synced();
+    let ds = epochs[&Target::DaemonSets];
+    store.put(daemon_set("driver", 30, "i:9", &[]), false);
+    store.event(&Target::DaemonSets, ds, Event::Changed(daemon_set("driver", 25, "i:1", &[])));
+    assert_eq!(store.snapshot().daemon_sets[0].containers[0].image, "i:9");
+    list(&mut store, &Target::DaemonSets, ds, vec![daemon_set("driver", 3, "i:3", &[])]);
+    assert_eq!(
+        store.snapshot().daemon_sets[0].containers[0].image,
+        "i:3",
+        "a list is the truth: a restored cluster"
+    );
+}
+
+#[test]
+fn copies_are_kept_wherever_they_are_and_go_with_their_pods() {
+    let (mut store, epochs) = synced();
+    let ds = epochs[&Target::DaemonSets];
+    let copy = daemon_set("driver-k", 40, "i:1", &[(facts::COPY_LABEL, "driver")]);
+    assert!(store.event(&Target::DaemonSets, ds, Event::Changed(copy.clone())));
+    let (started, _) = store.reconcile();
+    assert!(matches!(&started[0].0, Target::Pods { daemon_set, .. } if daemon_set == "driver-k"));
+    assert!(store.event(&Target::DaemonSets, ds, Event::Deleted(copy)));
+    let (_, stopped) = store.reconcile();
+    assert_eq!(stopped, [started[0].0.clone()]);
+    assert_eq!(store.snapshot().daemon_sets.len(), 1);
+}
+
+#[test]
+fn a_list_forgets_what_it_does_not_have() {
+    let (mut store, epochs) = synced();
+    list(&mut store, &Target::Nodes, epochs[&Target::Nodes], vec![node("m", "9", &[])]);
+    list(&mut store, &pods(), epochs[&pods()], Vec::new());
+    let snapshot = store.snapshot();
+    assert_eq!(snapshot.nodes.iter().map(|node| node.name.as_str()).collect::<Vec<_>>(), ["m"]);
+    assert!(snapshot.pods.is_empty());
+    list(&mut store, &Target::DaemonSets, epochs[&Target::DaemonSets], Vec::new());
+    assert!(store.snapshot().daemon_sets.is_empty());
+}
+
+#[test]
+fn a_namesake_outlives_the_end_of_its_predecessor() {
+    let (mut store, epochs) = synced();
+    let Update::Pod(mut old) = pod("p", "1", false) else { unreachable!() };
+    old.version.uid = "another".to_owned();
+    assert!(!store.event(&pods(), epochs[&pods()], Event::Deleted(Update::Pod(old))));
+    assert!(!store.pod_ends("p"));
+    assert!(store.event(&pods(), epochs[&pods()], Event::Deleted(pod("p", "9", false))));
+    assert!(store.pod_ends("p"));
+}
+
+#[test]
+fn what_may_not_be_read_is_named_until_it_may() {
+    let (mut store, epochs) = synced();
+    assert!(store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())));
+    assert!(!store.trouble(&pods(), epochs[&pods()], Trouble::Forbidden(right())), "told once");
+    let snapshot = store.snapshot();
+    assert!(snapshot.pods.is_empty() && matches!(store.readiness(), Readiness::Ready));
+    assert_eq!(
+        snapshot.unseen[&Seen::Pods],
+        "farrier may not list pods in namespace s: add apiGroups [\"\"], resources [pods], verbs [list] to its \
+         ClusterRole, or a Role in namespace s"
+    );
+    list(&mut store, &pods(), epochs[&pods()], vec![pod("p", "7", false)]);
+    assert!(store.snapshot().unseen.is_empty());
+    let forbidden = Trouble::Forbidden(right());
+    store.trouble(&Target::Nodes, epochs[&Target::Nodes], forbidden);
+    assert!(matches!(store.readiness(), Readiness::Forbidden(_)), "without nodes there is no plan");
+}
+
+#[test]
+fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
+    let failing = |attempts| Trouble::Failing { attempts, reason: "refused".to_owned() };
+    let mut store = Store::new(interest(&[]));
+    let (first, _) = store.reconcile();
+    let ds = epoch(&first, &Target::DaemonSets);
+    store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS - 1));
+    assert!(matches!(store.readiness(), Readiness::Waiting));
+    store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS));
+    assert!(matches!(store.readiness(), Readiness::Failing(_)));
+    let (mut store, epochs) = synced();
+    store.trouble(&Target::Nodes, epochs[&Target::Nodes], failing(99));
+    assert!(matches!(store.readiness(), Readiness::Ready), "what was seen stays");
+    assert_eq!(store.snapshot().nodes.len(), 1);
+}
+
+#[test]
+fn a_kind_that_is_no_longer_served_has_no_objects() {
+    let (mut store, epochs) = synced();
+    let target = Target::Resources(OperatorResource::ClusterPolicy);
+    let object =
+        WholeObject::new(json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {}}));
+    let facts = facts::resource(OperatorResource::ClusterPolicy, object);
+    list(&mut store, &target, epochs[&target], vec![Update::Resource(facts)]);
+    assert_eq!(store.snapshot().resources.len(), 1);
+    assert!(store.trouble(&target, epochs[&target], Trouble::Absent));
+    assert!(store.snapshot().resources.is_empty() && matches!(store.readiness(), Readiness::Ready));
+}
+
+#[test]
+fn other_definitions_ask_for_other_daemon_sets() {
+    let (mut store, _) = synced();
+    store.set_interest(interest(&["stranger"]));
+    assert!(matches!(store.readiness(), Readiness::Waiting));
+    let (started, stopped) = store.reconcile();
+    assert_eq!((started[0].0.clone(), started.len(), stopped.len()), (Target::DaemonSets, 1, 0));
+    list(
+        &mut store,
+        &Target::DaemonSets,
+        started[0].2,
+        vec![daemon_set("driver", 10, "i:1", &[]), daemon_set("stranger", 11, "i:1", &[])],
+    );
+    let (started, stopped) = store.reconcile();
+    assert_eq!(stopped, [pods()]);
+    assert!(matches!(&started[..], [(Target::Pods { daemon_set, .. }, ..)] if daemon_set == "stranger"));
+    assert_eq!(store.snapshot().daemon_sets[0].name, "stranger");
+}

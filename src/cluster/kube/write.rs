@@ -48,58 +48,73 @@ impl KubeCluster {
     }
 
     async fn write_daemon_set(&self, change: &DaemonSetChange) -> Result<(), ClusterError> {
-        let DaemonSetChange { namespace, name, version, .. } = change;
+        let DaemonSetChange { namespace, name, version, expected, .. } = change;
         let action = format!("write DaemonSet {namespace}/{name}");
-        let path = daemon_set_path(&action, namespace, name)?;
-        let mut races = 0;
-        loop {
-            let body = {
-                let store = self.shared.store();
-                let live =
-                    present(&store, &action, namespace, name, version.as_ref(), Some(&change.expected))?;
-                bodies::daemon_set(change, live).map_err(|reason| ClusterError::Refused {
+        let path = format!("{}?{MANAGED}", daemon_set_path(&action, namespace, name)?);
+        let object = self
+            .write_present(namespace, name, |store| {
+                let live = present(store, &action, namespace, name, version.as_ref(), Some(expected))?;
+                let body = bodies::daemon_set(change, live).map_err(|reason| ClusterError::Refused {
                     object: format!("DaemonSet {namespace}/{name}"),
                     reason,
-                })?
-            };
-            let used = body["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
-            let call =
-                self.apply_call(&action, format!("{path}?{MANAGED}"), body, daemon_sets("patch", namespace));
-            match self.caller.call(&call).await {
-                Ok(object) => return self.keep_daemon_set(object),
-                Err(error @ ClusterError::Changed { .. }) if races < RACES => {
-                    races += 1;
-                    let moved = |store: &Store| {
-                        store
-                            .daemon_set(namespace, name)
-                            .is_none_or(|(_, live)| live.version.resource_version != used)
-                    };
-                    if !self.await_store(moved).await {
-                        return Err(error);
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
+                })?;
+                let right = daemon_sets("patch", namespace);
+                Ok((self.apply_call(&action, path.clone(), body, right), live.version.clone()))
+            })
+            .await?;
+        self.keep_daemon_set(object)
     }
 
     async fn write_copy(&self, change: &DaemonSetCopy) -> Result<(), ClusterError> {
         let DaemonSetCopy { namespace, name, version, .. } = change;
         let action = format!("write DaemonSet {namespace}/{name}");
         let path = daemon_set_path(&action, namespace, name)?;
-        let version = match version {
-            Some(version) => {
-                let store = self.shared.store();
-                Some(present(&store, &action, namespace, name, Some(version), None)?.version.clone())
-            }
-            // The store knows no DaemonSets but those of interest: the API server is asked what has this name.
-            None => self.copy_of_ours(&action, &path, namespace).await?,
+        let call = |version: Option<&ObjectVersion>| {
+            let right = daemon_sets("patch", namespace);
+            self.apply_call(&action, format!("{path}?{MANAGED}"), bodies::copy(change, version), right)
         };
-        let body = bodies::copy(change, version.as_ref());
-        let right = daemon_sets("patch", namespace);
-        let object =
-            self.caller.call(&self.apply_call(&action, format!("{path}?{MANAGED}"), body, right)).await?;
-        self.keep_daemon_set(object)
+        if version.is_some() {
+            let prepare = |store: &Store| {
+                let live = present(store, &action, namespace, name, version.as_ref(), None)?;
+                Ok((call(Some(&live.version)), live.version.clone()))
+            };
+            return self.keep_daemon_set(self.write_present(namespace, name, prepare).await?);
+        }
+        let mut races = 0;
+        loop {
+            // Seen by no plan yet: the API server is asked what has this name. An apply cannot demand that there is
+            // nothing; between this answer and the write somebody could make a DaemonSet of this very name.
+            let found = self.copy_of_ours(&action, &path, namespace).await?;
+            match self.caller.call(&call(found.as_ref())).await {
+                Err(ClusterError::Changed { .. }) if races < RACES => races += 1,
+                answer => return self.keep_daemon_set(answer?),
+            }
+        }
+    }
+
+    /// Writes to a DaemonSet that the store knows, again where only its status was written at the same time.
+    /// `prepare` makes the call for the present state, or says why the plan's is out of date.
+    async fn write_present(
+        &self,
+        namespace: &str,
+        name: &str,
+        prepare: impl Fn(&Store) -> Result<(Call, ObjectVersion), ClusterError>,
+    ) -> Result<Value, ClusterError> {
+        let mut races = 0;
+        loop {
+            let (call, used) = prepare(&self.shared.store())?;
+            let error = match self.caller.call(&call).await {
+                Err(error @ ClusterError::Changed { .. }) if races < RACES => error,
+                answer => return answer,
+            };
+            races += 1;
+            let moved = |store: &Store| {
+                store.daemon_set(namespace, name).is_none_or(|(_, live)| live.version != used)
+            };
+            if !self.await_store(moved).await {
+                return Err(error);
+            }
+        }
     }
 
     /// The state of a DaemonSet that farrier made before and has not seen since; `None` where there is none. One that
@@ -135,19 +150,19 @@ impl KubeCluster {
         let DaemonSetRetirement { namespace, name, version } = change;
         let action = format!("delete DaemonSet {namespace}/{name}");
         let path = daemon_set_path(&action, namespace, name)?;
-        let version = {
-            let store = self.shared.store();
-            present(&store, &action, namespace, name, Some(version), None)?.version.clone()
+        let prepare = |store: &Store| {
+            let live = present(store, &action, namespace, name, Some(version), None)?;
+            let call = Call {
+                action: action.clone(),
+                method: Method::DELETE,
+                path: path.clone(),
+                content_type: JSON,
+                body: bodies::retirement(&live.version),
+                right: self.known(daemon_sets("delete", namespace)),
+            };
+            Ok((call, live.version.clone()))
         };
-        let call = Call {
-            action,
-            method: Method::DELETE,
-            path,
-            content_type: JSON,
-            body: bodies::retirement(change, &version),
-            right: self.known(daemon_sets("delete", namespace)),
-        };
-        match self.caller.call(&call).await {
+        match self.write_present(namespace, name, prepare).await {
             // Gone is what was wanted.
             Ok(_) | Err(ClusterError::Gone { .. }) => {}
             Err(error) => return Err(error),

@@ -1,1 +1,167 @@
+//! The bodies that are written, and what keeps one from being written.
 
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    image::OperatorResource,
+    plan::{Interest, NodeAffinity, Operator, Requirement, SelectorTerm},
+};
+
+fn known() -> Store {
+    let mut store = Store::new(Interest {
+        daemon_sets: [("gpu".to_owned(), "driver".to_owned())].into(),
+        ..Interest::default()
+    });
+    let object = WholeObject::new(json!({
+        "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5"},
+        "spec": {"selector": {"matchLabels": {"app": "d"}}, "template": {"spec": {
+            "initContainers": [{"name": "prepare", "image": "p:1"}],
+            "containers": [{"name": "driver", "image": "d:1"}, {"name": "probe", "image": "q:1"}],
+        }}},
+    }));
+    store.put(Update::DaemonSet(Box::new(facts::daemon_set(object).unwrap())), false);
+    store
+}
+
+fn version(uid: &str, resource_version: &str) -> ObjectVersion {
+    ObjectVersion { uid: uid.to_owned(), resource_version: resource_version.to_owned() }
+}
+
+fn strings<const N: usize>(entries: [(&str, &str); N]) -> BTreeMap<String, String> {
+    entries.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn change(images: BTreeMap<String, String>) -> DaemonSetChange {
+    DaemonSetChange {
+        namespace: "gpu".to_owned(),
+        name: "driver".to_owned(),
+        version: Some(version("u1", "5")),
+        expected: strings([("driver", "d:1")]),
+        images,
+        affinity: None,
+        annotations: strings([("farrier.dev/record", "{}")]),
+        proof: Vec::new(),
+    }
+}
+
+#[test]
+fn an_apply_has_our_fields_and_no_others() {
+    let store = known();
+    let (_, live) = store.daemon_set("gpu", "driver").unwrap();
+    let mut change = change(strings([("driver", "d@sha256:1"), ("prepare", "p@sha256:2")]));
+    assert_eq!(
+        bodies::daemon_set(&change, live).unwrap(),
+        json!({
+            "apiVersion": "apps/v1", "kind": "DaemonSet",
+            "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5",
+                         "annotations": {"farrier.dev/record": "{}"}},
+            "spec": {"template": {"spec": {
+                "initContainers": [{"name": "prepare", "image": "p@sha256:2"}],
+                "containers": [{"name": "driver", "image": "d@sha256:1"}],
+            }}},
+        })
+    );
+    let requirement =
+        Requirement { key: "kernel".to_owned(), operator: Operator::NotIn, values: vec!["k".to_owned()] };
+    change.affinity =
+        Some(NodeAffinity::Terms(vec![SelectorTerm { expressions: vec![requirement], fields: Vec::new() }]));
+    assert_eq!(
+        bodies::daemon_set(&change, live).unwrap()["spec"]["template"]["spec"]["affinity"],
+        json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "kernel", "operator": "NotIn", "values": ["k"]}]}]}}})
+    );
+}
+
+#[test]
+fn what_cannot_be_written_is_not_written_in_part() {
+    let store = known();
+    let (_, live) = store.daemon_set("gpu", "driver").unwrap();
+    let unknown = change(strings([("driver", "d:2"), ("nope", "x")]));
+    assert_eq!(bodies::daemon_set(&unknown, live).unwrap_err(), "it has no container \"nope\"");
+    let mut odd = change(strings([("driver", "d:2")]));
+    odd.affinity = Some(NodeAffinity::Unsupported("x".to_owned()));
+    assert!(bodies::daemon_set(&odd, live).is_err());
+}
+
+#[test]
+fn other_bodies() {
+    let node = NodeChange {
+        name: "n".to_owned(),
+        labels: [("farrier.dev/ready-for".to_owned(), Some("k".to_owned()))].into(),
+        annotations: [("farrier.dev/next-kernel".to_owned(), None)].into(),
+    };
+    assert_eq!(
+        bodies::node(&node),
+        json!({"metadata": {"labels": {"farrier.dev/ready-for": "k"}, "annotations": {"farrier.dev/next-kernel": null}}})
+    );
+    let resource = ResourceChange {
+        kind: OperatorResource::NicClusterPolicy,
+        name: "nic-cluster-policy".to_owned(),
+        version: version("u", "1"),
+        spec: json!({"ofedDriver": {"version": "v"}}),
+        annotations: strings([("farrier.dev/record", "{}")]),
+        proof: Vec::new(),
+    };
+    assert_eq!(
+        bodies::resource(&resource, &version("u", "2")),
+        json!({
+            "apiVersion": "mellanox.com/v1alpha1", "kind": "NicClusterPolicy",
+            "metadata": {"name": "nic-cluster-policy", "uid": "u", "resourceVersion": "2",
+                         "annotations": {"farrier.dev/record": "{}"}},
+            "spec": {"ofedDriver": {"version": "v"}},
+        })
+    );
+    let restart = PodRestart {
+        namespace: "s".to_owned(),
+        name: "p".to_owned(),
+        uid: "u".to_owned(),
+        why: "w".to_owned(),
+    };
+    assert_eq!(bodies::eviction(&restart)["deleteOptions"], json!({"preconditions": {"uid": "u"}}));
+    assert_eq!(
+        bodies::retirement(&version("u", "2"))["preconditions"],
+        json!({"uid": "u", "resourceVersion": "2"})
+    );
+}
+
+#[test]
+fn a_copy_names_a_state_only_where_there_is_one() {
+    let copy = DaemonSetCopy {
+        namespace: "gpu".to_owned(),
+        name: "driver-k".to_owned(),
+        version: None,
+        manifest: Arc::new(json!({"metadata": {"labels": {"a": "b"}}, "spec": {}})),
+        proof: Vec::new(),
+    };
+    let body = bodies::copy(&copy, None);
+    assert_eq!(body["metadata"], json!({"name": "driver-k", "namespace": "gpu", "labels": {"a": "b"}}));
+    assert_eq!(bodies::copy(&copy, Some(&version("u", "3")))["metadata"]["resourceVersion"], "3");
+}
+
+#[test]
+fn a_plan_from_another_state_is_not_written() {
+    let store = known();
+    let check = |version: ObjectVersion, image: &str| {
+        let expected = strings([("driver", image)]);
+        let found = present(&store, "write it", "gpu", "driver", Some(&version), Some(&expected));
+        found.map(|live| live.version.clone())
+    };
+    assert_eq!(check(version("u1", "5"), "d:1").unwrap(), version("u1", "5"));
+    for (uid, state, image) in [("u2", "5", "d:1"), ("u1", "4", "d:1"), ("u1", "5", "d:0")] {
+        let error = check(version(uid, state), image).unwrap_err();
+        assert!(error.is_conflict() && !error.is_transient(), "{error}");
+    }
+    let gone = present(&store, "write it", "gpu", "other", None, None).unwrap_err();
+    assert!(matches!(&gone, ClusterError::Gone { .. }) && gone.is_conflict());
+}
+
+#[test]
+fn names_stay_names() {
+    assert!(check_names("write", ["a-b.c", "x1"]).is_ok());
+    for name in ["", "a/b", "..", "a?x", "a%2fb", "a b", "ä"] {
+        assert!(check_names("write", [name]).is_err(), "{name:?}");
+    }
+}

@@ -147,9 +147,10 @@ impl Failure {
             Some(subresource) => format!("{}/{subresource}", kind.plural),
             None => kind.plural.clone(),
         };
-        let place = match namespace.is_empty() {
-            true => "at the cluster scope".to_owned(),
-            false => format!("in the namespace \"{namespace}\""),
+        let place = if namespace.is_empty() {
+            "at the cluster scope".to_owned()
+        } else {
+            format!("in the namespace \"{namespace}\"")
         };
         let message = format!(
             "{object} is forbidden: User \"{user}\" cannot {verb} resource \"{resource}\" in API group \"{}\" {place}",

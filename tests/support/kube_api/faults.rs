@@ -41,6 +41,7 @@ pub struct Requests {
     resource: Option<String>,
     subresource: Option<String>,
     path: Option<String>,
+    query: Option<String>,
 }
 
 impl Requests {
@@ -74,11 +75,17 @@ impl Requests {
         Self { path: Some(part.to_owned()), ..self }
     }
 
+    /// Whose query contains this.
+    pub fn query(self, part: &str) -> Self {
+        Self { query: Some(part.to_owned()), ..self }
+    }
+
     pub fn matches(&self, record: &Record) -> bool {
         (self.verbs.is_empty() || self.verbs.contains(&record.verb))
             && self.resource.as_ref().is_none_or(|resource| *resource == record.resource)
             && self.subresource.as_ref().is_none_or(|name| record.subresource.as_ref() == Some(name))
             && self.path.as_ref().is_none_or(|part| record.path.contains(part))
+            && self.query.as_ref().is_none_or(|part| record.query.contains(part))
     }
 }
 

@@ -197,9 +197,9 @@ pub fn for_people(path: &Path) -> String {
         } else if let Some(key) = element.strip_prefix("k:") {
             let key: Map<String, Value> = serde_json::from_str(key).unwrap();
             let key: Vec<String> = key.iter().map(|(name, value)| format!("{name}={value}")).collect();
-            told.push_str(&format!("[{}]", key.join(",")));
+            told.extend(["[", &key.join(","), "]"]);
         } else {
-            told.push_str(&format!("[{}]", element.trim_start_matches("v:")));
+            told.extend(["[", element.trim_start_matches("v:"), "]"]);
         }
     }
     told

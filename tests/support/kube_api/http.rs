@@ -153,10 +153,12 @@ async fn stream_watch(
         let lines = tokio::select! {
             lines = watch.next() => lines,
             // A client says nothing while it watches: it has gone, and so does the watch.
-            gone = reader.fill_buf() => match gone?.is_empty() {
-                true => return Err(std::io::ErrorKind::ConnectionAborted.into()),
-                false => watch.next().await,
-            },
+            gone = reader.fill_buf() => {
+                if gone?.is_empty() {
+                    return Err(std::io::ErrorKind::ConnectionAborted.into());
+                }
+                watch.next().await
+            }
         };
         let Some(lines) = lines else { break };
         writer.write_all(format!("{:x}\r\n", lines.len()).as_bytes()).await?;

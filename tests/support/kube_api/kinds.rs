@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 
 /// One resource of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, clippy::struct_field_names, reason = "the API's own terms")]
 pub struct Kind {
     /// Empty for the core group.
     pub group: String,

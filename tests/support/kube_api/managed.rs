@@ -293,20 +293,19 @@ fn conflict(conflicts: &[(String, Path)]) -> Failure {
             })
         })
         .collect();
-    let told = match conflicts {
-        [(holder, path)] => format!("1 conflict: conflict with {holder}: {}", fields::for_people(path)),
-        _ => {
-            let mut told = format!("{} conflicts:", conflicts.len());
-            let mut last = "";
-            for (holder, path) in conflicts {
-                if holder != last {
-                    told.push_str(&format!(" conflicts with {holder}:"));
-                    last = holder;
-                }
-                told.push_str(&format!("\n- {}", fields::for_people(path)));
+    let told = if let [(holder, path)] = conflicts {
+        format!("1 conflict: conflict with {holder}: {}", fields::for_people(path))
+    } else {
+        let mut told = format!("{} conflicts:", conflicts.len());
+        let mut last = "";
+        for (holder, path) in conflicts {
+            if holder != last {
+                told.extend([" conflicts with ", holder, ":"]);
+                last = holder;
             }
-            told
+            told.extend(["\n- ", &fields::for_people(path)]);
         }
+        told
     };
     Failure::new(409, "Conflict", format!("Apply failed with {told}"), json!({"causes": causes}))
 }

@@ -349,6 +349,14 @@ impl FakeApi {
         self.change(State::compact);
     }
 
+    /// Forgets the past as far as a watch that is up to date does not need it.
+    pub fn forget(&self) {
+        self.change(|state| {
+            state.compacted = state.revision;
+            state.tokens_from = state.revision;
+        });
+    }
+
     /// Lists that have begun cannot be continued.
     pub fn expire_continue_tokens(&self) {
         self.change(|state| {
@@ -398,7 +406,7 @@ impl FakeApi {
                 changed.changed().await.unwrap();
             }
         };
-        if tokio::time::timeout(Duration::from_secs(60), wait).await.is_err() {
+        if tokio::time::timeout(Duration::from_mins(1), wait).await.is_err() {
             let requests = self.requests();
             let last: Vec<String> = requests.iter().rev().take(20).rev().map(Record::told).collect();
             panic!("not in a minute: {what}; the last requests:\n{}", last.join("\n"));

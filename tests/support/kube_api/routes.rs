@@ -98,7 +98,8 @@ pub async fn reply(shared: &Arc<Shared>, request: &Request) -> Reply {
         let mut state = shared.state.lock().unwrap();
         let place = place(&state, &path);
         let named = place.as_ref().is_none_or(|place| !place.name.is_empty());
-        let record = record(request, verb(request, &parameters, named), place.as_ref());
+        let verb = if place.is_some() { verb(request, &parameters, named) } else { "get" };
+        let record = record(request, verb, place.as_ref());
         state.faults.log.push(record.clone());
         let number = state.faults.log.len() - 1;
         let fault = state.faults.next_for(&record);
@@ -171,6 +172,15 @@ fn answer(
 fn outside(state: &State, path: &[&str], method: &str) -> Answer {
     match path {
         ["healthz" | "livez" | "readyz", ..] => return Answer::bytes(200, Bytes::from_static(b"ok")),
+        ["apis", "authentication.k8s.io", "v1", "selfsubjectreviews"] if method == "POST" => {
+            return Answer::json(
+                201,
+                &json!({
+                    "kind": "SelfSubjectReview", "apiVersion": "authentication.k8s.io/v1", "metadata": {},
+                    "status": {"userInfo": {"username": state.faults.user(), "groups": ["system:authenticated"]}},
+                }),
+            );
+        }
         _ if method == "GET" => {
             if let Some(found) = kinds::discovery(&state.kinds, path) {
                 return Answer::json(200, &found);

@@ -84,9 +84,8 @@ fn daemon_set(old: Option<&Value>, spec: &Value, problems: &mut Vec<Problem>) {
             format!("Invalid value: {value}: {why}"),
         ));
     };
-    if old.is_some_and(|old| old["spec"]["selector"] != *selector) {
-        invalid("spec.selector", selector, "field is immutable");
-    } else if selector.is_null() {
+    // So the real server words a missing one, too.
+    if selector.is_null() || old.is_some_and(|old| old["spec"]["selector"] != *selector) {
         invalid("spec.selector", selector, "field is immutable");
     } else if selector["matchLabels"].as_object().is_none_or(Map::is_empty)
         && selector["matchExpressions"].as_array().is_none_or(Vec::is_empty)
