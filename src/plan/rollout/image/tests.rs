@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use proptest::{
-    prelude::{Just, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest},
+    prelude::{Just, ProptestConfig, Strategy, any, prop, prop_assert, prop_assert_eq, prop_oneof, proptest},
     test_runner::TestCaseError,
 };
 
@@ -384,6 +384,9 @@ impl Witness {
 }
 
 proptest! {
+    // Every event plans two or three times.
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
     /// Whatever happens: few writes, an end to them, no quarrel, and never back to what did not work.
     #[test]
     fn rewrites_end_never_fight_and_never_go_back_to_what_failed(
