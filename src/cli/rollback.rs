@@ -121,7 +121,7 @@ fn text(taken: &[Taken], dry_run: bool) -> String {
         return "nothing to roll back: farrier has set nothing there\n".to_owned();
     }
     let mut table = printer::table(["OBJECT", "FIELD", "ACTION", "DETAIL"]);
-    let mut resume = String::new();
+    let mut resume = Vec::new();
     for Taken { step, failed } in taken {
         let RollbackStep { object, fields, error, resume: command, change } = step;
         if let Some(error) = error {
@@ -139,7 +139,7 @@ fn text(taken: &[Taken], dry_run: bool) -> String {
             table.add_row([object.as_str(), field, action, &printable(&detail)]);
         }
         if change.is_some() && failed.is_none() {
-            resume.push_str(&format!("  {command}\n"));
+            resume.push(format!("  {command}\n"));
         }
     }
     let mut text = format!("{}\n", table.trim_fmt());
@@ -149,7 +149,7 @@ fn text(taken: &[Taken], dry_run: bool) -> String {
         text.push_str(
             "\nA running controller leaves these until another image is due. To let it set them again:\n",
         );
-        text.push_str(&resume);
+        text.push_str(&resume.concat());
     }
     text
 }

@@ -285,9 +285,10 @@ fn carry_out(
             let now = vec![format!("set {path}: {} -> {}", in_words(&noted, driver), said(&noted.set))];
             (RolloutDecision::Steps { now }, noted, proof)
         }
-        Step::PutBack(noted, why) => (RolloutDecision::Hold(why), noted, Vec::new()),
         Step::Leave(None, why) => return Err(why),
-        Step::Leave(Some(noted), why) => (RolloutDecision::Hold(why), noted, Vec::new()),
+        Step::PutBack(noted, why) | Step::Leave(Some(noted), why) => {
+            (RolloutDecision::Hold(why), noted, Vec::new())
+        }
     };
     let change = change(found, driver, noted, proof)?;
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
@@ -301,16 +302,15 @@ pub(super) fn change(
     proof: Vec<ImageReference>,
 ) -> Result<ResourceChange, HoldReason> {
     let record = Record::of(&found.annotations)?;
-    let fields: Map<String, Value> = match noted.written() {
+    let fields: Map<String, Value> = if let Some(value) = noted.written() {
         // What was not there before is not named, and so removed.
-        Some(value) => writable(value).collect(),
+        writable(value).collect()
+    } else {
         // Left to somebody else, who may have changed some of the fields only: the others stay named, because what
         // nobody owns any more is removed.
-        None => {
-            let written = record.0.get(FIELD).and_then(FieldRecord::written);
-            let ours = written.into_iter().flat_map(writable);
-            ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()
-        }
+        let written = record.0.get(FIELD).and_then(FieldRecord::written);
+        let ours = written.into_iter().flat_map(writable);
+        ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()
     };
     let nested =
         found.kind.driver_path().iter().rev().fold(Value::from(fields), |inner, key| {
@@ -348,7 +348,7 @@ fn in_words(noted: &FieldRecord, driver: &Map<String, Value>) -> String {
 pub(super) fn said(value: &Value) -> String {
     let text = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or("(none)");
     let flags = value.as_object().into_iter().flatten().filter(|(_, value)| value.as_bool() == Some(true));
-    let flags: String = flags.map(|(key, _)| format!(", {key}")).collect();
+    let flags: String = flags.flat_map(|(key, _)| [", ", key.as_str()]).collect();
     format!("{}/{} version {}{flags}", text("repository"), text("image"), text("version"))
 }
 
