@@ -180,9 +180,9 @@ fn cell(verb: ApiVerb, kind: ApiKind, outcome: ApiOutcome) -> usize {
 }
 
 /// A server that asks for more is asked again after this.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// The API server itself ends a request after a minute (`--request-timeout`). A watch begins at once.
-const ANSWER: Duration = Duration::from_secs(60);
+const ANSWER: Duration = Duration::from_mins(1);
 
 /// The layer.
 #[derive(Clone, Debug)]
@@ -226,8 +226,8 @@ where
                 Ok(answer) => answer.map_err(Into::into),
                 Err(_) => Err(format!("no answer within {} s", ANSWER.as_secs()).into()),
             };
-            let status = answer.as_ref().ok().map(Response::status);
-            stats.count(verb, kind, outcome(status));
+            let code = answer.as_ref().ok().map(Response::status);
+            stats.count(verb, kind, outcome(code));
             if let Ok(response) = &answer
                 && let Some(wait) = retry_after(response)
             {
@@ -263,9 +263,11 @@ fn outcome(status: Option<StatusCode>) -> ApiOutcome {
 /// then the resource, the object's name and a subresource.
 fn classify(method: &Method, path: &str, query: Option<&str>) -> (ApiVerb, ApiKind) {
     let mut parts = path.split('/').filter(|part| !part.is_empty());
-    let (group, skipped) =
-        if parts.next() == Some("api") { ("", 1) } else { (parts.next().unwrap_or_default(), 1) };
-    let mut parts: Vec<&str> = parts.skip(skipped).collect();
+    let group = match parts.next() {
+        Some("apis") => parts.next().unwrap_or_default(),
+        _ => "",
+    };
+    let mut parts: Vec<&str> = parts.skip(1).collect();
     if parts.len() > 2 && parts[0] == "namespaces" {
         parts.drain(..2);
     }

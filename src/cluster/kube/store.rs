@@ -4,18 +4,19 @@
 //! DaemonSets that were found, and so do the pods. A snapshot is taken when everything needed has been listed, so
 //! that a plan never takes what has not arrived yet for something that is not there.
 
+mod states;
+mod view;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
+use self::states::{is_newer, older, same_daemon_set, same_resource, track};
 use super::{facts, words::MissingRight};
 use crate::{
     image::OperatorResource,
-    plan::{
-        ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, NodeFacts, ObjectVersion, PodFacts,
-        ResourceFacts, Seen,
-    },
+    plan::{DaemonSetFacts, Interest, NodeFacts, ObjectVersion, PodFacts, ResourceFacts},
 };
 
 /// One watch.
@@ -262,10 +263,10 @@ impl Store {
             }
             Event::Listed(update) => {
                 let key = update.key();
-                if self.put(update, true) {
-                    if let Some(watched) = self.watched.get_mut(target) {
-                        watched.listed.insert(key);
-                    }
+                if self.put(update, true)
+                    && let Some(watched) = self.watched.get_mut(target)
+                {
+                    watched.listed.insert(key);
                 }
                 // Somebody who waits, waits for the end of the list.
                 return false;
@@ -471,135 +472,9 @@ impl Store {
         self.strings.insert(shared.clone());
         shared
     }
-
-    /// Has everything that is needed been listed?
-    pub(super) fn readiness(&self) -> Readiness {
-        let needed = self.needed();
-        let mut waiting = !needed.iter().any(|(target, _)| *target == Target::Nodes);
-        for (target, scope) in needed {
-            let watched = self.watched.get(&target).filter(|watched| watched.scope.covers(&scope));
-            let Some(watched) = watched else {
-                waiting = true;
-                continue;
-            };
-            match &watched.trouble {
-                Some(Trouble::Forbidden(right)) if target == Target::Nodes => {
-                    return Readiness::Forbidden(right.clone());
-                }
-                Some(Trouble::Unauthorized { attempts, reason })
-                    if *attempts >= ATTEMPTS && !watched.synced =>
-                {
-                    return Readiness::Unauthorized(reason.clone());
-                }
-                Some(Trouble::Failing { attempts, reason }) if *attempts >= ATTEMPTS && !watched.synced => {
-                    return Readiness::Failing(reason.clone());
-                }
-                _ => waiting |= !watched.settled(),
-            }
-        }
-        if waiting { Readiness::Waiting } else { Readiness::Ready }
-    }
-
-    /// All facts, sorted by name, without what cannot be read (any more).
-    pub(super) fn snapshot(&self) -> ClusterSnapshot {
-        let unseen = self.unseen();
-        let seen = |what: Seen| !unseen.contains_key(&what);
-        let mut nodes: Vec<NodeFacts> = self.nodes.iter().map(|(name, (node, _))| node.facts(name)).collect();
-        nodes.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let daemon_sets: Vec<DaemonSetFacts> = self
-            .daemon_sets
-            .values()
-            .filter(|_| seen(Seen::DaemonSets))
-            .map(|old| old.facts.clone())
-            .collect();
-        let uids = daemon_sets.iter().filter_map(|facts| facts.live.as_ref()).map(|live| &live.version.uid);
-        let pods =
-            uids.filter(|_| seen(Seen::Pods)).filter_map(|uid| self.pods.get(uid)).flat_map(BTreeMap::values);
-        let pods = pods.cloned().collect();
-        let forbidden = |kind: OperatorResource| {
-            let trouble =
-                self.watched.get(&Target::Resources(kind)).and_then(|watched| watched.trouble.as_ref());
-            matches!(trouble, Some(Trouble::Forbidden(_)))
-        };
-        let resources = self.resources.values().map(|old| &old.facts);
-        let resources = resources.filter(|facts| !forbidden(facts.kind)).cloned().collect();
-        ClusterSnapshot { nodes, daemon_sets, pods, resources, unseen, read_only_nodes: false }
-    }
-
-    /// What cannot be read, with the rule that is missing.
-    fn unseen(&self) -> BTreeMap<Seen, String> {
-        let mut sentences: BTreeMap<Seen, BTreeSet<String>> = BTreeMap::new();
-        for (target, watched) in &self.watched {
-            let Some(Trouble::Forbidden(right)) = &watched.trouble else { continue };
-            let what = match target {
-                Target::Nodes => Seen::Nodes,
-                Target::DaemonSets => Seen::DaemonSets,
-                Target::Pods { .. } => Seen::Pods,
-                Target::Resources(_) => Seen::Resources,
-            };
-            sentences.entry(what).or_default().insert(format!("{}: {}", right.sentence(), right.remedy()));
-        }
-        let join = |sentences: BTreeSet<String>| sentences.into_iter().collect::<Vec<_>>().join("; ");
-        sentences.into_iter().map(|(what, sentences)| (what, join(sentences))).collect()
-    }
-
-    /// A DaemonSet, and whether this resource version of it differs from the present one in nothing that a plan looks
-    /// at.
-    pub(super) fn daemon_set(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Option<(&DaemonSetFacts, &LiveDaemonSet)> {
-        let tracked = self.daemon_sets.get(&(namespace.to_owned(), name.to_owned()))?;
-        Some((&tracked.facts, tracked.facts.live.as_ref()?))
-    }
-
-    /// Is this resource version of a DaemonSet like the present one, for a plan?
-    pub(super) fn is_same_daemon_set(&self, namespace: &str, name: &str, version: &ObjectVersion) -> bool {
-        let tracked = self.daemon_sets.get(&(namespace.to_owned(), name.to_owned()));
-        tracked.is_some_and(|tracked| {
-            let uid = tracked.facts.live.as_ref().map(|live| &live.version.uid);
-            uid == Some(&version.uid) && tracked.same.contains(&version.resource_version)
-        })
-    }
-
-    /// Is this pod going, or gone?
-    pub(super) fn pod_ends(&self, uid: &str) -> bool {
-        let mut pods = self.pods.values().flat_map(BTreeMap::values);
-        pods.find(|pod| pod.version.uid == uid).is_none_or(|pod| pod.deleting)
-    }
-
-    /// An operator's resource, and whether this resource version of it is like the present one, for a plan.
-    pub(super) fn resource(
-        &self,
-        kind: OperatorResource,
-        name: &str,
-        version: &ObjectVersion,
-    ) -> Option<(&ResourceFacts, bool)> {
-        let tracked = self.resources.get(&(kind, name.to_owned()))?;
-        let same =
-            tracked.facts.version.uid == version.uid && tracked.same.contains(&version.resource_version);
-        Some((&tracked.facts, same))
-    }
 }
 
 static NO_VERSION: ObjectVersion = ObjectVersion { uid: String::new(), resource_version: String::new() };
-
-impl StoredNode {
-    fn facts(&self, name: &str) -> NodeFacts {
-        let Self { labels, annotations, kernel_version, architecture, os_image, unschedulable } = self;
-        let labels = labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
-        NodeFacts {
-            name: name.to_owned(),
-            labels,
-            annotations: annotations.clone(),
-            kernel_version: kernel_version.to_string(),
-            architecture: architecture.to_string(),
-            os_image: os_image.to_string(),
-            unschedulable: *unschedulable,
-        }
-    }
-}
 
 impl Update {
     fn key(&self) -> Key {
@@ -609,60 +484,6 @@ impl Update {
             Self::Pod(facts) => (facts.namespace.clone(), facts.name.clone()),
             Self::Resource(facts) => (String::new(), facts.name.clone()),
         }
-    }
-}
-
-/// Keeps a state of an object; says whether a plan can tell it from the one before.
-fn track<K: Ord, T>(
-    map: &mut BTreeMap<K, Tracked<T>>,
-    key: K,
-    facts: T,
-    same: impl Fn(&T, &T) -> bool,
-    version: impl Fn(&T) -> &ObjectVersion,
-) -> bool {
-    let present = version(&facts).resource_version.clone();
-    match map.get_mut(&key) {
-        Some(old) if same(&old.facts, &facts) => {
-            if !old.same.contains(&present) {
-                old.same.push_back(present);
-                if old.same.len() > SAME {
-                    old.same.pop_front();
-                }
-            }
-            old.facts = facts;
-            false
-        }
-        Some(_) | None => {
-            map.insert(key, Tracked { facts, same: [present].into() });
-            true
-        }
-    }
-}
-
-fn same_resource(old: &ResourceFacts, new: &ResourceFacts) -> bool {
-    let ResourceFacts { kind, name, version, annotations, spec } = old;
-    (*kind, name, &version.uid) == (new.kind, &new.name, &new.version.uid)
-        && (annotations, spec) == (&new.annotations, &new.spec)
-}
-
-/// The manifest is all there is, but for the version.
-fn same_daemon_set(old: &DaemonSetFacts, new: &DaemonSetFacts) -> bool {
-    match (&old.live, &new.live) {
-        (Some(old), Some(new)) => old.version.uid == new.version.uid && old.manifest == new.manifest,
-        (None | Some(_), None) | (None, Some(_)) => false,
-    }
-}
-
-/// Is the first state of the same object newer than the second?
-fn is_newer(known: &ObjectVersion, new: &ObjectVersion) -> bool {
-    known.uid == new.uid && older(&new.resource_version, &known.resource_version)
-}
-
-/// Resource versions are comparable as numbers (KEP-5504). What is no number is taken for newer.
-fn older(version: &str, than: &str) -> bool {
-    match (version.parse::<u128>(), than.parse::<u128>()) {
-        (Ok(version), Ok(than)) => version < than,
-        _ => false,
     }
 }
 

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{super::objects::WholeObject, *};
-use crate::plan::{KERNEL_LABEL, UpdateStrategy};
+use crate::plan::{KERNEL_LABEL, Seen, UpdateStrategy};
 
 fn interest(names: &[&str]) -> Interest {
     Interest {

@@ -296,8 +296,8 @@ impl Watch {
 
 fn status(error: &watcher::Error) -> Option<&Status> {
     match error {
-        watcher::Error::WatchError(status) => Some(status),
-        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        watcher::Error::WatchError(status)
+        | watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
         | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status),
         watcher::Error::InitialListFailed(_)
