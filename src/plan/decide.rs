@@ -268,6 +268,9 @@ impl Plan {
                         | HoldReason::NotPassed { .. }
                         | HoldReason::UnknownDenied { .. }
                         | HoldReason::OtherKernel { .. }
+                        | HoldReason::CopyFailed { .. }
+                        | HoldReason::FenceUndone { .. }
+                        | HoldReason::NoUnion { .. }
                 )
             )
         };
