@@ -202,7 +202,7 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
     put_all(entry(pod, "nodeSelector")?, &selectors);
     let affinity = entry(pod, "affinity")?;
     remove_fence(affinity, handover);
-    keep_apart(affinity, sibling)?;
+    keep_apart(affinity, &sibling)?;
 
     let mut object = json!({
         "apiVersion": "apps/v1",
@@ -303,7 +303,7 @@ fn remove_fence(affinity: &mut Map<String, Value>, handover: &str) {
 
 /// No two driver pods on one node: the scheduler waits until the one that goes is gone. It looks at the terms of
 /// running pods, too, so the original's pods wait for the copies' in the same way.
-fn keep_apart(affinity: &mut Map<String, Value>, sibling: Map<String, Value>) -> Option<()> {
+fn keep_apart(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -> Option<()> {
     let pods = entry(affinity, "podAntiAffinity")?;
     let required = pods
         .entry("requiredDuringSchedulingIgnoredDuringExecution")

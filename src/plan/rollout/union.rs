@@ -163,7 +163,7 @@ impl Members {
         let reason = match states.get(&(*image, kernel)) {
             Some((cell, CellState::Published(published))) => {
                 match passes(inputs, image, published, &published.pinned(&cell.reference), kernel) {
-                    Ok(()) => return self.insert(kernel, published.digest.clone()),
+                    Ok(()) => return self.insert(kernel, &published.digest),
                     Err(reason) => reason,
                 }
             }
@@ -173,7 +173,7 @@ impl Members {
             }
             Some((_, CellState::Absent(detail))) => {
                 if let Some(digest) = current.and_then(|held| held.members.get(kernel.release.as_str())) {
-                    return self.insert(kernel, digest.clone());
+                    return self.insert(kernel, digest);
                 }
                 no_image(kernel, detail.clone())
             }
@@ -184,9 +184,9 @@ impl Members {
     }
 
     /// Two targets with one release would lie over each other in `/lib/modules`.
-    fn insert(&mut self, kernel: &KernelTarget, digest: Digest) -> Result<(), HoldReason> {
+    fn insert(&mut self, kernel: &KernelTarget, digest: &Digest) -> Result<(), HoldReason> {
         match self.images.insert(kernel.release.clone(), digest.clone()) {
-            Some(other) if other != digest => Err(HoldReason::NoUnion {
+            Some(other) if other != *digest => Err(HoldReason::NoUnion {
                 detail: format!("two kernel targets have the release {}", kernel.release),
             }),
             _ => Ok(()),

@@ -60,7 +60,7 @@ impl Store {
         };
         let resources = self.resources.values().map(|old| &old.facts);
         let resources = resources.filter(|facts| !forbidden(facts.kind)).cloned().collect();
-        ClusterSnapshot { nodes, daemon_sets, pods, resources, unseen }
+        ClusterSnapshot { nodes, daemon_sets, pods, resources, unseen, read_only_nodes: false }
     }
 
     /// What cannot be read, with the rule that is missing.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::plan::{Container, NodeAffinity, ObjectVersion, PodCount, UpdateStrategy};
 
-fn original(name: &str, spec: Value) -> DaemonSetFacts {
+fn original(name: &str, spec: &Value) -> DaemonSetFacts {
     let manifest = json!({
         "metadata": {
             "namespace": "kube-system", "name": name, "uid": "u1", "labels": {"helm.sh/chart": "theirs"},
@@ -72,7 +72,7 @@ fn spec() -> Value {
 
 #[test]
 fn a_copy_is_its_original_with_another_image_and_other_nodes() {
-    let manifest = made(&original("mft", spec())).unwrap();
+    let manifest = made(&original("mft", &spec())).unwrap();
     insta::assert_snapshot!(serde_json::to_string_pretty(&canonical(&manifest)).unwrap());
 }
 
@@ -82,22 +82,22 @@ fn nothing_but_a_fence_is_no_affinity() {
     let terms = &mut spec["template"]["spec"]["affinity"]["nodeAffinity"];
     let terms = &mut terms["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
     terms[0]["matchExpressions"].as_array_mut().unwrap().remove(0);
-    let with = made(&original("mft", spec.clone())).unwrap();
+    let with = made(&original("mft", &spec)).unwrap();
     assert!(with.pointer("/spec/template/spec/affinity/nodeAffinity").is_none());
     spec["template"]["spec"].as_object_mut().unwrap().remove("affinity");
-    assert_eq!(with, made(&original("mft", spec)).unwrap(), "the fence changes no copy");
+    assert_eq!(with, made(&original("mft", &spec)).unwrap(), "the fence changes no copy");
 }
 
 #[test]
 fn objects_that_are_no_daemon_set_have_no_copy() {
     for spec in [json!(null), json!({"selector": 1}), json!({"template": {"spec": []}})] {
-        assert!(made(&original("mft", spec)).is_none());
+        assert!(made(&original("mft", &spec)).is_none());
     }
 }
 
 #[test]
 fn names_stay_within_limits_and_apart() {
-    let long = original(&format!("a.{}", "b".repeat(250)), json!({}));
+    let long = original(&format!("a.{}", "b".repeat(250)), &json!({}));
     let names: Vec<String> =
         ["6.1.192-acme+", &format!("6.1.0-{}", "x".repeat(57)), &format!("6.1.0-{}y", "x".repeat(56))]
             .iter()
@@ -110,7 +110,7 @@ fn names_stay_within_limits_and_apart() {
     assert_eq!(copy_name(&long, &target(&format!("6.1.0-{}", "x".repeat(58)))), None, "it has no label");
     let mark = copy_of(&long);
     assert!(mark.len() <= 63 && mark.starts_with("a.bbb"));
-    assert_ne!(mark, copy_of(&original(&format!("a.{}", "b".repeat(249)), json!({}))));
+    assert_ne!(mark, copy_of(&original(&format!("a.{}", "b".repeat(249)), &json!({}))));
     assert!(share_a_name(&target("6.1.0+acme"), &target("6.1.0~acme")));
     assert!(!share_a_name(&target("6.1.0-1"), &target("6.1.0-2")));
 }

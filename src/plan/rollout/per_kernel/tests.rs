@@ -323,7 +323,7 @@ fn happen(cluster: &mut Cluster, event: &Event) {
     let count = cluster.world.snapshot.nodes.len();
     match *event {
         Event::Kernel(node, kernel) => {
-            cluster.set_kernel(&format!("n{}", node % (count + 1)), KERNELS[kernel])
+            cluster.set_kernel(&format!("n{}", node % (count + 1)), KERNELS[kernel]);
         }
         Event::Reboot(node, kernel) => {
             cluster.world.snapshot.nodes[node % count].kernel_version = KERNELS[kernel].to_owned();
