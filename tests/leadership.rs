@@ -19,6 +19,13 @@ const TIMING: Timing = Timing {
     retry: Duration::from_millis(100),
 };
 
+/// An API server with farrier's namespace.
+fn cluster() -> FakeApi {
+    let api = FakeApi::start();
+    api.create(serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}}));
+    api
+}
+
 fn candidate(api: &FakeApi, identity: &str) -> (Leadership, LeaseTask) {
     let options = LeaseOptions {
         namespace: "farrier".to_owned(),
@@ -41,7 +48,7 @@ fn lease(api: &FakeApi) -> serde_json::Value {
 
 #[tokio::test]
 async fn of_two_started_together_one_leads_and_hands_over_when_it_stops() {
-    let api = FakeApi::start();
+    let api = cluster();
     let (a, a_task) = candidate(&api, "a");
     let (b, b_task) = candidate(&api, "b");
     let (mut a_watch, mut b_watch) = (a.watch(), b.watch());
@@ -69,7 +76,7 @@ async fn of_two_started_together_one_leads_and_hands_over_when_it_stops() {
 
 #[test]
 fn a_killed_leader_is_followed_when_its_time_is_over_and_its_fence_is_closed_by_then() {
-    let api = FakeApi::start();
+    let api = cluster();
     let killed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (first, _first_task) = killed.block_on(async {
         let (leadership, task) = candidate(&api, "a");
@@ -91,7 +98,7 @@ fn a_killed_leader_is_followed_when_its_time_is_over_and_its_fence_is_closed_by_
 
 #[tokio::test]
 async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over() {
-    let api = FakeApi::start();
+    let api = cluster();
     let (leadership, task) = candidate(&api, "a");
     until(&leadership, true).await;
     let cut = Instant::now();
@@ -109,7 +116,7 @@ async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over(
 
 #[tokio::test]
 async fn a_lease_that_may_not_be_written_is_never_led_by() {
-    let api = FakeApi::start();
+    let api = cluster();
     let forbidden =
         api.fail_always(Requests::verb("create").resource("leases.coordination.k8s.io"), Fault::Forbidden);
     let (leadership, task) = candidate(&api, "a");
