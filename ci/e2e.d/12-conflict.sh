@@ -18,9 +18,6 @@ says_conflict() {
 expect 20 "changed back twice: a conflict is recorded" says_conflict
 steady 5 "and the value is left" ds_spec contested
 has_image contested "$registry/$driver:vendor"
-exits_1() {
-    local code=0
-    as_farrier plan --cluster kube --registry "$registry" > "$here/plan.txt" || code=$?
-    grep -qi 'chang' "$here/plan.txt"
-}
-expect 10 "the plan reports it" exits_1
+# What its exit code is, is not this scenario's question.
+reported() { { as_farrier plan --cluster kube --registry "$registry" || true; } | grep -q 'changed back'; }
+expect 10 "the plan reports it" reported

@@ -25,11 +25,12 @@ expect 20 "an event on the DaemonSet tells of the rewrite" rewritten
 get one healthz > /dev/null
 get one metrics > "$here/metrics.txt"
 # Every figure of the dashboard is one that farrier shows.
-for name in $(grep -o 'farrier_[a-z_]*' "$root/deploy/dashboard/farrier.json" | sort -u); do
+grep -o 'farrier_[a-z_]*' "$root/deploy/dashboard/farrier.json" | sort -u > "$here/shown.txt"
+while read -r name; do
     family="${name%_bucket}"
     grep -qE "^# TYPE (${family}|${family%_total}) " "$here/metrics.txt" ||
         expect 0 "/metrics has $name, which the dashboard shows" false
-done
+done < "$here/shown.txt"
 
 # A bad file keeps the last good configuration, and says so.
 echo 'kind: Nonsense' > "$here/definitions/images/bad.yaml"

@@ -18,6 +18,7 @@ expect 30 "n1 is told that it may boot kernel B" ready_for "$kernel_b"
 k annotate node "$run-$scenario-n1" --overwrite "farrier.dev/next-kernel=6.1.0-99999-amd64" > /dev/null
 told_nothing() { [ -z "$(node_annotation n1 farrier.dev/ready-for)" ]; }
 expect 30 "another kernel without an image: it is taken back" told_nothing
+# shellcheck disable=SC2016 # so it is meant
 k annotate node "$run-$scenario-n1" --overwrite 'farrier.dev/next-kernel=../../etc/passwd; rm -rf $(x)' > /dev/null
 annotations() { k get node "$run-$scenario-n1" -o json | jq -cS '[.metadata.annotations, .metadata.labels]'; }
 steady 4 "a hostile value does nothing" annotations

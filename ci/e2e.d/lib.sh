@@ -301,8 +301,11 @@ start_farrier() {
         --definitions "$here/definitions" --cache-dir "$here/cache-$name" --leader-elect --listen "127.0.0.1:$port" \
         --log-format json "$@" > "$here/farrier-$name.out" 2>> "$here/farrier-$name.log" < /dev/null &
     echo $! > "$here/farrier-$name.pid"
-    expect 30 "farrier $name is ready" get "$name" readyz
+    expect 30 "farrier $name is ready or has ended" ready_or_ended "$name"
+    alive "$here/farrier-$name.pid" || expect 0 "farrier $name runs" false
 }
+
+ready_or_ended() { get "$1" readyz > /dev/null || not alive "$here/farrier-$1.pid"; }
 
 free_port() {
     local port
