@@ -19,5 +19,8 @@ expect 20 "changed back twice: a conflict is recorded" says_conflict
 steady 5 "and the value is left" ds_spec contested
 has_image contested "$registry/$driver:vendor"
 # What its exit code is, is not this scenario's question.
-reported() { { as_farrier plan --cluster kube --registry "$registry" || true; } | grep -q 'changed back'; }
+reported() {
+    { as_farrier plan --cluster kube --registry "$registry" -o json || true; } > "$here/plan.json"
+    grep -qiE 'changed it back|changed-?back' "$here/plan.json"
+}
 expect 10 "the plan reports it" reported
