@@ -115,6 +115,25 @@ start_engine() {
     }
 }
 
+: "${engine:=docker}" # callers may set another
+
+# Toolchains with headers that farrier keeps in the engine.
+cached_images() {
+    if [ "$engine" = buildah ]; then
+        buildah images --quiet --filter label=farrier.dev/cache=base 2>/dev/null | sort -u
+    else
+        docker image ls --quiet --no-trunc --filter label=farrier.dev/cache=base 2>/dev/null | sort -u
+    fi
+}
+
+# Takes those away that came since `cached_images > "$state/cached.before"`; others may be somebody's.
+forget_new_images() {
+    local remove=(docker image rm --force)
+    if [ "$engine" = buildah ]; then remove=(buildah rmi --force); fi
+    [ -f "$state/cached.before" ] || return 0
+    cached_images | comm -13 "$state/cached.before" - | xargs -r "${remove[@]}" > /dev/null 2>&1 || true
+}
+
 registry_answers() { curl --silent --fail --output /dev/null "http://127.0.0.1:$registry_port/v2/"; }
 
 # Starts docker-registry on a free loopback port, or finds the one of an earlier run. Sets `registry`.

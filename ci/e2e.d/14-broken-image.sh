@@ -1,0 +1,22 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# The pods of a new image do not get ready: the image before it comes back, and stays.
+
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, deadline: 15s}"
+add_node n1 "$kernel_a"
+add_daemonset solo "$registry/$driver:vendor" RollingUpdate
+start_farrier one
+expect 30 "kernel A's image works" pod_on solo n1 "$image_a"
+state_of_record() { k get daemonset solo -n "$drivers" -o json | jq -r '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state'; }
+watched() { [ "$(state_of_record)" != set ]; }
+expect 20 "and is no longer watched" watched
+break_image "$image_b"
+reboot n1 "$kernel_b"
+expect 20 "kernel B's image is set" has_image solo "$image_b"
+expect 60 "it does not get ready within its deadline: the image before it is back" has_image solo "$image_a"
+tells_why() {
+    k get daemonset solo -n "$drivers" -o json |
+        jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver | .state == "failed" and (.why | contains("invalid module format"))'
+}
+expect 10 "with the pod's words" tells_why
+steady 6 "and is not tried again" ds_spec solo

@@ -1,0 +1,29 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# Strategy union: one image holds the modules of every kernel.
+
+definition "{strategy: union, namespace: $drivers, daemonSet: whole, container: driver, dropAfter: 1s}"
+add_node n1 "$kernel_a"
+add_node n2 "$kernel_a"
+add_daemonset whole "$registry/$driver:vendor" OnDelete
+start_farrier one
+ours() { [[ "$(ds_image whole)" == "$registry/$driver@sha256:"* ]]; }
+expect 60 "the DaemonSet gets a union image" ours
+first="$(ds_image whole)"
+k delete pods --all -n "$drivers" --grace-period=0 --force > /dev/null 2>&1
+expect 30 "n1's pod runs it" pod_on whole n1 "$first"
+expect 30 "n2's pod runs it" pod_on whole n2 "$first"
+
+# kernels_of IMAGE: what the image's manifest says it holds.
+kernels_of() {
+    curl --silent --fail -H 'Accept: application/vnd.oci.image.manifest.v1+json' \
+        "http://${registry%%/*}/v2/${registry#*/}/$driver/manifests/${1##*@}" |
+        jq -r '.annotations["farrier.dev/kernels"] // .annotations["farrier.dev/kernel-release"]'
+}
+reboot n2 "$kernel_b"
+holds_both() { kernels_of "$(ds_image whole)" | grep -qF "$kernel_a" && kernels_of "$(ds_image whole)" | grep -qF "$kernel_b"; }
+expect 60 "n2 has kernel B: the image holds both" holds_both
+second="$(ds_image whole)"
+expect 60 "n2's pod is restarted with it" pod_on whole n2 "$second"
+pod_on whole n1 "$first" || expect 0 "n1's pod was not disturbed" pod_on whole n1 "$first"
+steady 5 "then nothing is written" ds_spec whole

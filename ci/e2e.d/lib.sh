@@ -1,0 +1,383 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e and the scenarios
+# What the scenarios of ci/e2e have in hand. Sourced by ci/e2e.
+#
+# A scenario finds: $ns, farrier's namespace; $drivers, the DaemonSets'; $mark, the label that its nodes have;
+# $kernel_a and $kernel_b, whose images are $image_a and $image_b. It ends with the first thing that does not come
+# about in time.
+
+run_label=e2e.farrier.dev/run
+driver=mstflint
+nfd=feature.node.kubernetes.io
+
+# kubectl as the administrator, without its remarks on versions.
+k() { kubectl --kubeconfig "$kubeconfig" "$@" 2> >(grep -v 'version difference' >&2); }
+
+label_of() { tr -c 'A-Za-z0-9_.\n-' _ <<< "$1"; }
+
+# --- once for all scenarios
+
+# The driver for both kernels, published: what happens in the cluster is not a compiler's speed.
+publish_driver() {
+    local kernel dir="$state/published"
+    mkdir -p "$dir/images"
+    sed '/^  rollout:/,$d' "$root/images/$driver.yaml" > "$dir/images/$driver.yaml"
+    for kernel in "$kernel_a" "$kernel_b"; do
+        "$farrier" build "$driver" --kernel "$kernel" --os debian --os-version 12 --definitions "$dir" \
+            --engine "$engine" --registry "$registry" --push -o json > "$state/build-$kernel.json" ||
+            die "the driver was not built for $kernel"
+    done
+    image_a="$(jq -r .pinned "$state/build-$kernel_a.json")"
+    image_b="$(jq -r .pinned "$state/build-$kernel_b.json")"
+}
+
+# CRDs are the cluster's, not a namespace's: those that are there stay, and those made here go.
+make_cluster_objects() {
+    local kind group version plural
+    : > "$state/crds"
+    if ! k get crd driverbuilds.farrier.dev > /dev/null 2>&1; then
+        k apply --server-side -f "$root/deploy/crds/driverbuild.yaml" > /dev/null
+        echo driverbuilds.farrier.dev >> "$state/crds"
+    fi
+    while read -r kind group version plural; do
+        if k get crd "$plural.$group" > /dev/null 2>&1; then continue; fi
+        echo "$plural.$group" >> "$state/crds"
+        k apply --server-side -f - > /dev/null <<YAML
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: $plural.$group, labels: {$run_label: $run}}
+spec:
+  group: $group
+  scope: Cluster
+  names: {kind: $kind, plural: $plural, singular: ${kind,,}}
+  versions:
+    - name: $version
+      served: true
+      storage: true
+      schema:
+        openAPIV3Schema:
+          type: object
+          properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+YAML
+    done <<'TEXT'
+NicClusterPolicy mellanox.com v1alpha1 nicclusterpolicies
+TEXT
+    while read -r plural; do
+        k wait --for condition=established --timeout 30s "crd/$plural" > /dev/null
+    done < "$state/crds"
+}
+
+remove_objects() {
+    local node object
+    [ -s "$state/version.json" ] || return 0
+    say "removing what this run made"
+    k delete namespace -l "$run_label=$run" --wait=false --ignore-not-found > /dev/null
+    k delete nicclusterpolicies -l "$run_label=$run" --ignore-not-found > /dev/null 2>&1 || true
+    # No kubelet says that a pod has ended.
+    for node in $(k get nodes -l "$run_label=$run" -o name); do
+        k delete pods -A --field-selector "spec.nodeName=${node#node/}" --grace-period=0 --force > /dev/null 2>&1 || true
+        k delete "$node" > /dev/null
+    done
+    k delete clusterrolebindings,clusterroles -l "$run_label=$run" > /dev/null
+    wait_until 60 namespaces_gone || { echo "namespaces of run $run are still there" >&2; return 1; }
+    while read -r object; do k delete crd "$object" --ignore-not-found > /dev/null; done < "$state/crds"
+}
+
+namespaces_gone() {
+    local name
+    for name in $(k get namespaces -l "$run_label=$run" -o name); do
+        k delete pods --all -n "${name#namespace/}" --grace-period=0 --force > /dev/null 2>&1 || true
+    done
+    [ -z "$(k get namespaces -l "$run_label=$run" -o name)" ]
+}
+
+stop_all() {
+    local file
+    for file in "$state"/*/farrier-*.pid "$state"/*/kubelet.pid; do
+        if [ -f "$file" ]; then stop "$file"; fi
+    done
+}
+
+# --- each scenario
+
+play_scenario() {
+    set -euo pipefail
+    here="$state/$scenario"
+    ns="farrier-$run-$scenario" drivers="farrier-$run-$scenario-drivers"
+    mark="e2e.farrier.dev/$run-$scenario"
+    mkdir -p "$here/definitions/images"
+    install_farrier
+    k create namespace "$drivers" > /dev/null
+    k label namespace "$drivers" "$run_label=$run" > /dev/null
+    start_kubelet
+    # shellcheck source=/dev/null
+    . "$1"
+}
+
+scenario_over() {
+    stop_all
+    $keep && return
+    # The next scenario's farrier would see them, and say so in its log.
+    k delete daemonsets --all -n "farrier-$run-$scenario-drivers" --wait=false > /dev/null 2>&1 || true
+    k delete nodes -l "e2e.farrier.dev/$run-$scenario" --wait=false > /dev/null 2>&1 || true
+}
+
+# All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount.
+install_farrier() {
+    local relative
+    mkdir -p "$here/kustomize"
+    relative="$(realpath --relative-to "$(realpath "$here/kustomize")" "$root/deploy/kustomize/base")"
+    cat > "$here/kustomize/kustomization.yaml" <<YAML
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: $ns
+nameSuffix: -$run-$scenario
+labels: [{pairs: {$run_label: $run}}]
+resources: [$relative]
+replicas: [{name: farrier, count: 0}]
+YAML
+    # The CRD is there, and was not changed for this scenario.
+    kubectl kustomize "$here/kustomize" > "$here/objects.yaml"
+    awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
+        k apply --server-side -f - > /dev/null
+    account="farrier-$run-$scenario"
+    k config view --raw --minify --flatten > "$here/kubeconfig"
+    chmod 600 "$here/kubeconfig"
+    local token user
+    token="$(k create token "$account" -n "$ns" --duration 2h)"
+    user="$(KUBECONFIG="$here/kubeconfig" kubectl config view -o jsonpath='{.users[0].name}')"
+    KUBECONFIG="$here/kubeconfig" kubectl config delete-user "$user" > /dev/null
+    KUBECONFIG="$here/kubeconfig" kubectl config set-credentials farrier --token "$token" > /dev/null
+    KUBECONFIG="$here/kubeconfig" kubectl config set-context --current --user farrier --namespace "$ns" > /dev/null
+}
+
+# definition ROLLOUT...: the driver for this scenario's nodes, with these rollout targets (flow style YAML).
+definition() {
+    {
+        sed -e '/^  rollout:/,$d' -e "s|^  nodes: .*|  nodes: {matchLabels: {$mark: \"true\"}}|" "$root/images/$driver.yaml"
+        echo "  rollout:"
+        printf '    - %s\n' "$@"
+    } > "$here/definitions/images/.new"
+    mv "$here/definitions/images/.new" "$here/definitions/images/$driver.yaml"
+}
+
+# --- nodes: no kubelet runs them
+
+# add_node NAME KERNEL: a Ready node with that kernel, as NFD labels it.
+add_node() {
+    local arch
+    arch="$(dpkg --print-architecture)"
+    k create -f - > /dev/null <<YAML
+apiVersion: v1
+kind: Node
+metadata:
+  name: $run-$scenario-$1
+  labels:
+    kubernetes.io/hostname: $run-$scenario-$1
+    kubernetes.io/os: linux
+    kubernetes.io/arch: $arch
+    $run_label: $run
+    $mark: "true"
+    $nfd/kernel-version.full: $(label_of "$2")
+    $nfd/system-os_release.ID: debian
+    $nfd/system-os_release.VERSION_ID: "12"
+spec:
+  taints: [{key: $run_label, value: $run, effect: NoSchedule}]
+YAML
+    # The API server adds a taint to a node that is not ready, and only a controller would take it away.
+    k patch node "$run-$scenario-$1" --type merge \
+        -p "{\"spec\": {\"taints\": [{\"key\": \"$run_label\", \"value\": \"$run\", \"effect\": \"NoSchedule\"}]}}" > /dev/null
+    node_info "$1" "$2"
+}
+
+# node_info NAME KERNEL: what the kubelet would say after a reboot.
+node_info() {
+    local now
+    now="$(date -u +%FT%TZ)"
+    jq -n --arg kernel "$2" --arg now "$now" --arg arch "$(dpkg --print-architecture)" '{status: {
+        capacity: {cpu: "8", memory: "16Gi", pods: "110"}, allocatable: {cpu: "8", memory: "16Gi", pods: "110"},
+        conditions: [{type: "Ready", status: "True", reason: "KubeletReady", message: "", lastHeartbeatTime: $now,
+            lastTransitionTime: $now}],
+        nodeInfo: {kernelVersion: $kernel, architecture: $arch, operatingSystem: "linux",
+            osImage: "Debian GNU/Linux 12 (bookworm)", containerRuntimeVersion: "containerd://1.7.27", machineID: "",
+            systemUUID: "", bootID: $now, kubeletVersion: "v1.30.0", kubeProxyVersion: ""}}}' > "$here/node-status.json"
+    k patch node "$run-$scenario-$1" --subresource status --type merge --patch-file "$here/node-status.json" > /dev/null
+}
+
+# node_label NAME KERNEL: what NFD would say some seconds later.
+node_label() { k label node "$run-$scenario-$1" --overwrite "$nfd/kernel-version.full=$(label_of "$2")" > /dev/null; }
+
+# reboot NAME KERNEL: both.
+reboot() {
+    node_info "$@"
+    node_label "$@"
+}
+
+# --- DaemonSets and their pods
+
+# add_daemonset NAME IMAGE UPDATE-STRATEGY
+add_daemonset() {
+    k apply --server-side --field-manager e2e -f - > /dev/null <<YAML
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: $1, namespace: $drivers, labels: {$run_label: $run}}
+spec:
+  selector: {matchLabels: {app: $1}}
+  updateStrategy: {type: $3}
+  template:
+    metadata: {labels: {app: $1}}
+    spec:
+      nodeSelector: {$mark: "true"}
+      tolerations: [{operator: Exists}]
+      terminationGracePeriodSeconds: 0
+      containers:
+        - {name: driver, image: "$2"}
+YAML
+}
+
+# Binds pods where no scheduler does, says that they are ready, and that they have ended when they are deleted.
+# The label e2e.farrier.dev/broken on the namespace holds the digest of an image that never gets ready.
+kubelet() {
+    local name node image broken
+    while :; do
+        broken="$(k get namespace "$drivers" -o json | jq -r '.metadata.annotations["e2e.farrier.dev/broken"] // ""')"
+        # shellcheck disable=SC2016 # jq's own variables
+        k get pods -n "$drivers" -o json | jq -r '.items[] | . as $pod
+            | ($pod.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields
+                // [] | map(select(.key == "metadata.name")) | .[0].values[0] // "") as $wanted
+            | ([$pod.status.conditions[]? | select(.type == "Ready" and .status == "True")] | length > 0) as $ready
+            | (if $pod.metadata.deletionTimestamp then "delete"
+               elif ($pod.spec.nodeName // "") == "" then "bind"
+               elif $ready then "none" else "ready" end) as $todo
+            | select($todo != "none")
+            | [$todo, $pod.metadata.name, $wanted, $pod.spec.containers[0].image] | @tsv' > "$here/pods" || true
+        while IFS=$'\t' read -r todo name node image; do
+            case "$todo" in
+                delete) k delete pod "$name" -n "$drivers" --grace-period=0 --force > /dev/null 2>&1 ;;
+                bind) bind_pod "$name" "$node" 2> /dev/null ;;
+                ready) pod_status "$name" "$image" "$([ -n "$broken" ] && [[ "$image" == *"$broken" ]] && echo false || echo true)" ;;
+            esac || true
+        done < "$here/pods"
+        sleep 0.5
+    done
+}
+
+bind_pod() {
+    jq -n --arg name "$1" --arg node "$2" \
+        '{apiVersion: "v1", kind: "Binding", metadata: {name: $name}, target: {apiVersion: "v1", kind: "Node", name: $node}}' |
+        k create --raw "/api/v1/namespaces/$drivers/pods/$1/binding" -f - > /dev/null
+}
+
+pod_status() {
+    jq -n --arg image "$2" --argjson ready "$3" --arg now "$(date -u +%FT%TZ)" '{status: {
+        phase: "Running", startTime: $now,
+        conditions: [{type: "Ready", status: (if $ready then "True" else "False" end), lastTransitionTime: $now}],
+        containerStatuses: [{name: "driver", image: $image, imageID: $image, ready: $ready, started: true,
+            restartCount: (if $ready then 0 else 3 end),
+            state: (if $ready then {running: {startedAt: $now}}
+                else {waiting: {reason: "CrashLoopBackOff", message: "modprobe: invalid module format"}} end)}]}}' |
+        k patch pod "$1" -n "$drivers" --subresource status --type merge --patch-file /dev/stdin > /dev/null 2>&1
+}
+
+# Its command line names the state directory, by which `stop` knows it.
+start_kubelet() {
+    export -f kubelet bind_pod pod_status k
+    export drivers here kubeconfig
+    bash -c 'set -u; kubelet' "$here/kubelet" > "$here/kubelet.log" 2>&1 &
+    echo $! > "$here/kubelet.pid"
+}
+
+break_image() { k annotate namespace "$drivers" --overwrite "e2e.farrier.dev/broken=${1##*@}" > /dev/null; }
+
+# --- farrier
+
+# start_farrier NAME [ARGUMENT...]: the loop, as the Deployment runs it.
+start_farrier() {
+    local name="$1" port
+    shift
+    port="$(free_port)"
+    echo "$port" > "$here/farrier-$name.port"
+    KUBECONFIG="$here/kubeconfig" "$farrier" run --cluster kube --registry "$registry" --engine "$engine" \
+        --definitions "$here/definitions" --cache-dir "$here/cache-$name" --leader-elect --listen "127.0.0.1:$port" \
+        --log-format json "$@" > "$here/farrier-$name.out" 2>> "$here/farrier-$name.log" < /dev/null &
+    echo $! > "$here/farrier-$name.pid"
+    expect 30 "farrier $name is ready or has ended" ready_or_ended "$name"
+    alive "$here/farrier-$name.pid" || expect 0 "farrier $name runs" false
+}
+
+ready_or_ended() { get "$1" readyz > /dev/null || not alive "$here/farrier-$1.pid"; }
+
+free_port() {
+    local port
+    port=$((30000 + RANDOM % 10000))
+    while (: < "/dev/tcp/127.0.0.1/$port") 2> /dev/null; do port=$((30000 + RANDOM % 10000)); done
+    echo "$port"
+}
+
+get() { curl --silent --fail "http://127.0.0.1:$(cat "$here/farrier-$1.port")/$2"; }
+
+# as_farrier COMMAND...: a command of farrier with the ServiceAccount's rights, on this scenario's definitions.
+as_farrier() {
+    KUBECONFIG="$here/kubeconfig" "$farrier" "$@" --definitions "$here/definitions" --cache-dir "$here/cache-cli"
+}
+
+leads() { get "$1" metrics | grep -q '^farrier_leader 1'; }
+
+# --- conditions
+
+# expect SECONDS WHAT COMMAND...: waits until the command succeeds; else shows what there is, and ends the scenario.
+expect() {
+    local seconds="$1" what="$2"
+    shift 2
+    if wait_until "$seconds" "$@" > "$here/expected" 2>&1; then
+        echo "    $what" >&2
+        return
+    fi
+    {
+        echo "--- not within $seconds s: $what ($*)"
+        tail -n 5 "$here/expected"
+        k get nodes -l "$mark" -L "$nfd/kernel-version.full" || true
+        k get daemonsets,pods -n "$drivers" -o wide || true
+        k get driverbuilds -n "$ns" -o wide || true
+        for file in "$here"/farrier-*.log; do
+            echo "--- $file"
+            tail -n 25 "$file"
+        done
+    } >&2
+    exit 1
+}
+
+# steady SECONDS WHAT COMMAND...: what the command prints stays the same for so long.
+steady() {
+    local before after end=$((SECONDS + $1))
+    before="$("${@:3}")"
+    while [ "$SECONDS" -lt "$end" ]; do
+        after="$("${@:3}")"
+        if [ "$before" != "$after" ]; then
+            printf -- '--- does not stay: %s\n%s\n%s\n' "$2" "$before" "$after" >&2
+            expect 0 "$2" false
+        fi
+        sleep 0.5
+    done
+    echo "    $2" >&2
+}
+
+ds_image() { k get daemonset "$1" -n "$drivers" -o jsonpath='{.spec.template.spec.containers[0].image}'; }
+has_image() { [ "$(ds_image "$1")" = "$2" ]; }
+# What farrier or anybody else could write in it.
+ds_spec() { k get daemonset "$1" -n "$drivers" -o json | jq -cS '[.metadata.annotations, .spec]'; }
+
+# pods_of APP: "node image" of each of its pods that is ready.
+pods_of() {
+    k get pods -n "$drivers" -l "app=$1" -o json | jq -r '.items[]
+        | select(.metadata.deletionTimestamp == null)
+        | select([.status.conditions[]? | select(.type == "Ready" and .status == "True")] | length > 0)
+        | "\(.spec.nodeName) \(.spec.containers[0].image)"' | sort
+}
+pod_on() { pods_of "$1" | grep -qxF "$run-$scenario-$2 $3"; }
+
+dbuild_phases() {
+    k get driverbuilds -n "$ns" -o json | jq -r '.items[] | "\(.spec.image) \(.spec.release) \(.status.phase)"' | sort
+}
+node_annotation() { k get node "$run-$scenario-$1" -o json | jq -r --arg key "$2" '.metadata.annotations[$key] // ""'; }
+node_has_label() { k get node "$run-$scenario-$1" -o json | jq -e --arg key "$2" '.metadata.labels | has($key)' > /dev/null; }

@@ -1,0 +1,27 @@
+{{/* The labels by which selectors find the pods: they never change. */}}
+{{- define "farrier.labels" -}}
+app.kubernetes.io/name: farrier
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* The registry's location, which has no default. */}}
+{{- define "farrier.registry" -}}
+{{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" .Values.registry.location }}
+{{- end }}
+
+{{/* Settings of the engine: its name for farrier, socket, requests and limits. */}}
+{{- define "farrier.engine" -}}
+{{- if eq .Values.engine "buildah" }}
+name: buildah
+resources: {requests: {cpu: "1", memory: 1Gi}, limits: {memory: 8Gi}}
+capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, SETFCAP, SETGID, SETUID, SYS_ADMIN, SYS_CHROOT]
+{{- else if eq .Values.engine "none" }}
+name: auto
+resources: {requests: {cpu: 50m, memory: 128Mi}, limits: {memory: 512Mi}}
+{{- else }}
+name: {{ .Values.engine }}
+socket: {{ eq .Values.engine "docker" | ternary "/var/run/docker.sock" "/run/podman/podman.sock" }}
+resources: {requests: {cpu: 250m, memory: 256Mi}, limits: {memory: 2Gi}}
+capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETFCAP, SETGID, SETUID, SYS_CHROOT]
+{{- end }}
+{{- end }}
