@@ -14,6 +14,7 @@ use farrier::{
     status::{KubeStatus, PassView, Place, StatusSink},
 };
 use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
 use support::{
     kube_api::{FakeApi, Kind, Requests},
     published::publish_planned,
@@ -37,6 +38,8 @@ struct Story {
 
 impl Story {
     fn new(api: FakeApi, fence: Option<Arc<dyn Fence>>) -> Self {
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}});
+        api.create(namespace);
         let place = Place { namespace: "farrier".to_owned(), instance: "farrier-0".to_owned() };
         let sink = KubeStatus::new(api.client(), place, fence);
         let mut story = Self { api, sink, plan: Plan::default(), now: Timestamp::UNIX_EPOCH };
