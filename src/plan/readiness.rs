@@ -138,7 +138,9 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, states: &CellStates<'_>, plan: &Pla
     }
     if inputs.snapshot.read_only_nodes {
         planned.retain(|node| node.next.is_some());
-        planned.iter_mut().for_each(|node| node.change = None);
+        for node in &mut planned {
+            node.change = None;
+        }
     }
     planned
 }
@@ -154,27 +156,24 @@ impl Judge<'_> {
     fn needed(&self, image: &DriverImage, target: &KernelTarget) -> Needed {
         let key = (&image.metadata.name, target);
         let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
-        let (reference, state) = match self.states.get(&key) {
-            Some((cell, state)) => {
-                let state = match state {
-                    CellState::Published(_) if !self.inputs.pullable => {
-                        missing("images go to a layout directory, from which no node can pull")
-                    }
-                    CellState::Published(found) => {
-                        fitness(found, &cell.reference, target, image.spec.check.unknown)
-                    }
-                    CellState::Building => missing("it is still to be built"),
-                    CellState::Absent(why) if self.unknown.contains(&key) => {
-                        Readiness::Unknown { message: why.clone() }
-                    }
-                    CellState::Absent(why) => missing(why),
-                };
-                (Some(cell.reference.clone()), state)
-            }
-            None => {
-                let why = self.skipped.get(&key);
-                (None, missing(why.map_or("no image is planned for this kernel", String::as_str)))
-            }
+        let (reference, state) = if let Some((cell, state)) = self.states.get(&key) {
+            let state = match state {
+                CellState::Published(_) if !self.inputs.pullable => {
+                    missing("images go to a layout directory, from which no node can pull")
+                }
+                CellState::Published(found) => {
+                    fitness(found, &cell.reference, target, image.spec.check.unknown)
+                }
+                CellState::Building => missing("it is still to be built"),
+                CellState::Absent(why) if self.unknown.contains(&key) => {
+                    Readiness::Unknown { message: why.clone() }
+                }
+                CellState::Absent(why) => missing(why),
+            };
+            (Some(cell.reference.clone()), state)
+        } else {
+            let why = self.skipped.get(&key);
+            (None, missing(why.map_or("no image is planned for this kernel", String::as_str)))
         };
         Needed { image: image.metadata.name.clone(), reference, state }
     }

@@ -210,7 +210,11 @@ pub fn status_table(rows: &[StatusRow]) -> String {
             (None, reason) => [reference.as_str(), reason].join("\n").trim().to_owned(),
         };
         if !announced_by.is_empty() {
-            last = format!("{last}\nannounced by {}", announced_by.join(" and ")).trim().to_owned();
+            if !last.is_empty() {
+                last.push('\n');
+            }
+            last.push_str("announced by ");
+            last.push_str(&announced_by.join(" and "));
         }
         table.add_row([image, kernel, &nodes.to_string(), phase.as_str(), check, &last]);
     }

@@ -1,4 +1,5 @@
 //! Pure: the kind DriverBuild: one driver image for one kernel target, as a cluster shows it.
+#![allow(clippy::duplicated_attributes, reason = "each printer column has a type and a priority of its own")]
 
 use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,

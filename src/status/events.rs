@@ -297,25 +297,25 @@ fn of_builds(before: &Told, now: &Told, view: &PassView<'_>, found: &mut BTreeSe
 }
 
 fn of_nodes(before: &Told, now: &Told, found: &mut BTreeSet<StatusEvent>) {
-    let node = |name: &String| Regarding::Node(name.clone());
+    let about = |name: &String| Regarding::Node(name.clone());
     for (name, kernel) in now.ready.iter().filter(|(name, kernel)| before.ready.get(*name) != Some(*kernel)) {
         let note = format!("every image that it will need for {kernel} is published");
-        found.insert(event(EventReason::ReadyForKernel, node(name), &note));
+        found.insert(event(EventReason::ReadyForKernel, about(name), &note));
     }
     for (name, kernel) in before.ready.iter().filter(|(name, _)| !now.ready.contains_key(*name)) {
         let note =
             format!("an image that it would need for {kernel} is missing, or the kernel is not announced");
-        found.insert(event(EventReason::NotReadyForKernel, node(name), &note));
+        found.insert(event(EventReason::NotReadyForKernel, about(name), &note));
     }
     for (name, why) in now.waiting.iter().filter(|(name, why)| before.waiting.get(*name) != Some(*why)) {
         found.insert(event(
             EventReason::NodeWaits,
-            node(name),
+            about(name),
             &format!("left alone until they agree: {why}"),
         ));
     }
     for (name, why) in now.unheard.iter().filter(|(name, why)| before.unheard.get(*name) != Some(*why)) {
-        found.insert(event(EventReason::AnnouncementNotUsed, node(name), why));
+        found.insert(event(EventReason::AnnouncementNotUsed, about(name), why));
     }
 }
 
