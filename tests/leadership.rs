@@ -14,8 +14,8 @@ use support::kube_api::{FakeApi, Fault, Requests};
 
 /// Client-go's proportions, in a tenth of the time.
 const TIMING: Timing = Timing {
-    lease: Duration::from_millis(2000),
-    renew_deadline: Duration::from_millis(1000),
+    lease: Duration::from_secs(2),
+    renew_deadline: Duration::from_secs(1),
     retry: Duration::from_millis(100),
 };
 

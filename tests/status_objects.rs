@@ -1,5 +1,5 @@
 //! DriverBuilds and Events on an API server, and what a person asks before a node boots another kernel.
-#![expect(clippy::unwrap_used, reason = "helpers of tests are outside of what clippy takes for tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod support;
 
@@ -10,8 +10,9 @@ use std::sync::{
 
 use farrier::{
     cluster::Fence,
+    controller::live::{PassView, StatusSink},
     plan::{Activity, AnnouncementReason, Plan, SkipReason, Skipped, Unheard},
-    status::{KubeStatus, PassView, Place, StatusSink},
+    status::{KubeStatus, Place},
 };
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;

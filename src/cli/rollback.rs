@@ -14,8 +14,11 @@ use super::{
 use crate::{
     cluster::{Cluster, ClusterError},
     controller::chain,
-    image::OperatorResource,
-    plan::{self, Interest, RollbackOutcome, RollbackStep, Seen},
+    image::{Definitions, OperatorResource, RolloutSpec},
+    plan::{
+        self, Change, HoldReason, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep,
+        RolloutObject, RolloutTarget, Seen,
+    },
 };
 
 /// Times that an object is looked at again because somebody was faster.
@@ -29,6 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 struct Taken {
     #[serde(flatten)]
     step: RollbackStep,
+    /// Is, or was, anything written?
+    #[serde(skip)]
+    written: bool,
     /// Why the change was not made.
     #[serde(skip_serializing_if = "Option::is_none")]
     failed: Option<String>,
@@ -48,7 +54,8 @@ pub async fn rollback(
         )));
     }
     let choice = session::cluster(&args.cluster)?;
-    let mut interest = Interest::of(&Settings::resolve(global)?.definitions);
+    let definitions = Settings::resolve(global)?.definitions;
+    let mut interest = Interest::of(&definitions);
     // Objects whose rollout the definitions have lost meanwhile can still be named.
     for object in &args.objects {
         let Some((first, name)) = object.split_once('/') else { continue };
@@ -60,7 +67,7 @@ pub async fn rollback(
     let cluster = choice.open_for(interest, cancel.clone()).await?;
     let taken = tokio::select! {
         () = cancel.cancelled() => return Ok(Exit::Interrupted),
-        taken = take_back(cluster.as_ref(), args) => taken?,
+        taken = take_back(cluster.as_ref(), &definitions, args) => taken?,
     };
     printer::result(&match global.output {
         OutputForm::Table => text(&taken, args.dry_run),
@@ -70,9 +77,13 @@ pub async fn rollback(
     Ok(if taken.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }
 
-async fn take_back(cluster: &dyn Cluster, args: &RollbackArgs) -> Result<Vec<Taken>, CliError> {
+async fn take_back(
+    cluster: &dyn Cluster,
+    definitions: &Definitions,
+    args: &RollbackArgs,
+) -> Result<Vec<Taken>, CliError> {
     let mut selected = args.objects.clone();
-    let mut taken = Vec::new();
+    let mut taken = take_back_copies(cluster, definitions, args).await?;
     for tries_left in (0..TRIES).rev() {
         let mut again = Vec::new();
         for step in steps(cluster, &selected).await? {
@@ -83,7 +94,8 @@ async fn take_back(cluster: &dyn Cluster, args: &RollbackArgs) -> Result<Vec<Tak
             match outcome {
                 Err(ClusterError::Conflict { .. }) if tries_left > 0 => again.push(step.object),
                 outcome => {
-                    taken.push(Taken { step, failed: outcome.err().map(|error| chain(&error)) });
+                    let written = step.change.is_some();
+                    taken.push(Taken { step, failed: outcome.err().map(|error| chain(&error)), written });
                 }
             }
         }
@@ -96,6 +108,78 @@ async fn take_back(cluster: &dyn Cluster, args: &RollbackArgs) -> Result<Vec<Tak
     }
     taken.sort_by(|a, b| a.step.object.cmp(&b.step.object));
     Ok(taken)
+}
+
+/// Takes back what stands for a DaemonSet over mixed kernels: step by step, each decided from what the cluster shows
+/// after the one before.
+async fn take_back_copies(
+    cluster: &dyn Cluster,
+    definitions: &Definitions,
+    args: &RollbackArgs,
+) -> Result<Vec<Taken>, CliError> {
+    let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
+    let mut all = Vec::new();
+    for spec in rollouts.filter(|spec| matches!(spec, RolloutSpec::PerKernel { .. })) {
+        let target = RolloutTarget::of(spec);
+        let RolloutObject::DaemonSet { namespace, daemon_set, .. } = &target.object else { continue };
+        let object = format!("{namespace}/{daemon_set}");
+        if !args.objects.is_empty() && !args.objects.contains(&object) {
+            continue;
+        }
+        let (mut made, mut conflicts, mut failed) = (0, 0, None);
+        loop {
+            let snapshot = cluster.snapshot().await?;
+            let now = jiff::Timestamp::now();
+            let changes = match plan::rollback_per_kernel(definitions, &snapshot, now, &target) {
+                Ok(changes) => changes,
+                Err(HoldReason::NotFound) => break,
+                Err(hold) => {
+                    failed = Some(hold.to_string());
+                    break;
+                }
+            };
+            made += changes.len();
+            if changes.is_empty() || args.dry_run {
+                break;
+            }
+            match apply_all(cluster, &changes).await {
+                Ok(()) => conflicts = 0,
+                Err(ClusterError::Conflict { .. }) if conflicts < TRIES => {
+                    conflicts += 1;
+                    let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
+                }
+                Err(error) => {
+                    failed = Some(chain(&error));
+                    break;
+                }
+            }
+        }
+        if made == 0 && failed.is_none() {
+            continue;
+        }
+        let outcome = RollbackOutcome::PutBack {
+            from: "a DaemonSet for each kernel".to_owned(),
+            to: "the DaemonSet itself, on all its nodes".to_owned(),
+        };
+        let step = RollbackStep {
+            resume: format!(
+                "kubectl annotate daemonset {daemon_set} --namespace {namespace} {PER_KERNEL_ANNOTATION}-"
+            ),
+            object,
+            fields: [("nodes".to_owned(), outcome)].into(),
+            error: None,
+            change: None,
+        };
+        all.push(Taken { step, failed, written: made > 0 });
+    }
+    Ok(all)
+}
+
+async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), ClusterError> {
+    for change in changes {
+        cluster.apply(change).await?;
+    }
+    Ok(())
 }
 
 async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, CliError> {
@@ -122,8 +206,8 @@ fn text(taken: &[Taken], dry_run: bool) -> String {
     }
     let mut table = printer::table(["OBJECT", "FIELD", "ACTION", "DETAIL"]);
     let mut resume = Vec::new();
-    for Taken { step, failed } in taken {
-        let RollbackStep { object, fields, error, resume: command, change } = step;
+    for Taken { step, failed, written } in taken {
+        let RollbackStep { object, fields, error, resume: command, change: _ } = step;
         if let Some(error) = error {
             table.add_row([object.as_str(), "", "failed", &printable(error)]);
         }
@@ -138,7 +222,7 @@ fn text(taken: &[Taken], dry_run: bool) -> String {
             };
             table.add_row([object.as_str(), field, action, &printable(&detail)]);
         }
-        if change.is_some() && failed.is_none() {
+        if *written && failed.is_none() {
             resume.push(format!("  {command}\n"));
         }
     }
@@ -173,7 +257,7 @@ mod tests {
             resume: format!("kubectl annotate {object}"),
             change: differs.then_some(change),
         };
-        Taken { step, failed: failed.map(str::to_owned) }
+        Taken { step, failed: failed.map(str::to_owned), written: differs }
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::{
         lease::{self, LeaseOptions, LeaseTask, Timing},
         watch_configuration,
     },
+    status::{KubeStatus, Place},
 };
 
 /// How often the definitions are compared with what is in use.
@@ -38,10 +39,8 @@ const LISTEN_IN_POD: SocketAddr =
 pub struct Connection {
     /// Nodes and rollout targets.
     pub cluster: Arc<dyn Cluster>,
-    /// The same, where it is a live one: for the lease and the figures.
+    /// The same, where it is a live one: for the lease, the figures and the status.
     pub kube: Option<Arc<KubeCluster>>,
-    /// Who writes status, if anybody.
-    pub status: Option<Arc<dyn StatusSink>>,
 }
 
 /// Runs the loop until a signal comes: 0 after SIGTERM, which is how a service is stopped.
@@ -52,7 +51,7 @@ pub async fn serve(
     connection: Connection,
     stop: &Stop,
 ) -> Result<Exit, CliError> {
-    let Connection { cluster, kube, status } = connection;
+    let Connection { cluster, kube } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
     let around = CancellationToken::new();
     if let Some(address) = listen(&args.service, kube.is_some())? {
@@ -66,7 +65,12 @@ pub async fn serve(
     let resync = args.interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
     controller.reporter = Arc::new(Logs);
     let configuration = definitions(global, &controller, &around);
-    let (leads, lease) = leadership(&args.service, &mut controller, kube.as_deref())?;
+    let identity = identity();
+    let (leads, lease) = leadership(&args.service, &mut controller, kube.as_deref(), &identity)?;
+    let status = kube.as_deref().map(|kube| {
+        let place = Place { namespace: kube.namespace().to_owned(), instance: identity };
+        Arc::new(KubeStatus::new(kube.client(), place, controller.fence.clone())) as Arc<dyn StatusSink>
+    });
     let options = LiveOptions {
         parallel_builds: usize::from(args.service.parallel_builds),
         resync: Duration::from_secs(resync),
@@ -102,6 +106,7 @@ fn leadership(
     args: &ServiceArgs,
     controller: &mut Controller,
     kube: Option<&KubeCluster>,
+    identity: &str,
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
     let Some(kube) = kube else {
         if args.leader_elect == Some(true) {
@@ -117,7 +122,7 @@ fn leadership(
     let options = LeaseOptions {
         namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
         name: args.lease_name.clone(),
-        identity: identity(),
+        identity: identity.to_owned(),
         timing: Timing::default(),
     };
     let (leadership, task) = lease::campaign(kube.client(), options);

@@ -108,12 +108,10 @@ impl ClusterChoice {
         cancel: CancellationToken,
     ) -> Result<Connection, CliError> {
         Ok(match self {
-            Self::Directory(directory) => {
-                Connection { cluster: Arc::new(directory), kube: None, status: None }
-            }
+            Self::Directory(directory) => Connection { cluster: Arc::new(directory), kube: None },
             Self::Kube(options) => {
                 let kube = KubeCluster::connect(options, interest, cancel).await?;
-                Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube), status: None }
+                Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) }
             }
         })
     }

@@ -47,9 +47,9 @@ pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_t
 pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{
     COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
-    FieldRecord, ImageChange, Manifests, NodeChange, PlannedRollout, PodRestart, RECORD_ANNOTATION, Record,
-    RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision, RolloutObject,
-    RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
+    FieldRecord, ImageChange, Manifests, NodeChange, PER_KERNEL_ANNOTATION, PlannedRollout, PodRestart,
+    RECORD_ANNOTATION, Record, RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision,
+    RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use snapshot::{

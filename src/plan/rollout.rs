@@ -33,19 +33,20 @@ pub use change::{
 };
 pub use copy::{COPY_KERNEL_LABEL, COPY_OF_LABEL};
 pub use handover::handover_label;
+pub use per_kernel::PER_KERNEL_ANNOTATION;
 pub use record::{FieldRecord, RECORD_ANNOTATION, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget, Strategy};
 
 use super::{
-    DaemonSetFacts, HoldReason, PlanInputs, Seen,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, Matrix, Observed, PlanInputs, Seen,
     decide::{CellState, CellStates},
     matrix::{NodeGroup, group_nodes},
     text,
     union::PlannedUnion,
 };
 use crate::{
-    image::{ImageName, ImageReference, RolloutSpec},
+    image::{Definitions, ImageName, ImageReference, RolloutSpec},
     kernel::KernelTarget,
 };
 
@@ -183,18 +184,33 @@ pub(super) fn rollouts(
 /// The next steps that take a rollout by kernel back: the original DaemonSet is marked, gets its nodes back and then its
 /// own node affinity, and the copies are deleted. Empty when all of that is done. A loop that runs meanwhile sees the
 /// mark and does the same.
+///
+/// # Errors
+/// Why it cannot be taken back: no such DaemonSet, or no such rollout in the definitions.
 pub fn rollback_per_kernel(
-    inputs: &PlanInputs<'_>,
+    definitions: &Definitions,
+    snapshot: &ClusterSnapshot,
+    now: jiff::Timestamp,
     target: &RolloutTarget,
 ) -> Result<Vec<Change>, HoldReason> {
-    let all = inputs.definitions.images.iter();
+    let (matrix, observed, manifests) = (Matrix::default(), Observed::default(), Manifests::new());
+    let inputs = PlanInputs {
+        definitions,
+        matrix: &matrix,
+        observed: &observed,
+        snapshot,
+        manifests: &manifests,
+        pullable: true,
+        now,
+    };
+    let all = definitions.images.iter();
     let mut named = all.flat_map(|(name, image)| image.spec.rollout.iter().map(move |spec| (name, spec)));
     let (image, spec) =
         named.find(|(_, spec)| RolloutTarget::of(spec) == *target).ok_or(HoldReason::NotFound)?;
-    let labels = inputs.snapshot.daemon_sets.iter().flat_map(DaemonSetFacts::label_keys);
-    let groups = group_nodes(&inputs.snapshot.nodes, labels);
+    let labels = snapshot.daemon_sets.iter().flat_map(DaemonSetFacts::label_keys);
+    let groups = group_nodes(&snapshot.nodes, labels);
     let states = CellStates::new();
-    per_kernel::rollback(&Context { inputs, states: &states, groups: &groups, image, spec }, target)
+    per_kernel::rollback(&Context { inputs: &inputs, states: &states, groups: &groups, image, spec }, target)
 }
 
 fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {

@@ -7,7 +7,8 @@ use std::{
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{PassView, desired::printable, name_of};
+use super::{desired::printable, name_of};
+use crate::controller::live::PassView;
 use crate::{
     image::OperatorResource,
     plan::{

@@ -7,11 +7,9 @@ mod driver_build;
 mod events;
 mod history;
 mod sink;
-mod view;
 
 pub use desired::{MANAGED_BY, Writes, desired, name_of, writes};
 pub use driver_build::{DriverBuild, DriverBuildSpec, DriverBuildStatus, crd, crd_yaml};
 pub use events::{EventReason, Regarding, StatusEvent, Told, events};
 pub use history::History;
 pub use sink::{KubeStatus, Place};
-pub use view::{PassView, StatusSink};

@@ -18,10 +18,12 @@ use kube::{
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use super::{
-    DriverBuild, History, PassView, Regarding, StatusEvent, StatusSink, Told, desired, events, writes,
+use super::{DriverBuild, History, Regarding, StatusEvent, Told, desired, events, writes};
+use crate::{
+    cluster::Fence,
+    controller::chain,
+    controller::live::{PassView, StatusSink},
 };
-use crate::{cluster::Fence, controller::chain};
 
 /// Whose fields they are in server-side apply, and who reports events.
 const MANAGER: &str = "farrier";

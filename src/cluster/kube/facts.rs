@@ -23,9 +23,6 @@ use crate::{
     },
 };
 
-/// The label of a DaemonSet that farrier made for one kernel.
-pub(super) const COPY_LABEL: &str = "farrier.dev/copy-of";
-
 /// A DaemonSet's facts; `Err` where it is not the API's form.
 pub(super) fn daemon_set(object: WholeObject) -> Result<DaemonSetFacts, String> {
     let WholeObject { version, mut value, .. } = object;

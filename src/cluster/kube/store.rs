@@ -371,7 +371,7 @@ impl Store {
     fn put_daemon_set(&mut self, facts: DaemonSetFacts, listed: bool) -> bool {
         let key = (facts.namespace.clone(), facts.name.clone());
         let Some(live) = &facts.live else { return false };
-        let copy = live.labels.contains_key(facts::COPY_LABEL);
+        let copy = live.labels.contains_key(crate::plan::COPY_OF_LABEL);
         if !copy && !self.interest.daemon_sets.contains(&key) {
             if self.daemon_sets.remove(&key).is_some() {
                 self.generation += 1;

@@ -134,7 +134,7 @@ impl KubeCluster {
             right: self.known(daemon_sets("get", namespace)),
         };
         match self.caller.call(&call).await {
-            Ok(object) if object["metadata"]["labels"].get(facts::COPY_LABEL).is_some() => {
+            Ok(object) if object["metadata"]["labels"].get(crate::plan::COPY_OF_LABEL).is_some() => {
                 Ok(Some(WholeObject::new(object).version))
             }
             Ok(_) => Err(ClusterError::Changed {

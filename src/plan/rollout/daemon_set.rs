@@ -1,9 +1,7 @@
 //! Pure: the DaemonSet of a live cluster that a rollout changes in more than one field.
 
-use std::collections::BTreeMap;
-
 use super::{
-    Context, DaemonSetFacts, HoldReason, RECORD_ANNOTATION, Record, RolloutObject, RolloutTarget,
+    Context, DaemonSetFacts, HoldReason, RolloutObject, RolloutTarget,
     image::{find_daemon_set, remedy},
 };
 use crate::plan::{LiveDaemonSet, NodeAffinity};
@@ -41,17 +39,4 @@ pub(super) fn not_understood(found: &DaemonSetFacts) -> HoldReason {
         NodeAffinity::Any | NodeAffinity::Terms(_) => "a field other than metadata.name".to_owned(),
     };
     HoldReason::Affinity { detail }
-}
-
-/// Images that an earlier rollout set, with the annotation that says so. An apply that left them out would give them
-/// up, and a container without an image is no container.
-pub(super) fn image_record(
-    found: &DaemonSetFacts,
-    live: &LiveDaemonSet,
-) -> (BTreeMap<String, String>, BTreeMap<String, String>) {
-    let Some(text) = live.annotations.get(RECORD_ANNOTATION) else { return Default::default() };
-    let record: Record = serde_json::from_str(text).unwrap_or_default();
-    let ours = found.containers.iter().filter(|container| record.0.contains_key(&container.name));
-    let images = ours.map(|container| (container.name.clone(), container.image.clone())).collect();
-    (images, [(RECORD_ANNOTATION.to_owned(), text.clone())].into())
 }

@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use super::{
     CellState, Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ImageReference,
-    KernelTarget, NodeGroup, PlanInputs, Record, RolloutDecision, RolloutObject, RolloutTarget, Seen,
+    KernelTarget, NodeGroup, PER_KERNEL_ANNOTATION, PlanInputs, Record, RolloutDecision, RolloutObject,
+    RolloutTarget, Seen,
     field::{self, Field, Step},
     record::FieldRecord,
     watch::{Progress, progress},
@@ -160,7 +161,10 @@ pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetC
         version: live.map(|live| live.version.clone()),
         expected: images.clone(),
         images,
-        affinity: None,
+        // The fence of a rollout by kernel is farrier's, too.
+        affinity: live
+            .filter(|live| live.annotations.contains_key(PER_KERNEL_ANNOTATION))
+            .map(|_| daemon_set.affinity.clone()),
         annotations: live.map(|live| record.annotations(&live.annotations)).unwrap_or_default(),
         proof: Vec::new(),
     }

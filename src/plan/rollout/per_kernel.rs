@@ -6,6 +6,7 @@
 
 mod fleet;
 mod record;
+pub use record::PER_KERNEL_ANNOTATION;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
@@ -18,11 +19,11 @@ use self::{
     record::next_record,
 };
 use super::{
-    Change, Context, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, KernelTarget,
-    NodeChange, RolloutDecision, RolloutTarget, Seen,
+    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, KernelTarget, NodeChange,
+    Record, RolloutDecision, RolloutTarget, Seen,
     copy::{CopyRecord, WantedCopy, copy_name, manifest},
-    daemon_set::image_record,
     handover::{self, HANDED_OVER},
+    image::naming,
 };
 use crate::{
     image::{ImageReference, Period, RolloutSpec},
@@ -352,17 +353,11 @@ impl Fleet<'_> {
     /// The apply that says all that is farrier's in the original.
     fn write_original(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
-        let (images, mut annotations) = image_record(self.original, self.live);
-        annotations.insert(record::ORIGINAL.to_owned(), note.to_text());
-        Change::DaemonSet(DaemonSetChange {
-            namespace: self.original.namespace.clone(),
-            name: self.original.name.clone(),
-            version: Some(self.live.version.clone()),
-            expected: images.clone(),
-            images,
-            affinity: is_ours.then_some(affinity),
-            annotations,
-            proof: Vec::<ImageReference>::new(),
-        })
+        // Images of other containers may be farrier's by another rollout; without a record that can be read none is.
+        let record = Record::of(&self.live.annotations).unwrap_or_default();
+        let mut change = naming(self.original, &record);
+        change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());
+        change.affinity = is_ours.then_some(affinity);
+        Change::DaemonSet(change)
     }
 }

@@ -104,6 +104,9 @@ impl Record {
     /// up what it does not name.
     pub(super) fn annotations(&self, before: &BTreeMap<String, String>) -> BTreeMap<String, String> {
         let mut annotations = before.clone();
+        if self.0.is_empty() {
+            return annotations;
+        }
         // Strings, numbers and timestamps: there is nothing in it that JSON cannot hold.
         let text = serde_json::to_string(self).unwrap_or_default();
         annotations.insert(RECORD_ANNOTATION.to_owned(), text);

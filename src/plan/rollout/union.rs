@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::{
-    CellState, Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ImageReference,
-    KernelTarget, RolloutDecision, RolloutTarget,
-    daemon_set::{image_record, not_understood, original},
-    image::{passes, reached, set_image, why_no_cell},
+    CellState, Change, Context, DaemonSetFacts, Decided, HoldReason, ImageReference, KernelTarget, Record,
+    RolloutDecision, RolloutTarget,
+    daemon_set::{not_understood, original},
+    image::{naming, passes, reached, set_image, why_no_cell},
     restart::restarts,
 };
 use crate::{
@@ -293,21 +293,14 @@ fn note_left(
     let is_noted = live.annotations.get(LEFT) == text.as_ref();
     let has_change = decided.changes.iter().any(|change| matches!(change, Change::DaemonSet(_)));
     if !has_change && !is_noted && matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
-        let (images, annotations) = image_record(found, live);
-        decided.changes.push(Change::DaemonSet(DaemonSetChange {
-            namespace: found.namespace.clone(),
-            name: found.name.clone(),
-            version: Some(live.version.clone()),
-            expected: images.clone(),
-            images,
-            affinity: None,
-            annotations,
-            proof: Vec::new(),
-        }));
+        let record = Record::of(&live.annotations).unwrap_or_default();
+        decided.changes.push(Change::DaemonSet(naming(found, &record)));
     }
     for change in &mut decided.changes {
-        if let (Change::DaemonSet(change), Some(text)) = (change, &text) {
-            change.annotations.insert(LEFT.to_owned(), text.clone());
+        let Change::DaemonSet(change) = change else { continue };
+        match &text {
+            Some(text) => drop(change.annotations.insert(LEFT.to_owned(), text.clone())),
+            None => drop(change.annotations.remove(LEFT)),
         }
     }
 }

@@ -15,10 +15,12 @@ fn by_name(objects: Vec<DriverBuild>) -> BTreeMap<String, DriverBuild> {
 }
 
 /// As the API server has them after they were written.
-fn written(objects: Vec<DriverBuild>) -> BTreeMap<String, DriverBuild> {
-    let json = serde_json::to_string(&objects).unwrap();
+fn written(objects: &[DriverBuild]) -> BTreeMap<String, DriverBuild> {
+    let json = serde_json::to_string(objects).unwrap();
     let mut objects: Vec<DriverBuild> = serde_json::from_str(&json).unwrap();
-    objects.iter_mut().for_each(|object| object.metadata.generation = Some(1));
+    for object in &mut objects {
+        object.metadata.generation = Some(1);
+    }
     by_name(objects)
 }
 
@@ -68,7 +70,7 @@ fn a_second_pass_writes_nothing() {
     fleet.publish(Verdict::Loads);
     let plan = fleet.plan();
     let first = desired(&plan, &Activity::new(), None, &BTreeMap::new(), at(0));
-    let existing = written(first.clone());
+    let existing = written(&first);
     assert_eq!(writes(&first, &BTreeMap::new(), &BTreeSet::new()).objects.len(), 2);
     let second = desired(&plan, &Activity::new(), None, &existing, at(3600));
     assert_eq!(writes(&second, &existing, &BTreeSet::new()), Writes::default());
@@ -77,13 +79,13 @@ fn a_second_pass_writes_nothing() {
 #[test]
 fn conditions_keep_the_time_of_their_last_change() {
     let mut fleet = fleet();
-    let missing = written(desired(&fleet.plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
+    let missing = written(&desired(&fleet.plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
     fleet.publish(Verdict::Loads);
     let objects =
         desired(&fleet.plan(), &Activity::new(), Some("images/x.yaml:3: no such template"), &missing, at(60));
     let changes = writes(&objects, &missing, &BTreeSet::new());
     assert_eq!((changes.objects.len(), changes.statuses.len()), (0, 2));
-    let existing = written(objects);
+    let existing = written(&objects);
     let objects = desired(&fleet.plan(), &Activity::new(), None, &existing, at(120));
     let conditions = objects[0].status.clone().unwrap().conditions;
     let told: Vec<_> = conditions
@@ -133,7 +135,7 @@ fn what_the_loop_does_is_told() {
 
 #[test]
 fn only_what_farrier_made_is_deleted() {
-    let existing = written(desired(&fleet().plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
+    let existing = written(&desired(&fleet().plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
     let mut theirs = existing.values().next().unwrap().clone();
     theirs.metadata.labels = None;
     let mut existing = existing;

@@ -13,7 +13,7 @@ use super::{
 use crate::plan::LiveDaemonSet;
 
 /// On the original DaemonSet: what farrier did to it, as JSON.
-pub(super) const ORIGINAL: &str = "farrier.dev/per-kernel";
+pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
 
 /// What is noted in the original. Its own node affinity need not be: the fence comes out of it as it went in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +32,10 @@ pub(in super::super) struct OriginalNote {
 impl OriginalNote {
     /// Of an original; a note that somebody else wrote counts as none.
     pub(in super::super) fn read(live: &LiveDaemonSet) -> Self {
-        live.annotations.get(ORIGINAL).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+        live.annotations
+            .get(PER_KERNEL_ANNOTATION)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default()
     }
 
     pub(super) fn to_text(&self) -> String {

@@ -9,7 +9,7 @@ use super::{
     },
     simulation::{Cluster, OLD},
 };
-use crate::plan::{HoldReason, KERNEL_LABEL, PlanInputs};
+use crate::plan::{HoldReason, KERNEL_LABEL};
 
 fn now(cluster: &mut Cluster) -> String {
     match cluster.plan().decision {
@@ -207,7 +207,7 @@ fn a_deleted_original_gets_no_copies() {
     cluster.publish();
     step(&mut cluster);
     cluster.object("mft").unwrap()["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    insta::assert_snapshot!(now(&mut cluster), @"hold: the DaemonSet is being deleted");
+    insta::assert_snapshot!(now(&mut cluster), @"hold: it is being deleted");
     assert!(cluster.plan().changes.is_empty());
 }
 
@@ -230,17 +230,8 @@ fn a_rollback_ends_with_the_original_as_it_was() {
     let target = cluster.plan().target;
     for round in 0.. {
         assert!(round < 10);
-        let (matrix, world) = (cluster.world.matrix(), &cluster.world);
-        let inputs = PlanInputs {
-            definitions: &world.definitions,
-            matrix: &matrix,
-            observed: &world.observed,
-            snapshot: &world.snapshot,
-            manifests: &world.manifests,
-            pullable: true,
-            now: world.now,
-        };
-        let changes = rollback_per_kernel(&inputs, &target).unwrap();
+        let world = &cluster.world;
+        let changes = rollback_per_kernel(&world.definitions, &world.snapshot, world.now, &target).unwrap();
         if changes.is_empty() {
             break;
         }

@@ -4,7 +4,7 @@ use super::super::{
     super::{
         LiveDaemonSet, ObjectVersion, PodCount, PodFacts,
         fixtures::{K47, K48, World, node},
-        images_in_use, node_target,
+        images_in_use,
     },
     *,
 };
