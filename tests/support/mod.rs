@@ -5,6 +5,7 @@ pub mod docker;
 pub mod fake_http;
 pub mod kernels;
 pub mod kube_api;
+pub mod live;
 pub mod packages;
 pub mod published;
 pub mod registry_process;

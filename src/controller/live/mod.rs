@@ -185,6 +185,7 @@ impl Live {
             tracing::warn!(error, cluster = self.cluster.describe(), "no pass");
             PassOutcomeLabel::Failed
         });
+        tracing::debug!(took = ?began.elapsed(), ?outcome, "pass made");
         self.metrics.pass(outcome, began.elapsed());
         let now = Instant::now();
         self.wake.by(self.remembered_since.max(began) + self.options.resync);

@@ -36,18 +36,26 @@ pub struct LeaseOptions {
 /// Why a lease was not looked at or written.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
-    #[error("{action} lease {lease}")]
+    #[error("{action} lease {lease}: {}", said(.answer))]
     Api {
         action: &'static str,
         lease: String,
-        #[source]
-        source: Box<kube::Error>,
+        // Told above, and so no cause: `source` would be taken for one.
+        answer: Box<kube::Error>,
     },
     #[error("{action} lease {lease}: no answer within {} ms", .waited.as_millis())]
     NoAnswer { action: &'static str, lease: String, waited: Duration },
     /// Somebody wrote it in between: looked at anew.
     #[error("{action} lease {lease}: somebody else was faster")]
     Overtaken { action: &'static str, lease: String },
+}
+
+/// The API server's own words; kube's `Display` of them goes on with the whole answer.
+fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => chain(other),
+    }
 }
 
 /// Holds the lease, or waits for it. A clone is the same leadership.
@@ -292,7 +300,7 @@ impl Candidate {
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
                 Err(LeaseError::Overtaken { action, lease })
             }
-            Ok(Err(source)) => Err(LeaseError::Api { action, lease, source: Box::new(source) }),
+            Ok(Err(source)) => Err(LeaseError::Api { action, lease, answer: Box::new(source) }),
             Err(_) => Err(LeaseError::NoAnswer { action, lease, waited }),
         }
     }
@@ -304,8 +312,11 @@ impl Candidate {
             return;
         }
         let hint = match error {
-            LeaseError::Api { source, .. } if is_forbidden(source) => {
+            LeaseError::Api { answer, .. } if is_forbidden(answer) => {
                 "add apiGroups [coordination.k8s.io], resources [leases], verbs [get, create, update] to farrier's Role"
+            }
+            LeaseError::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 404) => {
+                "create the namespace, or name another one with --lease-namespace"
             }
             _ => "it is tried again",
         };

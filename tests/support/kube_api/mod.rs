@@ -67,6 +67,8 @@ pub struct FakeApi {
 impl FakeApi {
     /// An empty cluster without any operator's kinds.
     pub fn start() -> Self {
+        // For the tests' own clients; a second installation is refused, which is as well.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let shared = Arc::new(Shared {
             state: Mutex::new(State::new()),
             changed: tokio::sync::watch::Sender::new(0),

@@ -1,0 +1,166 @@
+//! A running `farrier run --cluster kube`: the real program, a real registry with images published beforehand, and the
+//! API server of [`super::kube_api`].
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    process::{Child, Command},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    kube_api::{FakeApi, Requests, objects},
+    published::publish_planned,
+    site::Site,
+};
+
+/// Where the DaemonSet of [`Live::new`] is.
+pub const NAMESPACE: &str = "drivers";
+/// Its name, and that of the driver image.
+pub const DRIVER: &str = "driver";
+/// What its pods run at first.
+pub const OLD_IMAGE: &str = "registry.example/old:1";
+
+/// Cluster, registry, definitions, and farriers. All of it ends when it is dropped.
+pub struct Live {
+    pub api: FakeApi,
+    pub site: Site,
+    farriers: Vec<Child>,
+}
+
+impl Live {
+    /// Nodes, a DaemonSet over all of them, and an image for it that is rolled out by `strategy`. Nothing of it needs an
+    /// engine as long as all images are published.
+    pub fn new(nodes: impl IntoIterator<Item = Value>, strategy: &str) -> Self {
+        let live = Self { api: FakeApi::start(), site: Site::new(), farriers: Vec::new() };
+        live.site.define(
+            "images/driver.yaml",
+            &format!(
+                "apiVersion: farrier.dev/v1alpha1\n\
+                 kind: DriverImage\n\
+                 metadata: {{name: {DRIVER}}}\n\
+                 spec:\n  version: \"1.0\"\n  template: kbuild\n  vars: {{directory: ., makeArgs: \"\"}}\n  \
+                 nodes: {{matchLabels: {{feature.node.kubernetes.io/pci-15b3.present: \"true\"}}}}\n  \
+                 rollout:\n    \
+                 - {{strategy: {strategy}, namespace: {NAMESPACE}, daemonSet: {DRIVER}, container: driver}}\n"
+            ),
+        );
+        live.api.create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}}));
+        live.api.load(nodes);
+        live.api.create(objects::daemon_set(NAMESPACE, DRIVER, OLD_IMAGE));
+        live.api.kubeconfig(&live.site.path(""));
+        live
+    }
+
+    /// `farrier` with this cluster.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = self.site.command(args);
+        command.env("FARRIER_CLUSTER", "kube").env("KUBECONFIG", self.site.path("kubeconfig"));
+        command
+    }
+
+    /// The plan of this moment.
+    pub fn plan(&self) -> Value {
+        let output = self.command(&["plan", "-o", "json"]).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {stderr}"))
+    }
+
+    /// Publishes what the plan would build; images by digest, by kernel release.
+    pub fn publish(&self) -> BTreeMap<String, String> {
+        publish_planned(&self.plan()).into_iter().map(|((_, release), image)| (release, image)).collect()
+    }
+
+    /// Publishes images for kernels that no node runs yet, by having one node run each of them for a moment.
+    pub fn publish_for(&self, node: &str, kernels: &[&str]) -> BTreeMap<String, String> {
+        let before = self.api.get("nodes", "", node).unwrap();
+        let before = before["status"]["nodeInfo"]["kernelVersion"].as_str().unwrap().to_owned();
+        let mut images = self.publish();
+        for kernel in kernels {
+            self.api.set_kernel(node, kernel);
+            images.extend(self.publish());
+        }
+        self.api.set_kernel(node, &before);
+        images
+    }
+
+    /// Starts the loop; its log goes to a file.
+    pub fn start(&mut self, args: &[&str]) -> u32 {
+        let number = self.farriers.len();
+        let log = File::create(self.site.path(format!("farrier-{number}.log"))).unwrap();
+        let child = self
+            .command(&[&["run", "--listen", "off"], args].concat())
+            .env("FARRIER_LOG", "warn,farrier=debug")
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        self.farriers.push(child);
+        pid
+    }
+
+    /// Ends the farrier that was started last, without a warning.
+    pub fn kill(&mut self) {
+        let mut child = self.farriers.pop().expect("a farrier runs");
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+
+    /// What the farriers have logged.
+    pub fn log(&self) -> String {
+        let read = |number| fs::read_to_string(self.site.path(format!("farrier-{number}.log")));
+        (0..self.farriers.len()).filter_map(|number| read(number).ok()).collect()
+    }
+
+    /// Passes that the farriers have made.
+    pub fn passes(&self) -> usize {
+        self.log().matches("pass made").count()
+    }
+
+    /// The image that the DaemonSet of this name sets.
+    pub fn image(&self, name: &str) -> String {
+        let object = self.api.get("daemonsets.apps", NAMESPACE, name).expect("the DaemonSet is there");
+        let containers = &object["spec"]["template"]["spec"]["containers"];
+        containers[0]["image"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits for a condition of the cluster; says what farrier logged where it does not come.
+    #[track_caller]
+    pub fn until(&self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
+        let end = Instant::now() + Duration::from_mins(1);
+        while !condition(self) {
+            assert!(Instant::now() < end, "waited a minute for {what}\n{}", self.log());
+            // Nothing tells; this only paces the question.
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Writes to these resources so far.
+    pub fn writes_to(&self, resource: &str) -> usize {
+        self.api.count(&Requests::writes().resource(resource))
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        for child in &mut self.farriers {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A node whose status is as large as those of real ones get: many images and extended resources.
+pub fn large_node(name: &str, kernel: &str, bytes: usize) -> Value {
+    let mut node = objects::node(name, kernel);
+    let image = |number: usize| {
+        let digest = format!("{number:064x}");
+        json!({"names": [format!("registry.example/team/application-{number}@sha256:{digest}")], "sizeBytes": 123_456_789})
+    };
+    let one = image(0).to_string().len() + 1;
+    node["status"]["images"] = (0..bytes / one).map(image).collect();
+    node
+}
