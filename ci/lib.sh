@@ -212,6 +212,18 @@ CONF
     echo "$dir/apt.conf"
 }
 
+# kubectl from the PATH, else Debian 13's, unpacked into target/tools: Debian 12's is too old.
+need_kubectl() {
+    if command -v kubectl > /dev/null; then return; fi
+    export PATH="$root/target/tools/kubectl/usr/bin:$PATH"
+    if command -v kubectl > /dev/null; then return; fi
+    say "unpacking kubectl into target/tools"
+    mkdir -p "$state/kubectl" "$root/target/tools/kubectl"
+    (cd "$state/kubectl" && APT_CONFIG="$(private_apt trixie)" apt-get download -qq kubectl)
+    dpkg-deb --extract "$state/kubectl/"kubectl_*.deb "$root/target/tools/kubectl"
+    kubectl version --client > /dev/null || die "Debian 13's kubectl does not run here: install kubectl 1.27 or newer"
+}
+
 # debian_kernels SUITE COUNT: the newest 6.1 kernels of a Debian 12 suite, oldest of them first.
 debian_kernels() {
     local config arch

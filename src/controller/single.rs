@@ -8,6 +8,7 @@ use crate::{
     kernel::KernelTarget,
     kmod::Verdict,
     plan::{self, Cell, CellInputs},
+    template::Templates,
 };
 
 /// What [`Controller::build_one`] came to.
@@ -34,7 +35,7 @@ impl Controller {
             headers: &resolved.headers,
             location: &location,
         };
-        plan::cell_for(&inputs, image, target)
+        plan::cell_for(&inputs, &mut Templates::default(), image, target)
             .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
     }
 

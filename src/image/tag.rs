@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::Tag;
-use crate::kernel::{KernelLabel, KernelTarget};
+use crate::{
+    kernel::{KernelLabel, KernelTarget},
+    template::Templates,
+};
 
 /// What tag patterns may name.
 #[derive(Clone, Debug)]
@@ -41,7 +44,11 @@ pub enum TagError {
 }
 
 /// Renders the patterns, in order, each result once.
-pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Tag>, TagError> {
+pub fn render_tags(
+    templates: &mut Templates,
+    patterns: &[String],
+    inputs: &TagInputs<'_>,
+) -> Result<Vec<Tag>, TagError> {
     let TagInputs { version, target } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release);
@@ -61,7 +68,7 @@ pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Ta
         if label.is_none() && pattern.contains("kernel_label") {
             return Err(TagError::NoLabel(release.to_string()));
         }
-        let tag = render_one(pattern, &values)?;
+        let tag = render_one(templates, pattern, &values)?;
         if !tags.contains(&tag) {
             tags.push(tag);
         }
@@ -74,11 +81,16 @@ pub fn render_tags(patterns: &[String], inputs: &TagInputs<'_>) -> Result<Vec<Ta
 pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
     let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "os_tag", "arch"];
     let values = samples.map(|name| (name, "1".to_owned())).into();
-    render_one(pattern, &values).map(|_| ())
+    render_one(&mut Templates::default(), pattern, &values).map(|_| ())
 }
 
-fn render_one(pattern: &str, values: &BTreeMap<&str, String>) -> Result<Tag, TagError> {
-    let text = crate::template::render_line(pattern, values)
+fn render_one(
+    templates: &mut Templates,
+    pattern: &str,
+    values: &BTreeMap<&str, String>,
+) -> Result<Tag, TagError> {
+    let text = templates
+        .render_line(pattern, values)
         .map_err(|reason| TagError::Pattern { pattern: pattern.to_owned(), reason })?;
     text.parse().map_err(|_| TagError::Form { pattern: pattern.to_owned(), text })
 }
@@ -100,7 +112,8 @@ mod tests {
             arch: crate::kernel::Architecture::Amd64,
         };
         let patterns: Vec<_> = patterns.iter().map(|p| (*p).to_owned()).collect();
-        let tags = render_tags(&patterns, &TagInputs { version, target: &target })?;
+        let tags =
+            render_tags(&mut Templates::default(), &patterns, &TagInputs { version, target: &target })?;
         Ok(tags.iter().map(ToString::to_string).collect())
     }
 

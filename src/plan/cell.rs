@@ -11,7 +11,7 @@ use crate::{
         PatchSpec, ReferenceError, Repository, RuntimeSpec, SourceSpec, TagInputs, Version, render_tags,
     },
     kernel::{KernelFamily, KernelLabel, KernelTarget, match_family},
-    template::{self, TemplateContext},
+    template::{TemplateContext, Templates},
 };
 
 /// farrier's build format. It changes when the same inputs would give other bytes, for example because
@@ -133,9 +133,10 @@ impl Cell {
     }
 }
 
-/// Works out one image for one kernel target; no node calls for it yet.
+/// Works out one image for one kernel target; no node calls for it yet. `templates` are parsed by the way.
 pub fn cell_for(
     inputs: &CellInputs<'_>,
+    templates: &mut Templates,
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<Cell, SkipReason> {
@@ -169,8 +170,8 @@ pub fn cell_for(
         .map(|(index, patch)| CellPatch { index, name: patch_name(index, patch) })
         .collect();
 
-    let dockerfile = dockerfile(definitions, image, resolved, &patches, &base_name, target)?;
-    let (reference, further) = references(location, image, resolved, target)?;
+    let dockerfile = dockerfile(definitions, templates, (image, resolved), &patches, &base_name, target)?;
+    let (reference, further) = references(location, templates, (image, resolved), target)?;
     let inputs = HashInputs { spec, resolved, patches: &patches, toolchain, headers: &headers, target };
     let input_hash = input_hash(&inputs, &dockerfile)?;
     let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
@@ -209,8 +210,8 @@ fn toolchain_identity<'a>(
 
 fn dockerfile(
     definitions: &Definitions,
-    image: &DriverImage,
-    resolved: &ResolvedImage,
+    templates: &mut Templates,
+    (image, resolved): (&DriverImage, &ResolvedImage),
     patches: &[CellPatch],
     base_name: &str,
     target: &KernelTarget,
@@ -226,20 +227,21 @@ fn dockerfile(
     context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
     context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
     context.vars.clone_from(&spec.vars);
-    template::render(&spec.template, text, &context)
+    templates
+        .render(&spec.template, text, &context)
         .map_err(|error| SkipReason::Template { detail: error.to_string() })
 }
 
 fn references(
     location: &ImageLocation,
-    image: &DriverImage,
-    resolved: &ResolvedImage,
+    templates: &mut Templates,
+    (image, resolved): (&DriverImage, &ResolvedImage),
     target: &KernelTarget,
 ) -> Result<(ImageReference, Vec<ImageReference>), SkipReason> {
     let repository = location
         .repository(&image.metadata.name)
         .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
-    let tags = render_tags(&image.spec.tags, &TagInputs { version: &resolved.version, target })
+    let tags = render_tags(templates, &image.spec.tags, &TagInputs { version: &resolved.version, target })
         .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
     let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
     let mut references = tags.into_iter().map(reference);

@@ -15,6 +15,7 @@ use super::{node::TARGET_LABELS, text};
 use crate::{
     image::{ImageName, ImageReference},
     kernel::KernelTarget,
+    template::Templates,
 };
 
 /// What the matrix is made from.
@@ -139,6 +140,7 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     matrix.left_alone.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
 
     let mut cells = Vec::new();
+    let mut templates = Templates::default();
     for image in images.values() {
         let selector = &image.spec.nodes.match_labels;
         let mut wanted: BTreeMap<&KernelTarget, Vec<&NodeFacts>> =
@@ -151,7 +153,7 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
         }
         for (target, nodes) in wanted {
             let announced_by = announced.by_for(target, &image.metadata.name);
-            match cell_for(cell_inputs, image, target) {
+            match cell_for(cell_inputs, &mut templates, image, target) {
                 Ok(mut cell) => {
                     cell.announced_by = announced_by;
                     cell.nodes = nodes.iter().map(|node| node.name.clone()).collect();

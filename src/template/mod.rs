@@ -86,19 +86,52 @@ impl TemplateContext {
     }
 }
 
-/// Renders a template; `name` is for messages.
-pub fn render(name: &str, text: &str, context: &TemplateContext) -> Result<String, TemplateError> {
-    let failed = |line: Option<usize>, reason: String| TemplateError {
-        template: name.to_owned(),
-        line: line.unwrap_or_default(),
-        reason,
-    };
-    if let Some(value) = context.value_with_line_break() {
-        return Err(failed(None, format!("the value {value:?} holds a line break")));
+/// Templates and tag patterns that were parsed, so that each is parsed once for a whole matrix. One text for each name.
+#[derive(Debug)]
+pub struct Templates(Handlebars<'static>);
+
+impl Default for Templates {
+    fn default() -> Self {
+        Self(engine())
     }
-    let mut engine = engine();
-    register(&mut engine, name, text)?;
-    engine.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
+}
+
+impl Templates {
+    /// Renders a template; `name` is for messages, and stands for `text` from then on.
+    pub fn render(
+        &mut self,
+        name: &str,
+        text: &str,
+        context: &TemplateContext,
+    ) -> Result<String, TemplateError> {
+        let failed = |line: Option<usize>, reason: String| TemplateError {
+            template: name.to_owned(),
+            line: line.unwrap_or_default(),
+            reason,
+        };
+        if let Some(value) = context.value_with_line_break() {
+            return Err(failed(None, format!("the value {value:?} holds a line break")));
+        }
+        if !self.0.has_template(name) {
+            register(&mut self.0, name, text)?;
+        }
+        self.0.render(name, context).map_err(|error| failed(error.line_no, reason(&error)))
+    }
+
+    /// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
+    pub fn render_line(&mut self, text: &str, values: &BTreeMap<&str, String>) -> Result<String, String> {
+        // No template has a name with a blank in it.
+        let name = format!("line {text}");
+        if !self.0.has_template(&name) {
+            self.0.register_template_string(&name, text).map_err(|_| format!("no Handlebars: {text}"))?;
+        }
+        self.0.render(&name, values).map_err(|error| reason(&error))
+    }
+}
+
+/// Renders a template once; `name` is for messages.
+pub fn render(name: &str, text: &str, context: &TemplateContext) -> Result<String, TemplateError> {
+    Templates::default().render(name, text, context)
 }
 
 /// Checks that a template is Handlebars; whether its variables exist is seen when it is rendered.
@@ -118,13 +151,6 @@ fn register(engine: &mut Handlebars<'_>, name: &str, text: &str) -> Result<(), T
             other => other.to_string(),
         },
     })
-}
-
-/// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
-pub fn render_line(text: &str, values: &BTreeMap<&str, String>) -> Result<String, String> {
-    let mut engine = engine();
-    engine.register_template_string("line", text).map_err(|_| format!("no Handlebars: {text}"))?;
-    engine.render("line", values).map_err(|error| reason(&error))
 }
 
 /// Strict, so that a mistyped variable is no empty string; and nothing is escaped, because a Dockerfile is

@@ -5,6 +5,7 @@ use super::super::{
 use crate::{
     image::{InputHash, Output, RuntimeBase},
     kernel::KernelTarget,
+    template::Templates,
 };
 
 fn target(release: &str) -> KernelTarget {
@@ -175,7 +176,12 @@ fn patches_apply_to_their_kernels_under_safe_names() {
     world.resolved.insert(name("mft"), Ok(resolved));
     let inputs: CellInputs<'_> = world.cell_inputs();
     let names = |release: &str| -> Vec<String> {
-        cell_for(&inputs, &image, &target(release)).unwrap().patches.into_iter().map(|p| p.name).collect()
+        cell_for(&inputs, &mut Templates::default(), &image, &target(release))
+            .unwrap()
+            .patches
+            .into_iter()
+            .map(|p| p.name)
+            .collect()
     };
     assert_eq!(names(K47), ["001-__x_.patch"]);
     assert_eq!(names("6.12.3"), ["001-__x_.patch", "002-b.patch"]);

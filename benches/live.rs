@@ -1,0 +1,79 @@
+//! The loop over large fleets, with the real program: the memory that it holds over 10,000 nodes with 20 KiB of status
+//! each, how long a changed kernel label takes to a rewritten image at 5,000 nodes, and what it asks of the API server
+//! when nothing happens. Prints lines of `<what> <number>`; `ci/bench` makes the rows of them.
+//!
+//! The registry is a real one; the API server is the tests', which sends pages and events like the real one does.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use support::{
+    kube_api::{Requests, objects},
+    live::{DRIVER, Live, large_node},
+};
+
+const A: &str = "6.1.0-901-amd64";
+const B: &str = "6.1.0-902-amd64";
+/// Changes of a label whose answer is timed.
+const CHANGES: usize = 300;
+/// How long the loop is watched while nothing happens: some resyncs at `--interval 5`.
+const STEADY: Duration = Duration::from_secs(30);
+
+fn main() {
+    memory();
+    latency();
+}
+
+fn memory() {
+    let nodes = (0..10_000).map(|number| large_node(&format!("node-{number:05}"), A, 20 << 10));
+    let mut live = Live::new(nodes, "image");
+    live.publish();
+    let pid = live.start(&["--interval", "5"]);
+    live.until("the image", |live| live.image(DRIVER).contains("@sha256:"));
+    let passes = live.passes();
+    live.until("some more passes", |live| live.passes() >= passes + 2);
+
+    live.api.clear_log();
+    std::thread::sleep(STEADY);
+    println!("steady-lists {}", live.api.count(&Requests::verb("list")));
+    println!("steady-writes {}", live.api.count(&Requests::writes()));
+
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let mib = |key: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        value.trim().trim_end_matches(" kB").trim().parse::<usize>().unwrap().div_ceil(1024)
+    };
+    println!("resident-mib {}", mib("VmRSS:"));
+    println!("resident-peak-mib {}", mib("VmHWM:"));
+}
+
+/// 5,000 nodes of which a DaemonSet reaches one, whose kernel changes again and again.
+fn latency() {
+    let nodes = (0..5_000).map(|number| {
+        let mut node = objects::node(&format!("node-{number:05}"), A);
+        if number > 0 {
+            node["metadata"]["labels"]
+                .as_object_mut()
+                .unwrap()
+                .remove("feature.node.kubernetes.io/pci-15b3.present");
+        }
+        node
+    });
+    let mut live = Live::new(nodes, "image");
+    let images = live.publish_for("node-00000", &[B]);
+    live.start(&["--interval", "3600"]);
+    live.until("the first image", |live| live.image(DRIVER) == images[A]);
+    for change in 0..CHANGES {
+        let kernel = if change % 2 == 0 { B } else { A };
+        let start = Instant::now();
+        live.api.set_kernel("node-00000", kernel);
+        live.until("the image", |live| live.image(DRIVER) == images[kernel]);
+        println!("rewritten-ms {:.1}", start.elapsed().as_secs_f64() * 1000.0);
+    }
+}

@@ -1,0 +1,30 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # ci/bench's variables
+# The rows of large fleets. Sourced by ci/bench.
+
+plan_row() {
+    say "the plan of 10,000 nodes, 40 kernels, 8 images"
+    cargo bench --locked --quiet --bench plan > "$state/times/plan" 2>> "$state/bench.log" ||
+        die "the plan's benchmark failed; see $state/bench.log"
+    row "plan: 10,000 nodes, 40 kernels, 8 images" "$(median plan)" 50 ms
+}
+
+fleet_rows() {
+    say "the loop over 10,000 nodes, then 300 changes of a kernel label at 5,000 nodes"
+    cargo bench --locked --quiet --bench live > "$state/fleet" 2>> "$state/bench.log" ||
+        { tail -n 20 "$state/bench.log" >&2; die "the fleet's benchmark failed"; }
+    row "resident memory over 10,000 nodes with 20 KiB of status each" "$(figure resident-mib)" 100 MiB
+    row "the same, its peak" "$(figure resident-peak-mib)" 100 MiB
+    row "kernel label change to rewritten image, 5,000 nodes, p99" "$(percentile rewritten-ms 99)" 1000 ms
+    row "lists in half a minute in which nothing happens" "$(figure steady-lists)" 0 ""
+    row "writes in the same time" "$(figure steady-writes)" 0 ""
+    say "label change to rewritten image: median $(percentile rewritten-ms 50) ms, longest $(percentile rewritten-ms 100) ms"
+}
+
+figure() { awk -v what="$1" '$1 == what { print $2 }' "$state/fleet"; }
+
+# percentile WHAT PERCENT: the smallest value that so many of a hundred do not exceed.
+percentile() {
+    awk -v what="$1" '$1 == what { print $2 }' "$state/fleet" | sort -n |
+        awk -v p="$2" '{ v[NR] = $1 } END { n = int((NR * p + 99) / 100); print v[n < 1 ? 1 : n] }'
+}
