@@ -5,9 +5,10 @@ mod support;
 
 use serde_json::json;
 use support::{
+    kernels,
     kube_api::{
         Fate, Requests,
-        objects::{KERNEL_LABEL, node},
+        objects::{KERNEL_LABEL, daemon_set, node},
     },
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
 };
@@ -165,4 +166,24 @@ fn hostile_labels_and_annotations_reach_nothing() {
     let plan = live.plan();
     assert_eq!(plan["leftAlone"][0]["node"], "evil", "{plan}");
     assert_eq!(plan["rollouts"][0]["reason"], "unknown-node", "{plan}");
+}
+
+/// With the real engine, headers and compiler: the registry is state that others can lose.
+#[test]
+fn a_tag_that_the_registry_lost_is_built_again_and_no_image_field_moves() {
+    let kernel = kernels::newest().newer;
+    let mut edge = node("edge", &kernel);
+    edge["metadata"]["labels"]["test.farrier.dev/hello"] = "true".into();
+    let mut live = Live::new([edge], "image");
+    std::fs::remove_file(live.site.definitions().join("images/driver.yaml")).unwrap();
+    live.api.create(daemon_set(NAMESPACE, "hello", OLD_IMAGE));
+    live.start(&["--interval", "1"]);
+    live.until("the first image", |live| live.image("hello") != OLD_IMAGE);
+    let (image, tags) = (live.image("hello"), live.site.tags("hello"));
+    assert_eq!(tags.len(), 1);
+
+    live.site.registry.lose_tag("drivers/hello", &tags[0]);
+    assert_eq!(live.site.tags("hello"), [""; 0]);
+    live.until("the tag again", |live| live.site.tags("hello") == tags);
+    assert_eq!(live.image("hello"), image);
 }

@@ -66,6 +66,12 @@ impl RegistryProcess {
         self.directory.path().join("cert.pem")
     }
 
+    /// Loses a tag, as registries do when somebody cleans up: what it pointed to stays.
+    pub fn lose_tag(&self, repository: &str, tag: &str) {
+        let tags = format!("storage/docker/registry/v2/repositories/{repository}/_manifests/tags");
+        fs::remove_dir_all(self.directory.path().join(tags).join(tag)).expect("the registry has the tag");
+    }
+
     /// Requests of one method that the registry has answered so far.
     pub fn requests(&self, method: &str) -> usize {
         let log = fs::read_to_string(self.directory.path().join("log")).unwrap();
