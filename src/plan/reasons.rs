@@ -298,6 +298,8 @@ pub enum HoldReason {
     },
     /// Images go to a layout directory, from which no node can pull.
     NotPullable,
+    /// It was rewritten several times within a minute; said by the loop, which waits until things calm down.
+    TooOften,
     /// The strategy needs a running cluster.
     OnlyLive,
     /// Somebody else takes away again what keeps the DaemonSet off nodes that are handed over.
@@ -359,6 +361,7 @@ impl HoldReason {
             | Self::DriverOff { .. }
             | Self::UpgradeInProgress { .. }
             | Self::CopiesRolledBack
+            | Self::TooOften
             | Self::NotPullable => false,
         }
     }
@@ -463,6 +466,10 @@ impl fmt::Display for HoldReason {
                 if *count > 1 { write!(f, ", and {} more are under way", count - 1) } else { Ok(()) }
             }
             Self::NotPullable => f.write_str("nodes cannot pull from a layout directory"),
+            Self::TooOften => f.write_str(
+                "it was rewritten several times within a minute, by a node that flaps or another writer; it waits until \
+                 things calm down",
+            ),
             Self::OnlyLive => f.write_str("this strategy needs a running cluster, not a directory of manifests"),
             Self::FenceUndone { times } => write!(
                 f,

@@ -54,6 +54,22 @@ impl Live {
         live
     }
 
+    /// Makes further DaemonSets, each over one node of the `pool` of its name, with the same driver image.
+    pub fn pools(&self, names: &[String]) {
+        let file = self.site.definitions().join("images/driver.yaml");
+        let mut definition = fs::read_to_string(&file).unwrap();
+        for name in names {
+            let rollout = format!(
+                "    - {{strategy: image, namespace: {NAMESPACE}, daemonSet: {name}, container: driver}}\n"
+            );
+            definition += &rollout;
+            let mut object = objects::daemon_set(NAMESPACE, name, OLD_IMAGE);
+            object["spec"]["template"]["spec"]["nodeSelector"] = json!({"pool": name});
+            self.api.create(object);
+        }
+        fs::write(file, definition).unwrap();
+    }
+
     /// `farrier` with this cluster.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = self.site.command(args);

@@ -7,6 +7,7 @@
 mod activity;
 mod builds;
 mod kernel_changes;
+mod pace;
 mod queue;
 mod view;
 mod wake;
@@ -22,6 +23,7 @@ pub use view::{PassView, StatusSink};
 use self::{
     builds::Builds,
     kernel_changes::KernelChanges,
+    pace::Pace,
     queue::key_of,
     view::{StatusWorker, View},
     wake::Wake,
@@ -30,7 +32,7 @@ use super::{Controller, Memory, Planned, RolloutReport, TargetReport, retry::jit
 use crate::{
     cluster::Cluster,
     fault::chain,
-    plan::{Interest, Plan, retry},
+    plan::{HoldReason, Interest, Plan, RolloutDecision, retry},
     service::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
 };
 
@@ -80,6 +82,7 @@ pub struct Live {
     memory: Memory,
     remembered_since: Instant,
     kernels: KernelChanges,
+    pace: Pace,
     /// Passes in a row that met a fault.
     faulted: u32,
 }
@@ -111,6 +114,7 @@ impl Live {
             memory: Memory::default(),
             remembered_since: now,
             kernels: KernelChanges::default(),
+            pace: Pace::default(),
             faulted: 0,
         }
     }
@@ -253,11 +257,19 @@ impl Live {
     }
 
     /// Makes what the plan says of rollouts; the plan then says how things stand.
-    async fn roll_out(&self, plan: &mut Plan) -> Vec<RolloutReport> {
+    async fn roll_out(&mut self, plan: &mut Plan) -> Vec<RolloutReport> {
         let mut reports = Vec::with_capacity(plan.rollouts.len());
         for rollout in &mut plan.rollouts {
             if self.controller.cancel.is_cancelled() {
                 break;
+            }
+            if matches!(rollout.decision, RolloutDecision::Rewrite { .. })
+                && let Err(next) = self.pace.take(&rollout.target, Instant::now())
+            {
+                self.wake.by(next);
+                rollout.changes.clear();
+                rollout.decision = RolloutDecision::Hold(HoldReason::TooOften);
+                tracing::warn!(image = %rollout.image, target = %rollout.target, "rewritten too often; it waits");
             }
             let error = self.controller.roll_out(self.cluster.as_ref(), rollout).await.err();
             self.health.beat();

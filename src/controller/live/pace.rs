@@ -1,0 +1,68 @@
+//! Adapter: how often one target is rewritten. A node that flaps between two kernels, or a writer who replaces the object
+//! with farrier's record in it, would else have its pods restarted again and again.
+
+use std::{collections::HashMap, time::Duration};
+
+use tokio::time::Instant;
+
+use crate::plan::RolloutTarget;
+
+/// Rewrites of one target that may follow each other at once: more than any real sequence of kernel changes has.
+const AT_ONCE: u32 = 4;
+/// After so long one more may be made.
+const ONE_MORE: Duration = Duration::from_secs(15);
+
+/// What each target may still get.
+#[derive(Debug, Default)]
+pub(super) struct Pace(HashMap<RolloutTarget, Allowance>);
+
+#[derive(Clone, Copy, Debug)]
+struct Allowance {
+    left: u32,
+    /// When `left` was true.
+    at: Instant,
+}
+
+impl Pace {
+    /// Takes one rewrite of the target's allowance, or says when there is one again.
+    pub(super) fn take(&mut self, target: &RolloutTarget, now: Instant) -> Result<(), Instant> {
+        self.0.retain(|_, allowance| now < allowance.at + ONE_MORE * AT_ONCE);
+        let allowance = self.0.entry(target.clone()).or_insert(Allowance { left: AT_ONCE, at: now });
+        while allowance.left < AT_ONCE && now >= allowance.at + ONE_MORE {
+            allowance.left += 1;
+            allowance.at += ONE_MORE;
+        }
+        if allowance.left == AT_ONCE {
+            allowance.at = now;
+        }
+        if allowance.left == 0 {
+            return Err(allowance.at + ONE_MORE);
+        }
+        allowance.left -= 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::RolloutSpec;
+
+    #[test]
+    fn a_flood_becomes_a_trickle_and_calm_restores_the_allowance() {
+        let spec = serde_json::json!({
+            "strategy": "image", "namespace": "drivers", "daemonSet": "mft", "container": "driver",
+        });
+        let target = RolloutTarget::of(&serde_json::from_value::<RolloutSpec>(spec).unwrap());
+        let (mut pace, start) = (Pace::default(), Instant::now());
+        let mut made = 0;
+        for tenth in 0..600 {
+            made += u32::from(pace.take(&target, start + Duration::from_millis(100) * tenth).is_ok());
+        }
+        assert_eq!(made, AT_ONCE + 3, "one more for each quarter of the minute");
+        let calm = start + Duration::from_mins(5);
+        let taken: Vec<bool> = (0..6).map(|_| pace.take(&target, calm).is_ok()).collect();
+        assert_eq!(taken, [true, true, true, true, false, false]);
+        assert_eq!(pace.take(&target, calm), Err(calm + ONE_MORE));
+    }
+}
