@@ -146,9 +146,9 @@ impl Live {
     /// Waits for a condition of the cluster; says what farrier logged where it does not come.
     #[track_caller]
     pub fn until(&self, what: &str, mut condition: impl FnMut(&Self) -> bool) {
-        let end = Instant::now() + Duration::from_mins(1);
+        let end = Instant::now() + Duration::from_mins(3);
         while !condition(self) {
-            assert!(Instant::now() < end, "waited a minute for {what}\n{}", self.log());
+            assert!(Instant::now() < end, "waited three minutes for {what}\n{}", self.log());
             // Nothing tells; this only paces the question.
             std::thread::sleep(Duration::from_millis(5));
         }
