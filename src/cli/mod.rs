@@ -92,7 +92,8 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
 
 fn start_logs(global: &Global) {
     let default = match global.verbose {
-        0 => "warn,farrier=info",
+        // kube's client logs every failed request as an error; farrier says itself what could not be done.
+        0 => "warn,kube_client=off,farrier=info",
         1 => "info,farrier=debug",
         _ => "debug,farrier=trace",
     };
