@@ -110,6 +110,10 @@ pub enum PassOutcomeLabel {
 
 macro_rules! label_values {
     ($($type:ident { $($variant:ident => $text:literal),+ $(,)? })+) => {$(
+        impl $type {
+            const ALL: &[Self] = &[$(Self::$variant),+];
+        }
+
         impl EncodeLabelValue for $type {
             fn encode(
                 &self,
@@ -127,6 +131,21 @@ label_values! {
     }
     RewriteOutcomeLabel { Made => "made", Failed => "failed" }
     PassOutcomeLabel { Done => "done", Unreachable => "unreachable", Failed => "failed" }
+}
+
+/// The strategies that write.
+const WRITTEN: &[Strategy] =
+    &[Strategy::Image, Strategy::PerKernel, Strategy::Union, Strategy::CustomResource, Strategy::File];
+
+fn strategy_label(strategy: Strategy) -> &'static str {
+    match strategy {
+        Strategy::Image => "image",
+        Strategy::PerKernel => "per-kernel",
+        Strategy::Union => "union",
+        Strategy::PublishOnly => "publish-only",
+        Strategy::CustomResource => "custom-resource",
+        Strategy::File => "file",
+    }
 }
 
 /// All figures.
@@ -169,6 +188,19 @@ impl Metrics {
             registry: Mutex::default(),
         };
         metrics.configuration_valid.set(1);
+        // A counter that appears with its first event has no increase to alert on.
+        for outcome in BuildOutcomeLabel::ALL {
+            let _ = metrics.builds.get_or_create(&BuildLabels { outcome: *outcome });
+        }
+        for outcome in PassOutcomeLabel::ALL {
+            let _ = metrics.passes.get_or_create(&PassLabels { outcome: *outcome });
+        }
+        for strategy in WRITTEN {
+            for outcome in RewriteOutcomeLabel::ALL {
+                let labels = RewriteLabels { strategy: strategy_label(*strategy), outcome: *outcome };
+                let _ = metrics.rewrites.get_or_create(&labels);
+            }
+        }
         let version = VersionLabels { version: env!("CARGO_PKG_VERSION") };
         registry.register("build", "The running farrier", Info::new(version));
         registry.register("images", "Driver images for kernel targets, by phase", metrics.images.clone());
@@ -261,14 +293,7 @@ impl Metrics {
 
     /// A rewrite was tried.
     pub fn rewrite(&self, strategy: Strategy, outcome: RewriteOutcomeLabel) {
-        let strategy = match strategy {
-            Strategy::Image => "image",
-            Strategy::PerKernel => "per-kernel",
-            Strategy::Union => "union",
-            Strategy::PublishOnly => "publish-only",
-            Strategy::CustomResource => "custom-resource",
-            Strategy::File => "file",
-        };
+        let strategy = strategy_label(strategy);
         self.rewrites.get_or_create(&RewriteLabels { strategy, outcome }).inc();
     }
 
