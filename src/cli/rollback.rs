@@ -92,7 +92,7 @@ async fn take_back(
                 Some(_) | None => Ok(()),
             };
             match outcome {
-                Err(ClusterError::Conflict { .. }) if tries_left > 0 => again.push(step.object),
+                Err(error) if error.is_conflict() && tries_left > 0 => again.push(step.object),
                 outcome => {
                     let written = step.change.is_some();
                     taken.push(Taken { step, failed: outcome.err().map(|error| chain(&error)), written });
@@ -144,7 +144,7 @@ async fn take_back_copies(
             }
             match apply_all(cluster, &changes).await {
                 Ok(()) => conflicts = 0,
-                Err(ClusterError::Conflict { .. }) if conflicts < TRIES => {
+                Err(error) if error.is_conflict() && conflicts < TRIES => {
                     conflicts += 1;
                     let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
                 }
