@@ -107,7 +107,7 @@ fn back_to_the_original(fleet: &Fleet<'_>, note: &OriginalNote) -> Steps {
         steps.add(fleet.write_original(fleet.base.affinity.clone(), note), what);
     }
     if steps.changes.is_empty() {
-        for copy in fleet.copies.values() {
+        for copy in fleet.copies.values().filter(|copy| !copy.live.deleting) {
             let what = format!("deletes DaemonSet {}", copy.facts.name);
             steps.add(retirement(&fleet.original.namespace, copy), what);
         }
