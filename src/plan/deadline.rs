@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, Record, RecordState};
-use crate::image::{Definitions, Period, RolloutSpec};
+use crate::image::Definitions;
 
 /// How long it is until the first deadline of a watched rollout passes; `None` where none is ahead.
 ///
@@ -17,7 +17,7 @@ pub fn next_deadline(
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
     specs
-        .filter_map(|spec| Some((spec.daemon_set()?, deadline_of(spec)?)))
+        .filter_map(|spec| Some((spec.daemon_set()?, spec.deadline()?)))
         .flat_map(|(wanted, deadline)| {
             let named = move |found: &&DaemonSetFacts| {
                 found.namespace == wanted.namespace && found.name == wanted.daemon_set
@@ -32,17 +32,6 @@ pub fn next_deadline(
             Some(left + Duration::from_secs(1))
         })
         .min()
-}
-
-fn deadline_of(spec: &RolloutSpec) -> Option<Period> {
-    match spec {
-        RolloutSpec::Image { deadline, .. }
-        | RolloutSpec::PerKernel { deadline, .. }
-        | RolloutSpec::Union { deadline, .. } => Some(*deadline),
-        RolloutSpec::PublishOnly { .. } | RolloutSpec::CustomResource { .. } | RolloutSpec::File { .. } => {
-            None
-        }
-    }
 }
 
 /// From when deadlines count: the rewrite, and each pod that is not ready yet.
