@@ -35,9 +35,11 @@ impl Controller {
                 architecture: union.architecture,
             },
         )?;
+        self.may_write()?;
         with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, &made.config))
             .await?;
         for version in [Version::Digest(made.digest.clone()), union.reference.version.clone()] {
+            self.may_write()?;
             with_retry("push manifest", &self.cancel, || {
                 self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, &made.manifest)
             })
