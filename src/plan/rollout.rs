@@ -152,9 +152,11 @@ pub(super) fn rollouts(
             image.spec.rollout.iter().map(move |spec| (name, spec, RolloutTarget::of(spec)))
         })
         .collect();
-    let mut claims: HashMap<&RolloutTarget, Vec<&ImageName>> = HashMap::new();
-    for (image, _, target) in wanted.iter().filter(|(_, _, target)| target.is_written()) {
-        claims.entry(target).or_default().push(image);
+    let mut claims: HashMap<_, Vec<&ImageName>> = HashMap::new();
+    for (image, _, target) in &wanted {
+        if let Some(field) = target.field() {
+            claims.entry(field).or_default().push(image);
+        }
     }
     let labels = inputs.snapshot.daemon_sets.iter().chain(inputs.manifests.values().flatten().flatten());
     let labels = labels.flat_map(DaemonSetFacts::label_keys).chain(resource::label_keys(inputs));
@@ -164,7 +166,8 @@ pub(super) fn rollouts(
     let mut unions = Vec::new();
     for (image, spec, target) in &wanted {
         let context = Context { inputs, states, groups: &groups, image, spec };
-        let decided = match claims.get(target).filter(|images| images.len() > 1) {
+        let claimed = target.field().and_then(|field| claims.get(&field));
+        let decided = match claimed.filter(|images| images.len() > 1) {
             Some(images) => {
                 Err(HoldReason::ClaimedTwice { images: images.iter().copied().cloned().collect() })
             }

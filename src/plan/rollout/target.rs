@@ -1,6 +1,9 @@
 //! Pure: what is rewritten, named.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use serde::Serialize;
 
@@ -91,9 +94,9 @@ impl RolloutTarget {
         Self { strategy, path, object }
     }
 
-    /// Is there something that only one rollout may write?
-    pub fn is_written(&self) -> bool {
-        self.strategy != Strategy::PublishOnly
+    /// What only one rollout may write, whatever its strategy.
+    pub fn field(&self) -> Option<(Option<&Path>, &RolloutObject)> {
+        (self.object != RolloutObject::Nothing {}).then_some((self.path.as_deref(), &self.object))
     }
 }
 

@@ -110,6 +110,26 @@ fn nodes_outside_the_daemon_set_do_not_matter() {
     assert_eq!(to.version, Version::Digest(wanted.digest.clone()));
 }
 
+/// Whatever the strategies are: they would take turns in the same field.
+#[test]
+fn two_strategies_do_not_share_a_field() {
+    let mut world = World::new(&[K47]);
+    world.publish(Verdict::Loads);
+    let union = serde_json::json!({
+        "strategy": "union", "namespace": "kube-system", "daemonSet": "mft", "container": "driver",
+    });
+    world.image("mft").spec.rollout.push(serde_json::from_value(union).unwrap());
+    let rollouts = world.plan().rollouts;
+    assert_eq!(rollouts.len(), 2);
+    for rollout in rollouts {
+        assert!(
+            matches!(rollout.decision, RolloutDecision::Hold(HoldReason::ClaimedTwice { .. })),
+            "{rollout:?}"
+        );
+        assert!(rollout.changes.is_empty());
+    }
+}
+
 #[test]
 fn file_rollouts_look_into_their_own_directory() {
     let mut world = World::new(&[K47]);
