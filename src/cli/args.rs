@@ -81,6 +81,8 @@ pub enum Command {
     /// Fetch and list header sets
     #[command(subcommand)]
     Headers(HeadersCommand),
+    /// Collect the headers that a host's own driver exposes, to compile other drivers against
+    Collect(CollectArgs),
     /// Build, check and, with --push, publish one image for one kernel
     Build(BuildArgs),
     /// Build and publish images for a kernel before a node runs it
@@ -167,6 +169,22 @@ pub enum HeadersCommand {
     Fetch(TargetArgs),
     /// List the header sets in the cache
     List,
+}
+
+#[derive(Debug, Args)]
+pub struct CollectArgs {
+    /// Files and directories, as paths on the host, such as /usr/src/ofa_kernel
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Where the host's file system is mounted
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Release of the kernel that the headers are for, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// The archive to write, a .tar.gz; name it as the `tree` of a definition's need does
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use crate::{
     controller::{PassError, TargetError, chain},
     definitions::DefinitionErrors,
     engine::EngineError,
-    headers::{FetchError, HostError, TreeError},
+    headers::{CollectError, FetchError, HostError, TreeError},
     oci::ImageError,
     payload::{ImportError, PayloadError},
     registry::RegistryError,
@@ -187,7 +187,16 @@ impl CliError {
             | Self::Pass(PassError::Cluster(_))
             | Self::Host(_)
             | Self::NoKernel { .. }
-            | Self::Fetch(FetchError::KernelImage(_))
+            | Self::Fetch(
+                FetchError::KernelImage(_)
+                | FetchError::HostTree(_)
+                | FetchError::Collect(
+                    CollectError::Absent { .. }
+                    | CollectError::Path { .. }
+                    | CollectError::Elsewhere { .. }
+                    | CollectError::Kind { .. },
+                ),
+            )
             | Self::Http(_)
             | Self::Cluster(_) => Exit::Wrong,
             Self::Image { source, .. } => source.exit(),

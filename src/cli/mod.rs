@@ -3,6 +3,7 @@
 mod args;
 mod build;
 pub mod check;
+mod collect;
 mod env_vars;
 mod error;
 mod headers;
@@ -74,6 +75,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Status(args) => plan::status(&global, &args, cancel).await,
         Command::Render(args) => render::render(&global, &args).await,
         Command::Headers(command) => headers::headers(&global, &command, cancel).await,
+        Command::Collect(args) => collect::collect(&global, args, cancel).await,
         Command::Build(args) => build::build(&global, &args, cancel).await,
         Command::Prebuild(args) => prebuild::prebuild(&global, &args, cancel).await,
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,

@@ -10,8 +10,8 @@ use super::{
     retry::{chain, with_retry},
 };
 use crate::{
-    headers::bootstrap_key,
-    image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
+    headers::{HostTreeLookup, bootstrap_key},
+    image::{Digest, DriverImage, ImageName, ImageReference, Need, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
     plan::{ImageContents, Published, ResolvedImage, TreeKey},
@@ -54,6 +54,7 @@ impl Memory {
         let Self { resolved, lookups, contents: _ } = self;
         resolved.images.retain(|_, outcome| outcome.is_ok());
         resolved.toolchains.retain(|_, outcome| outcome.is_ok());
+        resolved.trees.retain(|_, outcome| outcome.is_ok());
         resolved.unreachable = false;
         lookups.failed.clear();
         lookups.unreachable = false;
@@ -110,6 +111,7 @@ impl Controller {
         resolved: &mut Resolved,
     ) {
         let known = &resolved.images;
+        let all = images;
         let images: Vec<&DriverImage> =
             images.iter().copied().filter(|image| !known.contains_key(&image.metadata.name)).collect();
         let images = stream::iter(images)
@@ -119,6 +121,7 @@ impl Controller {
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
             resolved.images.insert(name, outcome.map_err(|error| chain(&error)));
         }
+        self.resolve_trees(all, targets, &mut resolved.trees).await;
         for family in targets.iter().filter_map(|target| match_family(&self.definitions.families, target)) {
             let name = &family.metadata.name;
             if resolved.toolchains.contains_key(name) {
@@ -143,6 +146,37 @@ impl Controller {
                     let error = chain(&error);
                     resolved.toolchains.insert(family.metadata.name.clone(), Err(error));
                 }
+            }
+        }
+    }
+
+    /// Looks at the trees that users bring as needs. One that is not there, or not fit, is a reason not to build.
+    async fn resolve_trees(
+        &self,
+        images: &[&DriverImage],
+        targets: &BTreeSet<KernelTarget>,
+        trees: &mut BTreeMap<TreeKey, Result<Digest, String>>,
+    ) {
+        for (image, need) in images.iter().flat_map(|image| image.spec.needs.iter().map(move |n| (image, n)))
+        {
+            let Need::Tree { name, tree } = need else { continue };
+            for target in targets {
+                let key = (image.metadata.name.clone(), name.clone(), target.clone());
+                if trees.contains_key(&key) {
+                    continue;
+                }
+                let found = self.fetcher.host_tree(tree, &self.definitions.root, target).await;
+                let digest = match found {
+                    Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
+                    Ok(HostTreeLookup::Missing { looked_for, hint }) => {
+                        Err(format!("need {name}: there is no {looked_for}; {hint}"))
+                    }
+                    Err(error) => {
+                        let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+                        Err(format!("need {name}: {}{hint}", chain(&error)))
+                    }
+                };
+                trees.insert(key, digest);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{KernelImageError, tree::TreeError};
+use super::{CollectError, HostTreeError, KernelImageError, tree::TreeError};
 use crate::{archive::UnpackError, cache::CacheError};
 
 /// A fault while fetching. "There are no such headers" is none: see
@@ -114,6 +114,12 @@ pub enum FetchError {
     /// An unpacked tree that is not the kernel's header set.
     #[error("read the header set")]
     Tree(#[from] TreeError),
+    /// A tree that is not one of exposed headers for the kernel.
+    #[error(transparent)]
+    HostTree(#[from] HostTreeError),
+    /// Exposed headers that cannot be collected.
+    #[error(transparent)]
+    Collect(#[from] CollectError),
     /// A kernel image that cannot be read, or is another kernel's.
     #[error(transparent)]
     KernelImage(#[from] KernelImageError),
@@ -149,6 +155,8 @@ impl FetchError {
             | Self::Checksum { .. }
             | Self::Layout { .. }
             | Self::Tree(_)
+            | Self::HostTree(_)
+            | Self::Collect(_)
             | Self::KernelImage(_)
             | Self::Io { .. }
             | Self::Interrupted => false,
@@ -162,6 +170,8 @@ impl FetchError {
                 return Some(format!("install {program}, or put it in the search path"));
             }
             Self::Tree(error) => error.remedy(),
+            Self::HostTree(error) => error.remedy(),
+            Self::Collect(error) => return error.remedy(),
             Self::KernelImage(error) => error.remedy(),
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",

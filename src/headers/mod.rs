@@ -6,12 +6,14 @@
 pub mod apt;
 mod blocking;
 mod bootstrap;
+mod collect;
 mod copy;
 mod digest;
 mod download;
 mod error;
 mod header_set;
 mod host;
+mod host_tree;
 mod kernel_image;
 mod layout;
 mod process;
@@ -27,8 +29,10 @@ use std::{
 };
 
 pub use bootstrap::bootstrap_key;
+pub use collect::{CollectError, Collected, Collection, collect};
 pub use error::FetchError;
 pub use host::{HostError, read_host};
+pub use host_tree::{HostTree, HostTreeError, HostTreeLookup};
 pub use kernel_image::{KernelImage, KernelImageError, KernelImageLookup};
 pub use tree::{TreeError, read_header_set};
 
