@@ -221,6 +221,23 @@ where
     Ok(map.into_iter().map(|(key, value)| (key.0, value.0)).collect())
 }
 
+/// Reads a mapping to lists that must not be empty.
+pub fn map_of_some<'de, K, V, D>(deserializer: D) -> Result<BTreeMap<String, Vec<String>>, D::Error>
+where
+    K: Rule + Ord,
+    V: Rule,
+    D: Deserializer<'de>,
+{
+    let map = BTreeMap::<Checked<K>, Vec<Checked<V>>>::deserialize(deserializer)?;
+    let lists = map.into_iter().map(|(key, values)| {
+        if values.is_empty() {
+            return Err(D::Error::custom(format!("{}: the list is empty, at least one is needed", key.0)));
+        }
+        Ok((key.0, values.into_iter().map(|value| value.0).collect()))
+    });
+    lists.collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -253,6 +253,34 @@ pub struct NodeSelector {
     /// Every one of these labels must be there with this value.
     #[serde(default, deserialize_with = "checked::map::<LabelKey, LabelValue, _>")]
     pub match_labels: BTreeMap<String, String>,
+    /// Nodes that have a driver of their own, and are left alone: those of which one of these labels has one of its
+    /// values.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "checked::map_of_some::<LabelKey, LabelValue, _>"
+    )]
+    pub unless_labels: BTreeMap<String, Vec<String>>,
+}
+
+impl NodeSelector {
+    /// Are all of `matchLabels` among these labels?
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+
+    /// The first of these labels that says that the node has its own driver, with its value.
+    pub fn own_driver<'a>(&'a self, labels: &'a BTreeMap<String, String>) -> Option<(&'a str, &'a str)> {
+        self.unless_labels.iter().find_map(|(key, values)| {
+            let found = labels.get(key).filter(|found| values.contains(found))?;
+            Some((key.as_str(), found.as_str()))
+        })
+    }
+
+    /// The labels that it looks at.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.match_labels.keys().chain(self.unless_labels.keys()).map(String::as_str)
+    }
 }
 
 /// What surrounds the payload in the image.

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedNode, PlannedRollout,
+    BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, OwnDriver, PlannedNode, PlannedRollout,
     PlannedUnion, RolloutDecision, Skipped, Unheard, readiness, rollout::rollouts, text,
 };
 use crate::{
@@ -111,6 +111,9 @@ pub struct Plan {
     pub skipped: Vec<Skipped>,
     /// Nodes whose kernel target is not known.
     pub left_alone: Vec<LeftAlone>,
+    /// Nodes that an image leaves alone because they have their own driver.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub own_drivers: Vec<OwnDriver>,
     /// Images with the payloads of several kernels to put together and publish.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unions: Vec<PlannedUnion>,
@@ -261,6 +264,7 @@ impl Plan {
             unknown,
             skipped,
             left_alone: _,
+            own_drivers: _,
             unions: _,
             unheard: _,
             rollouts,
@@ -282,6 +286,7 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
     let mut plan = Plan {
         skipped: matrix.skipped.clone(),
         left_alone: matrix.left_alone.clone(),
+        own_drivers: matrix.own_drivers.clone(),
         unheard: matrix.announced.unheard.clone(),
         ..Plan::default()
     };

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::{READY_FOR, node::TARGET_LABELS, rollout::handover_label};
+use super::{
+    READY_FOR,
+    node::TARGET_LABELS,
+    rollout::{handover_label, switches},
+};
 use crate::image::{Definitions, OperatorResource, RolloutSpec};
 
 /// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
@@ -34,7 +38,7 @@ impl Interest {
             ..Self::default()
         };
         for image in definitions.images.values() {
-            interest.labels.extend(image.spec.nodes.match_labels.keys().cloned());
+            interest.labels.extend(image.spec.nodes.keys().map(str::to_owned));
             for rollout in &image.spec.rollout {
                 if let RolloutSpec::PerKernel { namespace, daemon_set, .. } = rollout {
                     interest.labels.insert(handover_label(namespace, daemon_set));
@@ -48,6 +52,7 @@ impl Interest {
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         interest.resources.insert(*resource);
                         interest.labels.insert(resource.node_label().0.to_owned());
+                        interest.labels.extend(switches(*resource).iter().map(|(key, _)| (*key).to_owned()));
                     }
                     RolloutSpec::PublishOnly { resource: Some(resource) } => {
                         interest.resources.insert(*resource);

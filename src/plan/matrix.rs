@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    fmt,
     sync::Arc,
 };
 
@@ -40,6 +41,8 @@ pub struct Matrix {
     pub skipped: Vec<Skipped>,
     /// Nodes whose kernel target is not known.
     pub left_alone: Vec<LeftAlone>,
+    /// Nodes with a driver of their own, by image, then target.
+    pub own_drivers: Vec<OwnDriver>,
     /// Who announced what.
     pub announced: Announcements,
 }
@@ -93,6 +96,30 @@ pub struct LeftAlone {
     /// Why.
     #[serde(serialize_with = "text::explained")]
     pub why: NodeReason,
+}
+
+/// Nodes that an image would be for, and that have a driver of their own: a label says so.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OwnDriver {
+    /// The image.
+    #[serde(serialize_with = "text::one")]
+    pub image: ImageName,
+    /// What they run.
+    #[serde(serialize_with = "text::target")]
+    pub target: KernelTarget,
+    /// The label that says so.
+    pub label: String,
+    /// Its value.
+    pub value: String,
+    /// The nodes.
+    pub nodes: Vec<String>,
+}
+
+impl fmt::Display for OwnDriver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "has its own driver: label {}={}", self.label, self.value)
+    }
 }
 
 impl Matrix {
@@ -149,7 +176,7 @@ pub(super) fn group_nodes<'a>(
 pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     let MatrixInputs { cells: cell_inputs, snapshot, announced } = inputs;
     let images = &cell_inputs.definitions.images;
-    let labels = images.values().flat_map(|i| i.spec.nodes.match_labels.keys().map(String::as_str));
+    let labels = images.values().flat_map(|image| image.spec.nodes.keys());
     let groups = group_nodes(&snapshot.nodes, labels);
 
     let mut matrix = Matrix { announced: (*announced).clone(), ..Matrix::default() };
@@ -164,14 +191,21 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     let mut cells = Vec::new();
     let mut templates = Templates::default();
     for image in images.values() {
-        let selector = &image.spec.nodes.match_labels;
+        let selector = &image.spec.nodes;
         let mut wanted: BTreeMap<&KernelTarget, Vec<&NodeFacts>> =
             announced.targets_for(&image.metadata.name).map(|target| (target, Vec::new())).collect();
         for group in &groups {
-            let selected = selector.iter().all(|(key, value)| group.sample.labels.get(key) == Some(value));
-            if let (true, Ok(target)) = (selected, &group.target) {
-                wanted.entry(target).or_default().extend(&group.nodes);
+            let labels = &group.sample.labels;
+            let (true, Ok(target)) = (selector.matches(labels), &group.target) else { continue };
+            if let Some((label, value)) = selector.own_driver(labels) {
+                let mut nodes: Vec<String> = group.nodes.iter().map(|node| node.name.clone()).collect();
+                nodes.sort_unstable();
+                let (label, value) = (label.to_owned(), value.to_owned());
+                let (image, target) = (image.metadata.name.clone(), target.clone());
+                matrix.own_drivers.push(OwnDriver { image, target, label, value, nodes });
+                continue;
             }
+            wanted.entry(target).or_default().extend(&group.nodes);
         }
         for (target, nodes) in wanted {
             let announced_by = announced.by_for(target, &image.metadata.name);
@@ -192,6 +226,7 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
             }
         }
     }
+    matrix.own_drivers.sort();
     let (cells, collided) = without_collisions(cells);
     matrix.cells = cells.into_iter().map(Arc::new).collect();
     matrix.skipped.extend(collided);

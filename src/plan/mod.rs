@@ -44,7 +44,7 @@ pub use decide::{
     Published, UnknownState, UpToDate, plan,
 };
 pub use interest::{Interest, UPGRADE_STATE_LABELS};
-pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, Waiting, matrix};
+pub use matrix::{LeftAlone, Matrix, MatrixInputs, OwnDriver, Skipped, Waiting, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use pace::Pace;
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};

@@ -442,7 +442,7 @@ impl fmt::Display for HoldReason {
                  it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
             ),
             Self::NoResource => f.write_str("there is no such resource"),
-            Self::DriverOff { detail } => write!(f, "its operator installs no driver: {detail}"),
+            Self::DriverOff { detail } => write!(f, "the operator's driver is switched off: {detail}"),
             Self::TagForm { image, looked_for, pattern } => write!(
                 f,
                 "the operator would look for a tag that ends in {looked_for}, which {image} does not; \

@@ -32,7 +32,9 @@ pub use change::{
     ResourceChange,
 };
 pub use copy::{COPY_KERNEL_LABEL, COPY_OF_LABEL};
+pub(super) use handover::HANDOVER_LABELS;
 pub use handover::handover_label;
+pub(super) use operator::switches;
 pub use per_kernel::PER_KERNEL_ANNOTATION;
 pub use record::{FieldRecord, RECORD_ANNOTATION, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};

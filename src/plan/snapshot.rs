@@ -9,7 +9,7 @@ use std::{
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::NodeAffinity;
+use super::{NodeAffinity, READY_FOR, rollout::HANDOVER_LABELS};
 use crate::image::{DriverImage, OperatorResource};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
@@ -208,19 +208,25 @@ pub struct ClusterSnapshot {
     pub read_only_nodes: bool,
 }
 
+/// Labels that farrier gives to nodes while it rolls out.
+fn is_written_here(label: &str) -> bool {
+    label.starts_with(HANDOVER_LABELS) || label == READY_FOR
+}
+
 /// What of a node decides which images may reach it.
 type Likeness<'a> = (Option<&'a str>, &'a str, &'a str, Vec<(&'a str, &'a str)>);
 
 impl NodeFacts {
     fn likeness(&self, by_name: bool) -> Likeness<'_> {
-        let labels = self.labels.iter().filter(|(key, _)| !key.starts_with("farrier.dev/"));
+        let labels = self.labels.iter().filter(|(key, _)| !is_written_here(key));
         let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
         (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, labels)
     }
 
-    /// Does it carry the labels that the image asks for?
+    /// Does it carry the labels that the image asks for, and none that says that it has its own driver?
     pub fn calls_for(&self, image: &DriverImage) -> bool {
-        image.spec.nodes.match_labels.iter().all(|(key, value)| self.labels.get(key) == Some(value))
+        let nodes = &image.spec.nodes;
+        nodes.matches(&self.labels) && nodes.own_driver(&self.labels).is_none()
     }
 }
 
@@ -290,7 +296,7 @@ mod tests {
         assert!(planned.knows_nodes_of(&of(&[])));
         // Another name, another order, fewer of them, a mark of farrier's own: nothing new.
         let mut marked = node("c", "6.1", ("zone", "x"));
-        marked.labels.insert("farrier.dev/handover".to_owned(), "yes".to_owned());
+        marked.labels.insert("farrier.dev/driver.0a1b2c3d".to_owned(), "yes".to_owned());
         assert!(planned.knows_nodes_of(&of(&[node("b", "6.2", ("zone", "y")), marked])));
 
         for other in [

@@ -1,8 +1,10 @@
 //! Pure: how the matrix of images and kernels stands.
 
+use std::collections::BTreeSet;
+
 use serde::Serialize;
 
-use super::{Activity, BuildActivity, Cell, Plan, Skipped, text};
+use super::{Activity, BuildActivity, Cell, OwnDriver, Plan, Skipped, text};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
@@ -31,6 +33,8 @@ pub enum Phase {
     Unknown,
     /// Nothing can be built, for the reason given.
     Skipped,
+    /// Nothing is built: the nodes have their own driver.
+    OwnDriver,
 }
 
 impl Phase {
@@ -46,6 +50,7 @@ impl Phase {
             Self::Conflict => "conflict",
             Self::Unknown => "unknown",
             Self::Skipped => "skipped",
+            Self::OwnDriver => "own-driver",
         }
     }
 }
@@ -98,8 +103,28 @@ pub fn status(plan: &Plan) -> Vec<StatusRow> {
     let nothing = Activity::new();
     let mut rows: Vec<StatusRow> =
         status_entries(plan, &nothing).into_iter().map(|entry| entry.row).collect();
+    let built: BTreeSet<(String, String)> =
+        rows.iter().map(|row| (row.image.clone(), row.kernel.clone())).collect();
+    rows.extend(plan.own_drivers.iter().map(own_driver).filter(|row| {
+        // Where other nodes of that kernel have none, the image's own row says how it stands.
+        !built.contains(&(row.image.clone(), row.kernel.clone()))
+    }));
     rows.sort();
     rows
+}
+
+fn own_driver(own: &OwnDriver) -> StatusRow {
+    StatusRow {
+        image: own.image.to_string(),
+        kernel: own.target.to_string(),
+        nodes: own.nodes.len(),
+        phase: Phase::OwnDriver,
+        verdict: None,
+        reference: String::new(),
+        digest: None,
+        reason: own.to_string(),
+        announced_by: Vec::new(),
+    }
 }
 
 /// The matrix with what the loop knows of its builds, ordered by image and kernel target.
@@ -113,6 +138,7 @@ pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusE
         unknown,
         skipped,
         left_alone: _,
+        own_drivers: _,
         unions: _,
         unheard: _,
         rollouts: _,

@@ -16,7 +16,8 @@ pub fn table(plan: &Plan) -> String {
 
 /// The tables alone, each with an empty line after it.
 pub fn sections(plan: &Plan) -> String {
-    let sections = [images(plan), rollouts(plan), nodes(plan), left_alone(plan), unheard(plan)];
+    let sections =
+        [images(plan), rollouts(plan), nodes(plan), left_alone(plan), own_drivers(plan), unheard(plan)];
     sections
         .into_iter()
         .filter(|table| !table.is_empty())
@@ -45,6 +46,7 @@ pub fn counts(plan: &Plan) -> String {
         unknown,
         skipped,
         left_alone,
+        own_drivers,
         unions,
         unheard,
         rollouts,
@@ -70,6 +72,7 @@ pub fn counts(plan: &Plan) -> String {
         ),
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
         (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
+        (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with a driver of their own"),
         (
             nodes.iter().filter(|node| node.change.is_some()).count(),
             "to mark ready, or ready no more, for a kernel",
@@ -91,6 +94,7 @@ fn images(plan: &Plan) -> Table {
         unknown,
         skipped,
         left_alone: _,
+        own_drivers: _,
         unions,
         unheard: _,
         rollouts: _,
@@ -196,6 +200,14 @@ fn nodes(plan: &Plan) -> Table {
 fn left_alone(plan: &Plan) -> Table {
     let left = plan.left_alone.iter().map(|left| (left.why.to_string(), left.node.as_str()));
     by_reason("NODES LEFT ALONE", left)
+}
+
+fn own_drivers(plan: &Plan) -> Table {
+    let own = plan.own_drivers.iter().flat_map(|own| {
+        let why = format!("image {}: {own}", own.image);
+        own.nodes.iter().map(move |node| (why.clone(), node.as_str()))
+    });
+    by_reason("NODES WITH THEIR OWN DRIVER", own)
 }
 
 fn unheard(plan: &Plan) -> Table {

@@ -126,6 +126,7 @@ fn published(phase: Phase) -> Said {
         Phase::Conflict => ("False", "TagConflict"),
         Phase::Unknown => ("Unknown", "RegistrySilent"),
         Phase::Skipped => ("False", "NotBuildable"),
+        Phase::OwnDriver => ("False", "OwnDriver"),
     }
 }
 

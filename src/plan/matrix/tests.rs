@@ -45,6 +45,29 @@ fn images_that_no_node_calls_for_have_no_cells() {
     assert_eq!((matrix.cells.len(), matrix.cells[0].nodes.len()), (1, 0));
 }
 
+/// A node of each kind: without a driver, with one of the host's, and with one on a kernel of its own.
+#[test]
+fn nodes_with_their_own_driver_are_left_alone() {
+    let mut world = World::new(&[K47, K47, K48]);
+    let key = "nvidia.com/gpu.deploy.driver";
+    let values = ["pre-installed", "false"].map(str::to_owned).to_vec();
+    world.image("mft").spec.nodes.unless_labels = [(key.to_owned(), values)].into();
+    for (node, value) in [(0, "true"), (1, "pre-installed"), (2, "false")] {
+        world.snapshot.nodes[node].labels.insert(key.to_owned(), value.to_owned());
+    }
+    let matrix = world.matrix();
+    let cells: Vec<_> = matrix.cells.iter().map(|cell| (&cell.target, &cell.nodes[..])).collect();
+    assert_eq!(cells, [(&target(K47), &["n0".to_owned()][..])]);
+    let plan = world.plan();
+    assert!(!plan.has_failures());
+    insta::assert_snapshot!(super::super::table(&plan));
+    insta::assert_snapshot!(super::super::status_table(&super::super::status(&plan)));
+    assert!(super::super::Interest::of(&world.definitions).labels.contains(key));
+    // Nobody is told to wait for an image that a node does not need.
+    let left_alone = world.snapshot.nodes[2].clone();
+    assert!(!left_alone.calls_for(world.image("mft")));
+}
+
 #[test]
 fn nodes_of_unknown_kernel_are_left_alone() {
     let mut world = World::new(&[K47, "6.1.0$(reboot)", K48, K48]);

@@ -12,10 +12,13 @@ use crate::{
 /// The handover label's value on a node that belongs to a copy.
 pub(super) const HANDED_OVER: &str = "handed-over";
 
+/// What the labels by which nodes are handed over begin with.
+pub(in crate::plan) const HANDOVER_LABELS: &str = "farrier.dev/driver.";
+
 /// The label that says whether a node belongs to a copy of this DaemonSet. Names can have 253 characters and a
 /// label's key 63, hence the hash.
 pub fn handover_label(namespace: &str, daemon_set: &str) -> String {
-    format!("farrier.dev/driver.{}", short_hash(&[namespace, daemon_set]))
+    format!("{HANDOVER_LABELS}{}", short_hash(&[namespace, daemon_set]))
 }
 
 /// Eight hexadecimal digits that tell names apart.

@@ -83,6 +83,29 @@ pub(super) fn is_upgrading(state: &str) -> bool {
     !matches!(state, "" | "upgrade-done" | "upgrade-failed")
 }
 
+/// Labels with which the operator leaves a node's driver alone, with the values that say so: its own driver manager
+/// has found one that the host brings, or somebody has switched the driver, or everything, off there. The Network
+/// Operator has none (GPU Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU
+/// driver is already pre-installed on the node").
+pub(in crate::plan) fn switches(
+    kind: OperatorResource,
+) -> &'static [(&'static str, &'static [&'static str])] {
+    match kind {
+        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => &[],
+        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => &[
+            ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
+            ("nvidia.com/gpu.deploy.operands", &["false"]),
+        ],
+    }
+}
+
+/// Does the operator leave the driver of a node with these labels alone?
+pub(super) fn leaves_alone(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
+    switches(kind)
+        .iter()
+        .any(|(key, values)| labels.get(*key).is_some_and(|found| values.contains(&found.as_str())))
+}
+
 /// Does the operator install its driver on a node with these labels, whatever the image's own selector is?
 pub(super) fn finds(kind: OperatorResource, labels: &BTreeMap<String, String>) -> bool {
     let (key, value) = kind.node_label();

@@ -43,8 +43,9 @@ pub(super) fn label_keys<'a>(inputs: &PlanInputs<'a>) -> Vec<&'a str> {
     for image in inputs.definitions.images.values() {
         for rollout in &image.spec.rollout {
             let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
-            keys.extend(image.spec.nodes.match_labels.keys().map(String::as_str));
+            keys.extend(image.spec.nodes.keys());
             keys.extend([operator::upgrade_label(*resource), resource.node_label().0]);
+            keys.extend(operator::switches(*resource).iter().map(|(key, _)| *key));
             keys.extend(find(inputs, *resource, name).into_iter().flat_map(ResourceFacts::label_keys));
         }
     }
@@ -123,12 +124,11 @@ pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
 fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) -> bool {
     let labels = &group.sample.labels;
     let image = context.inputs.definitions.images.get(context.image);
-    let for_image = image.is_some_and(|image| {
-        image.spec.nodes.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
-    });
+    let for_image = image.is_some_and(|image| group.sample.calls_for(image));
     let selected =
         found.node_selector().all(|(key, value)| labels.get(key).is_some_and(|label| label == value));
-    selected && (for_image || operator::finds(found.kind, labels))
+    let wanted = for_image || operator::finds(found.kind, labels);
+    selected && wanted && !operator::leaves_alone(found.kind, labels)
 }
 
 /// What the reached nodes run; each must be known.

@@ -215,6 +215,41 @@ fn nodes_that_the_operator_finds_by_itself_count() {
     assert!(matches!(hold(&world), HoldReason::NoImage { .. }));
 }
 
+/// The GPU Operator's driver DaemonSet does not go there, so nothing there can be broken.
+#[test]
+fn nodes_with_their_own_driver_hold_nobody_up() {
+    let mut world = world(OperatorResource::ClusterPolicy);
+    world.snapshot.nodes.push(node("own", "6.1.0-99-amd64"));
+    let driver = "nvidia.com/gpu.deploy.driver";
+    for (key, value) in
+        [(driver, "true"), (driver, "paused-for-driver-upgrade"), ("nvidia.com/gpu.deploy.operands", "true")]
+    {
+        label(&mut world, 2, key, value);
+        let found = decision(&world);
+        assert!(matches!(found, RolloutDecision::Pending { .. }), "{key}={value}: {found:?}");
+    }
+    for (key, value) in
+        [(driver, "pre-installed"), (driver, "false"), ("nvidia.com/gpu.deploy.operands", "false")]
+    {
+        let mut world = world.clone();
+        label(&mut world, 2, key, value);
+        change(&world.plan());
+    }
+}
+
+#[test]
+fn an_operator_whose_driver_is_switched_off_is_no_failure() {
+    for (kind, spec) in [
+        (OperatorResource::ClusterPolicy, json!({"driver": {"enabled": false}})),
+        (OperatorResource::NicClusterPolicy, json!({"rdmaSharedDevicePlugin": {}})),
+    ] {
+        let mut world = world(kind);
+        set_spec(&mut world, spec);
+        assert!(matches!(hold(&world), HoldReason::DriverOff { .. }), "{kind:?}");
+        assert!(!world.plan().has_failures(), "{kind:?}");
+    }
+}
+
 #[test]
 fn an_image_or_a_tag_that_is_not_there_yet_is_waited_for() {
     let mut world = network();
