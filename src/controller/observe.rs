@@ -110,12 +110,14 @@ impl Controller {
         resolved: &mut Resolved,
     ) {
         let known = &resolved.images;
-        let images: Vec<&DriverImage> =
-            images.iter().copied().filter(|image| !known.contains_key(&image.metadata.name)).collect();
-        let images = stream::iter(images)
-            .map(|image| async { (image.metadata.name.clone(), self.resolve_image(image).await) })
-            .buffered(AT_ONCE);
-        for (name, outcome) in images.collect::<Vec<_>>().await {
+        // Collected, because a closure that is kept over an `await` keeps the future from being `Send`.
+        let images: Vec<_> = images
+            .iter()
+            .copied()
+            .filter(|image| !known.contains_key(&image.metadata.name))
+            .map(|image| async move { (image.metadata.name.clone(), self.resolve_image(image).await) })
+            .collect();
+        for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
             resolved.images.insert(name, outcome.map_err(|error| chain(&error)));
         }

@@ -35,6 +35,14 @@ pub struct Exposed {
     pub tables: Vec<PathBuf>,
 }
 
+impl Exposed {
+    /// The trees without a symbol table: nothing can be linked against them.
+    pub fn without_tables(&self) -> impl Iterator<Item = &Path> {
+        let has_table = |path: &Path| self.tables.iter().any(|table| table.starts_with(path));
+        self.paths.iter().map(PathBuf::as_path).filter(move |path| !has_table(path))
+    }
+}
+
 /// Why a payload does not expose what its definition says.
 #[derive(Debug, thiserror::Error)]
 pub enum ExposedError {
@@ -83,7 +91,8 @@ impl ExposedError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Missing { .. } => Some(
-                "let the template install the tree below /out, or correct `exposes` in the definition".to_owned(),
+                "let the template install the tree below /out, or correct `exposes` in the definition"
+                    .to_owned(),
             ),
             Self::Link { .. } => {
                 Some("let the template link to a place inside the payload, or copy the target".to_owned())
@@ -317,7 +326,9 @@ fn each_entry(
     path: &Path,
     mut visit: impl FnMut(&Path, &Metadata) -> Result<(), ExposedError>,
 ) -> Result<(), ExposedError> {
-    for found in WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name() {
+    for found in
+        WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name()
+    {
         let found = found.map_err(|error| {
             let path = error.path().unwrap_or(tree).to_owned();
             fault("read", &path)(error.into())
