@@ -15,6 +15,7 @@ pub mod engine;
 pub mod fault;
 pub mod headers;
 pub mod image;
+mod jitter;
 pub mod kernel;
 pub mod kmod;
 pub mod oci;

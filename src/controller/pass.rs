@@ -24,8 +24,8 @@ pub struct Planned {
     /// Was an outside system out of reach while it was made?
     pub unreachable: bool,
     pub(super) matrix: Matrix,
-    snapshot: ClusterSnapshot,
-    manifests: Manifests,
+    /// What it was made from.
+    pub(super) snapshot: ClusterSnapshot,
 }
 
 /// What became of one image for one kernel.
@@ -245,14 +245,16 @@ impl Controller {
             observed.published.clone_from(&lookups.published);
             plan = decide(&observed);
         }
-        Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot, manifests })
+        Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot })
     }
 
     /// One pass. A target's failure does not stop the others; rollouts come last, decided anew from what
-    /// the registry then holds (guarantee 1).
+    /// the registry then holds and the nodes then run (guarantee 1): a build may have taken an hour.
     pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
-        let Planned { plan, mut unreachable, matrix, snapshot, manifests } = self.plan(cluster).await?;
+        let mut planned = self.plan(cluster).await?;
+        let mut unreachable = planned.unreachable;
         let mut targets = Vec::new();
+        let plan = &planned.plan;
         for planned in &plan.tags {
             targets.push(self.add_tags(&planned.cell, &planned.digest, &planned.references).await);
         }
@@ -264,18 +266,16 @@ impl Controller {
             unreachable |= fault == Some(Fault::Unreachable);
             targets.push(report);
         }
-        let changed = !targets.is_empty();
-        let mut planned = if changed {
-            self.decide(matrix, snapshot, manifests, unreachable, &mut Memory::default()).await?
-        } else {
-            Planned { plan, unreachable, matrix, snapshot, manifests }
-        };
+        if !targets.is_empty() {
+            planned = self.plan(cluster).await?;
+            unreachable |= planned.unreachable;
+        }
         if !planned.plan.unions.is_empty() && !self.cancel.is_cancelled() {
             for union in &planned.plan.unions {
                 targets.push(self.unite(union).await);
             }
-            let Planned { matrix, snapshot, manifests, unreachable, plan: _ } = planned;
-            planned = self.decide(matrix, snapshot, manifests, unreachable, &mut Memory::default()).await?;
+            planned = self.plan(cluster).await?;
+            unreachable |= planned.unreachable;
         }
         let mut rollouts = Vec::new();
         for rollout in &mut planned.plan.rollouts {
@@ -293,7 +293,7 @@ impl Controller {
             }
         }
         self.mark_nodes(cluster, &mut planned.plan.nodes).await;
-        Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable: planned.unreachable })
+        Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable })
     }
 
     /// Builds one cell and records the outcome.
@@ -468,3 +468,7 @@ fn warning(report: &CheckReport) -> String {
 fn is_called_for(image: &DriverImage, snapshot: &ClusterSnapshot) -> bool {
     snapshot.nodes.iter().any(|node| node.calls_for(image))
 }
+
+#[cfg(test)]
+#[path = "pass_tests.rs"]
+mod tests;

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::TargetError;
 pub use crate::fault::chain;
-use crate::plan::retry;
+use crate::{jitter::jitter, plan::retry};
 
 /// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
 pub async fn with_retry<T, E, F>(
@@ -38,13 +38,4 @@ where
             () = tokio::time::sleep(delay) => {}
         }
     }
-}
-
-/// A number in 0..1 that differs between processes and calls; it needs no quality beyond that.
-pub(super) fn jitter() -> f64 {
-    use std::hash::{BuildHasher, RandomState};
-    let bits = RandomState::new().hash_one(std::process::id()) >> 11;
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are left")]
-    let fraction = bits as f64 / (1_u64 << 53) as f64;
-    fraction
 }

@@ -1,6 +1,8 @@
 //! A controller over directories of its own, for tests that need neither network nor engine: images go to a
 //! layout directory, headers are trees that the test writes, and payloads come from [`ModuleFile`].
 
+mod fleet;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -9,6 +11,7 @@ use std::{
 
 use serde_json::{Value, json};
 
+pub(super) use self::fleet::{FIRST, Fleet, Gate};
 use super::{
     BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
     build::{BuildOptions, Made, Origins, Payload},

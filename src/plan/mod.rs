@@ -15,6 +15,7 @@ mod fixtures;
 mod interest;
 mod matrix;
 mod node;
+mod pace;
 mod readiness;
 mod reasons;
 pub mod retry;
@@ -45,6 +46,7 @@ pub use decide::{
 pub use interest::{Interest, UPGRADE_STATE_LABELS};
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, Waiting, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
+pub use pace::Pace;
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
 pub use reasons::{BuildReason, HoldReason, SkipReason};
 pub use rollout::{

@@ -1,6 +1,10 @@
 //! Pure: what was observed in a cluster, raw and untrusted.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    fmt,
+    sync::Arc,
+};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -204,10 +208,30 @@ pub struct ClusterSnapshot {
     pub read_only_nodes: bool,
 }
 
+/// What of a node decides which images may reach it.
+type Likeness<'a> = (Option<&'a str>, &'a str, &'a str, Vec<(&'a str, &'a str)>);
+
 impl NodeFacts {
+    fn likeness(&self, by_name: bool) -> Likeness<'_> {
+        let labels = self.labels.iter().filter(|(key, _)| !key.starts_with("farrier.dev/"));
+        let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, labels)
+    }
+
     /// Does it carry the labels that the image asks for?
     pub fn calls_for(&self, image: &DriverImage) -> bool {
         image.spec.nodes.match_labels.iter().all(|(key, value)| self.labels.get(key) == Some(value))
+    }
+}
+
+impl ClusterSnapshot {
+    /// Has each node of the other snapshot its like in this one, in all that decides which images may reach it: what
+    /// it runs, its labels, and its name where somebody selects nodes by name? Then no rollout that was decided from
+    /// this one reaches a kernel of which it did not know. Labels of farrier's own change while it rolls out.
+    pub fn knows_nodes_of(&self, other: &Self) -> bool {
+        let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());
+        let known: HashSet<_> = self.nodes.iter().map(|node| node.likeness(by_name)).collect();
+        other.nodes.iter().all(|node| known.contains(&node.likeness(by_name)))
     }
 }
 
@@ -238,5 +262,68 @@ impl ResourceFacts {
     /// The label keys that decide which nodes it reaches.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         self.node_selector().map(|(key, _)| key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Operator, Requirement, SelectorTerm};
+
+    fn node(name: &str, kernel: &str, label: (&str, &str)) -> NodeFacts {
+        NodeFacts {
+            name: name.to_owned(),
+            kernel_version: kernel.to_owned(),
+            labels: [(label.0.to_owned(), label.1.to_owned())].into(),
+            ..NodeFacts::default()
+        }
+    }
+
+    fn of(nodes: &[NodeFacts]) -> ClusterSnapshot {
+        ClusterSnapshot { nodes: nodes.to_vec(), ..ClusterSnapshot::default() }
+    }
+
+    #[test]
+    fn a_node_like_those_that_were_planned_for_is_known() {
+        let planned = of(&[node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y"))]);
+        assert!(planned.knows_nodes_of(&planned));
+        assert!(planned.knows_nodes_of(&of(&[])));
+        // Another name, another order, fewer of them, a mark of farrier's own: nothing new.
+        let mut marked = node("c", "6.1", ("zone", "x"));
+        marked.labels.insert("farrier.dev/handover".to_owned(), "yes".to_owned());
+        assert!(planned.knows_nodes_of(&of(&[node("b", "6.2", ("zone", "y")), marked])));
+
+        for other in [
+            node("a", "6.3", ("zone", "x")),
+            node("a", "6.1", ("zone", "y")),
+            NodeFacts { architecture: "arm64".to_owned(), ..node("a", "6.1", ("zone", "x")) },
+        ] {
+            assert!(!planned.knows_nodes_of(&of(&[planned.nodes[0].clone(), other.clone()])), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn names_matter_where_somebody_selects_by_name() {
+        let mut planned = of(&[node("a", "6.1", ("zone", "x"))]);
+        let other = of(&[node("b", "6.1", ("zone", "x"))]);
+        assert!(planned.knows_nodes_of(&other));
+        let field = Requirement {
+            key: "metadata.name".to_owned(),
+            operator: Operator::In,
+            values: vec!["a".to_owned()],
+        };
+        planned.daemon_sets.push(DaemonSetFacts {
+            namespace: "drivers".to_owned(),
+            name: "d".to_owned(),
+            containers: Vec::new(),
+            node_selector: BTreeMap::new(),
+            affinity: NodeAffinity::Terms(vec![SelectorTerm {
+                expressions: Vec::new(),
+                fields: vec![field],
+            }]),
+            owner: None,
+            live: None,
+        });
+        assert!(!planned.knows_nodes_of(&other));
     }
 }

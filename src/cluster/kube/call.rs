@@ -16,7 +16,7 @@ use super::{
     stats::retry_after,
     words::{MissingRight, one_line},
 };
-use crate::plan::retry;
+use crate::{jitter::jitter, plan::retry};
 
 /// One call.
 #[derive(Clone, Debug)]
@@ -117,13 +117,4 @@ impl Caller {
             .with_code(code.as_u16());
         Err(judge(action, right, &status, wait))
     }
-}
-
-/// A number in 0..1 that differs between processes and calls; it needs no quality beyond that.
-fn jitter() -> f64 {
-    use std::hash::{BuildHasher, RandomState};
-    let bits = RandomState::new().hash_one(std::process::id()) >> 11;
-    #[expect(clippy::cast_precision_loss, reason = "53 bits are left")]
-    let fraction = bits as f64 / (1_u64 << 53) as f64;
-    fraction
 }

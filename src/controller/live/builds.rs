@@ -21,9 +21,9 @@ use crate::{
     controller::{
         Controller, TargetReport,
         pass::{BuildEnd, Fault},
-        retry::jitter,
     },
     fault::chain,
+    jitter::jitter,
     plan::{Activity, Cell, Plan},
     service::{BuildOutcomeLabel, Metrics},
 };

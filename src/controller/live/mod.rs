@@ -7,7 +7,6 @@
 mod activity;
 mod builds;
 mod kernel_changes;
-mod pace;
 mod queue;
 mod view;
 mod wake;
@@ -23,16 +22,18 @@ pub use view::{PassView, StatusSink};
 use self::{
     builds::Builds,
     kernel_changes::KernelChanges,
-    pace::Pace,
     queue::key_of,
     view::{StatusWorker, View},
     wake::Wake,
 };
-use super::{Controller, Memory, Planned, RolloutReport, TargetReport, retry::jitter};
+use super::{Controller, Memory, Planned, RolloutReport, TargetReport};
 use crate::{
     cluster::Cluster,
     fault::chain,
-    plan::{HoldReason, Interest, Plan, RolloutDecision, retry},
+    jitter::jitter,
+    plan::{
+        Change, ClusterSnapshot, HoldReason, Interest, Pace, Plan, PlannedRollout, RolloutDecision, retry,
+    },
     service::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
 };
 
@@ -83,6 +84,8 @@ pub struct Live {
     remembered_since: Instant,
     kernels: KernelChanges,
     pace: Pace,
+    /// What the pace is counted from.
+    started: Instant,
     /// Passes in a row that met a fault.
     faulted: u32,
 }
@@ -115,6 +118,7 @@ impl Live {
             remembered_since: now,
             kernels: KernelChanges::default(),
             pace: Pace::default(),
+            started: now,
             faulted: 0,
         }
     }
@@ -215,7 +219,7 @@ impl Live {
         let mut unreachable = planned.unreachable;
         let mut rollouts = Vec::new();
         if self.may_act() {
-            rollouts = self.roll_out(&mut planned.plan).await;
+            rollouts = self.roll_out(&mut planned, cancel).await?;
             unreachable |= rollouts.iter().any(|report| report.error.is_some());
             unreachable |= self.add_tags(&planned.plan).await;
             unreachable |= self.unite(&planned.plan).await;
@@ -236,10 +240,7 @@ impl Live {
 
     /// The cluster as it is; `None` when the loop is to end. A cluster that is away for minutes is waited for: that is
     /// no hang, and a restart would not help.
-    async fn snapshot(
-        &self,
-        cancel: &CancellationToken,
-    ) -> Result<Option<crate::plan::ClusterSnapshot>, String> {
+    async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, String> {
         let mut snapshot = self.cluster.snapshot();
         loop {
             tokio::select! {
@@ -256,40 +257,71 @@ impl Live {
         *self.leads.borrow() && self.controller.may_write().is_ok()
     }
 
-    /// Makes what the plan says of rollouts; the plan then says how things stand.
-    async fn roll_out(&mut self, plan: &mut Plan) -> Vec<RolloutReport> {
-        let mut reports = Vec::with_capacity(plan.rollouts.len());
-        for rollout in &mut plan.rollouts {
-            if self.controller.cancel.is_cancelled() {
+    /// Makes what the plan says of rollouts; the plan then says how things stand. Ends early when a rewrite would
+    /// reach a node of which the plan does not know (guarantee 1).
+    async fn roll_out(
+        &mut self,
+        planned: &mut Planned,
+        cancel: &CancellationToken,
+    ) -> Result<Vec<RolloutReport>, String> {
+        let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
+        let seen = &planned.snapshot;
+        for rollout in &mut planned.plan.rollouts {
+            if cancel.is_cancelled() {
                 break;
             }
             if matches!(rollout.decision, RolloutDecision::Rewrite { .. })
-                && let Err(next) = self.pace.take(&rollout.target, Instant::now())
+                && let Err(next) = self.pace.take(&rollout.target, self.started.elapsed())
             {
-                self.wake.by(next);
+                self.wake.by(self.started + next);
                 rollout.changes.clear();
                 rollout.decision = RolloutDecision::Hold(HoldReason::TooOften);
                 tracing::warn!(image = %rollout.image, target = %rollout.target, "rewritten too often; it waits");
             }
+            if !rollout.changes.is_empty() && !self.still_stands(seen, cancel).await? {
+                tracing::info!("nodes have changed since the plan was made; it is made anew");
+                break;
+            }
             let error = self.controller.roll_out(self.cluster.as_ref(), rollout).await.err();
             self.health.beat();
-            if !rollout.changes.is_empty() {
-                let (image, target) = (&rollout.image, rollout.target.to_string());
-                let outcome = match &error {
-                    None => {
-                        tracing::info!(%image, target, changes = rollout.changes.len(), "rolled out");
-                        RewriteOutcomeLabel::Made
-                    }
-                    Some(error) => {
-                        tracing::warn!(%image, target, error, "rollout failed; it is planned anew");
-                        RewriteOutcomeLabel::Failed
-                    }
-                };
-                self.metrics.rewrite(rollout.target.strategy, outcome);
-            }
+            self.tell(rollout, error.as_deref());
             reports.push(RolloutReport { planned: rollout.clone(), error });
         }
-        reports
+        Ok(reports)
+    }
+
+    /// Does the plan know all kinds of nodes that there are now? What else is different is seen in the next pass:
+    /// looking at the cluster took away the word of it.
+    async fn still_stands(
+        &mut self,
+        planned: &ClusterSnapshot,
+        cancel: &CancellationToken,
+    ) -> Result<bool, String> {
+        let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
+        if now != *planned {
+            self.wake.changed(Instant::now());
+        }
+        Ok(planned.knows_nodes_of(&now))
+    }
+
+    /// Logs and counts a rollout. Notes are no rewrites.
+    fn tell(&self, rollout: &PlannedRollout, error: Option<&str>) {
+        let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
+        let sets_image = rollout.changes.iter().any(Change::sets_image);
+        let outcome = match error {
+            None if sets_image => {
+                tracing::info!(%image, %target, changes, "rolled out");
+                RewriteOutcomeLabel::Made
+            }
+            None => return,
+            Some(error) => {
+                tracing::warn!(%image, %target, error, "rollout failed; it is planned anew");
+                RewriteOutcomeLabel::Failed
+            }
+        };
+        if sets_image {
+            self.metrics.rewrite(rollout.target.strategy, outcome);
+        }
     }
 
     /// Adds names that published images lack. Says whether one could not be added.

@@ -11,132 +11,14 @@ use tokio::{sync::Notify, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cluster::{ClusterError, Fence},
+    cluster::Fence,
     controller::{
-        BootCheck, BootChecker, TargetError,
-        testing::{Bench, K9, K10, K11, module},
+        BootChecker,
+        testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
     },
-    kmod::{BootOutcome, BootReport, ModuleBoot},
-    plan::{
-        ARCH_LABEL, Activity, Change, ClusterSnapshot, Container, DaemonSetFacts, KERNEL_LABEL, NodeAffinity,
-        NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
-    },
+    plan::{Activity, KERNEL_LABEL},
     registry::RegistryLocation,
 };
-
-const FIRST: &str = "registry.test/x:first";
-
-/// A cluster in memory.
-struct Fleet(watch::Sender<State>);
-
-#[derive(Clone, Debug, Default)]
-struct State {
-    snapshot: ClusterSnapshot,
-    /// Something changed since the last look.
-    changed: bool,
-    looks: usize,
-    writes: Vec<String>,
-    interest: Vec<Interest>,
-}
-
-impl State {
-    fn node(&mut self, name: &str, release: &str) {
-        self.changed = true;
-        self.snapshot.nodes.retain(|node| node.name != name);
-        let labels = [
-            (KERNEL_LABEL, release),
-            (OS_ID_LABEL, "debian"),
-            (OS_VERSION_LABEL, "12"),
-            (ARCH_LABEL, "amd64"),
-        ];
-        self.snapshot.nodes.push(NodeFacts {
-            name: name.to_owned(),
-            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
-            kernel_version: release.to_owned(),
-            architecture: "amd64".to_owned(),
-            ..NodeFacts::default()
-        });
-    }
-
-    fn daemon_set(&mut self, name: &str, kernel: &str) {
-        self.snapshot.daemon_sets.push(DaemonSetFacts {
-            namespace: "drivers".to_owned(),
-            name: name.to_owned(),
-            containers: vec![Container { name: "driver".to_owned(), image: FIRST.to_owned(), fixed: None }],
-            node_selector: [(KERNEL_LABEL.to_owned(), kernel.to_owned())]
-                .into_iter()
-                .filter(|(_, kernel)| !kernel.is_empty())
-                .collect(),
-            affinity: NodeAffinity::Any,
-            owner: None,
-            live: None,
-        });
-    }
-
-    fn image(&self, name: &str) -> &str {
-        let found = self.snapshot.daemon_sets.iter().find(|found| found.name == name);
-        &found.unwrap().containers[0].image
-    }
-}
-
-impl Fleet {
-    fn new(set_up: impl FnOnce(&mut State)) -> Arc<Self> {
-        let mut state = State::default();
-        set_up(&mut state);
-        Arc::new(Self(watch::channel(state).0))
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        self.0.send_modify(change);
-    }
-
-    fn state(&self) -> State {
-        self.0.borrow().clone()
-    }
-
-    /// Waits for a condition, which has an hour of the test's clock to come true.
-    async fn until(&self, condition: impl FnMut(&State) -> bool) -> State {
-        let mut states = self.0.subscribe();
-        let found = tokio::time::timeout(Duration::from_hours(1), states.wait_for(condition)).await;
-        found.unwrap_or_else(|_| panic!("it never came true: {:?}", self.state())).unwrap().clone()
-    }
-}
-
-#[async_trait::async_trait]
-impl Cluster for Fleet {
-    fn describe(&self) -> String {
-        "a cluster in memory".to_owned()
-    }
-
-    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
-        self.0.send_modify(|state| {
-            state.changed = false;
-            state.looks += 1;
-        });
-        Ok(self.state().snapshot)
-    }
-
-    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
-        let Change::DaemonSet(change) = change else { panic!("{change:?}") };
-        self.0.send_modify(|state| {
-            state.changed = true;
-            state.writes.push(change.images["driver"].clone());
-            let found =
-                state.snapshot.daemon_sets.iter_mut().find(|found| found.name == change.name).unwrap();
-            assert_eq!(found.containers[0].image, change.expected["driver"]);
-            found.containers[0].image.clone_from(&change.images["driver"]);
-        });
-        Ok(())
-    }
-
-    async fn changed(&self) {
-        self.0.subscribe().wait_for(|state| state.changed).await.unwrap();
-    }
-
-    fn set_interest(&self, interest: &Interest) {
-        self.0.send_modify(|state| state.interest.push(interest.clone()));
-    }
-}
 
 /// Keeps what status would be written from.
 #[derive(Default)]
@@ -167,32 +49,6 @@ impl Views {
         };
         let found = tokio::time::timeout(Duration::from_hours(1), wait).await;
         assert!(found.is_ok(), "it never came true: {:?}", self.last());
-    }
-}
-
-/// Boots kernels when it is let.
-#[derive(Default)]
-struct Gate {
-    asked: Notify,
-    open: Notify,
-}
-
-#[async_trait::async_trait]
-impl BootChecker for Gate {
-    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
-        self.asked.notify_one();
-        self.open.notified().await;
-        let booted = |module: &String| ModuleBoot {
-            path: module.clone(),
-            name: "m".to_owned(),
-            outcome: BootOutcome::Loaded,
-        };
-        Ok(BootReport {
-            kernel: check.target.release.to_string(),
-            accelerator: "kvm".to_owned(),
-            milliseconds: 900,
-            modules: check.modules.iter().map(booted).collect(),
-        })
     }
 }
 
@@ -303,6 +159,31 @@ async fn a_kernel_change_is_built_published_and_rolled_out() {
     live.fleet.until(|state| state.looks >= looks + 60).await;
     assert!(began.elapsed() >= Duration::from_mins(58), "{:?}", began.elapsed());
     assert_eq!(live.fleet.state().writes.len(), 2);
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_node_that_joins_after_the_plan_stops_the_rollout() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.publish(K10, &[&module()]).await.unwrap();
+    // The first look is the plan's; with the second, before the rewrite, another kernel has joined.
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.joins = Some((2, "m", K10));
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.looks >= 5).await;
+    let state = live.fleet.state();
+    assert_eq!((state.snapshot.nodes.len(), state.image("a")), (2, FIRST));
+
+    live.fleet.change(|state| {
+        state.snapshot.nodes.retain(|node| node.name == "m");
+        state.changed = true;
+    });
+    let state = live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert_eq!(state.image("a"), live.published(K10).await.unwrap());
     live.stop().await;
 }
 

@@ -159,6 +159,12 @@ impl Change {
         }
     }
 
+    /// Does it give something another image? Notes, restarts and labels do not.
+    pub fn sets_image(&self) -> bool {
+        let put_back = matches!(self, Self::DaemonSet(change) if !change.image_changes().is_empty());
+        put_back || !self.proof().is_empty()
+    }
+
     /// For messages: `DaemonSet kube-system/driver`.
     pub fn object(&self) -> String {
         match self {

@@ -1,35 +1,93 @@
-//! Pure: the DaemonSet of a live cluster that a rollout changes in more than one field.
+//! Pure: the DaemonSet that a target names, where farrier may change it.
 
-use super::{
-    Context, DaemonSetFacts, HoldReason, RolloutObject, RolloutTarget,
-    image::{find_daemon_set, remedy},
+use super::{Context, DaemonSetFacts, HoldReason, PlanInputs, RolloutObject, RolloutTarget, Seen};
+use crate::{
+    image::OperatorResource,
+    plan::{Container, LiveDaemonSet, NodeAffinity, Owner},
 };
-use crate::plan::{LiveDaemonSet, NodeAffinity};
 
-/// The DaemonSet that a target names, with its container, where farrier may change it.
-pub(super) fn original<'a>(
-    context: &Context<'a>,
-    target: &'a RolloutTarget,
-) -> Result<(&'a DaemonSetFacts, &'a LiveDaemonSet, &'a str), HoldReason> {
-    let found = find_daemon_set(context.inputs, target)?;
+/// A container of a DaemonSet.
+#[derive(Clone, Copy)]
+pub(super) struct Named<'a> {
+    pub(super) daemon_set: &'a DaemonSetFacts,
+    pub(super) container: &'a Container,
+}
+
+/// The DaemonSet that a target names, with its container, where its image is farrier's to set.
+pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Result<Named<'a>, HoldReason> {
+    let daemon_set = find_daemon_set(inputs, target)?;
     let RolloutObject::DaemonSet { container: name, .. } = &target.object else {
         return Err(HoldReason::NotFound);
     };
-    if found.containers.iter().filter(|container| container.name == *name).count() != 1 {
-        let found = found.containers.iter().map(|container| container.name.clone()).collect();
+    let mut containers = daemon_set.containers.iter().filter(|found| found.name == *name);
+    let (Some(container), None) = (containers.next(), containers.next()) else {
+        let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
         return Err(HoldReason::NoContainer { found });
-    }
-    if let Some(owner) = &found.owner {
+    };
+    if let Some(owner) = &daemon_set.owner {
         return Err(HoldReason::Owned { remedy: remedy(owner), owner: owner.clone() });
     }
-    let live = found.live.as_ref().ok_or(HoldReason::OnlyLive)?;
+    if let Some(detail) = &container.fixed {
+        return Err(HoldReason::Fixed { detail: detail.clone() });
+    }
+    if !inputs.pullable {
+        return Err(HoldReason::NotPullable);
+    }
+    Ok(Named { daemon_set, container })
+}
+
+/// The same in a live cluster, for rollouts that change more than one field.
+pub(super) fn original<'a>(
+    context: &Context<'a>,
+    target: &RolloutTarget,
+) -> Result<(&'a DaemonSetFacts, &'a LiveDaemonSet, &'a str), HoldReason> {
+    let Named { daemon_set, container } = named(context.inputs, target)?;
+    let live = daemon_set.live.as_ref().ok_or(HoldReason::OnlyLive)?;
     if live.deleting {
         return Err(HoldReason::Deleting);
     }
-    if !context.inputs.pullable {
-        return Err(HoldReason::NotPullable);
+    Ok((daemon_set, live, &container.name))
+}
+
+/// The one DaemonSet that a target names.
+fn find_daemon_set<'a>(
+    inputs: &PlanInputs<'a>,
+    target: &RolloutTarget,
+) -> Result<&'a DaemonSetFacts, HoldReason> {
+    let RolloutObject::DaemonSet { namespace, daemon_set, container: _ } = &target.object else {
+        return Err(HoldReason::NotFound);
+    };
+    if let (None, Some(detail)) = (&target.path, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
+        return Err(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
     }
-    Ok((found, live, name))
+    let candidates = match &target.path {
+        None => &inputs.snapshot.daemon_sets,
+        Some(path) => match inputs.manifests.get(path) {
+            Some(Ok(daemon_sets)) => daemon_sets,
+            Some(Err(detail)) => return Err(HoldReason::Unreadable { detail: detail.clone() }),
+            None => {
+                return Err(HoldReason::Unreadable { detail: format!("{} was not read", path.display()) });
+            }
+        },
+    };
+    let mut named =
+        candidates.iter().filter(|found| found.namespace == *namespace && found.name == *daemon_set);
+    match (named.next(), named.count()) {
+        (None, _) => Err(HoldReason::NotFound),
+        (Some(found), 0) => Ok(found),
+        (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
+    }
+}
+
+/// What to do instead of writing the DaemonSet that an operator writes.
+fn remedy(owner: &Owner) -> String {
+    let Owner { kind, name } = owner;
+    match OperatorResource::ALL.into_iter().find(|known| known.kind() == kind) {
+        Some(_) => format!(
+            "roll it out with {{strategy: custom-resource, resource: {kind}, name: {name}}} instead of this entry"
+        ),
+        None => format!("change {kind} {name} instead"),
+    }
 }
 
 /// Why it is not known which nodes a DaemonSet reaches.

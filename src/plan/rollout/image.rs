@@ -6,69 +6,22 @@ use serde_json::Value;
 
 use super::{
     CellState, Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ImageReference,
-    KernelTarget, NodeGroup, PER_KERNEL_ANNOTATION, PlanInputs, Record, RolloutDecision, RolloutObject,
-    RolloutTarget, Seen,
+    KernelTarget, NodeGroup, PER_KERNEL_ANNOTATION, PlanInputs, Record, RolloutDecision, RolloutTarget, Seen,
+    daemon_set::{Named, named},
     field::{self, Field, Step},
     record::FieldRecord,
     watch::{Progress, progress},
 };
 use crate::{
-    image::{ImageName, OperatorResource, UnknownPolicy},
+    image::{ImageName, UnknownPolicy},
     kmod::Verdict,
-    plan::{ClusterSnapshot, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Owner, Published},
+    plan::{ClusterSnapshot, Container, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Published},
 };
-
-/// The one DaemonSet that a target names.
-pub(super) fn find_daemon_set<'a>(
-    inputs: &PlanInputs<'a>,
-    target: &RolloutTarget,
-) -> Result<&'a DaemonSetFacts, HoldReason> {
-    let RolloutObject::DaemonSet { namespace, daemon_set, container: _ } = &target.object else {
-        return Err(HoldReason::NotFound);
-    };
-    if let (None, Some(detail)) = (&target.path, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
-        return Err(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
-    }
-    let candidates = match &target.path {
-        None => &inputs.snapshot.daemon_sets,
-        Some(path) => match inputs.manifests.get(path) {
-            Some(Ok(daemon_sets)) => daemon_sets,
-            Some(Err(detail)) => return Err(HoldReason::Unreadable { detail: detail.clone() }),
-            None => {
-                return Err(HoldReason::Unreadable { detail: format!("{} was not read", path.display()) });
-            }
-        },
-    };
-    let mut named =
-        candidates.iter().filter(|found| found.namespace == *namespace && found.name == *daemon_set);
-    match (named.next(), named.count()) {
-        (None, _) => Err(HoldReason::NotFound),
-        (Some(found), 0) => Ok(found),
-        (Some(_), more) => Err(HoldReason::Ambiguous { count: more + 1 }),
-    }
-}
 
 /// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
     let Context { inputs, states, groups, image, spec: _ } = *context;
-    let daemon_set = find_daemon_set(inputs, target)?;
-    let RolloutObject::DaemonSet { container: name, .. } = &target.object else {
-        return Err(HoldReason::NotFound);
-    };
-    let mut named = daemon_set.containers.iter().filter(|found| found.name == *name);
-    let (Some(container), None) = (named.next(), named.next()) else {
-        let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
-        return Err(HoldReason::NoContainer { found });
-    };
-    if let Some(owner) = &daemon_set.owner {
-        return Err(HoldReason::Owned { remedy: remedy(owner), owner: owner.clone() });
-    }
-    if let Some(detail) = &container.fixed {
-        return Err(HoldReason::Fixed { detail: detail.clone() });
-    }
-    if !inputs.pullable {
-        return Err(HoldReason::NotPullable);
-    }
+    let Named { daemon_set, container: Container { name, .. } } = named(inputs, target)?;
     let kernel = common_kernel(daemon_set, groups)?;
     let no_image = |detail: String| HoldReason::NoImage { kernel: kernel.to_string(), detail };
     let Some((cell, state)) = states.get(&(image, kernel)) else {
@@ -267,17 +220,6 @@ pub(super) fn why_no_cell(inputs: &PlanInputs<'_>, image: &ImageName, kernel: &K
     match skipped {
         Some(skipped) => skipped.why.to_string(),
         None => format!("no node of this kernel matches the nodes of image {image}"),
-    }
-}
-
-/// What to do instead of writing the DaemonSet that an operator writes.
-pub(super) fn remedy(owner: &Owner) -> String {
-    let Owner { kind, name } = owner;
-    match OperatorResource::ALL.into_iter().find(|known| known.kind() == kind) {
-        Some(_) => format!(
-            "roll it out with {{strategy: custom-resource, resource: {kind}, name: {name}}} instead of this entry"
-        ),
-        None => format!("change {kind} {name} instead"),
     }
 }
 

@@ -1,31 +1,32 @@
-//! Adapter: how often one target is rewritten. A node that flaps between two kernels, or a writer who replaces the object
+//! Pure: how often one target is rewritten. A node that flaps between two kernels, or a writer who replaces the object
 //! with farrier's record in it, would else have its pods restarted again and again.
 
 use std::{collections::HashMap, time::Duration};
 
-use tokio::time::Instant;
-
-use crate::plan::RolloutTarget;
+use super::RolloutTarget;
 
 /// Rewrites of one target that may follow each other at once: more than any real sequence of kernel changes has.
 const AT_ONCE: u32 = 4;
 /// After so long one more may be made.
 const ONE_MORE: Duration = Duration::from_secs(15);
 
-/// What each target may still get.
+/// What each target may still get. Times are counted from any one moment, the same for all calls.
 #[derive(Debug, Default)]
-pub(super) struct Pace(HashMap<RolloutTarget, Allowance>);
+pub struct Pace(HashMap<RolloutTarget, Allowance>);
 
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     left: u32,
     /// When `left` was true.
-    at: Instant,
+    at: Duration,
 }
 
 impl Pace {
     /// Takes one rewrite of the target's allowance, or says when there is one again.
-    pub(super) fn take(&mut self, target: &RolloutTarget, now: Instant) -> Result<(), Instant> {
+    ///
+    /// # Errors
+    /// The time at which there is one.
+    pub fn take(&mut self, target: &RolloutTarget, now: Duration) -> Result<(), Duration> {
         self.0.retain(|_, allowance| now < allowance.at + ONE_MORE * AT_ONCE);
         let allowance = self.0.entry(target.clone()).or_insert(Allowance { left: AT_ONCE, at: now });
         while allowance.left < AT_ONCE && now >= allowance.at + ONE_MORE {
@@ -54,7 +55,7 @@ mod tests {
             "strategy": "image", "namespace": "drivers", "daemonSet": "mft", "container": "driver",
         });
         let target = RolloutTarget::of(&serde_json::from_value::<RolloutSpec>(spec).unwrap());
-        let (mut pace, start) = (Pace::default(), Instant::now());
+        let (mut pace, start) = (Pace::default(), Duration::from_secs(7));
         let mut made = 0;
         for tenth in 0..600 {
             made += u32::from(pace.take(&target, start + Duration::from_millis(100) * tenth).is_ok());
