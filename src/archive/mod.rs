@@ -18,6 +18,8 @@ use entry::{Extensions, Names};
 use tar::EntryType;
 use tree::Tree;
 
+use crate::oci::LayerReader;
+
 /// Bounds on what an archive may hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -116,6 +118,17 @@ impl Format {
 /// point anywhere, but nothing is ever written through one. What was written before an error stays: give
 /// it a directory that is thrown away then.
 pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+    unpack_tar_part(reader, dest, limits, &|_| true)
+}
+
+/// As [`unpack_tar`], for the entries whose names `wanted` takes; of the others nothing is kept, and their bytes do
+/// not count.
+fn unpack_tar_part(
+    reader: impl Read,
+    dest: &Path,
+    limits: &Limits,
+    wanted: &dyn Fn(&Path) -> bool,
+) -> Result<(), UnpackError> {
     let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
     let mut tree = Tree::new(dest, limits.depth);
     let mut extensions = Extensions::default();
@@ -131,13 +144,16 @@ pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(),
         if extensions.absorb(&mut entry)? {
             continue;
         }
+        let names = std::mem::take(&mut extensions).names(&entry)?;
+        if !wanted(Path::new(&names.path)) {
+            continue;
+        }
         if entry.header().entry_type().is_file() {
             bytes = u64::saturating_add(bytes, entry.size());
             if bytes > limits.bytes {
                 return Err(too_big(limits));
             }
         }
-        let names = std::mem::take(&mut extensions).names(&entry)?;
         unpack_entry(&mut tree, &names, &mut entry)?;
     }
     if !extensions.is_empty() {
@@ -217,6 +233,18 @@ pub fn unpack_file_unless(
             "its first bytes are those of no tar, gzip, xz, zstd or Debian package",
         ))),
     }
+}
+
+/// As [`unpack_file`], for those entries of a layer (plain, gzip or Zstandard) whose names `wanted` takes.
+pub fn unpack_file_part(
+    layer: &Path,
+    dest: &Path,
+    limits: &Limits,
+    wanted: &dyn Fn(&Path) -> bool,
+) -> Result<(), UnpackError> {
+    let open = |source| UnpackError::Open { path: layer.to_owned(), source };
+    let tar = LayerReader::new(File::open(layer).map_err(open)?).map_err(UnpackError::Damaged)?;
+    unpack_tar_part(tar, dest, limits, wanted)
 }
 
 /// The files of a Debian binary package, through `dpkg-deb`, which knows every form of it.

@@ -47,6 +47,11 @@ impl InTreeModules {
         Ok(Self { files })
     }
 
+    /// Puts modules that others brought in the places of the kernel's own.
+    pub(super) fn replace(&mut self, others: Self) {
+        self.files.extend(others.files);
+    }
+
     /// The file of a module, by its name as `lsmod` shows it.
     pub(super) fn file(&self, name: &str) -> Option<PathBuf> {
         self.files.get(name).cloned()

@@ -50,6 +50,9 @@ pub struct BootRequest {
     /// The modules to load, as paths relative to `payload`, in load order. One that has the name of one of the
     /// kernel's own takes its place.
     pub modules: Vec<String>,
+    /// Directories with modules that others brought, anywhere below: loaded where one of `modules` needs them, in
+    /// place of the kernel's own of the same name.
+    pub needed: Vec<PathBuf>,
     /// Parameters by module name, as `insmod` takes them.
     pub parameters: BTreeMap<String, String>,
     /// Each module is unloaded before the next is loaded, and what one becomes does not matter to the next.
@@ -78,6 +81,7 @@ impl BootRequest {
             kernel,
             payload,
             modules,
+            needed: Vec::new(),
             parameters: BTreeMap::new(),
             tried_alone: false,
             entrypoint,

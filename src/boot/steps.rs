@@ -51,10 +51,13 @@ impl PlannedStep {
 
 /// The steps, in order.
 pub(super) fn plan(request: &BootRequest) -> Result<Vec<PlannedStep>, BootError> {
-    let in_tree = match &request.kernel.modules {
+    let mut in_tree = match &request.kernel.modules {
         Some(directory) => InTreeModules::find(directory)?,
         None => InTreeModules::default(),
     };
+    for directory in &request.needed {
+        in_tree.replace(InTreeModules::find(directory)?);
+    }
     let mut plan =
         Plan { request, in_tree, payload: BTreeMap::new(), seen: BTreeSet::new(), steps: Vec::new() };
     let mut modules = Vec::new();

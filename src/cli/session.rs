@@ -49,6 +49,7 @@ pub fn controller(
         fetcher,
         cache,
         registry: registry::connect(&location, &options)?,
+        needs_from: None,
         remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)?),
         credentials: options.credentials.clone(),
         location,

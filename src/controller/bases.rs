@@ -8,6 +8,7 @@ use std::{
 
 use super::{Controller, Stage, TargetError, build::blocking, retry::with_retry};
 use crate::{
+    cache::LockMode,
     engine::{BuildJob, BuildLog, ContextEntry, Credentials, Engine, EngineError},
     headers::{HeaderLookup, HeaderSet, bootstrap_key},
     image::{ImageReference, Repository, Version},
@@ -47,6 +48,9 @@ impl Controller {
         family: &KernelFamily,
         headers: &HeaderSet,
     ) -> Result<(), TargetError> {
+        // Builds run side by side, and one base serves many of them.
+        let key = cell.base_name.rsplit(':').next().unwrap_or_default();
+        let _lock = self.cache.lock("base", key, LockMode::Exclusive).await?;
         if engine.has_image(&cell.base_name).await? {
             return Ok(());
         }
@@ -96,7 +100,9 @@ impl Controller {
             }
             Toolchain::Bootstrap(spec) => spec,
         };
-        let name = format!("localhost/farrier/toolchain:{}", &bootstrap_key(spec, arch)[..24]);
+        let key = &bootstrap_key(spec, arch)[..24];
+        let name = format!("localhost/farrier/toolchain:{key}");
+        let _lock = self.cache.lock("toolchain", key, LockMode::Exclusive).await?;
         if !engine.has_image(&name).await? {
             let layer = self.root_fs_layer(spec, arch).await?;
             let job = BuildJob {
@@ -123,6 +129,14 @@ impl Controller {
         .await?;
         let manifest = found.ok_or_else(|| TargetError::BaseMissing(text.to_owned()))?;
         Ok(ImageReference { repository: reference.repository, version: Version::Digest(manifest.digest) })
+    }
+
+    /// The registry in which needed images of a repository are looked up.
+    pub(super) fn shelf(&self, repository: &Repository) -> &dyn Registry {
+        match &self.needs_from {
+            Some(from) if from.location.holds(repository) => from.registry.as_ref(),
+            _ => self.registry_of(repository),
+        }
     }
 
     /// The registry that holds a repository: the layout directory for what farrier publishes there, the

@@ -29,7 +29,7 @@ pub struct QemuBoot {
 #[async_trait::async_trait]
 impl BootChecker for QemuBoot {
     async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
-        let &BootCheck { target, family, payload, ref modules } = check;
+        let &BootCheck { target, family, payload, ref modules, needed } = check;
         // First what costs nothing to find out.
         let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref())?;
         let fetch = || self.fetcher.kernel_image(family, &self.root, target);
@@ -40,6 +40,7 @@ impl BootChecker for QemuBoot {
             }
         };
         let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
+        request.needed = needed.to_vec();
         request.memory = Some(self.memory.clone());
         Ok(boot::boot_check(&request, &self.cancel).await?)
     }

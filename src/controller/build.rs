@@ -11,12 +11,12 @@ use std::{
 
 use tokio::task::spawn_blocking;
 
-use super::{Controller, Failures, Stage, TargetError, retry::with_retry};
+use super::{Controller, Failures, Stage, TargetError, needs::Needed, retry::with_retry};
 use crate::{
     cache::Scratch,
     engine::{BuildJob, BuildLog, ContextEntry, Engine, EngineError, FileLog},
     headers::HeaderSet,
-    image::{DriverImage, Output},
+    image::{Digest, DriverImage, Output},
     kernel::KernelFamily,
     kmod::CheckReport,
     oci::ReusedFrom,
@@ -39,7 +39,7 @@ pub struct BuildOptions {
 #[derive(Debug)]
 pub struct Built {
     /// The image's manifest digest.
-    pub digest: crate::image::Digest,
+    pub digest: Digest,
     /// What the check said.
     pub report: CheckReport,
     /// The image whose payload this is; `None` where it was compiled.
@@ -66,6 +66,8 @@ pub(super) struct Made {
     pub report: CheckReport,
     /// What it was made from.
     pub origins: Origins,
+    /// Digest over what it exposes.
+    pub exposed: Option<Digest>,
     /// The image whose payload it is; `None` where it was compiled.
     pub reused_from: Option<ReusedFrom>,
 }
@@ -90,10 +92,12 @@ impl Controller {
         self.can_check(image)?;
         self.reporter.stage(&subject, Stage::Headers);
         let headers = self.header_set(cell, family).await?;
-        let reused = if options.compile { None } else { self.reuse(cell, definition, &headers).await? };
+        let needed = self.needed(cell, image).await?;
+        let reused =
+            if options.compile { None } else { self.reuse(cell, definition, &headers, &needed).await? };
         let made = match reused {
             Some(made) => made,
-            None => self.make(cell, definition, &headers).await?,
+            None => self.make(cell, definition, &headers, &needed).await?,
         };
 
         self.reporter.stage(&subject, Stage::Assemble);
@@ -103,7 +107,7 @@ impl Controller {
             self.reporter.stage(&subject, Stage::Publish);
             pushed_bytes = self.publish(cell, &assembled, options.overwrite).await?;
         }
-        let Made { payload: _, report, origins: _, reused_from } = made;
+        let Made { payload: _, report, origins: _, exposed: _, reused_from } = made;
         Ok(Built { digest: assembled.assembled.digest.clone(), report, reused_from, pushed_bytes })
     }
 
@@ -113,17 +117,40 @@ impl Controller {
         cell: &Cell,
         definition: (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
+        needed: &Needed,
     ) -> Result<Made, TargetError> {
         let (image, family) = definition;
         let engine = self.engine.get().await?;
         self.ensure_base(engine.as_ref(), cell, family, headers).await?;
-        let (context, sources) = self.context(cell, image).await?;
+        let (mut context, sources) = self.context(cell, image).await?;
+        context.extend(needed.context.iter().cloned());
         self.reporter.stage(&cell.subject(), Stage::Compile);
         let payload = self.compile(engine.as_ref(), cell, image, context).await?;
-        let report = self.check(cell, definition, headers, &payload.tree).await?;
+        let exposed = self.expose(cell, image, &payload).await?;
+        let report = self.check(cell, definition, headers, needed, &payload.tree).await?;
         let toolchain = cell.toolchain.clone();
         let origins = Origins { headers: headers.origin.clone(), sources, toolchain };
-        Ok(Made { payload, report, origins, reused_from: None })
+        Ok(Made { payload, report, origins, exposed, reused_from: None })
+    }
+
+    /// Finds what the payload exposes and settles its links.
+    async fn expose(
+        &self,
+        cell: &Cell,
+        image: &DriverImage,
+        payload: &Payload,
+    ) -> Result<Option<Digest>, TargetError> {
+        let exposes = image.spec.exposes.clone();
+        if exposes.is_empty() || payload.image.is_some() {
+            return Ok(None);
+        }
+        let tree = payload.tree.clone();
+        let exposed = blocking(move || Ok(payload::expose(&tree, &exposes)?)).await?;
+        for path in exposed.without_tables() {
+            let path = path.display();
+            self.reporter.note(&cell.subject(), &format!("exposed /{path} has no Module.symvers"));
+        }
+        Ok(Some(exposed.digest))
     }
 
     /// The build context, sources and the patches that apply, and what the sources are.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Controller, Stage, TargetError, build::blocking, retry::with_retry};
+use super::{Controller, Stage, TargetError, build::blocking, needs::Needed, retry::with_retry};
 use crate::{
     headers::{HeaderSet, KernelImageLookup},
     image::{DriverImage, UnknownPolicy},
@@ -23,6 +23,8 @@ pub struct BootCheck<'a> {
     pub payload: &'a Path,
     /// The modules to load, as paths relative to `payload`, in load order.
     pub modules: Vec<String>,
+    /// Directories with modules of needed images, which are there before.
+    pub needed: &'a [PathBuf],
 }
 
 /// Boots kernels in throwaway virtual machines and loads modules there.
@@ -49,12 +51,13 @@ impl Controller {
         cell: &Cell,
         (image, family): (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
+        needed: &Needed,
         tree: &Path,
     ) -> Result<CheckReport, TargetError> {
         self.reporter.stage(&cell.subject(), Stage::Check);
-        let report = self.static_check(cell, (image, family), headers, tree).await?;
+        let report = self.static_check(cell, (image, family), headers, needed, tree).await?;
         accept(&report, image.spec.check.unknown)?;
-        let report = self.boot(cell, (image, family), tree, report).await?;
+        let report = self.boot(cell, (image, family), needed, tree, report).await?;
         accept(&report, image.spec.check.unknown)?;
         Ok(report)
     }
@@ -66,9 +69,10 @@ impl Controller {
         cell: &Cell,
         (image, family): (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
+        needed: &Needed,
         tree: &Path,
     ) -> Result<CheckReport, TargetError> {
-        let report = static_check(image, &headers.facts, tree).await?;
+        let report = static_check(image, &headers.facts, needed, tree).await?;
         if report.verdict != Verdict::Unknown || family.spec.kernel_image.is_none() {
             return Ok(report);
         }
@@ -79,7 +83,7 @@ impl Controller {
             return Ok(report);
         };
         let beyond_headers = self.fetcher.kernel_facts(&kernel).await?;
-        static_check(image, &KernelFacts { beyond_headers, ..headers.facts.clone() }, tree).await
+        static_check(image, &KernelFacts { beyond_headers, ..headers.facts.clone() }, needed, tree).await
     }
 
     /// Adds what a boot shows, where the definition asks for one.
@@ -87,6 +91,7 @@ impl Controller {
         &self,
         cell: &Cell,
         (image, family): (&DriverImage, &KernelFamily),
+        needed: &Needed,
         tree: &Path,
         report: CheckReport,
     ) -> Result<CheckReport, TargetError> {
@@ -96,8 +101,13 @@ impl Controller {
         let missing = || TargetError::NoBootChecker { image: image.metadata.name.to_string() };
         let checker = self.boot_checker.as_ref().ok_or_else(missing)?;
         self.reporter.stage(&cell.subject(), Stage::Boot);
-        let check =
-            BootCheck { target: &cell.target, family, payload: tree, modules: in_load_order(&report) };
+        let check = BootCheck {
+            target: &cell.target,
+            family,
+            payload: tree,
+            modules: in_load_order(&report),
+            needed: &needed.modules,
+        };
         // The virtual machine ends with the future that waits for it.
         tokio::select! {
             biased;
@@ -111,15 +121,16 @@ impl Controller {
 async fn static_check(
     image: &DriverImage,
     facts: &KernelFacts,
+    needed: &Needed,
     tree: &Path,
 ) -> Result<CheckReport, TargetError> {
     let (tree, facts): (PathBuf, _) = (tree.to_owned(), facts.clone());
-    let required = image.spec.modules.clone();
+    let (required, needs) = (image.spec.modules.clone(), needed.tables.clone());
     blocking(move || {
         let modules = payload::read_modules(&tree)?;
         Ok(kmod::check(&CheckRequest {
             kernel: &facts,
-            needs: &[],
+            needs: &needs,
             modules: &modules,
             required: &required,
             // Firmware may come with the base image or the node.

@@ -9,7 +9,7 @@ use crate::{
     image::ReferenceError,
     kernel::Compiler,
     oci::ImageError,
-    payload::{ImportError, LayerFileError, PayloadError},
+    payload::{ExposedError, ImportError, LayerFileError, PayloadError},
     plan::SkipReason,
     registry::RegistryError,
 };
@@ -178,6 +178,31 @@ pub enum TargetError {
     /// The payload.
     #[error(transparent)]
     Payload(#[from] PayloadError),
+    /// What the payload exposes.
+    #[error(transparent)]
+    Exposed(#[from] ExposedError),
+    /// A needed image that does not hold what it says that it exposes.
+    #[error("needed image {image} does not hold the headers that it claims to expose: {why}")]
+    NeedLacks {
+        /// The image, by digest.
+        image: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A needed image that was there when the build was planned.
+    #[error("needed image {reference} is not in the registry any more")]
+    NeedVanished {
+        /// The image.
+        reference: String,
+    },
+    /// A tree that a user brings, which is not the one that the build was planned with.
+    #[error("need {need}: its tree has been changed since the build was planned, to {origin}")]
+    TreeChanged {
+        /// The need's name.
+        need: String,
+        /// What is there now.
+        origin: String,
+    },
     /// A layer.
     #[error(transparent)]
     Layer(#[from] LayerFileError),
@@ -218,8 +243,14 @@ impl TargetError {
 
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
-        matches!(self, Self::CompilerMissing { .. } | Self::Compile { .. } | Self::Refused { .. })
-            || self.is_of_policy()
+        match self {
+            Self::CompilerMissing { .. }
+            | Self::Compile { .. }
+            | Self::Refused { .. }
+            | Self::NeedLacks { .. } => true,
+            Self::Exposed(error) => error.is_permanent(),
+            _ => self.is_of_policy(),
+        }
     }
 
     /// Did what the definition asks of the check make the failure? Asked for less, the same inputs may do.
@@ -298,6 +329,13 @@ impl TargetError {
             Self::Engine(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Layer(error) => error.hint(),
+            Self::Exposed(error) => error.hint(),
+            Self::NeedLacks { .. } => Some(
+                "delete the needed image's tag, so that it is built and published again, then build this one with --force"
+                    .to_owned(),
+            ),
+            Self::NeedVanished { .. } => Some("run again: it is built and published first".to_owned()),
+            Self::TreeChanged { .. } => Some("run again".to_owned()),
             _ => None,
         }
     }

@@ -10,8 +10,10 @@ mod check_report;
 mod contents;
 mod error;
 mod failures;
+mod host_trees;
 pub mod live;
 mod mark;
+mod needs;
 mod observe;
 mod pass;
 mod proof;
@@ -66,6 +68,8 @@ pub struct Controller {
     pub location: RegistryLocation,
     /// The same, connected.
     pub registry: Arc<dyn Registry>,
+    /// Where needed images are looked up, when that is not where images go: a build that publishes nothing.
+    pub needs_from: Option<NeedsFrom>,
     /// The distribution protocol, for base images that stand elsewhere.
     pub remote: Arc<dyn Registry>,
     /// What the engine is given when it pulls a toolchain.
@@ -91,6 +95,15 @@ impl Controller {
             None => Ok(()),
         }
     }
+}
+
+/// A registry that is only read.
+#[derive(Clone)]
+pub struct NeedsFrom {
+    /// As the user named it.
+    pub location: RegistryLocation,
+    /// The same, connected.
+    pub registry: Arc<dyn Registry>,
 }
 
 /// An engine that is connected at its first use, and once for all clones.

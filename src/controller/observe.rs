@@ -10,8 +10,8 @@ use super::{
     retry::{chain, with_retry},
 };
 use crate::{
-    headers::{HostTreeLookup, bootstrap_key},
-    image::{Digest, DriverImage, ImageName, ImageReference, Need, RuntimeBase, VersionSpec},
+    headers::bootstrap_key,
+    image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
     plan::{ImageContents, Published, ResolvedImage, TreeKey},
@@ -112,12 +112,14 @@ impl Controller {
     ) {
         let known = &resolved.images;
         let all = images;
-        let images: Vec<&DriverImage> =
-            images.iter().copied().filter(|image| !known.contains_key(&image.metadata.name)).collect();
-        let images = stream::iter(images)
-            .map(|image| async { (image.metadata.name.clone(), self.resolve_image(image).await) })
-            .buffered(AT_ONCE);
-        for (name, outcome) in images.collect::<Vec<_>>().await {
+        // Collected, because a closure that is kept over an `await` keeps the future from being `Send`.
+        let images: Vec<_> = images
+            .iter()
+            .copied()
+            .filter(|image| !known.contains_key(&image.metadata.name))
+            .map(|image| async move { (image.metadata.name.clone(), self.resolve_image(image).await) })
+            .collect();
+        for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
             resolved.images.insert(name, outcome.map_err(|error| chain(&error)));
         }
@@ -146,37 +148,6 @@ impl Controller {
                     let error = chain(&error);
                     resolved.toolchains.insert(family.metadata.name.clone(), Err(error));
                 }
-            }
-        }
-    }
-
-    /// Looks at the trees that users bring as needs. One that is not there, or not fit, is a reason not to build.
-    async fn resolve_trees(
-        &self,
-        images: &[&DriverImage],
-        targets: &BTreeSet<KernelTarget>,
-        trees: &mut BTreeMap<TreeKey, Result<Digest, String>>,
-    ) {
-        for (image, need) in images.iter().flat_map(|image| image.spec.needs.iter().map(move |n| (image, n)))
-        {
-            let Need::Tree { name, tree } = need else { continue };
-            for target in targets {
-                let key = (image.metadata.name.clone(), name.clone(), target.clone());
-                if trees.contains_key(&key) {
-                    continue;
-                }
-                let found = self.fetcher.host_tree(tree, &self.definitions.root, target).await;
-                let digest = match found {
-                    Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
-                    Ok(HostTreeLookup::Missing { looked_for, hint }) => {
-                        Err(format!("need {name}: there is no {looked_for}; {hint}"))
-                    }
-                    Err(error) => {
-                        let hint = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
-                        Err(format!("need {name}: {}{hint}", chain(&error)))
-                    }
-                };
-                trees.insert(key, digest);
             }
         }
     }

@@ -39,7 +39,7 @@ impl Controller {
         image: &DriverImage,
         made: &Made,
     ) -> Result<Image, TargetError> {
-        let Made { payload, report, origins, reused_from } = made;
+        let Made { payload, report, origins, exposed, reused_from } = made;
         let Origins { headers, sources, toolchain } = origins;
         let summary = report.in_a_few_words();
         let runtime = &image.spec.runtime;
@@ -48,7 +48,7 @@ impl Controller {
             kernel_release: Some(cell.target.release.clone()),
             driver_version: Some(cell.version.clone()),
             payload_digest: None,
-            exposed_digest: None,
+            exposed_digest: exposed.clone(),
             verdict: Some(report.verdict),
             check_summary: Some(summary.clone()),
             recipe: Some(cell.recipe),

@@ -9,6 +9,8 @@ pub enum Stage {
     Headers,
     /// Fetching the driver's sources.
     Sources,
+    /// Fetching what needed images expose.
+    Needs,
     /// Getting or making the toolchain image.
     Toolchain,
     /// Joining toolchain and headers in the engine.
@@ -32,6 +34,7 @@ impl fmt::Display for Stage {
         f.write_str(match self {
             Self::Headers => "fetching headers",
             Self::Sources => "fetching sources",
+            Self::Needs => "fetching needed headers",
             Self::Toolchain => "preparing the toolchain image",
             Self::Base => "putting headers into the toolchain image",
             Self::Compile => "compiling",

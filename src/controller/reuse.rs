@@ -7,6 +7,7 @@ use futures::{StreamExt as _, stream};
 use super::{
     Controller, Stage, TargetError,
     build::{Made, Origins, Payload, blocking},
+    needs::Needed,
     observe::AT_ONCE,
     retry::{chain, with_retry},
 };
@@ -57,14 +58,16 @@ impl Controller {
         cell: &Cell,
         definition: (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
+        needed: &Needed,
     ) -> Result<Option<Made>, TargetError> {
         let spec = &definition.0.spec;
-        if spec.reuse == Reuse::Never || spec.output == Output::Image {
+        // What is exposed was made for one kernel, its configuration included.
+        if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
             return Ok(None);
         }
         let subject = cell.subject();
         self.reporter.stage(&subject, Stage::Reuse);
-        let reason = match self.try_lenders(cell, definition, headers).await {
+        let reason = match self.try_lenders(cell, definition, headers, needed).await {
             Ok(Ok(made)) => return Ok(Some(made)),
             Ok(Err(reason)) => reason.to_string(),
             Err(error @ TargetError::Registry(_)) => chain(&error),
@@ -81,10 +84,11 @@ impl Controller {
         cell: &Cell,
         definition: (&DriverImage, &KernelFamily),
         headers: &HeaderSet,
+        needed: &Needed,
     ) -> Result<Result<Made, NotReused>, TargetError> {
         let mut first = None;
         for lender in self.lenders(cell).await? {
-            match self.borrow(cell, definition, headers, &lender).await? {
+            match self.borrow(cell, definition, (headers, needed), &lender).await? {
                 Ok(made) => return Ok(Ok(made)),
                 Err(reason) => {
                     tracing::info!(subject = cell.subject(), %reason, "not reused");
@@ -130,7 +134,7 @@ impl Controller {
         &self,
         cell: &Cell,
         definition: (&DriverImage, &KernelFamily),
-        headers: &HeaderSet,
+        (headers, needed): (&HeaderSet, &Needed),
         lender: &Lender,
     ) -> Result<Result<Made, NotReused>, TargetError> {
         let kernel = || lender.kernel.clone();
@@ -155,12 +159,12 @@ impl Controller {
             return Ok(Err(NotReused::Payload { kernel: kernel(), why }));
         }
 
-        let report = self.static_check(cell, definition, headers, &tree).await?;
+        let report = self.static_check(cell, definition, headers, needed, &tree).await?;
         if report.verdict != Verdict::Loads {
             let (verdict, summary) = (report.verdict, report.summary());
             return Ok(Err(NotReused::Check { kernel: kernel(), verdict, summary }));
         }
-        let report = self.boot(cell, definition, &tree, report).await?;
+        let report = self.boot(cell, definition, needed, &tree, report).await?;
         if report.verdict != Verdict::Loads {
             let summary = report.boot.as_ref().and_then(BootReport::failure);
             let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
@@ -175,6 +179,7 @@ impl Controller {
                 sources: sources.cloned().into_iter().collect(),
                 toolchain: lender.facts.toolchain.clone().unwrap_or_default(),
             },
+            exposed: None,
             reused_from: Some(ReusedFrom { kernel: kernel(), digest: lender.digest.clone() }),
         }))
     }

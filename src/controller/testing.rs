@@ -15,6 +15,7 @@ pub(super) use self::fleet::{FIRST, Fleet, Gate};
 use super::{
     BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
     build::{BuildOptions, Made, Origins, Payload},
+    needs::Needed,
 };
 use crate::{
     cache::Cache,
@@ -128,6 +129,7 @@ impl Bench {
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default()),
             cache,
             registry: connect(&location, &options).unwrap(),
+            needs_from: None,
             remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap()),
             credentials: CredentialFile::new(None),
             location,
@@ -220,13 +222,16 @@ impl Bench {
         let cell = self.cell(release).await;
         let headers = self.header_set(&cell).await;
         let payload = self.payload(release, modules);
-        let report = self.controller.check(&cell, self.definition(), &headers, &payload.tree).await?;
+        let report = self
+            .controller
+            .check(&cell, self.definition(), &headers, &Needed::default(), &payload.tree)
+            .await?;
         let origins = Origins {
             headers: headers.origin.clone(),
             sources: vec!["src: here".to_owned()],
             toolchain: cell.toolchain.clone(),
         };
-        let made = Made { payload, report, origins, reused_from: None };
+        let made = Made { payload, report, origins, exposed: None, reused_from: None };
         let image = self.controller.assemble(&cell, self.definition().0, &made).await?;
         let pushed_bytes = self.controller.publish(&cell, &image, false).await?;
         let Made { report, reused_from, .. } = made;

@@ -3,6 +3,7 @@
 mod builtin;
 mod decode;
 mod error;
+mod needs;
 mod node;
 pub mod schema;
 mod validate;
@@ -78,16 +79,26 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             definitions.families.push(family);
         }
     }
+    let mut read = Vec::new();
+    let mut all_have_form = true;
     for file in &images {
-        for (image, document) in parse::<DriverImage>(file, &mut errors) {
+        let before = errors.len();
+        let parsed = parse::<DriverImage>(file, &mut errors);
+        all_have_form &= errors.len() == before;
+        for (image, document) in parsed {
             errors.extend(names.claim(file, &document, "driver image", &image.metadata.name));
             let mistakes = validate::image(&document, &image, &definitions.templates);
             errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
             if templates_are_sound {
                 errors.extend(validate::rendering(&image, &definitions.templates));
             }
-            definitions.images.insert(image.metadata.name.clone(), image);
+            definitions.images.insert(image.metadata.name.clone(), image.clone());
+            read.push(needs::Read { file, document, image });
         }
+    }
+    // Of an image that could not be read nobody can say that it is missing.
+    if all_have_form {
+        errors.extend(needs::among(&read, &definitions));
     }
     for file in &announced {
         for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {

@@ -356,3 +356,55 @@ fn a_template_is_tried_with_the_variables_of_its_image() {
     1 mistake in the definitions
     "#);
 }
+
+/// Images in one file, each with what it needs and what else its specification says.
+fn chain_mistakes(images: &[(&str, &str, &str)]) -> String {
+    let image = |(name, needs, more): &(&str, &str, &str)| {
+        format!(
+            "apiVersion: farrier.dev/v1alpha1\nkind: DriverImage\nmetadata: {{name: {name}}}\nspec:\n  version: \"1\"\n  \
+             template: kbuild\n  vars: {{directory: ., makeArgs: \"\"}}\n  sources:\n    \
+             - {{name: src, from: {{path: {{path: src}}}}}}\n  needs: {needs}\n  {more}\n"
+        )
+    };
+    let text: Vec<String> = images.iter().map(image).collect();
+    mistakes(&[("images/chain.yaml", &text.join("---\n"))])
+}
+
+#[test]
+fn a_circle_of_needs_is_spelt_out_once() {
+    let exposes = "exposes: [/usr/src/x]";
+    let text = chain_mistakes(&[
+        ("nvidia-gpu", "[mofed]", exposes),
+        ("mofed", "[nvidia-gpu]", exposes),
+        ("peer", "[mofed]", ""),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_need_must_be_covered_by_an_image_that_exposes_something() {
+    let exposes = "exposes: [/usr/src/x, /usr/src/x]";
+    let text = chain_mistakes(&[
+        ("mofed", "[]", exposes),
+        ("silent", "[]", ""),
+        ("engine", "[mofed]", "output: image"),
+        ("peer", "[mofed, silent, mofed, nobody, peer, engine, {name: silent, tree: host}]", ""),
+        ("loud", "[]", "output: image\n  exposes: [/usr/src/y]"),
+        ("lent", "[mofed]", "reuse: compatible\n  exposes: [/usr/src/y]"),
+    ]);
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn a_tree_of_the_user_needs_no_image_and_a_build_says_what_it_takes() {
+    let text = IMAGE.replace(
+        "  vars:",
+        "  needs: [{name: mofed, tree: \"host/{{release}}\"}]\n  reuse: compatible\n  build: {cpus: 2, memory: 1.5Gi}\n  vars:",
+    );
+    let definitions = load_files(&[("images/m.yaml", &text)]).unwrap();
+    let spec = &definitions.images[&name("mstflint")].spec;
+    assert_eq!(spec.build.cpus.thousandths(), 2000);
+    assert_eq!(spec.build.memory.bytes(), 3 << 29);
+    let told = image_mistakes(&[("  vars:", "  build: {cpus: 0, memory: 2 GB}\n  vars:")]);
+    insta::assert_snapshot!(told);
+}

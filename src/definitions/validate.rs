@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{
     DefinitionError, File,
     decode::Mistake,
+    needs,
     node::{Node, Place},
 };
 use crate::{
@@ -85,6 +86,7 @@ pub(super) fn image(
             wrong(&["spec", "patches", &index.to_string(), "path"], message);
         }
     }
+    mistakes.extend(needs::own(document, image));
     mistakes
 }
 

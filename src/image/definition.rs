@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
+    BuildSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
     checked::{
         self, Argument, EnvName, ExposedPath, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule,
         TemplateName, VariableName,
@@ -132,7 +132,8 @@ pub struct DriverImageSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PatchSpec>,
     /// Exposed headers that it is compiled against; each arrives in the build context as `needs/<name>/`, with its
-    /// natural paths below.
+    /// natural paths below. Those of driver images are built first, for the same kernel, and an image is built again when
+    /// what a needed one exposes has changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<Need>,
     /// What the payload offers to the drivers that are compiled against it: absolute paths, such as
@@ -162,7 +163,7 @@ pub struct DriverImageSpec {
     /// What the load check does and accepts.
     #[serde(default)]
     pub check: CheckSpec,
-    /// May a payload that was built for another kernel be published for this one?
+    /// May a payload that was built for another kernel be published for this one? Not one that exposes something.
     #[serde(default)]
     pub reuse: Reuse,
     /// What surrounds the payload.
@@ -171,6 +172,9 @@ pub struct DriverImageSpec {
     /// Who makes the final image.
     #[serde(default)]
     pub output: Output,
+    /// What its build takes of the machine.
+    #[serde(default, skip_serializing_if = "BuildSpec::is_default")]
+    pub build: BuildSpec,
     /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
     /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`.
     #[serde(default = "default_tags", deserialize_with = "tag_patterns")]

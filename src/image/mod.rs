@@ -1,5 +1,7 @@
 //! Pure: driver images: their definitions, names, tags and input hashes.
 
+mod build;
+mod chain;
 pub mod checked;
 mod definition;
 mod input_hash;
@@ -10,6 +12,8 @@ mod source;
 mod tag;
 mod version;
 
+pub use build::{BuildSpec, Cpus, Memory, QuantityError};
+pub use chain::{Chains, connected, cycle};
 pub use definition::{
     ApiVersion, CheckSpec, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata,
     NodeSelector, OnConflict, Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,

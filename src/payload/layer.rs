@@ -20,7 +20,7 @@ use crate::{
 const MTIME: u64 = 0;
 /// The names that a usr-merged system has as links into `usr/`
 /// (<https://systemd.io/THE_CASE_FOR_THE_USR_MERGE/>).
-const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
+pub(super) const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 
 /// Why a payload does not become a layer.
 #[derive(Debug, thiserror::Error)]

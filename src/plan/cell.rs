@@ -371,6 +371,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         reuse: _,
         runtime,
         output,
+        build: _,
         tags: _,
         on_conflict: _,
         rollout: _,

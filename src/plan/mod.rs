@@ -7,6 +7,7 @@
 
 mod activity;
 mod announced;
+mod budget;
 mod cell;
 mod deadline;
 mod decide;
@@ -35,6 +36,7 @@ pub use announced::{
     AnnouncedBy, AnnouncementReason, Announcements, NEXT_KERNEL_ANNOTATION, Platform, TrackedKernel, Unheard,
     called_for, newest,
 };
+pub use budget::Budget;
 pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, TreeKey, cell_for,
 };

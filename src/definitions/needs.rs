@@ -1,0 +1,82 @@
+//! Adapter: what is wrong with the needs of images, among all of them.
+
+use super::{DefinitionError, File, decode::Mistake, node::Node};
+use crate::image::{Definitions, DriverImage, Need, Output, Reuse, cycle};
+
+/// An image with the file and tree that it was read from.
+pub(super) struct Read<'a> {
+    pub file: &'a File,
+    pub document: Node,
+    pub image: DriverImage,
+}
+
+/// Reports what one image says that cannot be, whatever the others are.
+pub(super) fn own(document: &Node, image: &DriverImage) -> Vec<Mistake> {
+    let mut mistakes = Vec::new();
+    let mut wrong = |path: &[&str], message: String| {
+        mistakes.push(Mistake { place: document.place_of(path), message });
+    };
+    let spec = &image.spec;
+    for (index, need) in spec.needs.iter().enumerate() {
+        let place = ["spec", "needs", &index.to_string()];
+        if spec.needs[..index].iter().any(|earlier| earlier.name() == need.name()) {
+            wrong(&place, format!("{:?} is needed already", need.name().as_str()));
+        } else if need.image() == Some(&image.metadata.name) {
+            wrong(&place, format!("{:?} needs itself", image.metadata.name.as_str()));
+        }
+    }
+    for (index, path) in spec.exposes.iter().enumerate() {
+        if spec.exposes[..index].contains(path) {
+            wrong(&["spec", "exposes", &index.to_string()], format!("{path:?} is exposed already"));
+        }
+    }
+    if spec.output == Output::Image && !spec.exposes.is_empty() {
+        let message =
+            "an image that the engine makes (output: image) has no payload that could expose something";
+        wrong(&["spec", "exposes"], message.to_owned());
+    }
+    if spec.reuse == Reuse::Compatible && !spec.exposes.is_empty() {
+        let message = "what is exposed has the symbol versions of one kernel in it, so that its payload cannot be \
+                       reused for another";
+        wrong(&["spec", "reuse"], message.to_owned());
+    }
+    mistakes
+}
+
+/// Reports needs that no image covers, or only in a circle.
+pub(super) fn among(images: &[Read<'_>], definitions: &Definitions) -> Vec<DefinitionError> {
+    let of_image = |read: &Read<'_>| -> Vec<DefinitionError> {
+        let Read { file, document, image } = read;
+        let needs = image.spec.needs.iter().enumerate();
+        let mistakes = needs.filter_map(|(index, need)| {
+            let message = mistake(image, need, definitions)?;
+            let place = document.place_of(&["spec", "needs", &index.to_string()]);
+            Some(DefinitionError::at(file, Mistake { place, message }))
+        });
+        mistakes.collect()
+    };
+    images.iter().flat_map(of_image).collect()
+}
+
+fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Option<String> {
+    let name = need.image().filter(|name| **name != image.metadata.name)?;
+    let Some(needed) = definitions.images.get(name) else {
+        let known: Vec<&str> = definitions.images.keys().map(crate::image::ImageName::as_str).collect();
+        return Some(format!("there is no driver image {:?}; there is {}", name.as_str(), known.join(", ")));
+    };
+    if let Some(way) = cycle(&definitions.images, &image.metadata.name)
+        && way.get(1) == Some(name)
+        // One of the circle's images is enough to tell it.
+        && way.iter().min() == Some(&image.metadata.name)
+    {
+        let way: Vec<&str> = way.iter().map(crate::image::ImageName::as_str).collect();
+        return Some(format!("images need one another in a circle: {}", way.join(" -> ")));
+    }
+    needed.spec.exposes.is_empty().then(|| {
+        let why = match needed.spec.output {
+            Output::Image => "the engine makes it (output: image)",
+            Output::Payload => "it has no `exposes`",
+        };
+        format!("driver image {:?} exposes nothing that could be needed: {why}", name.as_str())
+    })
+}

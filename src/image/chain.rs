@@ -1,0 +1,144 @@
+//! Pure: the order in which driver images are built, and which belong together.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{DriverImage, ImageName, Need};
+
+/// Driver images with what they need of one another. Images that are connected by needs form a chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chains {
+    order: Vec<ImageName>,
+    dependents: BTreeMap<ImageName, BTreeSet<ImageName>>,
+}
+
+impl Chains {
+    /// The chains of these images. Needs that no image covers connect nothing.
+    pub fn of(images: &BTreeMap<ImageName, DriverImage>) -> Self {
+        let mut dependents: BTreeMap<ImageName, BTreeSet<ImageName>> = BTreeMap::new();
+        for (name, image) in images {
+            for need in image.spec.needs.iter().filter_map(Need::image) {
+                dependents.entry(need.clone()).or_default().insert(name.clone());
+            }
+        }
+        let edges = images.iter().flat_map(|(name, image)| {
+            let needs = image.spec.needs.iter().filter_map(Need::image);
+            needs.filter(|need| images.contains_key(*need)).map(move |need| (name, need))
+        });
+        let chains = connected(images.keys(), edges);
+        let mut places: Vec<_> =
+            depths(images).into_iter().map(|(name, depth)| (chains.get(name), depth, name)).collect();
+        places.sort();
+        let order = places.into_iter().map(|(_, _, name)| name.clone()).collect();
+        Self { order, dependents }
+    }
+
+    /// All images, chain by chain, needs before their dependents. Images that need one another in a circle, which no
+    /// definitions that load do, have no order among themselves.
+    pub fn order(&self) -> &[ImageName] {
+        &self.order
+    }
+
+    /// The images that are compiled against this one.
+    pub fn dependents(&self, image: &ImageName) -> impl Iterator<Item = &ImageName> {
+        self.dependents.get(image).into_iter().flatten()
+    }
+}
+
+/// How many images stand one behind the other below each; in a circle, as many as there are images.
+fn depths(images: &BTreeMap<ImageName, DriverImage>) -> BTreeMap<&ImageName, usize> {
+    let mut depths: BTreeMap<&ImageName, usize> = images.keys().map(|name| (name, 0)).collect();
+    for _ in images {
+        for (name, image) in images {
+            let needs = image.spec.needs.iter().filter_map(Need::image);
+            let below = needs.filter_map(|need| depths.get(need)).max().map_or(0, |depth| depth + 1);
+            depths.insert(name, below.min(images.len()));
+        }
+    }
+    depths
+}
+
+/// For each name the smallest one that it is connected with, itself included.
+pub fn connected<'a>(
+    names: impl IntoIterator<Item = &'a ImageName>,
+    edges: impl IntoIterator<Item = (&'a ImageName, &'a ImageName)>,
+) -> BTreeMap<&'a ImageName, &'a ImageName> {
+    let mut sets: BTreeMap<&ImageName, &ImageName> = names.into_iter().map(|name| (name, name)).collect();
+    for (a, b) in edges {
+        let (Some(&a), Some(&b)) = (sets.get(a), sets.get(b)) else { continue };
+        let (first, second) = (a.min(b), a.max(b));
+        for set in sets.values_mut().filter(|set| **set == second) {
+            *set = first;
+        }
+    }
+    sets
+}
+
+/// The way from an image by its needs back to itself, if there is one: `mofed -> nvidia-gpu -> mofed`.
+pub fn cycle(images: &BTreeMap<ImageName, DriverImage>, image: &ImageName) -> Option<Vec<ImageName>> {
+    let mut ways = vec![vec![image]];
+    let mut seen = BTreeSet::new();
+    while let Some(way) = ways.pop() {
+        let Some(found) = way.last().and_then(|last| images.get(*last)) else { continue };
+        for need in found.spec.needs.iter().filter_map(Need::image) {
+            let further: Vec<&ImageName> = way.iter().copied().chain([need]).collect();
+            if need == image {
+                return Some(further.into_iter().cloned().collect());
+            }
+            if seen.insert(need) {
+                ways.push(further);
+            }
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn images(needs: &[(&str, &[&str])]) -> BTreeMap<ImageName, DriverImage> {
+        let image = |(name, needs): &(&str, &[&str])| {
+            let image: DriverImage = serde_json::from_value(serde_json::json!({
+                "apiVersion": "farrier.dev/v1alpha1",
+                "kind": "DriverImage",
+                "metadata": {"name": name},
+                "spec": {"version": "1", "template": "kbuild", "needs": needs},
+            }))
+            .unwrap();
+            (image.metadata.name.clone(), image)
+        };
+        needs.iter().map(image).collect()
+    }
+
+    fn name(text: &str) -> ImageName {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn needs_stand_before_dependents_and_chains_together() {
+        let images = images(&[
+            ("a-peer", &["nvidia", "mofed"]),
+            ("b-other", &[]),
+            ("mofed", &[]),
+            ("nvidia", &[]),
+            ("z-top", &["a-peer", "mofed"]),
+            ("c-lost", &["nobody"]),
+        ]);
+        let chains = Chains::of(&images);
+        let order: Vec<&str> = chains.order().iter().map(ImageName::as_str).collect();
+        assert_eq!(order, ["mofed", "nvidia", "a-peer", "z-top", "b-other", "c-lost"]);
+        let dependents: Vec<&str> = chains.dependents(&name("mofed")).map(ImageName::as_str).collect();
+        assert_eq!(dependents, ["a-peer", "z-top"]);
+    }
+
+    #[test]
+    fn a_cycle_is_found_from_each_of_its_images_and_from_no_other() {
+        let images = images(&[("a", &["b"]), ("b", &["d", "c"]), ("c", &["a"]), ("d", &[]), ("e", &["a"])]);
+        let way = |from| cycle(&images, &name(from)).map(|way| way.iter().map(ToString::to_string).collect());
+        let expected = |way: [&str; 4]| Some(way.map(str::to_owned).to_vec());
+        assert_eq!(way("a"), expected(["a", "b", "c", "a"]));
+        assert_eq!(way("c"), expected(["c", "a", "b", "c"]));
+        assert_eq!((way("d"), way("e")), (None::<Vec<String>>, None));
+        assert_eq!(Chains::of(&images).order().len(), 5, "and nothing hangs");
+    }
+}

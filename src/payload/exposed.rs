@@ -1,0 +1,366 @@
+//! Adapter: what a payload offers to the drivers that are compiled against it: headers and symbol tables.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, Metadata},
+    io,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Component, Path, PathBuf},
+};
+
+use walkdir::WalkDir;
+
+use super::layer::MERGED;
+use crate::{
+    archive::{Limits, UnpackError, unpack_file_part},
+    image::Digest,
+    oci::{EntryKind, LayerError, TreeDigester, plain_path},
+};
+
+/// The name of a symbol table, wherever it lies in an exposed tree.
+const SYMBOL_TABLE: &str = "Module.symvers";
+/// Where templates leave the payload. A link to below it means the payload's own root.
+const OUT: &str = "out";
+/// Names that are listed where an exposed path is missing.
+const NEARBY: usize = 8;
+
+/// The exposed trees of a payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    /// The trees, relative to the payload, in order; none lies in another.
+    pub paths: Vec<PathBuf>,
+    /// Over the trees' paths, kinds, link targets and bytes, and over which files are executable.
+    pub digest: Digest,
+    /// The symbol tables in them, relative to the payload, in order.
+    pub tables: Vec<PathBuf>,
+}
+
+impl Exposed {
+    /// The trees without a symbol table: nothing can be linked against them.
+    pub fn without_tables(&self) -> impl Iterator<Item = &Path> {
+        let has_table = |path: &Path| self.tables.iter().any(|table| table.starts_with(path));
+        self.paths.iter().map(PathBuf::as_path).filter(move |path| !has_table(path))
+    }
+}
+
+/// Why a payload does not expose what its definition says.
+#[derive(Debug, thiserror::Error)]
+pub enum ExposedError {
+    /// A path that is not there.
+    #[error("the payload has no {}, which the definition exposes; {nearby}", .missing.join(", "))]
+    Missing {
+        /// The paths, as the definition has them.
+        missing: Vec<String>,
+        /// What is there instead.
+        nearby: String,
+    },
+    /// A link that cannot be followed where the tree is used.
+    #[error("exposed link {} -> {}: {why}", .link.display(), .target.display())]
+    Link {
+        /// The link, absolute in the payload.
+        link: PathBuf,
+        /// Its target, as the build made it.
+        target: PathBuf,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A path that has another place on a usr-merged base.
+    #[error("exposed path {0} lies in a directory that is a link on usr-merged systems")]
+    Merged(String),
+    /// A device, a socket, a FIFO.
+    #[error("exposed entry {} is neither a file, a directory nor a symbolic link", .0.display())]
+    Kind(PathBuf),
+    /// Its digest cannot be made.
+    #[error(transparent)]
+    Digest(#[from] LayerError),
+    /// A file or directory of this machine.
+    #[error("{action} {}", .path.display())]
+    Io {
+        /// What was done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl ExposedError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            Self::Missing { .. } => Some(
+                "let the template install the tree below /out, or correct `exposes` in the definition"
+                    .to_owned(),
+            ),
+            Self::Link { .. } => {
+                Some("let the template link to a place inside the payload, or copy the target".to_owned())
+            }
+            Self::Merged(_) => Some("let the template install it below /out/usr instead".to_owned()),
+            Self::Kind(_) | Self::Digest(_) | Self::Io { .. } => None,
+        }
+    }
+
+    /// Would the same build give the same error?
+    pub fn is_permanent(&self) -> bool {
+        !matches!(self, Self::Io { .. } | Self::Digest(_))
+    }
+}
+
+fn fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ExposedError {
+    let path = path.to_owned();
+    move |source| ExposedError::Io { action, path, source }
+}
+
+/// Finds what is exposed (absolute paths whose last component may hold one `*`) in a payload directory, makes
+/// absolute links in it relative, because they would lead elsewhere behind a bind mount and in another build, and
+/// says what it is. Blocks.
+pub fn expose(payload: &Path, exposes: &[String]) -> Result<Exposed, ExposedError> {
+    let paths = find(payload, exposes)?;
+    for path in &paths {
+        each_entry(payload, path, |path, metadata| {
+            if metadata.is_symlink() { settle_link(payload, path, &paths) } else { Ok(()) }
+        })?;
+    }
+    exposed_of(payload, paths)
+}
+
+/// The same for a tree that was exposed before; nothing in it is changed. Blocks.
+pub fn read_exposed(tree: &Path, exposes: &[String]) -> Result<Exposed, ExposedError> {
+    exposed_of(tree, find(tree, exposes)?)
+}
+
+/// Unpacks only what is exposed out of a payload's layer into an existing directory. Blocks.
+pub fn unpack_exposed(layer: &Path, exposes: &[String], dest: &Path) -> Result<(), UnpackError> {
+    let wanted = |path: &Path| {
+        plain_path(path).is_some_and(|path| exposes.iter().any(|exposed| is_at_or_below(&path, exposed)))
+    };
+    unpack_file_part(layer, dest, &Limits::default(), &wanted)
+}
+
+/// Unpacks only the module files of one kernel out of a payload's layer into an existing directory. Blocks.
+pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), UnpackError> {
+    let wanted = |path: &Path| {
+        let Some(path) = plain_path(path) else { return false };
+        let inner = path.strip_prefix("usr").unwrap_or(&path);
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        inner.starts_with(Path::new("lib/modules").join(release)) && super::is_module_file(name)
+    };
+    unpack_file_part(layer, dest, &Limits::default(), &wanted)
+}
+
+/// The symbol tables in an exposed tree, with their text. Blocks.
+pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>, ExposedError> {
+    let mut tables = Vec::new();
+    each_entry(tree, Path::new(""), |path, metadata| {
+        if metadata.is_file() && is_symbol_table(path) {
+            let place = tree.join(path);
+            // Names of other encodings cannot be symbols, and the table's parser says so.
+            let text = fs::read(&place).map_err(fault("read", &place))?;
+            tables.push((path.to_owned(), String::from_utf8_lossy(&text).into_owned()));
+        }
+        Ok(())
+    })?;
+    Ok(tables)
+}
+
+fn is_symbol_table(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == SYMBOL_TABLE)
+}
+
+/// Is a path of the payload what this pattern names, or below it?
+fn is_at_or_below(path: &Path, exposed: &str) -> bool {
+    let mut names = path.iter();
+    let mut parts = exposed.trim_start_matches('/').split('/').peekable();
+    while let Some(part) = parts.next() {
+        let Some(name) = names.next().and_then(|name| name.to_str()) else { return false };
+        let fits = if parts.peek().is_some() { part == name } else { matches(part, name) };
+        if !fits {
+            return false;
+        }
+    }
+    true
+}
+
+/// Does a name fit a pattern with at most one `*`?
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => {
+            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+        }
+    }
+}
+
+/// The exposed paths that are there, relative to the payload.
+fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, ExposedError> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for exposed in exposes {
+        let pattern = Path::new(exposed.trim_start_matches('/'));
+        if pattern.iter().next().is_some_and(|first| MERGED.iter().any(|name| first == *name)) {
+            return Err(ExposedError::Merged(exposed.clone()));
+        }
+        let parent = pattern.parent().unwrap_or(Path::new(""));
+        let name = pattern.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let before = found.len();
+        if deepest_directory(payload, parent) == parent {
+            let names = names_in(payload, parent)?;
+            found.extend(names.iter().filter(|found| matches(name, found)).map(|name| parent.join(name)));
+        }
+        if found.len() == before {
+            missing.push(exposed.clone());
+        }
+    }
+    if let Some(first) = missing.first() {
+        let nearby = nearby(payload, Path::new(first.trim_start_matches('/')))?;
+        return Err(ExposedError::Missing { missing, nearby });
+    }
+    found.sort();
+    found.dedup_by(|path, before| path.starts_with(before));
+    Ok(found)
+}
+
+/// As far down this path as there are real directories: a link on the way could lead out of the payload.
+fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
+    let mut deepest = PathBuf::new();
+    for name in path {
+        let next = deepest.join(name);
+        if !fs::symlink_metadata(payload.join(&next)).is_ok_and(|metadata| metadata.is_dir()) {
+            break;
+        }
+        deepest = next;
+    }
+    deepest
+}
+
+fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>, ExposedError> {
+    let place = payload.join(directory);
+    let listing = fs::read_dir(&place).map_err(fault("list", &place))?;
+    let mut names = Vec::new();
+    for entry in listing {
+        let entry = entry.map_err(fault("list", &place))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// For people: what the payload has where something is missing.
+fn nearby(payload: &Path, missing: &Path) -> Result<String, ExposedError> {
+    let directory = deepest_directory(payload, missing.parent().unwrap_or(Path::new("")));
+    let names = names_in(payload, &directory)?;
+    let some = names.iter().take(NEARBY).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(NEARBY);
+    Ok(match (names.len(), more) {
+        (0, _) => format!("/{} is empty", directory.display()),
+        (_, 0) => format!("/{} has {some}", directory.display()),
+        _ => format!("/{} has {some} and {more} more", directory.display()),
+    })
+}
+
+/// Makes an absolute link relative; refuses one that leads nowhere in another place.
+fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), ExposedError> {
+    let place = payload.join(link);
+    let target = fs::read_link(&place).map_err(fault("read link", &place))?;
+    let refuse = |why| ExposedError::Link { link: Path::new("/").join(link), target: target.clone(), why };
+    let parent = link.parent().unwrap_or(Path::new(""));
+    let meant = inside(parent, &target).ok_or_else(|| refuse("it leads out of the payload"))?;
+    let is_there = |path: &Path| fs::symlink_metadata(payload.join(path)).is_ok();
+    let meant = match meant.strip_prefix(OUT) {
+        Ok(below) if target.is_absolute() && !is_there(&meant) && is_there(below) => below.to_owned(),
+        _ => meant,
+    };
+    if exposed.iter().any(|path| path == link) && !exposed.iter().any(|path| meant.starts_with(path)) {
+        return Err(refuse("it is exposed, and what it leads to is not"));
+    }
+    if target.is_absolute() {
+        fs::remove_file(&place).map_err(fault("replace link", &place))?;
+        symlink(relative(parent, &meant), &place).map_err(fault("replace link", &place))?;
+    }
+    Ok(())
+}
+
+/// Where a link in this directory leads, relative to the payload's root; `None` when that is above it.
+fn inside(directory: &Path, target: &Path) -> Option<PathBuf> {
+    let mut place = if target.is_absolute() { PathBuf::new() } else { directory.to_owned() };
+    for component in target.components() {
+        match component {
+            Component::Normal(name) => place.push(name),
+            Component::ParentDir => {
+                if !place.pop() {
+                    return None;
+                }
+            }
+            Component::CurDir | Component::RootDir => {}
+            Component::Prefix(_) => return None,
+        }
+    }
+    Some(place)
+}
+
+/// The way from a directory to a place, both relative to the same root.
+fn relative(directory: &Path, place: &Path) -> PathBuf {
+    let common = directory.iter().zip(place).take_while(|(a, b)| a == b).count();
+    let up = directory.iter().skip(common).map(|_| Path::new(".."));
+    let way: PathBuf = up.chain(place.iter().skip(common).map(Path::new)).collect();
+    if way.as_os_str().is_empty() { PathBuf::from(".") } else { way }
+}
+
+fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, ExposedError> {
+    let mut entries: BTreeMap<PathBuf, Metadata> = BTreeMap::new();
+    for path in &paths {
+        each_entry(tree, path, |path, metadata| {
+            entries.insert(path.to_owned(), metadata.clone());
+            Ok(())
+        })?;
+    }
+    let tables = entries.iter().filter(|(path, metadata)| metadata.is_file() && is_symbol_table(path));
+    let tables = tables.map(|(path, _)| path.clone()).collect();
+    Ok(Exposed { digest: digest(tree, &entries)?, paths, tables })
+}
+
+/// Visits an entry and all below it.
+fn each_entry(
+    tree: &Path,
+    path: &Path,
+    mut visit: impl FnMut(&Path, &Metadata) -> Result<(), ExposedError>,
+) -> Result<(), ExposedError> {
+    for found in
+        WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name()
+    {
+        let found = found.map_err(|error| {
+            let path = error.path().unwrap_or(tree).to_owned();
+            fault("read", &path)(error.into())
+        })?;
+        let metadata = fs::symlink_metadata(found.path()).map_err(fault("read", found.path()))?;
+        let path = found.path().strip_prefix(tree).unwrap_or(found.path());
+        if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
+            return Err(ExposedError::Kind(path.to_owned()));
+        }
+        visit(path, &metadata)?;
+    }
+    Ok(())
+}
+
+/// As a layer's digest, but with the modes that survive packing and unpacking on any machine.
+fn digest(tree: &Path, entries: &BTreeMap<PathBuf, Metadata>) -> Result<Digest, ExposedError> {
+    let mut digester = TreeDigester::new(0);
+    for (path, metadata) in entries {
+        let place = tree.join(path);
+        if metadata.is_dir() {
+            digester.entry(path, 0o755, EntryKind::Directory)?;
+        } else if metadata.is_symlink() {
+            let target = fs::read_link(&place).map_err(fault("read link", &place))?;
+            digester.entry(path, 0o777, EntryKind::Symlink { target: &target })?;
+        } else {
+            let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
+            let mut file = File::open(&place).map_err(fault("open", &place))?;
+            digester.entry(path, mode, EntryKind::File { size: metadata.len(), content: &mut file })?;
+        }
+    }
+    Ok(digester.finish()?)
+}
+
+#[cfg(test)]
+mod tests;

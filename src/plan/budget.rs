@@ -1,0 +1,104 @@
+//! Pure: which builds may run side by side.
+
+use crate::image::{BuildSpec, Cpus, Memory};
+
+/// What builds may take together; by default, what the machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Processors.
+    pub cpus: Cpus,
+    /// Memory.
+    pub memory: Memory,
+}
+
+impl Budget {
+    /// May a build start beside those that run? One alone always may: a build that the whole machine is too small for
+    /// is slow, and would otherwise never be made.
+    pub fn admits<'a>(&self, running: impl IntoIterator<Item = &'a BuildSpec>, next: &BuildSpec) -> bool {
+        let mut running = running.into_iter().peekable();
+        if running.peek().is_none() {
+            return true;
+        }
+        let (cpus, memory) = running.fold((next.cpus.thousandths(), next.memory.bytes()), |sum, build| {
+            (sum.0.saturating_add(build.cpus.thousandths()), sum.1.saturating_add(build.memory.bytes()))
+        });
+        cpus <= self.cpus.thousandths() && memory <= self.memory.bytes()
+    }
+
+    /// How many builds at the head of the queue start now. None overtakes another: a large one gets its turn when those
+    /// before it are done, however many small ones come after it.
+    pub fn starts(&self, running: &[BuildSpec], queue: &[BuildSpec]) -> usize {
+        let mut together = running.to_vec();
+        queue
+            .iter()
+            .take_while(|next| {
+                let admitted = self.admits(&together, next);
+                together.push(**next);
+                admitted
+            })
+            .count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn build(cpus: u64, memory: u64) -> BuildSpec {
+        BuildSpec { cpus: Cpus::from_thousandths(cpus * 1000), memory: Memory::from_bytes(memory << 30) }
+    }
+
+    fn budget(cpus: u64, memory: u64) -> Budget {
+        let BuildSpec { cpus, memory } = build(cpus, memory);
+        Budget { cpus, memory }
+    }
+
+    #[test]
+    fn both_cpus_and_memory_count() {
+        let budget = budget(2, 4);
+        assert_eq!(budget.starts(&[], &[build(1, 1); 3]), 2, "two processors");
+        assert_eq!(budget.starts(&[build(1, 1)], &[build(1, 1); 3]), 1);
+        assert_eq!(budget.starts(&[build(1, 3)], &[build(1, 2)]), 0, "no memory is left");
+        assert_eq!(budget.starts(&[build(2, 1)], &[build(1, 1)]), 0, "no processor is left");
+    }
+
+    #[test]
+    fn a_build_alone_always_runs() {
+        assert_eq!(budget(1, 1).starts(&[], &[build(64, 512), build(1, 1)]), 1);
+    }
+
+    #[test]
+    fn nothing_overtakes_the_large_one() {
+        let queue = [build(2, 1), build(1, 1)];
+        assert_eq!(budget(2, 4).starts(&[build(1, 1)], &queue), 0, "the small one would fit");
+        assert_eq!(budget(2, 4).starts(&[], &queue), 1);
+    }
+
+    proptest! {
+        /// As builds end, in whatever order, all of a queue starts; and more than one at a time only within the budget.
+        #[test]
+        fn every_build_gets_its_turn(
+            budget in (1..4_u64, 1..8_u64).prop_map(|(cpus, memory)| budget(cpus, memory)),
+            queue in prop::collection::vec((1..6_u64, 1..12_u64).prop_map(|(c, m)| build(c, m)), 0..12),
+            ends in prop::collection::vec(any::<prop::sample::Index>(), 64),
+        ) {
+            let (mut running, mut rest) = (Vec::new(), queue.as_slice());
+            for end in ends {
+                let (starting, later) = rest.split_at(budget.starts(&running, rest));
+                running.extend_from_slice(starting);
+                rest = later;
+                let cpus: u64 = running.iter().map(|build| build.cpus.thousandths()).sum();
+                let memory: u64 = running.iter().map(|build| build.memory.bytes()).sum();
+                let fits = cpus <= budget.cpus.thousandths() && memory <= budget.memory.bytes();
+                prop_assert!(fits || running.len() == 1);
+                prop_assert!(rest.is_empty() || !running.is_empty(), "something always runs");
+                if !running.is_empty() {
+                    running.swap_remove(end.index(running.len()));
+                }
+            }
+            prop_assert!(rest.is_empty());
+        }
+    }
+}
