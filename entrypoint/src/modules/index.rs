@@ -172,3 +172,49 @@ fn text(path: &Path) -> Result<Option<String>, ModuleError> {
         Err(source) => Err(ModuleError::Unreadable { path: path.display().to_string(), source }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, RELEASE};
+
+    #[test]
+    fn the_image_comes_before_the_host_and_updates_before_the_rest() {
+        let bench = Bench::new();
+        bench.host_module("a", "");
+        bench.host_module("b", "");
+        bench.image_module("a", "");
+        for place in ["kernel/a.ko", "extra/c.ko", "kernel/c.ko"] {
+            bench.module(&format!("/lib/modules/{RELEASE}/{place}"), "", "other");
+        }
+        bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/crc-t10dif.ko\n");
+        let index = Index::of_node(&bench.node()).unwrap();
+        let place = |name: &str| match index.find(name) {
+            Some(Found::File { file, .. }) => Some(bench.node().paths.name(&file.path)),
+            _ => None,
+        };
+        assert_eq!(place("a"), Some(format!("/lib/modules/{RELEASE}/updates/a.ko")));
+        assert_eq!(place("c"), Some(format!("/lib/modules/{RELEASE}/extra/c.ko")));
+        assert_eq!(place("b"), Some(format!("/host/lib/modules/{RELEASE}/kernel/b.ko")));
+        assert_eq!(index.find("crc_t10dif"), Some(Found::BuiltIn));
+        assert_eq!((index.origin("a"), index.origin("b")), (Some(Origin::Image), Some(Origin::Host)));
+        assert_eq!(
+            index.require("d", Some("a")).unwrap_err().to_string().split(": ").next().unwrap(),
+            format!("module d, which a needs, is not there for kernel {RELEASE}")
+        );
+    }
+
+    #[test]
+    fn modules_dep_settles_which_of_two_files_it_is() {
+        let bench = Bench::new();
+        let tree = format!("/host/lib/modules/{RELEASE}");
+        for place in ["updates/a.ko", "kernel/a.ko"] {
+            bench.module(&format!("{tree}/{place}"), "", "x");
+        }
+        bench.file(&format!("{tree}/modules.dep"), "kernel/a.ko:\nkernel/gone.ko: kernel/a.ko\n");
+        let index = Index::of_host(&bench.node()).unwrap();
+        let Some(Found::File { file, .. }) = index.find("a") else { panic!() };
+        assert!(file.path.ends_with("kernel/a.ko"));
+        assert_eq!(index.find("gone"), None);
+    }
+}

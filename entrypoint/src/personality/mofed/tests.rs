@@ -304,13 +304,6 @@ fn the_first_generation_exposes_the_root() {
     assert_eq!(bench.text("/.driver-ready"), None);
 }
 
-#[test]
-fn a_volume_that_is_not_shared_is_said() {
-    let bench = bench();
-    live(&bench, &settings(&[]), || {}).unwrap();
-    assert!(!bench.log().contains("is not shared"));
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
