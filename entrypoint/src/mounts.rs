@@ -32,7 +32,7 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Fault>
         leave_out_sysfs(node)?;
     }
     let bound = node.kernel.bind(&source, &target);
-    bound.map_err(|errno| Fault::on(node, "bind-mount onto", &target)(errno.into()))?;
+    bound.map_err(|errno| Fault::between(node, "bind-mount", &source, &target)(errno.into()))?;
     node.log.step(format!("exposed {from} at {to}"));
     if !mounts(node)?
         .iter()

@@ -71,7 +71,7 @@ impl Index {
         Ok(index)
     }
 
-    /// A file before what is built in: a driver image may replace even that, where the kernel lets it.
+    /// A file before what is built in.
     pub(crate) fn find(&self, name: &str) -> Option<Found> {
         let name = kernel_name(name);
         match self.files.get(&name) {
@@ -94,6 +94,11 @@ impl Index {
     /// Like [`Index::of_image`], and where it is not there, where it was looked for.
     pub(crate) fn require_of_image(&self, name: &str) -> Result<&ModuleFile, ModuleError> {
         self.of_image(name).ok_or_else(|| self.missing(name, None))
+    }
+
+    /// Is it a part of the kernel, whatever files there are?
+    pub(crate) fn is_built_in(&self, name: &str) -> bool {
+        self.built_in.contains(&kernel_name(name))
     }
 
     /// Whose tree a name's file is from.

@@ -57,6 +57,7 @@ fn bench() -> Bench {
         bench.image_module(name, depends);
     }
     bench.loaded_from_host(&IN_TREE);
+    bench.file("/usr/src/ofa_kernel/Module.symvers", "");
     bench
 }
 
@@ -257,6 +258,27 @@ fn an_image_for_another_kernel_touches_nothing() {
         "{refusal}"
     );
     assert!(refusal.contains("this image was not built for the running kernel"), "{refusal}");
+}
+
+#[test]
+fn what_is_built_into_the_kernel_is_not_replaced() {
+    let bench = bench();
+    bench.file(
+        &format!("/host/lib/modules/{RELEASE}/modules.builtin"),
+        "kernel/drivers/infiniband/core/ib_core.ko\n",
+    );
+    let refusal = refusal(&bench, &[]);
+    assert!(refusal.starts_with("ib_core is built into this kernel, and cannot be replaced"), "{refusal}");
+    assert_eq!(bench.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn an_image_without_headers_exposes_none() {
+    let bench = bench();
+    fs::remove_dir_all(bench.at("/usr/src")).unwrap();
+    live(&bench, &settings(&[]), || assert!(bench.text(READY).is_some())).unwrap();
+    assert!(bench.log().contains("WARN  this image has no /usr/src: no peer memory can be built"));
+    assert!(!bench.calls().iter().any(|call| call.starts_with("bind")));
 }
 
 #[test]
