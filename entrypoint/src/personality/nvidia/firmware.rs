@@ -3,17 +3,25 @@
 
 use std::{
     fs, io,
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
-/// Where the host sees the driver's firmware, below the exposed root.
+use rustix::{
+    fs::CWD,
+    mount::{OpenTreeFlags, open_tree},
+};
+
+use crate::{fault::Fault, node::Node};
+
+/// Where the host sees the driver's firmware: below the exposed root.
 pub(crate) const HOST_PATH: &str = "/run/nvidia/driver/lib/firmware";
 
-/// The kernel's own search path, below `/sys`: `Documentation/driver-api/firmware/fw_search_path.rst`.
-const SEARCH_PATH: &str = "module/firmware_class/parameters/path";
+/// The kernel's own search path (`Documentation/driver-api/firmware/fw_search_path.rst`).
+const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
-/// Firmware directories of an image, below its root. The operator mounts the host's directory over
-/// `/lib/firmware`, which is why there is a second place.
+/// Where images keep the firmware. The operator mounts the host's directory over `/lib/firmware`, which is why its
+/// own images have the first.
 const IMAGE_PATHS: &[&str] = &["opt/lib/firmware/nvidia", "lib/firmware/nvidia", "usr/lib/firmware/nvidia"];
 
 /// What was found in the kernel's search path, and done.
@@ -28,10 +36,10 @@ pub(crate) enum SearchPath {
 }
 
 /// Makes the kernel look for firmware at [`HOST_PATH`].
-pub(crate) fn set_search_path(sys: &Path) -> io::Result<SearchPath> {
-    let Some(current) = search_path(sys)? else { return Ok(SearchPath::Absent) };
+pub(crate) fn set_search_path(node: &Node<'_>) -> Result<SearchPath, Fault> {
+    let Some(current) = search_path(node)? else { return Ok(SearchPath::Absent) };
     if current.is_empty() {
-        fs::write(sys.join(SEARCH_PATH), HOST_PATH)?;
+        write_search_path(node, HOST_PATH)?;
     } else if current != HOST_PATH {
         return Ok(SearchPath::Kept(current));
     }
@@ -39,31 +47,45 @@ pub(crate) fn set_search_path(sys: &Path) -> io::Result<SearchPath> {
 }
 
 /// Empties the search path if it is ours.
-pub(crate) fn restore_search_path(sys: &Path) -> io::Result<()> {
-    if search_path(sys)?.is_some_and(|current| current == HOST_PATH) {
+pub(crate) fn restore_search_path(node: &Node<'_>) -> Result<(), Fault> {
+    if search_path(node)?.is_some_and(|current| current == HOST_PATH) {
         // An empty write does nothing, and a newline would be part of the path.
-        fs::write(sys.join(SEARCH_PATH), b"\0")?;
+        write_search_path(node, "\0")?;
     }
     Ok(())
 }
 
-fn search_path(sys: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(sys.join(SEARCH_PATH)) {
+fn search_path(node: &Node<'_>) -> Result<Option<String>, Fault> {
+    let path = node.paths.at(SEARCH_PATH);
+    match fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text.trim_matches(['\0', '\n', ' ']).to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+        Err(error) => Err(Fault::on(node, "read", &path)(error)),
     }
 }
 
-/// Copies the firmware of the images' roots to where the host sees it; gives the number of files that had to be
-/// written. `target` is [`HOST_PATH`].
-pub(crate) fn provide(roots: &[&Path], target: &Path) -> io::Result<usize> {
+fn write_search_path(node: &Node<'_>, value: &str) -> Result<(), Fault> {
+    let path = node.paths.at(SEARCH_PATH);
+    fs::write(&path, value).map_err(Fault::on(node, "write", &path))
+}
+
+/// Copies the image's firmware to where the host sees it; gives the number of files that had to be written.
+pub(crate) fn provide(node: &Node<'_>) -> Result<usize, Fault> {
+    let (root, target) = (node.paths.at("/"), node.paths.at(HOST_PATH));
+    // The image's root without what the manifest mounts over it. Linux 5.2 and later; before, the image has to keep
+    // its firmware where nothing is mounted.
+    let bare = open_tree(CWD, &root, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).ok();
+    let bare = bare.as_ref().map(|root| PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd())));
     let mut written = 0;
-    for root in roots {
+    for root in bare.iter().chain([&root]) {
         for directory in IMAGE_PATHS {
             let from = root.join(directory);
             if from.is_dir() {
-                written += copy(&from, &target.join("nvidia"))?;
+                written += copy(&from, &target.join("nvidia")).map_err(Fault::on(
+                    node,
+                    "copy firmware to",
+                    &target,
+                ))?;
             }
         }
     }
@@ -90,7 +112,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
     Ok(written)
 }
 
-/// Firmware is named by the driver's version and whole by [`copy`]: the same size is the same file.
+/// Firmware is named by the driver's version, and whole after [`copy`]: the same size is the same file.
 fn is_there(source: &Path, target: &Path) -> io::Result<bool> {
     match fs::metadata(target) {
         Ok(there) => Ok(there.len() == fs::metadata(source)?.len()),
@@ -102,66 +124,60 @@ fn is_there(source: &Path, target: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn with_search_path(text: &[u8]) -> tempfile::TempDir {
-        let sys = tempfile::tempdir().unwrap();
-        fs::create_dir_all(sys.path().join("module/firmware_class/parameters")).unwrap();
-        fs::write(sys.path().join(SEARCH_PATH), text).unwrap();
-        sys
-    }
+    use crate::testing::Bench;
 
     #[test]
     fn an_empty_search_path_becomes_ours_and_empty_again() {
-        for empty in [&b""[..], b"\n", b"\0\n"] {
-            let sys = with_search_path(empty);
-            assert_eq!(set_search_path(sys.path()).unwrap(), SearchPath::Ours);
-            assert_eq!(fs::read_to_string(sys.path().join(SEARCH_PATH)).unwrap(), HOST_PATH);
+        for empty in ["", "\n", "\0\n"] {
+            let bench = Bench::new();
+            bench.file(SEARCH_PATH, empty);
+            assert_eq!(set_search_path(&bench.node()).unwrap(), SearchPath::Ours);
+            assert_eq!(bench.text(SEARCH_PATH).unwrap(), HOST_PATH);
             // After a kill -9 it is still there.
-            assert_eq!(set_search_path(sys.path()).unwrap(), SearchPath::Ours);
-            restore_search_path(sys.path()).unwrap();
-            assert_eq!(search_path(sys.path()).unwrap().as_deref(), Some(""));
+            assert_eq!(set_search_path(&bench.node()).unwrap(), SearchPath::Ours);
+            restore_search_path(&bench.node()).unwrap();
+            assert_eq!(search_path(&bench.node()).unwrap().as_deref(), Some(""));
         }
     }
 
     #[test]
     fn somebody_elses_search_path_is_left_alone() {
-        let sys = with_search_path(b"/var/lib/firmware\n");
-        assert_eq!(set_search_path(sys.path()).unwrap(), SearchPath::Kept("/var/lib/firmware".into()));
-        restore_search_path(sys.path()).unwrap();
-        assert_eq!(fs::read(sys.path().join(SEARCH_PATH)).unwrap(), b"/var/lib/firmware\n");
+        let bench = Bench::new();
+        bench.file(SEARCH_PATH, "/var/lib/firmware\n");
+        let kept = set_search_path(&bench.node()).unwrap();
+        assert_eq!(kept, SearchPath::Kept("/var/lib/firmware".into()));
+        restore_search_path(&bench.node()).unwrap();
+        assert_eq!(bench.text(SEARCH_PATH).unwrap(), "/var/lib/firmware\n");
     }
 
     #[test]
     fn a_kernel_without_a_search_path_is_no_fault() {
-        let sys = tempfile::tempdir().unwrap();
-        assert_eq!(set_search_path(sys.path()).unwrap(), SearchPath::Absent);
-        restore_search_path(sys.path()).unwrap();
+        let bench = Bench::new();
+        assert_eq!(set_search_path(&bench.node()).unwrap(), SearchPath::Absent);
+        restore_search_path(&bench.node()).unwrap();
+        assert_eq!(bench.text(SEARCH_PATH), None);
     }
 
     #[test]
     fn firmware_is_copied_once_and_again_when_it_differs() {
-        let (image, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let file = |root: &str, text: &str| {
-            let path = image.path().join(root).join("535.1");
-            fs::create_dir_all(&path).unwrap();
-            fs::write(path.join("gsp_ga10x.bin"), text).unwrap();
-        };
-        file("opt/lib/firmware/nvidia", "firmware");
-        let target = host.path().join("run/nvidia/driver/lib/firmware");
-        assert_eq!(provide(&[image.path()], &target).unwrap(), 1);
-        assert_eq!(provide(&[image.path()], &target).unwrap(), 0);
-        let copied = target.join("nvidia/535.1/gsp_ga10x.bin");
-        assert_eq!(fs::read(&copied).unwrap(), b"firmware");
-        fs::write(&copied, "firm").unwrap();
-        assert_eq!(provide(&[image.path()], &target).unwrap(), 1);
-        assert_eq!(fs::read(&copied).unwrap(), b"firmware");
-        let names = fs::read_dir(copied.parent().unwrap()).unwrap().count();
-        assert_eq!(names, 1, "nothing unfinished is left");
+        let bench = Bench::new();
+        bench.file("/opt/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
+        bench.file("/lib/firmware/nvidia/535.1/gsp_tu10x.bin", "other");
+        let copied = format!("{HOST_PATH}/nvidia/535.1/gsp_ga10x.bin");
+        assert_eq!(provide(&bench.node()).unwrap(), 2);
+        assert_eq!(provide(&bench.node()).unwrap(), 0);
+        assert_eq!(bench.text(&copied).unwrap(), "firmware");
+        bench.file(&copied, "firm");
+        assert_eq!(provide(&bench.node()).unwrap(), 1);
+        assert_eq!(bench.text(&copied).unwrap(), "firmware");
+        let names = fs::read_dir(bench.at(&copied).parent().unwrap()).unwrap().count();
+        assert_eq!(names, 2, "nothing unfinished is left");
     }
 
     #[test]
     fn an_image_without_firmware_gives_none() {
-        let (image, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        assert_eq!(provide(&[image.path()], host.path()).unwrap(), 0);
+        let bench = Bench::new();
+        assert_eq!(provide(&bench.node()).unwrap(), 0);
+        assert!(!bench.at(HOST_PATH).exists());
     }
 }

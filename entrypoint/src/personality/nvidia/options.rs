@@ -148,7 +148,10 @@ mod tests {
         assert_eq!(parse("load"), Ok(Command::Init));
         assert_eq!(parse("update"), Ok(Command::Update { kernel: None }));
         let kernel = Some("6.1.0-47-amd64".to_owned());
-        assert_eq!(parse("update -k 6.1.0-47-amd64 -t builtin"), Ok(Command::Update { kernel: kernel.clone() }));
+        assert_eq!(
+            parse("update -k 6.1.0-47-amd64 -t builtin"),
+            Ok(Command::Update { kernel: kernel.clone() })
+        );
         assert_eq!(parse("update --kernel=6.1.0-47-amd64"), Ok(Command::Update { kernel }));
         assert_eq!(parse("reload_nvidia_peermem"), Ok(Command::ReloadPeermem));
         assert_eq!(parse("probe_nvidia_peermem"), Ok(Command::ProbePeermem));
@@ -164,10 +167,7 @@ mod tests {
         assert_eq!(refused(&["probe_nvidia_peermem", "-a"]), r#"probe_nvidia_peermem does not take "-a""#);
         assert_eq!(refused(&["update", "--kernel"]), "option --kernel needs a value");
         for release in ["../../etc", "6.1/../x", "", "6.1 x", "x6"] {
-            assert_eq!(
-                refused(&["update", "-k", release]),
-                format!("{release:?} is no kernel release")
-            );
+            assert_eq!(refused(&["update", "-k", release]), format!("{release:?} is no kernel release"));
         }
     }
 
