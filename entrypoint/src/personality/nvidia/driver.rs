@@ -41,7 +41,11 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Module
     let mut trees = vec![(Origin::Image, node.paths.image_modules(&release))];
     trees.extend(more.map(|tree| (Origin::Host, node.paths.at(tree).join(&release))));
     trees.push((Origin::Host, node.paths.host_modules(&release)));
-    trees.push((Origin::Host, node.paths.at("/proc/1/root/lib/modules").join(&release)));
+    // Without hostPID it shows our own root, or none to look at.
+    let hosts = node.paths.at("/proc/1/root/lib/modules").join(&release);
+    if hosts.is_dir() {
+        trees.push((Origin::Host, hosts));
+    }
     Index::read(&release, &trees)
 }
 
