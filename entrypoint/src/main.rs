@@ -22,12 +22,13 @@ mod testing;
 
 use std::{env, path::Path, process::ExitCode};
 
-use personality::{generic, nv_peer_mem, nvidia};
+use personality::{generic, mofed, nv_peer_mem, nvidia};
 
 /// The personality that is also called by this name.
 const NVIDIA_DRIVER: &str = "nvidia-driver";
 
-const USAGE: &str = "usage: driver-entrypoint nvidia-driver COMMAND [OPTION...]
+const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
+       driver-entrypoint nvidia-driver COMMAND [OPTION...]
        driver-entrypoint nv-peer-mem [--ready-file PATH]
        driver-entrypoint generic [--keep] MODULE...
        driver-entrypoint boot-check";
@@ -44,6 +45,10 @@ fn main() -> ExitCode {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => isolated::load_and_exit(path, parameters),
         [isolated::UNLOAD, name] => isolated::unload_and_exit(name),
+        ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, |name| env::var(name).ok()) {
+            Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
+            Err(message) => misused(&message),
+        },
         ["generic", ref rest @ ..] => match generic::Options::parse(rest) {
             Some(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
             None => misused(USAGE),

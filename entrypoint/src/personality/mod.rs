@@ -9,6 +9,7 @@ use crate::{
 };
 
 pub(crate) mod generic;
+pub(crate) mod mofed;
 pub(crate) mod nv_peer_mem;
 pub(crate) mod nvidia;
 mod peer_memory;
