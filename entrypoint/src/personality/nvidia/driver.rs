@@ -57,6 +57,20 @@ pub(crate) fn is_loaded(loaded: &Loaded, index: &Index) -> Result<bool, ModuleEr
     Ok(ours.is_empty() || there.source_version.is_empty() || ours == there.source_version)
 }
 
+/// Is everything there that the driver needs? An image for another kernel, or one whose modules are broken, must not
+/// cost the node the driver that it has.
+pub(crate) fn check(loader: &Loader<'_>) -> Result<(), ModuleError> {
+    let staying = Loaded::read(&loader.node.paths)?.without(&UNLOADED.map(str::to_owned));
+    for name in NEEDED {
+        loader.index.require_of_image(name)?;
+        loader.plan(name, &staying)?;
+    }
+    if loader.index.find(MODESET).is_some() {
+        loader.plan(MODESET, &staying)?;
+    }
+    Ok(())
+}
+
 /// Loads the driver; what is loaded already stays as it is.
 pub(crate) fn load(loader: &Loader<'_>) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;

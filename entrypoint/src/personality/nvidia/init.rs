@@ -28,11 +28,11 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
     parameters::check(node)?;
     let index = driver::index(node, None)?;
-    // An image for another kernel must not cost the node the driver that it has.
-    index.require("nvidia", None)?;
-    state::set_not_ready(node)?;
     let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
-    if has_same_configuration(node, &loader, settings)? {
+    driver::check(&loader)?;
+    let is_same = has_same_configuration(node, &loader, settings)?;
+    state::set_not_ready(node)?;
+    if is_same {
         node.log.step("the loaded driver has this configuration already: only user space is set up again");
     } else {
         // In use, it is left as it is.

@@ -86,7 +86,7 @@ fn start_and_kill(bench: &Bench, settings: &Settings) {
 
 fn assert_gone(bench: &Bench) {
     assert!(bench.loaded().iter().all(|module| !module.starts_with("image-")), "{:?}", bench.loaded());
-    assert_eq!(bench.text("/proc/self/mountinfo").unwrap(), MOUNTS);
+    assert_eq!(bench.text("/proc/self/mountinfo").unwrap().trim_end(), MOUNTS.trim_end());
     assert_eq!(bench.text(SEARCH_PATH).unwrap().trim_matches(['\0', '\n']), "");
     for path in [state::PID_FILE, state::DAEMONS, state::PROBED, state::DIGEST] {
         assert_eq!(bench.text(path), None, "{path}");
@@ -142,15 +142,34 @@ fn bad_parameters_end_the_start_before_the_old_driver_goes() {
 }
 
 #[test]
-fn an_image_for_another_kernel_leaves_the_old_driver() {
-    let bench = bench();
-    start_and_kill(&bench, &digest("1"));
-    let loaded = bench.loaded();
-    std::fs::remove_dir_all(bench.at(&format!("/lib/modules/{RELEASE}"))).unwrap();
-    let error = start_and_stop(&bench, &digest("2")).unwrap_err();
+fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
+    let refused = |change: &dyn Fn(&Bench)| {
+        let bench = bench();
+        start_and_kill(&bench, &digest("1"));
+        let loaded = bench.loaded();
+        change(&bench);
+        let error = start_and_stop(&bench, &digest("2")).unwrap_err();
+        assert_eq!((bench.calls(), bench.loaded()), (vec![], loaded));
+        assert_eq!(bench.text(state::DAEMONS).unwrap(), "Ready\n");
+        error.to_string()
+    };
+    let modules = format!("/lib/modules/{RELEASE}");
+    let error = refused(&|bench| std::fs::remove_dir_all(bench.at(&modules)).unwrap());
     let missing = format!("module nvidia is not there for kernel {RELEASE}: looked in ");
-    assert!(error.to_string().starts_with(&missing), "{error}");
-    assert_eq!((bench.calls(), bench.loaded()), (vec![], loaded));
+    assert!(error.starts_with(&missing), "{error}");
+    let error = refused(&|bench| bench.file(&format!("{modules}/updates/nvidia.ko"), "cut off"));
+    assert!(error.ends_with("nvidia.ko is no kernel module: not a 64-bit ELF file"), "{error}");
+    let error = refused(&|bench| bench.image_module("nvidia_uvm", "nvidia,other"));
+    let missing =
+        format!("module other, which nvidia_uvm needs, is not there for kernel {RELEASE}: looked in ");
+    assert!(error.starts_with(&missing), "{error}");
+    // The host's own driver is none of the image's.
+    let error = refused(&|bench| {
+        std::fs::remove_dir_all(bench.at(&modules)).unwrap();
+        bench.host_module("nvidia", "");
+        bench.host_module("nvidia_uvm", "nvidia");
+    });
+    assert!(error.starts_with("module nvidia is not there"), "{error}");
 }
 
 #[test]
