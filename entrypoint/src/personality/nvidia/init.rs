@@ -13,7 +13,7 @@ use crate::{
             daemons::{self, Started},
             driver, firmware,
             options::Settings,
-            parameters, state,
+            parameters, selinux, state,
         },
     },
     signals::Ending,
@@ -26,10 +26,10 @@ const MELLANOX: &str = "0x15b3";
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
     let _lock = Lock::take(node, state::PID_FILE)?;
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
-    parameters::check(node)?;
+    parameters::check(node, &parameters::FILES)?;
     let index = driver::index(node, None)?;
     let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
-    driver::check(&loader)?;
+    driver::check(&loader, settings.drm)?;
     let is_same = has_same_configuration(node, &loader, settings)?;
     state::set_not_ready(node)?;
     if is_same {
@@ -69,12 +69,13 @@ fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> R
     go_on(ending)?;
     set_up_firmware(loader)?;
     go_on(ending)?;
-    driver::load(loader)?;
+    driver::load(loader, settings.drm)?;
     go_on(ending)?;
     load_peer_memory(loader, settings)?;
     start_daemons(node);
     go_on(ending)?;
     mounts::expose(node, "/", state::ROOT)?;
+    label_devices(node);
     state::set_ready(node, settings.config_digest.as_deref())?;
     go_on(ending)
 }
@@ -147,6 +148,18 @@ fn start_daemons(node: &Node<'_>) {
             Started::Yes(name) => node.log.step(format!("started {name}")),
             Started::Absent(name) => node.log.step(format!("the image has no {name}, which is no obstacle")),
             Started::Failed(name, why) => node.log.warn(format!("go on without {name}: {why}")),
+        }
+    }
+}
+
+fn label_devices(node: &Node<'_>) {
+    if !selinux::is_enabled(node) {
+        return;
+    }
+    match selinux::label_devices(node) {
+        Ok(files) => node.log.step(format!("SELinux: {files} device file(s) labelled for containers")),
+        Err(fault) => {
+            node.log.warn(format!("go on, though SELinux may keep containers from the devices: {fault}"));
         }
     }
 }

@@ -360,6 +360,30 @@ fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
 }
 
 #[test]
+fn nvidia_drm_is_loaded_where_it_is_asked_for() {
+    let bench = bench();
+    let settings = Settings { drm: true, ..Settings::default() };
+    let error = start_and_stop(&bench, &settings).unwrap_err();
+    assert!(error.to_string().starts_with("module nvidia_drm is not there"), "{error}");
+    assert_eq!(bench.calls(), [""; 0]);
+    bench.image_module("nvidia_drm", "nvidia_modeset");
+    start_and_stop(&bench, &settings).unwrap();
+    let calls = bench.calls();
+    assert_eq!(calls[5..7], [LOADS[5], "load nvidia_drm of the image"]);
+    assert!(calls.contains(&"unload nvidia_drm".to_owned()));
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(!bench.calls().iter().any(|call| call.contains("nvidia_drm")));
+}
+
+#[test]
+fn an_image_for_computing_alone_needs_no_modeset() {
+    let bench = bench();
+    std::fs::remove_file(bench.at(&format!("/lib/modules/{RELEASE}/updates/nvidia_modeset.ko"))).unwrap();
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(!bench.calls().iter().any(|call| call.contains("modeset") || call.contains("video")));
+}
+
+#[test]
 fn a_driver_of_the_hosts_is_unloaded_first() {
     let bench = bench();
     for (name, depends) in [("nvidia", ""), ("nvidia_drm", "nvidia"), ("nv_peer_mem", "nvidia")] {
