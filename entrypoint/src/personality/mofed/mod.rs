@@ -94,7 +94,14 @@ impl Container<'_> {
             }
         }
         let (from, to) = settings.exposed();
-        mounts::expose(node, from, &to)?;
+        if node.paths.at(from).exists() {
+            mounts::expose(node, from, &to)?;
+        } else {
+            // What a container that was killed left there is of another image.
+            self.conceal()?;
+            node.log
+                .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
+        }
         self.restore_network()?;
         Ok(files::set_ready(node, &settings.ready)?)
     }

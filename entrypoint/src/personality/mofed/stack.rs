@@ -57,6 +57,14 @@ impl Stack<'_> {
     /// An image without a driver for this kernel ends here, before anything is touched.
     pub(super) fn check_image(&self) -> Result<(), Error> {
         self.index().require_of_image("mlx5_core")?;
+        if let Some(name) = COMPARED.into_iter().find(|name| self.index().is_built_in(name)) {
+            return Err(Error::Precondition {
+                message: format!("{name} is built into this kernel, and cannot be replaced"),
+                hint:
+                    "build the kernel with CONFIG_INFINIBAND=m and CONFIG_MLX5_CORE=m, or use its own drivers"
+                        .to_owned(),
+            });
+        }
         if self.settings.nfs_rdma && self.index().of_image("rpcrdma").is_none() {
             self.node.log.warn("ENABLE_NFSRDMA is set, but this image was built without rpcrdma");
         }
