@@ -95,6 +95,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) source_version: String,
     /// `MODULE_VERSION`.
     pub(crate) version: String,
+    /// The linker's note on what it linked; empty where it was told to leave none.
+    pub(crate) build_id: Vec<u8>,
 }
 
 /// `softdep: pre: a b post: c`.
@@ -126,7 +128,8 @@ impl ModuleInfo {
         let elf = ElfFile64::<Endianness>::parse(bytes).map_err(|_| "not a 64-bit ELF file")?;
         let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
         let data = section.data().map_err(|_| "its .modinfo is cut off")?;
-        let mut info = Self::default();
+        let build_id = elf.section_by_name(".note.gnu.build-id").and_then(|section| section.data().ok());
+        let mut info = Self { build_id: build_id.unwrap_or_default().to_vec(), ..Self::default() };
         for entry in data.split(|&byte| byte == 0) {
             let entry = String::from_utf8_lossy(entry);
             let Some((field, value)) = entry.split_once('=') else { continue };
@@ -161,6 +164,7 @@ mod tests {
             soft: SoftDependencies { before: vec!["crc32c".into()], after: vec!["mlx5_ib".into()] },
             source_version: "ABC123".into(),
             version: "25.10".into(),
+            build_id: Vec::new(),
         }
     }
 

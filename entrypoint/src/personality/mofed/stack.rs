@@ -74,10 +74,11 @@ impl Stack<'_> {
     pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, ModuleError> {
         for module in COMPARED {
             let Some(file) = self.index().of_image(module) else { continue };
-            let image = file.info()?.source_version;
-            let there = loaded.get(module).map(|module| module.source_version.clone());
-            // Modules built without srcversion cannot be told apart.
-            if there.as_ref() != Some(&image) || image.is_empty() {
+            let image = file.info()?;
+            if !loaded.is(&self.node.paths, module, &image) {
+                let there = loaded.get(module).map(|module| module.source_version.clone());
+                let image = Some(image.source_version).filter(|version| !version.is_empty());
+                let image = image.unwrap_or_else(|| "another, without a srcversion,".to_owned());
                 return Ok(Comparison::Differs { module, loaded: there, image });
             }
         }
