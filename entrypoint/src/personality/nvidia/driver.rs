@@ -53,11 +53,13 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Module
 }
 
 /// Is the driver loaded that this image has? One of other sources, under the same configuration, is not.
-pub(crate) fn is_loaded(loaded: &Loaded, index: &Index) -> Result<bool, ModuleError> {
-    let Some(there) = loaded.get("nvidia") else { return Ok(false) };
-    let Some(file) = index.of_image("nvidia") else { return Ok(true) };
-    let ours = file.info()?.source_version;
-    Ok(ours.is_empty() || there.source_version.is_empty() || ours == there.source_version)
+pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, ModuleError> {
+    let loaded = Loaded::read(&node.paths)?;
+    let Some(file) = index.of_image("nvidia") else { return Ok(false) };
+    let info = file.info()?;
+    // What nothing is known of counts as the same: the operator's digest says so.
+    let is_known = !info.source_version.is_empty() || !info.build_id.is_empty();
+    Ok(loaded.contains("nvidia") && (!is_known || loaded.is(&node.paths, "nvidia", &info)))
 }
 
 /// Is everything there that the driver needs? An image for another kernel, or one whose modules are broken, must not

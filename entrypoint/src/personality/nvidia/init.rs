@@ -65,7 +65,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
 /// whose content is another under that name.
 fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
     let is_same = settings.config_digest.is_some() && settings.config_digest == state::stored_digest(node);
-    Ok(is_same && driver::is_loaded(&Loaded::read(&node.paths)?, loader.index)?)
+    Ok(is_same && driver::is_loaded(node, loader.index)?)
 }
 
 fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
