@@ -31,6 +31,7 @@ fn main() {
         let published = Published {
             digest: Digest::of(build.cell.input_hash.to_string().as_bytes()),
             input_hash: Some(build.cell.input_hash),
+            exposed: None,
             verdict: Some(Verdict::Loads),
             kernel_release: Some(build.cell.target.release.to_string()),
         };
@@ -99,6 +100,8 @@ impl Fleet {
                 resolved: &self.resolved,
                 toolchains: &self.toolchains,
                 headers: &BTreeMap::new(),
+                published: &BTreeMap::new(),
+                trees: &BTreeMap::new(),
                 location: &self.location,
             },
             snapshot: &self.snapshot,

@@ -14,7 +14,7 @@ use crate::{
     image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
-    plan::{ImageContents, Published, ResolvedImage},
+    plan::{ImageContents, Published, ResolvedImage, TreeKey},
 };
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
@@ -30,6 +30,8 @@ pub struct Resolved {
     pub toolchains: BTreeMap<ImageName, Result<String, String>>,
     /// Digests of the header files that users bring.
     pub headers: BTreeMap<KernelTarget, String>,
+    /// Digests of the trees that users bring as needs, or why they are not known.
+    pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
     /// Targets whose headers were asked for.
     pub targets: BTreeSet<KernelTarget>,
     /// Was an outside system out of reach?
@@ -239,6 +241,7 @@ impl Controller {
             Published {
                 digest: manifest.digest,
                 input_hash: facts.input_hash,
+                exposed: facts.exposed_digest,
                 verdict: facts.verdict,
                 kernel_release: facts.kernel_release.map(|release| release.to_string()),
             }

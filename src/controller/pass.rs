@@ -194,6 +194,8 @@ impl Controller {
                 resolved: &resolved.images,
                 toolchains: &resolved.toolchains,
                 headers: &resolved.headers,
+                published: &memory.lookups.published,
+                trees: &resolved.trees,
                 location: &location,
             },
             snapshot: &snapshot,

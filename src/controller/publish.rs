@@ -48,6 +48,7 @@ impl Controller {
             kernel_release: Some(cell.target.release.clone()),
             driver_version: Some(cell.version.clone()),
             payload_digest: None,
+            exposed_digest: None,
             verdict: Some(report.verdict),
             check_summary: Some(summary.clone()),
             recipe: Some(cell.recipe),

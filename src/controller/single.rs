@@ -33,6 +33,8 @@ impl Controller {
             resolved: &resolved.images,
             toolchains: &resolved.toolchains,
             headers: &resolved.headers,
+            published: &std::collections::BTreeMap::new(),
+            trees: &resolved.trees,
             location: &location,
         };
         plan::cell_for(&inputs, &mut Templates::default(), image, target)

@@ -123,6 +123,7 @@ pub(super) fn rendering(
     let mut context = TemplateContext::new("toolchain", (name, "1.0"), &target);
     context.modules.clone_from(&spec.modules);
     context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+    context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
     context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
     context.vars.clone_from(&spec.vars);
     let error = template::render(&spec.template, text, &context).err()?;

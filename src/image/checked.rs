@@ -111,6 +111,12 @@ rules! {
     InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
         |text: &str| stays_inside(text) && one_star_at_the_end(text);
+    /// Absolute, in a payload; the last component may hold one `*`.
+    ExposedPath: r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
+        "an absolute path with no `.`, `..` or empty component, with at most one `*`, in its last component",
+        |text: &str| {
+            text.strip_prefix('/').is_some_and(|inner| stays_inside(inner) && one_star_at_the_end(inner))
+        };
     /// An image that exists.
     Reference: r"^[^\s\x00-\x1f]+$",
         "an image reference with a tag or a digest, as in `registry.example/base:1.0`",

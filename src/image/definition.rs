@@ -6,10 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
+    Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
     checked::{
-        self, Argument, EnvName, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule, TemplateName,
-        VariableName,
+        self, Argument, EnvName, ExposedPath, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule,
+        TemplateName, VariableName,
     },
     tag,
 };
@@ -131,6 +131,19 @@ pub struct DriverImageSpec {
     /// Patches, in order; those whose range holds the kernel arrive as `patches/<number>-<file name>`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PatchSpec>,
+    /// Exposed headers that it is compiled against; each arrives in the build context as `needs/<name>/`, with its
+    /// natural paths below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<Need>,
+    /// What the payload offers to the drivers that are compiled against it: absolute paths, such as
+    /// `/usr/src/ofa_kernel`, whose last component may hold one `*`. Each must be there.
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "checked::many::<ExposedPath, _>"
+    )]
+    #[schemars(inner(regex(pattern = ExposedPath::PATTERN)))]
+    pub exposes: Vec<String>,
     /// The nodes that the image is for.
     #[serde(default)]
     pub nodes: NodeSelector,

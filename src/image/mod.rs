@@ -3,6 +3,7 @@
 pub mod checked;
 mod definition;
 mod input_hash;
+mod need;
 mod reference;
 mod rollout;
 mod source;
@@ -14,6 +15,7 @@ pub use definition::{
     NodeSelector, OnConflict, Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
 pub use input_hash::{InputHash, InputHashError, InputHasher};
+pub use need::Need;
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
 pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};

@@ -34,6 +34,8 @@ pub const PAYLOAD_DIGEST: &str = "farrier.dev/payload-digest";
 pub const CHECK_VERDICT: &str = "farrier.dev/check-verdict";
 /// The check report in a few words: `5 modules: loads`.
 pub const CHECK_SUMMARY: &str = "farrier.dev/check-summary";
+/// Digest over the content of what the payload exposes to drivers that are compiled against it.
+pub const EXPOSED_DIGEST: &str = "farrier.dev/exposed-digest";
 /// Hash over what was built but for the kernel, 64 hexadecimal digits.
 pub const RECIPE: &str = "farrier.dev/recipe";
 /// Digest of the image for another kernel whose payload this is.
@@ -70,6 +72,8 @@ pub struct ImageFacts {
     pub driver_version: Option<String>,
     /// Payload digest.
     pub payload_digest: Option<Digest>,
+    /// Digest over the exposed headers' content; `None` where nothing is exposed.
+    pub exposed_digest: Option<Digest>,
     /// Check verdict.
     pub verdict: Option<Verdict>,
     /// The check report in a few words, for people.
@@ -115,6 +119,7 @@ impl ImageFacts {
             kernel_release: typed(annotations, KERNEL_RELEASE)?,
             driver_version: text(annotations, DRIVER_VERSION)?,
             payload_digest: typed(annotations, PAYLOAD_DIGEST)?,
+            exposed_digest: typed(annotations, EXPOSED_DIGEST)?,
             verdict: typed(annotations, CHECK_VERDICT)?,
             check_summary: text(annotations, CHECK_SUMMARY)?,
             recipe: typed(annotations, RECIPE)?,
@@ -132,6 +137,7 @@ impl ImageFacts {
             kernel_release,
             driver_version,
             payload_digest,
+            exposed_digest,
             verdict,
             check_summary,
             recipe,
@@ -149,6 +155,7 @@ impl ImageFacts {
             (KERNEL_RELEASE, kernel_release.as_ref().map(ToString::to_string)),
             (DRIVER_VERSION, driver_version.clone()),
             (PAYLOAD_DIGEST, payload_digest.as_ref().map(ToString::to_string)),
+            (EXPOSED_DIGEST, exposed_digest.as_ref().map(ToString::to_string)),
             (CHECK_VERDICT, verdict.map(|verdict| verdict.to_string())),
             (CHECK_SUMMARY, check_summary.clone()),
             (RECIPE, recipe.map(|recipe| recipe.to_string())),
@@ -206,6 +213,7 @@ mod tests {
             kernel_release: Some("6.1.192-acme+".parse().unwrap()),
             driver_version: Some("25.10".to_owned()),
             payload_digest: Some(Digest::of(b"payload")),
+            exposed_digest: Some(Digest::of(b"headers")),
             verdict: Some(Verdict::Loads),
             check_summary: Some("1 module: loads".to_owned()),
             recipe: Some("cd".repeat(32).parse().unwrap()),

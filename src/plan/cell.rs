@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, SkipReason, text};
+use super::{AnnouncedBy, Published, SkipReason, text};
 use crate::{
     image::{
-        Definitions, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
+        Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
         PatchSpec, ReferenceError, Repository, RuntimeSpec, SourceSpec, TagInputs, Version, render_tags,
     },
     kernel::{KernelFamily, KernelLabel, KernelTarget, match_family},
@@ -62,8 +62,30 @@ pub struct CellInputs<'a> {
     pub toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
     /// Digests of the header files that users bring, by kernel target; packages need none.
     pub headers: &'a BTreeMap<KernelTarget, String>,
+    /// What registries hold, as far as it was asked: where needed images are found with what they expose.
+    pub published: &'a BTreeMap<ImageReference, Published>,
+    /// Digests of the trees that users bring as needs, or why they are not known.
+    pub trees: &'a BTreeMap<TreeKey, Result<Digest, String>>,
     /// Where images are kept.
     pub location: &'a ImageLocation,
+}
+
+/// Whose need it is, the need's name, and the kernel.
+pub type TreeKey = (ImageName, ImageName, KernelTarget);
+
+/// Exposed headers that a cell is compiled against.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CellNeed {
+    /// Its directory under `needs/`.
+    #[serde(serialize_with = "text::one")]
+    pub name: ImageName,
+    /// Digest over its content, which counts in the input hash.
+    #[serde(serialize_with = "text::one")]
+    pub exposed: Digest,
+    /// The image that exposes it, by digest; `None` for a tree that the user brings.
+    #[serde(serialize_with = "text::optional")]
+    pub image: Option<ImageReference>,
 }
 
 /// A patch that applies to the cell's kernel.
@@ -114,6 +136,9 @@ pub struct Cell {
     /// The patches that apply, in order.
     #[serde(skip)]
     pub patches: Vec<CellPatch>,
+    /// What it is compiled against beside the kernel, in the definition's order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<CellNeed>,
     /// Names of the nodes that call for it; empty for announced kernels.
     pub nodes: Vec<String>,
     /// Who announces its kernel.
@@ -140,7 +165,15 @@ pub fn cell_for(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<Cell, SkipReason> {
-    let CellInputs { definitions, resolved, toolchains, headers: header_files, location } = inputs;
+    let CellInputs {
+        definitions,
+        resolved,
+        toolchains,
+        headers: header_files,
+        published: _,
+        trees: _,
+        location,
+    } = inputs;
     let name = &image.metadata.name;
     let spec = &image.spec;
     if let Some(range) = &spec.kernels
@@ -188,6 +221,7 @@ pub fn cell_for(
         dockerfile,
         base_name,
         patches,
+        needs: Vec::new(),
         nodes: Vec::new(),
         announced_by: Vec::new(),
     })
@@ -225,6 +259,7 @@ fn dockerfile(
         TemplateContext::new(base_name, (image.metadata.name.as_str(), &resolved.version), target);
     context.modules.clone_from(&spec.modules);
     context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+    context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
     context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
     context.vars.clone_from(&spec.vars);
     templates
@@ -327,6 +362,8 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         vars: _,
         sources,
         patches: _,
+        needs: _,
+        exposes,
         nodes: _,
         kernels: _,
         modules,
@@ -344,6 +381,10 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         .add("output", canonical("output", output)?)
         .add("entrypoint", canonical("runtime.entrypoint", entrypoint)?)
         .add("env", canonical("runtime.env", env)?);
+    // Absent lists add nothing, so that images without them keep their hash.
+    if !exposes.is_empty() {
+        hasher.add("exposes", canonical("exposes", exposes)?);
+    }
     for SourceSpec { name, from: _, unpack, subdir } in sources {
         let identity = resolved
             .sources

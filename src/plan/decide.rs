@@ -27,6 +27,8 @@ pub struct Published {
     pub digest: Digest,
     /// Its input hash; `None` for images that are not farrier's.
     pub input_hash: Option<InputHash>,
+    /// Digest over what it exposes to drivers that are compiled against it.
+    pub exposed: Option<Digest>,
     /// Its check report's verdict.
     pub verdict: Option<Verdict>,
     /// The kernel release that it says it is for.

@@ -6,7 +6,7 @@ use super::{
     Announcements, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
     ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts,
     OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Plan, PlanInputs, PodCount, PodFacts, Published,
-    ResolvedImage, ResourceChange, ResourceFacts, TrackedKernel, UpdateStrategy, matrix, plan,
+    ResolvedImage, ResourceChange, ResourceFacts, TrackedKernel, TreeKey, UpdateStrategy, matrix, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, OperatorResource, UnknownPolicy},
@@ -24,6 +24,7 @@ pub(super) struct World {
     pub(super) resolved: BTreeMap<ImageName, Result<ResolvedImage, String>>,
     pub(super) toolchains: BTreeMap<ImageName, Result<String, String>>,
     pub(super) headers: BTreeMap<KernelTarget, String>,
+    pub(super) trees: BTreeMap<TreeKey, Result<Digest, String>>,
     pub(super) location: ImageLocation,
     pub(super) snapshot: ClusterSnapshot,
     pub(super) tracked: BTreeSet<TrackedKernel>,
@@ -47,6 +48,7 @@ impl World {
             resolved: [(name("mft"), Ok(resolved()))].into(),
             toolchains: [(name("debian-12"), Ok("toolchain-1".to_owned()))].into(),
             headers: BTreeMap::new(),
+            trees: BTreeMap::new(),
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
             snapshot: ClusterSnapshot {
                 nodes,
@@ -66,6 +68,8 @@ impl World {
             resolved: &self.resolved,
             toolchains: &self.toolchains,
             headers: &self.headers,
+            published: &self.observed.published,
+            trees: &self.trees,
             location: &self.location,
         }
     }
@@ -116,6 +120,7 @@ impl World {
             let published = Published {
                 digest: Digest::of(cell.input_hash.to_string().as_bytes()),
                 input_hash: Some(cell.input_hash),
+                exposed: None,
                 verdict: Some(verdict),
                 kernel_release: Some(cell.target.release.to_string()),
             };

@@ -34,6 +34,8 @@ pub struct MatrixInputs<'a> {
 pub struct Matrix {
     /// What can be built, by image, then target.
     pub cells: Vec<Arc<Cell>>,
+    /// What is called for and will be built when others are published.
+    pub waiting: Vec<Waiting>,
     /// What is called for and cannot be built.
     pub skipped: Vec<Skipped>,
     /// Nodes whose kernel target is not known.
@@ -55,6 +57,26 @@ pub struct Skipped {
     /// Why.
     #[serde(serialize_with = "text::explained")]
     pub why: SkipReason,
+    /// How many nodes call for it.
+    pub nodes: usize,
+    /// Who announces the kernel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub announced_by: Vec<AnnouncedBy>,
+}
+
+/// An image that is compiled against others which are not published yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Waiting {
+    /// The image.
+    #[serde(serialize_with = "text::one")]
+    pub image: ImageName,
+    /// The kernel target.
+    #[serde(serialize_with = "text::target")]
+    pub target: KernelTarget,
+    /// Those that it waits for.
+    #[serde(serialize_with = "text::many")]
+    pub needs: Vec<ImageName>,
     /// How many nodes call for it.
     pub nodes: usize,
     /// Who announces the kernel.

@@ -34,14 +34,16 @@ pub use announced::{
     AnnouncedBy, AnnouncementReason, Announcements, NEXT_KERNEL_ANNOTATION, Platform, TrackedKernel, Unheard,
     called_for, newest,
 };
-pub use cell::{BUILD_FORMAT, Cell, CellInputs, CellPatch, ImageLocation, ResolvedImage, cell_for};
+pub use cell::{
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, TreeKey, cell_for,
+};
 pub use deadline::next_deadline;
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
     Published, UnknownState, UpToDate, plan,
 };
 pub use interest::{Interest, UPGRADE_STATE_LABELS};
-pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, matrix};
+pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, Waiting, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
 pub use reasons::{BuildReason, HoldReason, SkipReason};

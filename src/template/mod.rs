@@ -27,6 +27,9 @@ pub struct TemplateContext {
     pub modules: Vec<String>,
     /// `{{#each sources}}`: names; each is in the context as `sources/<name>/`.
     pub sources: Vec<String>,
+    /// `{{#each needs}}`: names; the exposed headers of each are in the context as `needs/<name>/`, at their natural
+    /// paths.
+    pub needs: Vec<String>,
     /// `{{#each patches}}`: file names below `patches/`, in order.
     pub patches: Vec<String>,
     /// `{{vars.<name>}}`.
@@ -69,6 +72,7 @@ impl TemplateContext {
             image: map(&[("name", image.0.to_owned()), ("version", image.1.to_owned())]),
             modules: Vec::new(),
             sources: Vec::new(),
+            needs: Vec::new(),
             patches: Vec::new(),
             vars: BTreeMap::new(),
         }
@@ -76,9 +80,9 @@ impl TemplateContext {
 
     /// A line break in a value would start a new instruction of the Dockerfile.
     fn value_with_line_break(&self) -> Option<&str> {
-        let Self { toolchain, kernel, os, arch, image, modules, sources, patches, vars } = self;
+        let Self { toolchain, kernel, os, arch, image, modules, sources, needs, patches, vars } = self;
         let maps = [kernel, os, image, vars].into_iter().flat_map(BTreeMap::values);
-        let lists = [modules, sources, patches].into_iter().flatten();
+        let lists = [modules, sources, needs, patches].into_iter().flatten();
         maps.chain(lists)
             .chain([toolchain, arch])
             .map(String::as_str)

@@ -246,7 +246,7 @@ pub(super) fn passes(
 ) -> Result<(), HoldReason> {
     let spec = inputs.definitions.images.get(name).map(|image| &image.spec);
     let unknown = spec.map(|spec| spec.check.unknown).unwrap_or_default();
-    let Published { digest: _, input_hash: _, verdict, kernel_release } = published;
+    let Published { digest: _, input_hash: _, exposed: _, verdict, kernel_release } = published;
     if kernel_release.as_deref() != Some(kernel.release.as_str()) {
         return Err(HoldReason::OtherKernel { image: image.clone(), found: kernel_release.clone() });
     }

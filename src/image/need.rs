@@ -1,0 +1,118 @@
+//! Pure: what a driver image is compiled against beside the kernel.
+
+use std::{fmt, path::PathBuf};
+
+use schemars::JsonSchema;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer},
+};
+
+use super::{
+    ImageName,
+    checked::{self, HeadersPath, Rule},
+};
+
+/// Exposed headers that an image is compiled against: those of another driver image for the same kernel, or a tree
+/// that the user brings, such as one collected from a host that has its own driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+#[schemars(deny_unknown_fields)]
+pub enum Need {
+    /// What the driver image of this name exposes.
+    Image(ImageName),
+    /// A tree that is there already.
+    Tree {
+        /// Its directory under `needs/` in the build context.
+        name: ImageName,
+        /// A directory or archive that holds the tree at its natural paths (`usr/src/ofa_kernel/...`), relative to the
+        /// definitions directory; `{{release}}` stands for the kernel release.
+        #[schemars(regex(pattern = HeadersPath::PATTERN))]
+        tree: PathBuf,
+    },
+}
+
+impl Need {
+    /// Its directory under `needs/` in the build context.
+    pub fn name(&self) -> &ImageName {
+        match self {
+            Self::Image(name) | Self::Tree { name, tree: _ } => name,
+        }
+    }
+
+    /// The driver image that is needed, unless a tree stands for it.
+    pub fn image(&self) -> Option<&ImageName> {
+        match self {
+            Self::Image(name) => Some(name),
+            Self::Tree { .. } => None,
+        }
+    }
+}
+
+/// By hand, because serde's untagged enums lose both the place and the reason of an error.
+impl<'de> Deserialize<'de> for Need {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Tree {
+            name: ImageName,
+            #[serde(deserialize_with = "checked::path::<HeadersPath, _>")]
+            tree: PathBuf,
+        }
+
+        struct Form;
+
+        impl<'de> Visitor<'de> for Form {
+            type Value = Need;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("the name of a driver image, or `{name: NAME, tree: PATH}`")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Need, E> {
+                ImageName::deserialize(text.into_deserializer()).map(Need::Image)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Need, A::Error> {
+                let Tree { name, tree } = Tree::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Need::Tree { name, tree })
+            }
+        }
+
+        deserializer.deserialize_any(Form)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(value: serde_json::Value) -> Result<Need, String> {
+        serde_json::from_value(value).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_image_or_a_tree() {
+        let image = read(serde_json::json!("mofed")).unwrap();
+        assert_eq!(image.image(), Some(image.name()));
+        let tree =
+            read(serde_json::json!({"name": "mofed", "tree": "trees/ofa-{{release}}.tar.gz"})).unwrap();
+        assert_eq!((tree.name(), tree.image()), (image.name(), None));
+        for need in [image, tree] {
+            assert_eq!(read(serde_json::to_value(&need).unwrap()), Ok(need));
+        }
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_its_reason() {
+        let wrong = [
+            serde_json::json!("Mofed"),
+            serde_json::json!({"name": "mofed"}),
+            serde_json::json!({"name": "mofed", "tree": "{{kernel}}"}),
+            serde_json::json!({"name": "mofed", "tree": "/srv", "path": "/srv"}),
+            serde_json::json!(1),
+        ];
+        let told: Vec<String> = wrong.map(|value| read(value).unwrap_err()).into();
+        insta::assert_snapshot!(told.join("\n"));
+    }
+}
