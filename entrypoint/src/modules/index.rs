@@ -59,7 +59,7 @@ impl Index {
         let mut index = Self { release: release.to_owned(), ..Self::default() };
         for (origin, directory) in trees {
             index.places.push(directory.clone());
-            for file in tree(directory)? {
+            for file in tree(directory, *origin)? {
                 if let Some((name, file)) = ModuleFile::of(&file) {
                     index.files.entry(name).or_insert((file, *origin));
                 }
@@ -117,20 +117,22 @@ impl Index {
 }
 
 /// The files of a tree, those that win first. `modules.dep` has settled that already, and saves reading thousands
-/// of directory entries; it is not followed where it names what is not there.
-fn tree(directory: &Path) -> Result<Vec<PathBuf>, ModuleError> {
+/// of directory entries; it is not followed where it names what is not there. In an image it may be that of the
+/// topmost layer alone: the others' files come after those that it lists.
+fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, ModuleError> {
+    let mut files = Vec::new();
     if let Some(list) = text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
         // A path in it is below the tree, unless somebody built it in a strange way.
-        let files: Vec<PathBuf> =
-            names.map(|name| directory.join(name)).filter(|file| file.is_file()).collect();
-        if !files.is_empty() {
+        files.extend(names.map(|name| directory.join(name)).filter(|file| file.is_file()));
+        if origin == Origin::Host && !files.is_empty() {
             return Ok(files);
         }
     }
-    let mut files = Vec::new();
-    walk(directory, &mut files)?;
-    files.sort_by_cached_key(|file| (rank(directory, file), file.clone()));
+    let mut found = Vec::new();
+    walk(directory, &mut found)?;
+    found.sort_by_cached_key(|file| (rank(directory, file), file.clone()));
+    files.append(&mut found);
     Ok(files)
 }
 
@@ -221,5 +223,17 @@ mod tests {
         let Some(Found::File { file, .. }) = index.find("a") else { panic!() };
         assert!(file.path.ends_with("kernel/a.ko"));
         assert_eq!(index.find("gone"), None);
+    }
+    /// A layer that is put on another image brings the list of its own modules alone.
+    #[test]
+    fn an_image_of_several_layers_has_the_modules_of_all() {
+        let bench = Bench::new();
+        let tree = format!("/lib/modules/{RELEASE}");
+        for place in ["extra/nvidia.ko", "extra/nvidia-peermem.ko"] {
+            bench.module(&format!("{tree}/{place}"), "", "x");
+        }
+        bench.file(&format!("{tree}/modules.dep"), "extra/nvidia-peermem.ko:\n");
+        let index = Index::of_node(&bench.node()).unwrap();
+        assert!(index.of_image("nvidia").is_some() && index.of_image("nvidia_peermem").is_some());
     }
 }
