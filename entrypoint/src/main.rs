@@ -1,25 +1,76 @@
-//! `driver-entrypoint`: what runs inside farrier's driver containers. The first argument is what it is:
-//! `boot-check`, the init process of a virtual machine in which farrier loads modules. No shell, no network.
+//! `driver-entrypoint`: what runs inside farrier's driver containers. The first argument is what it is: a driver's
+//! personality, or `boot-check`, the init process of a virtual machine in which farrier loads modules. No shell, no
+//! network.
 #![forbid(unsafe_code)]
 
 mod boot_check;
+mod fault;
+mod files;
+mod isolated;
+mod kernel;
 mod kmsg;
+mod lock;
+mod log;
 mod modules;
+mod mounts;
+mod node;
+mod paths;
+mod personality;
+mod signals;
+#[cfg(test)]
+mod testing;
 
-use std::{env, process::ExitCode};
+use std::{env, path::Path, process::ExitCode};
+
+use personality::{generic, mofed, nv_peer_mem, nvidia};
+
+/// The personality that is also called by this name.
+const NVIDIA_DRIVER: &str = "nvidia-driver";
+
+const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
+       driver-entrypoint nvidia-driver COMMAND [OPTION...]
+       driver-entrypoint nv-peer-mem [--ready-file PATH]
+       driver-entrypoint generic [--keep] MODULE...
+       driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<String> = env::args().collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match arguments[..] {
-        ["boot-check"] => boot_check::main(),
-        [modules::LOAD, path, parameters] => modules::load_and_exit(path, parameters),
-        [modules::UNLOAD, name] => modules::unload_and_exit(name),
-        _ => {
-            complain("usage: driver-entrypoint boot-check");
-            ExitCode::from(2)
-        }
+    let (called, arguments) = arguments.split_first().unwrap_or((&"", &[]));
+    // The operators' manifests call it so: the image has a link of that name.
+    if Path::new(called).file_name().is_some_and(|name| name == NVIDIA_DRIVER) {
+        return nvidia_driver(arguments);
     }
+    match *arguments {
+        ["boot-check"] => boot_check::main(),
+        [isolated::LOAD, path, parameters] => isolated::load_and_exit(path, parameters),
+        [isolated::UNLOAD, name] => isolated::unload_and_exit(name),
+        ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, |name| env::var(name).ok()) {
+            Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
+            Err(message) => misused(&message),
+        },
+        ["generic", ref rest @ ..] => match generic::Options::parse(rest) {
+            Some(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
+            None => misused(USAGE),
+        },
+        [NVIDIA_DRIVER, ref rest @ ..] => nvidia_driver(rest),
+        ["nv-peer-mem", ref rest @ ..] => {
+            match nv_peer_mem::Options::parse(rest, |name| env::var(name).ok()) {
+                Some(options) => personality::run(|node, signals| nv_peer_mem::run(node, &options, signals)),
+                None => misused(nv_peer_mem::USAGE),
+            }
+        }
+        _ => misused(USAGE),
+    }
+}
+
+fn nvidia_driver(arguments: &[&str]) -> ExitCode {
+    nvidia::main(arguments, |name| env::var(name).ok()).unwrap_or_else(|message| misused(&message))
+}
+
+fn misused(message: &str) -> ExitCode {
+    complain(message);
+    ExitCode::from(2)
 }
 
 /// Writes a line for people: to the container's log, or to the virtual machine's console.

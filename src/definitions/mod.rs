@@ -180,4 +180,6 @@ fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionE
 }
 
 #[cfg(test)]
+mod shipped_tests;
+#[cfg(test)]
 mod tests;

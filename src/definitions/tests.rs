@@ -350,8 +350,8 @@ fn a_template_is_tried_with_the_variables_of_its_image() {
     1 mistake in the definitions
     "#);
     insta::assert_snapshot!(image_mistakes(&[("directory: ., ", "")]), @r#"
-    error: templates/kbuild.Dockerfile.hbs:18:1: there is no variable vars.directory for driver image "mstflint"
-      18 |     directory="$(realpath "/build/{{vars.directory}}")"; \
+    error: templates/kbuild.Dockerfile.hbs:21:1: there is no variable vars.directory for driver image "mstflint"
+      21 |     directory="$(realpath "/build/{{vars.directory}}")"; \
          | ^
     1 mistake in the definitions
     "#);

@@ -1,0 +1,241 @@
+//! Loads modules with what they need, in order.
+
+use std::collections::BTreeSet;
+
+use rustix::io::Errno;
+
+use super::{
+    error::ModuleError,
+    file::ModuleFile,
+    index::{Found, Index, Origin},
+    kernel_name,
+    loaded::Loaded,
+    parameters::Parameters,
+};
+use crate::node::Node;
+
+/// What there is to load from, and with.
+pub(crate) struct Loader<'a> {
+    pub(crate) node: &'a Node<'a>,
+    pub(crate) index: &'a Index,
+    pub(crate) parameters: &'a Parameters,
+}
+
+/// A module that is to be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    pub(crate) name: String,
+    pub(crate) file: ModuleFile,
+    pub(crate) origin: Origin,
+    /// A soft dependency: what does not come in is only said.
+    pub(crate) optional: bool,
+}
+
+impl Loader<'_> {
+    /// Loads a module with what it needs. Returns the names of those that were not loaded before, in order.
+    pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, ModuleError> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let mut done = Vec::new();
+        for step in self.plan(name, &loaded)? {
+            match self.insert(&step) {
+                Ok(true) => done.push(step.name),
+                Ok(false) => {}
+                Err(error) if step.optional => {
+                    self.node.log.warn(format!("go on without {}: {error}", step.name));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Loads what a module needs of a tree, and not the module itself, as if only `loaded` were loaded.
+    pub(crate) fn load_needs(
+        &self,
+        name: &str,
+        from: Origin,
+        loaded: &Loaded,
+    ) -> Result<Vec<String>, ModuleError> {
+        let mut done = Vec::new();
+        let name = kernel_name(name);
+        for step in self.plan(&name, loaded)? {
+            // What stands upon a module of another tree waits for its turn.
+            let needs = step.file.info()?.depends;
+            let ready = needs.iter().all(|need| self.index.origin(need).is_none_or(|origin| origin == from));
+            if step.origin == from && step.name != name && ready && self.insert(&step)? {
+                done.push(step.name);
+            }
+        }
+        Ok(done)
+    }
+
+    /// What has to be loaded for a module, in order: nothing when it is loaded or built in.
+    pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, ModuleError> {
+        let mut walk =
+            Walk { loader: self, loaded, path: Vec::new(), done: BTreeSet::new(), steps: Vec::new() };
+        walk.visit(&kernel_name(name), None, false)?;
+        Ok(walk.steps)
+    }
+
+    /// Was it loaded by this? `EEXIST`: somebody was faster, which is as good.
+    fn insert(&self, step: &Step) -> Result<bool, ModuleError> {
+        let Step { name, file, origin, optional: _ } = step;
+        let parameters = self.parameters.of(name);
+        let (path, from) =
+            (self.node.paths.name(&file.path), if *origin == Origin::Host { " of the host" } else { "" });
+        match self.node.kernel.load(file, &parameters) {
+            Ok(()) => {
+                let with =
+                    if parameters.is_empty() { String::new() } else { format!(" with \"{parameters}\"") };
+                self.node.log.step(format!("loaded module {name}{from} ({path}){with}"));
+                Ok(true)
+            }
+            Err(refusal) if refusal.errno == Errno::EXIST => Ok(false),
+            Err(refusal) => Err(ModuleError::Refused { name: name.clone(), path, parameters, refusal }),
+        }
+    }
+}
+
+struct Walk<'a> {
+    loader: &'a Loader<'a>,
+    loaded: &'a Loaded,
+    path: Vec<String>,
+    done: BTreeSet<String>,
+    steps: Vec<Step>,
+}
+
+impl Walk<'_> {
+    fn visit(&mut self, name: &str, needed_by: Option<&str>, optional: bool) -> Result<(), ModuleError> {
+        if self.loaded.contains(name) || self.done.contains(name) {
+            return Ok(());
+        }
+        if self.path.iter().any(|other| other == name) {
+            // Soft dependencies may run in circles; modprobe takes them as they come.
+            if optional {
+                return Ok(());
+            }
+            let names = self.path.iter().cloned().chain([name.to_owned()]).collect();
+            return Err(ModuleError::Cycle { names });
+        }
+        let (file, origin) = match self.loader.index.find(name) {
+            Some(Found::File { file, origin }) => (file, origin),
+            Some(Found::BuiltIn) => return Ok(()),
+            // Soft dependencies are often aliases, or parts of the kernel.
+            None if optional => return Ok(()),
+            None => return self.loader.index.require(name, needed_by).map(|_| ()),
+        };
+        let info = file.info()?;
+        let more = self.loader.parameters.soft_dependencies(name);
+        self.path.push(name.to_owned());
+        for need in info.soft.before.iter().chain(&more.before) {
+            self.visit(need, Some(name), true)?;
+        }
+        for need in &info.depends {
+            self.visit(need, Some(name), optional)?;
+        }
+        self.path.pop();
+        self.done.insert(name.to_owned());
+        self.steps.push(Step { name: name.to_owned(), file, origin, optional });
+        for after in info.soft.after.iter().chain(&more.after) {
+            self.visit(after, Some(name), true)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, RELEASE, elf_module};
+
+    fn load(bench: &Bench, name: &str) -> Result<Vec<String>, ModuleError> {
+        let node = bench.node();
+        let index = Index::of_node(&node)?;
+        Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) }.load(name)
+    }
+
+    #[test]
+    fn what_a_module_needs_comes_first_with_its_parameters() {
+        let bench = Bench::new();
+        bench.host_module("i2c_core", "");
+        bench.image_module("nvidia", "i2c_core");
+        bench.image_module("nvidia-uvm", "nvidia");
+        bench.file(
+            "/etc/modprobe.d/nvidia.conf",
+            "options nvidia NVreg_A=1 \\\n NVreg_B=2\nblacklist nouveau\n",
+        );
+        bench.file("/drivers/nvidia-uvm.conf", "# of the user\nuvm_x=1\nuvm_y=2\n");
+        bench.file("/proc/cmdline", "quiet nvidia.NVreg_A=3 nvidia-uvm.uvm_x=0\n");
+        assert_eq!(load(&bench, "nvidia-uvm").unwrap(), ["i2c_core", "nvidia", "nvidia_uvm"]);
+        assert_eq!(
+            bench.calls(),
+            [
+                "load i2c_core of the host",
+                "load nvidia of the image NVreg_A=1 NVreg_B=2 NVreg_A=3",
+                "load nvidia_uvm of the image uvm_x=0 uvm_x=1 uvm_y=2",
+            ]
+        );
+        assert_eq!(load(&bench, "nvidia_uvm").unwrap(), Vec::<String>::new(), "they are there already");
+    }
+
+    #[test]
+    fn soft_dependencies_come_before_and_after_and_may_fail() {
+        let bench = Bench::new();
+        let tree = format!("/lib/modules/{RELEASE}");
+        let module = elf_module("softdep=pre: early absent post: late m\0");
+        bench.image_module("early", "");
+        bench.image_module("late", "m");
+        bench.image_module("more", "");
+        std::fs::write(bench.at(&format!("{tree}/m.ko")), module).unwrap();
+        bench.file("/etc/modprobe.d/x.conf", "softdep m pre: more\n");
+        bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
+        assert_eq!(load(&bench, "m").unwrap(), ["more", "m", "late"]);
+        assert!(bench.log().contains("WARN  go on without early: load early from"), "{}", bench.log());
+    }
+
+    #[test]
+    fn what_is_built_in_is_there() {
+        let bench = Bench::new();
+        bench.image_module("m", "libcrc32c");
+        bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/libcrc32c.ko\n");
+        bench.kernel.refuses.borrow_mut().insert("m".into(), Errno::NODEV);
+        assert_eq!(
+            load(&bench, "m").unwrap_err().to_string().split_once(".ko: ").unwrap().1,
+            "there is no such hardware, or it does not answer (No such device (os error 19))\n    kernel: m: no"
+        );
+    }
+
+    #[test]
+    fn modules_that_need_each_other_are_named() {
+        let bench = Bench::new();
+        bench.image_module("a", "b");
+        bench.image_module("b", "c");
+        bench.image_module("c", "a");
+        assert_eq!(load(&bench, "a").unwrap_err().to_string(), "modules need each other: a -> b -> c -> a");
+        bench.image_module("d", "gone");
+        let error = load(&bench, "d").unwrap_err().to_string();
+        assert!(
+            error.starts_with("module gone, which d needs, is not there for kernel 6.1.0-56-amd64"),
+            "{error}"
+        );
+    }
+
+    /// Any graph without circles: each module is loaded once, after all that it needs.
+    #[test]
+    fn any_graph_is_loaded_in_order() {
+        proptest::proptest!(|(edges in proptest::collection::vec((0usize..12, 0usize..12), 0..30))| {
+            let bench = Bench::new();
+            for module in 0..12 {
+                let needs = edges.iter().filter(|(from, to)| *from == module && to < from);
+                let mut needs: Vec<String> = needs.map(|(_, to)| format!("m{to}")).collect();
+                needs.dedup();
+                bench.image_module(&format!("m{module}"), &needs.join(","));
+            }
+            // The kernel of the bench refuses what comes too early.
+            let done = load(&bench, "m11").unwrap();
+            let once: std::collections::BTreeSet<&String> = done.iter().collect();
+            proptest::prop_assert_eq!(once.len(), done.len());
+            proptest::prop_assert_eq!(done.last().map(String::as_str), Some("m11"));
+        });
+    }
+}

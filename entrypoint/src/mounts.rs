@@ -1,0 +1,162 @@
+//! Adapter: exposes directories of the container to the host and to other containers, by bind mounts below a
+//! volume that the manifest mounts with `mountPropagation: Bidirectional`.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::MountPropagationFlags;
+
+use crate::{fault::Fault, node::Node};
+
+/// Mounts on top of each other that are undone at most: more is no container that died but a loop.
+const MAX_DEPTH: usize = 64;
+
+/// A line of `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Mount {
+    id: u64,
+    parent: u64,
+    point: PathBuf,
+    shared: bool,
+}
+
+/// Binds a directory, with all that is mounted below it, onto a place. What a container that was killed left there
+/// goes first: it is of another image.
+pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Fault> {
+    conceal(node, to)?;
+    let (source, target) = (node.paths.at(from), node.paths.at(to));
+    fs::create_dir_all(&target).map_err(Fault::on(node, "create", &target))?;
+    if from == "/" {
+        leave_out_sysfs(node)?;
+    }
+    let bound = node.kernel.bind(&source, &target);
+    bound.map_err(|errno| Fault::between(node, "bind-mount", &source, &target)(errno.into()))?;
+    node.log.step(format!("exposed {from} at {to}"));
+    if !mounts(node)?
+        .iter()
+        .rev()
+        .find(|mount| mount.point == Path::new(to))
+        .is_some_and(|mount| mount.shared)
+    {
+        node.log.warn(format!(
+            "{to} is not shared: neither the host nor other pods see it. Give its volume mountPropagation: Bidirectional"
+        ));
+    }
+    Ok(())
+}
+
+/// Undoes [`expose`], as often as it was done. A place that the container runtime itself mounted is left alone.
+pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Fault> {
+    let target = node.paths.at(to);
+    for _ in 0..MAX_DEPTH {
+        let mounts = mounts(node)?;
+        let Some(top) = mounts.iter().rev().find(|mount| mount.point == Path::new(to)) else { break };
+        let parent = mounts.iter().find(|mount| mount.id == top.parent);
+        // Volumes are mounted on the container's root.
+        if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume(to) {
+            break;
+        }
+        node.kernel.unmount(&target).map_err(|errno| Fault::on(node, "unmount", &target)(errno.into()))?;
+        node.log.step(format!("unmounted {to}"));
+    }
+    Ok(())
+}
+
+/// Only these are both a volume and a place to expose the root at (first generation of the operators).
+fn is_volume(place: &str) -> bool {
+    matches!(place, "/run/mellanox/drivers" | "/run/nvidia/driver" | "/run/nvidia/drivers")
+}
+
+/// What is mounted below `/sys` must not come along with the root: it would keep the container's cgroups alive. The
+/// known order: all of it unbindable, then `/sys` itself private again, which lets that one be bound.
+fn leave_out_sysfs(node: &Node<'_>) -> Result<(), Fault> {
+    let sys = node.paths.at("/sys");
+    let change = |flags| {
+        let changed = node.kernel.propagation(&sys, flags);
+        changed.map_err(|errno| Fault::on(node, "change the propagation of", &sys)(errno.into()))
+    };
+    change(MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
+    change(MountPropagationFlags::PRIVATE)
+}
+
+fn mounts(node: &Node<'_>) -> Result<Vec<Mount>, Fault> {
+    let path = node.paths.at("/proc/self/mountinfo");
+    let text = fs::read(&path).map_err(Fault::on(node, "read", &path))?;
+    Ok(String::from_utf8_lossy(&text).lines().filter_map(mount).collect())
+}
+
+/// `id parent major:minor root point options [shared:N ...] - type source options`
+fn mount(line: &str) -> Option<Mount> {
+    let mut fields = line.split(' ');
+    let (id, parent) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let point = PathBuf::from(unescape(fields.nth(2)?));
+    let shared = fields.skip(1).take_while(|field| *field != "-").any(|field| field.starts_with("shared:"));
+    Some(Mount { id, parent, point, shared })
+}
+
+/// The kernel writes space, tab, newline and backslash as three octal digits.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut path = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.get(..3).and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(byte) => {
+                path.push(char::from(byte));
+                path.push_str(part.get(3..).unwrap_or_default());
+            }
+            None => path.extend(["\\", part]),
+        }
+    }
+    path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn lines_of_mountinfo_are_understood() {
+        let line =
+            r"36 35 98:0 /mnt1 /run/a\040b rw,noatime shared:7 master:1 - ext3 /dev/root rw,errors=continue";
+        let expected = Mount { id: 36, parent: 35, point: "/run/a b".into(), shared: true };
+        assert_eq!(mount(line), Some(expected));
+        let private = "36 35 98:0 / /x rw - tmpfs shared:9 rw";
+        assert_eq!(mount(private).map(|mount| mount.shared), Some(false));
+        assert_eq!(mount("36"), None);
+        assert_eq!(unescape(r"a\134b\x"), r"a\b\x");
+    }
+
+    #[test]
+    fn exposing_again_leaves_one_mount_and_concealing_none() {
+        let bench = Bench::new();
+        let node = bench.node();
+        let to = "/run/mellanox/drivers/usr/src";
+        let count = || mounts(&node).unwrap().iter().filter(|mount| mount.point == Path::new(to)).count();
+        for _ in 0..3 {
+            expose(&node, "/usr/src", to).unwrap();
+            assert_eq!(count(), 1);
+        }
+        conceal(&node, to).unwrap();
+        conceal(&node, to).unwrap();
+        assert_eq!(count(), 0);
+    }
+
+    #[test]
+    fn the_volume_itself_stays() {
+        let bench = Bench::new();
+        conceal(&bench.node(), "/run/mellanox/drivers").unwrap();
+        assert_eq!(bench.calls(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_volume_that_nobody_else_sees_is_said() {
+        let bench = Bench::new();
+        bench.file("/proc/self/mountinfo", "1 0 0:1 / / rw - overlay overlay rw\n");
+        bench.kernel.private_mounts.set(true);
+        expose(&bench.node(), "/usr/src", "/run/x").unwrap();
+        assert!(bench.log().contains("WARN  /run/x is not shared: neither the host nor other pods see it."));
+    }
+}
