@@ -101,6 +101,7 @@ impl Controller {
         ]);
         let image = oci::assemble(&Assembly {
             base: None,
+            entrypoint_layer: None,
             layers: std::slice::from_ref(&layer),
             entrypoint: &[],
             env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),

@@ -10,7 +10,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
+    BootCheck, BootChecker, Built, Controller, LazyEngine, LazyEntrypoint, Reporter, Stage, TargetError,
     build::{BuildOptions, Made, Origins, Payload},
 };
 use crate::{
@@ -129,6 +129,7 @@ impl Bench {
             credentials: CredentialFile::new(None),
             location,
             engine: LazyEngine::new(EngineChoice::Docker, env),
+            entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
             fence: None,

@@ -1,12 +1,14 @@
 //! Adapter: the tree that a build leaves: its modules, and the layers that the image takes from it.
 
 mod archive_image;
+mod entrypoint;
 mod image_tree;
 mod layer;
 mod modules;
 mod reuse;
 
 pub use archive_image::{ArchiveImage, ImportError, extract_modules, import_docker_archive};
+pub use entrypoint::{Entrypoint, EntrypointError};
 pub use image_tree::{ImageLayers, ImageTree, unpack_image};
 pub use layer::{LayerFileError, PayloadLayer, is_usr_merged, write_payload_layer};
 pub use modules::{PayloadError, is_module_file, open_module, read_module, read_modules};

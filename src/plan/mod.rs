@@ -35,7 +35,8 @@ pub use announced::{
     called_for, newest,
 };
 pub use cell::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, TreeKey, cell_for,
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, EntrypointBinary, ImageLocation, ResolvedImage,
+    TreeKey, cell_for,
 };
 pub use deadline::next_deadline;
 pub use decide::{
