@@ -177,7 +177,12 @@ impl Controller {
         let base_identity = match &spec.runtime.base {
             None => None,
             // The specification alone: the architecture is hashed with the target.
-            Some(RuntimeBase::Bootstrap(base)) => Some(bootstrap_key(base, Architecture::Amd64)),
+            Some(RuntimeBase::Bootstrap(base)) => {
+                Some(bootstrap_key(&base.for_version(&version), Architecture::Amd64))
+            }
+            Some(RuntimeBase::Minimal(base)) => Some(
+                with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_identity(base)).await?,
+            ),
             Some(RuntimeBase::Image(reference)) => Some(self.resolve_reference(reference).await?.to_string()),
         };
         let entrypoint = if spec.holds_entrypoint() {

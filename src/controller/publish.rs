@@ -63,7 +63,7 @@ impl Controller {
         } else {
             let base = match &runtime.base {
                 None => None,
-                Some(spec) => Some(self.runtime_base(spec, cell.target.arch).await?),
+                Some(spec) => Some(self.runtime_base(spec, &cell.version, cell.target.arch).await?),
             };
             let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
             let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
+    MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
     checked::{
         self, Argument, EnvName, ExposedPath, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule,
         TemplateName, VariableName,
@@ -297,8 +297,11 @@ pub struct RuntimeSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum RuntimeBase {
-    /// Made with mmdebstrap from packages.
+    /// Made with mmdebstrap from packages. In a version that `include` names, `{{version}}` stands for the driver's:
+    /// `nvidia-smi={{version}}-*`.
     Bootstrap(crate::kernel::BootstrapSpec),
+    /// One static busybox.
+    Minimal(MinimalSpec),
     /// A reference to an image that exists, with its tag or digest.
     Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
 }
