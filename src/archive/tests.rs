@@ -340,7 +340,7 @@ fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_i
     // In the header itself.
     assert_eq!(said(&whole[..5000]), "archive is damaged or truncated");
     let mut damaged = whole.clone();
-    damaged[header + 100_000] ^= 1;
+    damaged[header + 3000] ^= 1;
     let text = said(&damaged);
     assert!(text.starts_with("archive is damaged or truncated: its CRC is "), "{text}");
     let bzip2 = [&whole[..header], b"BZh91AY"].concat();

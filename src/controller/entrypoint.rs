@@ -42,3 +42,59 @@ impl LazyEntrypoint {
         Ok(layer.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::{
+        controller::testing::{Bench, K9, K10, module},
+        oci::{Descriptor, ImageManifest},
+        payload::elf_program,
+    };
+
+    async fn layers(bench: &Bench, release: &str) -> Vec<Descriptor> {
+        let reference = bench.cell(release).await.reference;
+        let registry = &bench.controller.registry;
+        let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
+        ImageManifest::parse(&stored.bytes).unwrap().layers
+    }
+
+    fn bench() -> Bench {
+        Bench::new(&json!({"runtime": {"entrypoint": ["driver-entrypoint", "generic", "m"]}}))
+    }
+
+    #[tokio::test]
+    async fn one_more_kernel_is_one_more_payload_over_the_same_entrypoint() {
+        let bench = bench();
+        let path = bench.controller.definitions.root.join("driver-entrypoint");
+        std::fs::write(&path, elf_program(62, 1)).unwrap();
+        let first = bench.publish(K9, &[&module()]).await.unwrap();
+        // What became of the file since does not matter: the plan was made with what it was.
+        std::fs::remove_file(path).unwrap();
+        let second = bench.publish(K10, &[&module()]).await.unwrap();
+        let [first_layers, second_layers] = [layers(&bench, K9).await, layers(&bench, K10).await];
+        assert_eq!((first_layers.len(), second_layers.len()), (2, 2));
+        assert_eq!(first_layers[0], second_layers[0]);
+        assert_ne!(first_layers[1], second_layers[1]);
+        assert!(first.pushed_bytes >= second.pushed_bytes + first_layers[0].size);
+    }
+
+    #[tokio::test]
+    async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
+        let bench = bench();
+        let name = "x".parse().unwrap();
+        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let text = crate::controller::chain(&error);
+        assert!(
+            text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
+            "{text}"
+        );
+        // An arm64 one is not for this target.
+        let path = bench.controller.definitions.root.join("driver-entrypoint");
+        std::fs::write(path, elf_program(183, 1)).unwrap();
+        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let text = crate::controller::chain(&error);
+        assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
+    }
+}

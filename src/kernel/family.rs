@@ -440,12 +440,12 @@ mod tests {
     #[test]
     fn a_base_follows_the_driver_s_version() {
         let spec: BootstrapSpec = serde_json::from_value(serde_json::json!({
-            "suite": "bookworm", "include": ["kmod", "nvidia-smi={{version}}-*", "x={{ version }}"],
+            "suite": "bookworm", "include": ["kmod", "nvidia-smi={{version}}-*", "libx={{ version }}"],
         }))
         .unwrap();
         assert_eq!(spec.package_of_a_driver(), Some(1));
         let filled = spec.for_version("535.261.03");
-        assert_eq!(filled.include, ["kmod", "nvidia-smi=535.261.03-*", "x=535.261.03"]);
+        assert_eq!(filled.include, ["kmod", "nvidia-smi=535.261.03-*", "libx=535.261.03"]);
         assert_eq!((filled.package_of_a_driver(), filled.suite), (None, spec.suite));
     }
 

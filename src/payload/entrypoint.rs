@@ -139,26 +139,27 @@ fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
     }
 }
 
+/// An ELF header with one program header: a program for a machine (62 is x86-64), as far as a look at it tells.
+#[cfg(test)]
+pub fn elf_program(machine: u16, segment: u32) -> Vec<u8> {
+    let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+    bytes.resize(16, 0);
+    bytes.extend([2u16, machine].iter().flat_map(|n| n.to_le_bytes()));
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend([0u64, 64, 0].iter().flat_map(|n| n.to_le_bytes()));
+    bytes.extend(0u32.to_le_bytes());
+    bytes.extend([64u16, 56, 1, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()));
+    bytes.extend(segment.to_le_bytes());
+    bytes.resize(64 + 56, 0);
+    bytes
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, io::Read as _};
 
     use super::*;
     use crate::oci::LayerReader;
-
-    /// An ELF header with one program header.
-    fn program(machine: u16, segment: u32) -> Vec<u8> {
-        let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
-        bytes.resize(16, 0);
-        bytes.extend([2u16, machine].iter().flat_map(|n| n.to_le_bytes()));
-        bytes.extend(1u32.to_le_bytes());
-        bytes.extend([0u64, 64, 0].iter().flat_map(|n| n.to_le_bytes()));
-        bytes.extend(0u32.to_le_bytes());
-        bytes.extend([64u16, 56, 1, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()));
-        bytes.extend(segment.to_le_bytes());
-        bytes.resize(64 + 56, 0);
-        bytes
-    }
 
     fn read(bytes: &[u8]) -> Result<Entrypoint, EntrypointError> {
         let dir = tempfile::tempdir().unwrap();
@@ -169,7 +170,7 @@ mod tests {
 
     #[test]
     fn the_layer_holds_the_binary_and_its_other_name() {
-        let binary = program(62, 1);
+        let binary = elf_program(62, 1);
         let entrypoint = read(&binary).unwrap();
         let (layer, bytes) = entrypoint.layer().unwrap();
         assert_eq!(layer, read(&binary).unwrap().layer().unwrap().0);
@@ -204,13 +205,13 @@ mod tests {
             text.split_once("driver-entrypoint: ").unwrap().1.to_owned()
         };
         assert_eq!(said(b"#!/bin/sh\n"), "it is no 64-bit ELF program");
-        assert_eq!(said(&program(62, 1)[..80]), "it is no 64-bit ELF program");
+        assert_eq!(said(&elf_program(62, 1)[..80]), "it is no 64-bit ELF program");
         assert_eq!(
-            said(&program(62, 3)),
+            said(&elf_program(62, 3)),
             "it is linked dynamically, and a base need not have its loader and libraries"
         );
-        assert_eq!(said(&program(3, 1)), "it is for an architecture that farrier does not know");
-        let arm = read(&program(183, 1)).unwrap();
+        assert_eq!(said(&elf_program(3, 1)), "it is for an architecture that farrier does not know");
+        let arm = read(&elf_program(183, 1)).unwrap();
         assert!(arm.runs_on(Architecture::Arm64).is_ok());
         let error = arm.runs_on(Architecture::Amd64).unwrap_err().to_string();
         assert!(error.ends_with("it is for arm64, the image for amd64"), "{error}");

@@ -8,6 +8,8 @@ mod modules;
 mod reuse;
 
 pub use archive_image::{ArchiveImage, ImportError, extract_modules, import_docker_archive};
+#[cfg(test)]
+pub use entrypoint::elf_program;
 pub use entrypoint::{Entrypoint, EntrypointError};
 pub use image_tree::{ImageLayers, ImageTree, unpack_image};
 pub use layer::{LayerFileError, PayloadLayer, is_usr_merged, write_payload_layer};
