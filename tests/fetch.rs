@@ -434,17 +434,20 @@ async fn the_minimal_base_is_there_without_a_network() {
     let cache = Cache::open(dir.path().to_owned()).unwrap();
     let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
     let base = fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap();
-    // The host's configuration, but for a proxy where nobody listens.
+    // A host whose archive is where nobody listens.
     let apt_dir = dir.path().join("etc-apt");
-    assert!(Command::new("cp").args(["-r", "/etc/apt"]).arg(&apt_dir).status().unwrap().success());
+    fs::create_dir_all(apt_dir.join("sources.list.d")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let proxy =
-        ["http", "https"].map(|kind| format!("Acquire::{kind}::Proxy \"http://127.0.0.1:{port}\";\n"));
-    fs::write(apt_dir.join("apt.conf.d/zz-proxy"), proxy.concat()).unwrap();
+    let source = format!(
+        "Types: deb\nURIs: http://127.0.0.1:{port}/debian\nSuites: bookworm\nComponents: main\n\
+         Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+    );
+    fs::write(apt_dir.join("sources.list.d/debian.sources"), source).unwrap();
     let offline = Fetcher::new(cache.clone(), FetchOptions { refresh: Duration::ZERO, apt_dir });
     assert_eq!(offline.minimal(&spec, Architecture::Amd64).await.unwrap(), base);
     // What was never asked for is a fault.
-    let other: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm-security"]}"#).unwrap();
+    let other: MinimalSpec =
+        serde_json::from_str(r#"{"suites": ["bookworm"], "package": "busybox"}"#).unwrap();
     let error = offline.minimal(&other, Architecture::Amd64).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
 }

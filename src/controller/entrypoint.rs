@@ -77,7 +77,8 @@ mod tests {
         assert_eq!((first_layers.len(), second_layers.len()), (2, 2));
         assert_eq!(first_layers[0], second_layers[0]);
         assert_ne!(first_layers[1], second_layers[1]);
-        assert!(first.pushed_bytes >= second.pushed_bytes + first_layers[0].size);
+        // The two payloads differ by a few bytes, the entrypoint's layer has hundreds.
+        assert!(second.pushed_bytes < first.pushed_bytes, "{second:?} after {first:?}");
     }
 
     #[tokio::test]
