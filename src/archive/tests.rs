@@ -284,7 +284,7 @@ fn makeself(dir: &Path, options: &[&str]) -> PathBuf {
     std::fs::create_dir_all(tree.join("kernel-open/nvidia")).unwrap();
     std::fs::write(tree.join("kernel-open/nvidia/nv.c"), "int nv;\n").unwrap();
     // More than one buffer, and nothing that can be compressed away.
-    let noise: Vec<u8> = (0..400_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let noise: Vec<u8> = (0..400_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
     std::fs::write(tree.join("blob.bin"), noise).unwrap();
     // Running it would leave a trace.
     std::fs::write(tree.join("install.sh"), format!("#!/bin/sh\ntouch {}\n", dir.join("ran").display()))
