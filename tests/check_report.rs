@@ -40,6 +40,7 @@ fn image(name: &str) -> (Vec<u8>, Vec<u8>) {
     let notes = BTreeMap::from([("org.opencontainers.image.title".to_owned(), name.to_owned())]);
     let assembled = assemble(&Assembly {
         base: None,
+        entrypoint_layer: None,
         layers: &[],
         entrypoint: &["driver-entrypoint".to_owned()],
         env: &BTreeMap::new(),

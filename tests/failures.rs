@@ -383,3 +383,45 @@ fn commands_that_are_wrong() {
     insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @"error: definitions /nonesuch: No such file or directory (os error 2)");
     insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; there is broken, hello");
 }
+
+/// Archives that reach outside or are cut short: nothing of them is used, nothing is published or rewritten.
+#[test]
+fn sources_that_are_no_whole_and_honest_archives() {
+    let site = Site::new();
+    site.canary(&kernels::newest().newer);
+    site.edit("images/hello.yaml", "path: sources/hello}", "path: sources/hello.archive}");
+    let archive = site.definitions().join("sources/hello.archive");
+    for name in ["../escaped", "/escaped"] {
+        let mut header = tar::Header::new_ustar();
+        // Put in as it is: the crate's own setter refuses such a name.
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_size(0);
+        header.set_mode(0o644);
+        header.set_cksum();
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append(&header, &[][..]).unwrap();
+        fs::write(&archive, builder.into_inner().unwrap()).unwrap();
+        let run = fails(&site, "hello", 1);
+        run.line(&format!("entry {name:?} would be outside the archive's own tree"));
+        run.line("look where it came from");
+    }
+
+    let whole = site.path("hello.run");
+    let made = Command::new("makeself")
+        .args(["--nox11", "--gzip"])
+        .arg(site.definitions().join("sources/hello"))
+        .arg(&whole)
+        .args(["hello", "true"])
+        .output()
+        .expect("run makeself (Debian package makeself)");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let bytes = fs::read(&whole).unwrap();
+    fs::write(&archive, &bytes[..bytes.len() - 10]).unwrap();
+    let run = fails(&site, "hello", 1);
+    run.line("archive is truncated: its header says that");
+    run.line("fetch it again");
+
+    // The whole one is the same source as its directory.
+    fs::write(&archive, bytes).unwrap();
+    site.run_once().exits(0).line("built     hello for");
+}

@@ -14,7 +14,7 @@ use std::{
 use farrier::{
     cache::Cache,
     headers::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet, bootstrap_key},
-    image::{Digest, SourceSpec},
+    image::{Digest, MinimalSpec, SourceSpec},
     kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget},
 };
 use tempfile::TempDir;
@@ -391,6 +391,70 @@ async fn root_file_system_of_packages_that_do_not_exist() {
     assert!(!error.is_transient());
     assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
     assert!(fetcher(&cache).bootstrap(&toolchain(&["$(reboot)"]), Architecture::Amd64).await.is_err());
+}
+
+/// The probes' commands in the minimal base, and every tool that it names.
+#[tokio::test]
+async fn the_minimal_base_has_what_probes_call() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
+    let cache = shared_cache();
+    let base = fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap();
+    assert!(base.size < 2 << 20, "{} bytes", base.size);
+    assert_eq!(Digest::of(&fs::read(&base.layer).unwrap()), base.digest);
+    assert_eq!(fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap(), base);
+
+    let root = dir.path().join("root");
+    fs::create_dir(&root).unwrap();
+    let unpacked = Command::new("tar").arg("-C").arg(&root).arg("-xf").arg(&base.layer).status().unwrap();
+    assert!(unpacked.success());
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "chroot"]).arg(&root).args(["/bin/sh", "-c", script]);
+        let output = command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").output().unwrap();
+        assert!(output.status.success(), "{script}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    // lsmod reads /proc/modules; there is none here, so the file stands in for it.
+    fs::write(root.join("proc/modules"), "mlx5_core 1 0 - Live 0x0\n").unwrap();
+    inside("touch /run/.driver-ready && ls /run/.driver-ready && lsmod | grep mlx5_core");
+    assert_eq!(inside("grep root /etc/passwd | cut -d: -f7"), "/bin/sh\n");
+    let known = inside("busybox --list");
+    let tools = names_of(&root.join("bin"));
+    assert!(tools.len() > 80);
+    for tool in tools {
+        assert!(known.lines().any(|line| line == tool), "busybox has no {tool}");
+    }
+}
+
+/// A package archive that cannot be reached: what it said last counts, and what was made is found.
+#[tokio::test]
+async fn the_minimal_base_is_there_without_a_network() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path().to_owned()).unwrap();
+    let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
+    let base = fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap();
+    // A host whose archive is where nobody listens.
+    let apt_dir = dir.path().join("etc-apt");
+    fs::create_dir_all(apt_dir.join("sources.list.d")).unwrap();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let source = format!(
+        "Types: deb\nURIs: http://127.0.0.1:{port}/debian\nSuites: bookworm\nComponents: main\n\
+         Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+    );
+    fs::write(apt_dir.join("sources.list.d/debian.sources"), source).unwrap();
+    let offline = Fetcher::new(cache.clone(), FetchOptions { refresh: Duration::ZERO, apt_dir });
+    assert_eq!(offline.minimal(&spec, Architecture::Amd64).await.unwrap(), base);
+    // What was never asked for is a fault.
+    let other: MinimalSpec =
+        serde_json::from_str(r#"{"suites": ["bookworm"], "package": "busybox"}"#).unwrap();
+    let error = offline.minimal(&other, Architecture::Amd64).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+}
+
+/// The names in a directory.
+fn names_of(directory: &Path) -> Vec<String> {
+    fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
 /// Processes whose command line holds the text.

@@ -232,3 +232,39 @@ fn mixed_kernels_hold_the_rewrite() {
     assert_eq!(site.tags("hello").len(), 2);
     assert_eq!(site.manifests(), before);
 }
+
+/// `driver-entrypoint` over the minimal base, as the operators' DaemonSets and probes call it.
+#[test]
+fn an_image_of_the_minimal_base_and_driver_entrypoint() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.edit(
+        "images/hello.yaml",
+        "  modules: [farrier_hello]\n",
+        "  modules: [farrier_hello]\n  runtime:\n    base: {minimal: {suites: [bookworm]}}\n    \
+         entrypoint: [driver-entrypoint, generic, farrier_hello]\n",
+    );
+    let entrypoint = support::virtual_machine::entrypoint().display().to_string();
+    let build =
+        |args: &[&str]| site.build("hello", &kernel, &[args, &["--entrypoint", &entrypoint]].concat());
+    build(&["--push"]).exits(0);
+    build(&["--push"]).exits(0).line("up to date");
+    let tag = format!("hello:1.0-{kernel}-debian12-amd64");
+    assert_eq!(site.inspect(&tag)["Layers"].as_array().unwrap().len(), 3, "base, entrypoint, payload");
+
+    let reference = format!("{}/{tag}", site.location);
+    docker(&["pull", "--quiet", &reference]);
+    let inside = |command: &[&str]| {
+        let run = ["run", "--rm", "--network", "none", "--entrypoint", command[0], &reference];
+        docker(&[&run, &command[1..]].concat())
+    };
+    let module = format!("/lib/modules/{kernel}/extra/farrier_hello.ko");
+    assert_eq!(
+        inside(&["sh", "-c", &format!("ls {module} && lsmod | grep -c Module")]),
+        format!("{module}\n1\n")
+    );
+    assert_eq!(inside(&["readlink", "/usr/bin/nvidia-driver"]), "driver-entrypoint\n");
+    let program = fs::read(&entrypoint).unwrap().len();
+    assert_eq!(inside(&["stat", "-c", "%a %s", "/usr/bin/driver-entrypoint"]), format!("755 {program}\n"));
+    docker(&["rmi", &reference]);
+}

@@ -62,6 +62,7 @@ fn assembled(base: Option<&Base>, layers: &[Layer]) -> Assembled {
     let env = BTreeMap::from([("A".to_owned(), "b".to_owned())]);
     assemble(&Assembly {
         base,
+        entrypoint_layer: None,
         layers,
         entrypoint: &["driver-entrypoint".to_owned()],
         env: &env,

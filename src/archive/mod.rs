@@ -1,14 +1,16 @@
 //! Adapter: unpacking of untrusted archives.
 
 mod entry;
+mod makeself;
 mod tree;
 
 #[cfg(test)]
 mod tests;
 
 use std::{
+    ffi::OsString,
     fs::File,
-    io::{self, BufReader, Read},
+    io::{self, BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -56,7 +58,37 @@ pub enum UnpackError {
     /// Truncated or damaged.
     #[error("archive is damaged or truncated")]
     Damaged(#[source] io::Error),
-    /// The archive cannot be opened, or the program that unwraps it cannot be run.
+    /// Less than its own header says.
+    #[error("archive is truncated: its header says that {stated} bytes follow, the file has {found}")]
+    Truncated {
+        /// As the header says.
+        stated: u64,
+        /// In the file, behind the header.
+        found: u64,
+    },
+    /// Other bytes than its own header says.
+    #[error("archive is damaged or truncated: its {kind} is {found}, its header says {stated}")]
+    Sum {
+        /// Which checksum.
+        kind: &'static str,
+        /// As computed.
+        found: String,
+        /// As the header says.
+        stated: String,
+    },
+    /// A form that farrier does not unpack.
+    #[error("archive cannot be unpacked: {0}")]
+    Unsupported(&'static str),
+    /// The program that unwraps it cannot be run.
+    #[error("start {program}")]
+    Start {
+        /// Its name.
+        program: &'static str,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The archive cannot be opened.
     #[error("open {path}")]
     Open {
         /// The archive.
@@ -89,26 +121,37 @@ pub enum Format {
     Zstd,
     /// A Debian binary package; its files are what is unpacked.
     Deb,
+    /// An RPM package, binary or source; its files are what is unpacked.
+    Rpm,
+    /// A self-extracting archive made by `makeself` (`.run`); the tar behind its script is what is unpacked.
+    Makeself,
 }
 
 impl Format {
-    /// Tells the form by a file's first bytes (512 suffice).
+    /// Bytes that tell the form: in NVIDIA's installers the word `Makeself` is about 700 bytes from the start.
+    const START: usize = 4096;
+
+    /// Tells the form by a file's first bytes ([`START`](Self::START) suffice).
     pub fn detect(start: &[u8]) -> Option<Self> {
-        const MAGIC: [(&[u8], Format); 4] = [
+        const MAGIC: [(&[u8], Format); 5] = [
             (b"\x1f\x8b", Format::Gzip),
             (b"\xfd7zXZ\0", Format::Xz),
             (b"\x28\xb5\x2f\xfd", Format::Zstd),
             (b"!<arch>\n", Format::Deb),
+            (b"\xed\xab\xee\xdb", Format::Rpm),
         ];
         let compressed = MAGIC.iter().find(|(magic, _)| start.starts_with(magic)).map(|(_, format)| *format);
+        if makeself::is_one(start.get(..Self::START).unwrap_or(start)) {
+            return Some(Self::Makeself);
+        }
         // POSIX and GNU tar write this at the same place of an entry's header.
         compressed.or_else(|| (start.get(257..262)? == b"ustar").then_some(Self::Tar))
     }
 
     /// Tells the form of a file; `None` for one that is no archive.
     pub fn of(path: &Path) -> io::Result<Option<Self>> {
-        let mut start = Vec::with_capacity(512);
-        File::open(path)?.take(512).read_to_end(&mut start)?;
+        let mut start = Vec::with_capacity(Self::START);
+        File::open(path)?.take(Self::START as u64).read_to_end(&mut start)?;
         Ok(Self::detect(&start))
     }
 }
@@ -209,28 +252,26 @@ pub fn unpack_file_unless(
     limits: &Limits,
 ) -> Result<(), UnpackError> {
     let open = |source| UnpackError::Open { path: archive.to_owned(), source };
-    let format = Format::of(archive).map_err(open)?;
     let file = || File::open(archive).map(|inner| Stoppable { inner, stop }).map_err(open);
-    match format {
-        Some(Format::Tar) => unpack_tar(BufReader::new(file()?), dest, limits),
-        Some(Format::Gzip) => {
-            unpack_tar(flate2::bufread::MultiGzDecoder::new(BufReader::new(file()?)), dest, limits)
+    match Format::of(archive).map_err(open)? {
+        Some(Format::Deb) => {
+            let mut command = Command::new("dpkg-deb");
+            command.arg("--fsys-tarfile").arg(archive);
+            unpack_output(command, "dpkg-deb", stop, dest, limits)
         }
-        Some(Format::Xz) => {
-            let stream =
-                liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
-                    .map_err(|e| UnpackError::Damaged(e.into()))?;
-            let decoder = liblzma::bufread::XzDecoder::new_stream(BufReader::new(file()?), stream);
-            unpack_tar(decoder, dest, limits)
+        Some(Format::Rpm) => {
+            // libarchive reads every form of package and compression. It only turns one archive into another.
+            let mut command = Command::new("bsdtar");
+            let mut package = OsString::from("@");
+            package.push(archive);
+            command.args(["--create", "--format", "gnutar", "--file", "-"]).arg(package);
+            unpack_output(command, "bsdtar", stop, dest, limits)
         }
-        Some(Format::Zstd) => {
-            let decoder = zstd::Decoder::new(file()?).map_err(UnpackError::Damaged)?;
-            unpack_tar(decoder, dest, limits)
-        }
-        Some(Format::Deb) => unpack_deb(stop, archive, dest, limits),
+        Some(Format::Makeself) => unpack_makeself(file()?, dest, limits),
+        Some(format) => unpack_compressed(format, file()?, dest, limits),
         None => Err(UnpackError::Damaged(io::Error::new(
             io::ErrorKind::InvalidData,
-            "its first bytes are those of no tar, gzip, xz, zstd or Debian package",
+            "its first bytes are those of no tar, gzip, xz, zstd, makeself, Debian or RPM archive",
         ))),
     }
 }
@@ -247,31 +288,97 @@ pub fn unpack_file_part(
     unpack_tar_part(tar, dest, limits, wanted)
 }
 
-/// The files of a Debian binary package, through `dpkg-deb`, which knows every form of it.
-fn unpack_deb(stop: &AtomicBool, package: &Path, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
-    let open = |source| UnpackError::Open { path: package.to_owned(), source };
-    let mut child = Command::new("dpkg-deb")
-        .arg("--fsys-tarfile")
-        .arg(package)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(open)?;
+/// A tar, compressed or not.
+fn unpack_compressed(
+    format: Format,
+    file: impl Read,
+    dest: &Path,
+    limits: &Limits,
+) -> Result<(), UnpackError> {
+    let file = BufReader::new(file);
+    match format {
+        Format::Tar => unpack_tar(file, dest, limits),
+        Format::Gzip => unpack_tar(flate2::bufread::MultiGzDecoder::new(file), dest, limits),
+        Format::Xz => {
+            let stream =
+                liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
+                    .map_err(|e| UnpackError::Damaged(e.into()))?;
+            unpack_tar(liblzma::bufread::XzDecoder::new_stream(file, stream), dest, limits)
+        }
+        Format::Zstd => {
+            let decoder = zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?;
+            unpack_tar(decoder, dest, limits)
+        }
+        Format::Deb | Format::Rpm | Format::Makeself => {
+            Err(UnpackError::Unsupported("it is a package inside another form of archive"))
+        }
+    }
+}
+
+/// The tar behind a shell script, once its size and sums are what the script says.
+fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+    let mut start = Vec::new();
+    file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
+    let header = makeself::Header::parse(&start).map_err(|error| match error {
+        makeself::Unreadable::Short => truncated(),
+        makeself::Unreadable::NoSkip => {
+            UnpackError::Unsupported("the header of the self-extracting archive does not say where it ends")
+        }
+        makeself::Unreadable::Form => UnpackError::Unsupported(
+            "what is behind the header of the self-extracting archive is no tar, plain or in gzip, xz or zstd",
+        ),
+    })?;
+    drop(start);
+    let offset = header.offset as u64;
+    let length = file.inner.metadata().map_err(UnpackError::Damaged)?.len();
+    let found = length.saturating_sub(offset);
+    if let Some(stated) = header.size.filter(|stated| *stated > found) {
+        return Err(UnpackError::Truncated { stated, found });
+    }
+    let archive = header.size.unwrap_or(found);
+    file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
+    let (mut sums, mut buffer) = (header.sums(), vec![0; 256 << 10]);
+    let mut part = file.by_ref().take(archive);
+    loop {
+        match part.read(&mut buffer).map_err(UnpackError::Damaged)? {
+            0 => break,
+            count => sums.update(buffer.get(..count).unwrap_or_default()),
+        }
+    }
+    sums.verify().map_err(|makeself::Differs { kind, stated, found }| UnpackError::Sum {
+        kind,
+        found,
+        stated,
+    })?;
+    file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
+    unpack_compressed(header.format, file.take(archive), dest, limits)
+}
+
+/// The tar that a program writes.
+fn unpack_output(
+    mut command: Command,
+    program: &'static str,
+    stop: &AtomicBool,
+    dest: &Path,
+    limits: &Limits,
+) -> Result<(), UnpackError> {
+    let failed = |source| UnpackError::Start { program, source };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(failed)?;
     let result = match child.stdout.take() {
         Some(inner) => unpack_tar(BufReader::new(Stoppable { inner, stop }), dest, limits),
-        None => Err(open(io::ErrorKind::BrokenPipe.into())),
+        None => Err(failed(io::ErrorKind::BrokenPipe.into())),
     };
     if result.is_err() {
         // It may be waiting for a reader. Having ended already is no fault.
         let _ = child.kill();
     }
-    let status = child.wait().map_err(open)?;
+    let status = child.wait().map_err(failed)?;
     result?;
     if status.success() {
         Ok(())
     } else {
-        Err(UnpackError::Damaged(io::Error::other(format!("dpkg-deb ended with {status}"))))
+        Err(UnpackError::Damaged(io::Error::other(format!("{program} ended with {status}"))))
     }
 }
 

@@ -1,4 +1,9 @@
-use std::{io::Write, os::unix::fs::PermissionsExt};
+use std::{
+    io::Write,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -208,7 +213,7 @@ fn compress(format: Format, tar: &[u8]) -> Vec<u8> {
             encoder.finish().unwrap()
         }
         Format::Zstd => zstd::encode_all(tar, 1).unwrap(),
-        Format::Tar | Format::Deb => tar.to_vec(),
+        Format::Tar | Format::Deb | Format::Rpm | Format::Makeself => tar.to_vec(),
     }
 }
 
@@ -271,4 +276,102 @@ proptest! {
         }
         let _ = unpack(&bytes);
     }
+}
+
+/// A tree with a driver in it, made into a self-extracting archive by makeself itself.
+fn makeself(dir: &Path, options: &[&str]) -> PathBuf {
+    let tree = dir.join("tree");
+    std::fs::create_dir_all(tree.join("kernel-open/nvidia")).unwrap();
+    std::fs::write(tree.join("kernel-open/nvidia/nv.c"), "int nv;\n").unwrap();
+    // More than one buffer, and nothing that can be compressed away.
+    let noise: Vec<u8> = (0..400_000_u32).map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()[2]).collect();
+    std::fs::write(tree.join("blob.bin"), noise).unwrap();
+    // Running it would leave a trace.
+    std::fs::write(tree.join("install.sh"), format!("#!/bin/sh\ntouch {}\n", dir.join("ran").display()))
+        .unwrap();
+    let out = dir.join("driver.run");
+    let mut command = Command::new("makeself");
+    command.args(options).arg("--nox11").arg(&tree).arg(&out).args(["a driver", "./install.sh"]);
+    let made = command.output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    out
+}
+
+#[test]
+fn self_extracting_archives_are_unpacked_and_not_run() {
+    for options in
+        [&["--gzip"][..], &["--xz"], &["--zstd", "--sha256"], &["--nocomp"], &["--nocrc", "--nomd5"]]
+    {
+        let dir = tempfile::tempdir().unwrap();
+        let run = makeself(dir.path(), options);
+        assert_eq!(Format::of(&run).unwrap(), Some(Format::Makeself));
+        let dest = dir.path().join("dest");
+        std::fs::create_dir(&dest).unwrap();
+        unpack_file(&run, &dest, &Limits::default()).unwrap_or_else(|error| panic!("{options:?}: {error:?}"));
+        assert_eq!(std::fs::read(dest.join("kernel-open/nvidia/nv.c")).unwrap(), b"int nv;\n");
+        assert_eq!(std::fs::metadata(dest.join("blob.bin")).unwrap().len(), 400_000);
+        assert!(dest.join("install.sh").is_file() && !dir.path().join("ran").exists());
+    }
+}
+
+#[test]
+fn a_self_extracting_archive_that_is_cut_or_changed_is_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = makeself(dir.path(), &["--gzip"]);
+    let whole = std::fs::read(&run).unwrap();
+    let dest = dir.path().join("dest");
+    std::fs::create_dir(&dest).unwrap();
+    let said = |bytes: &[u8]| {
+        let path = dir.path().join("other.run");
+        std::fs::write(&path, bytes).unwrap();
+        let error = unpack_file(&path, &dest, &Limits::default()).unwrap_err();
+        assert_eq!(std::fs::read_dir(&dest).unwrap().count(), 0);
+        error.to_string()
+    };
+    let header = whole.windows(3).position(|bytes| bytes == b"\x1f\x8b\x08").unwrap();
+    let archive = whole.len() - header;
+    assert_eq!(
+        said(&whole[..whole.len() - 1000]),
+        format!(
+            "archive is truncated: its header says that {archive} bytes follow, the file has {}",
+            archive - 1000
+        )
+    );
+    // In the header itself.
+    assert_eq!(said(&whole[..5000]), "archive is damaged or truncated");
+    let mut damaged = whole.clone();
+    damaged[header + 3000] ^= 1;
+    let text = said(&damaged);
+    assert!(text.starts_with("archive is damaged or truncated: its CRC is "), "{text}");
+    let bzip2 = [&whole[..header], b"BZh91AY"].concat();
+    let text = said(&bzip2);
+    assert!(text.ends_with("is no tar, plain or in gzip, xz or zstd"), "{text}");
+}
+
+/// A source package in the form that rpm 4 writes: lead, signature, header, compressed cpio.
+#[test]
+fn rpm_packages_are_unpacked() {
+    let dir = tempfile::tempdir().unwrap();
+    let inside = dir.path().join("inside");
+    std::fs::create_dir(&inside).unwrap();
+    std::fs::write(inside.join("driver-1.0.tgz"), "not really").unwrap();
+    let cpio = Command::new("bsdtar")
+        .args(["--create", "--gzip", "--format", "newc", "--file", "-", "-C"])
+        .arg(&inside)
+        .arg("driver-1.0.tgz")
+        .output()
+        .unwrap();
+    assert!(cpio.status.success());
+    let mut lead = b"\xed\xab\xee\xdb\x03\x00\x00\x01".to_vec();
+    lead.resize(96, 0);
+    let empty = b"\x8e\xad\xe8\x01\0\0\0\0\0\0\0\0\0\0\0\0";
+    let package = dir.path().join("driver.src.rpm");
+    std::fs::write(&package, [&lead[..], empty, empty, &cpio.stdout].concat()).unwrap();
+    assert_eq!(Format::of(&package).unwrap(), Some(Format::Rpm));
+    let dest = dir.path().join("dest");
+    std::fs::create_dir(&dest).unwrap();
+    unpack_file(&package, &dest, &Limits::default()).unwrap();
+    assert_eq!(std::fs::read(dest.join("driver-1.0.tgz")).unwrap(), b"not really");
+    std::fs::write(&package, [&lead[..], empty, empty, &cpio.stdout[..40]].concat()).unwrap();
+    assert!(unpack_file(&package, &dest, &Limits::default()).is_err());
 }

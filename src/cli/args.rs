@@ -40,7 +40,7 @@ pub struct Global {
     /// Look package lists up again when they are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,
-    /// The static driver-entrypoint, init of boot checks [default: the one beside farrier]
+    /// The static driver-entrypoint, for images that start with it and for boot checks [default: the one beside farrier]
     #[arg(long, global = true, env = vars::FARRIER_ENTRYPOINT, value_name = "FILE", hide_env_values = true)]
     pub entrypoint: Option<PathBuf>,
     /// Form of the result

@@ -19,7 +19,7 @@ pub const FARRIER_CLUSTER: &str = "FARRIER_CLUSTER";
 pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";
 /// `--cache-dir`: where header sets, sources and logs are kept; it can be deleted at any time.
 pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
-/// `--entrypoint`: the static `driver-entrypoint` that boot checks run as init.
+/// `--entrypoint`: the static `driver-entrypoint`, which goes into images that start with it and is init of boot checks.
 pub const FARRIER_ENTRYPOINT: &str = "FARRIER_ENTRYPOINT";
 /// `--listen`: the address of `/metrics`, `/healthz` and `/readyz`, or `off`.
 pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::{Controller, LazyEngine, QemuBoot},
+    controller::{Controller, LazyEngine, LazyEntrypoint, QemuBoot},
     engine::EngineChoice,
     image::Definitions,
     plan::Interest,
@@ -54,6 +54,7 @@ pub fn controller(
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
+        entrypoint: LazyEntrypoint::new(global.entrypoint.clone()),
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
         fence: None,

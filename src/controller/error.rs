@@ -9,7 +9,7 @@ use crate::{
     image::ReferenceError,
     kernel::Compiler,
     oci::ImageError,
-    payload::{ExposedError, ImportError, LayerFileError, PayloadError},
+    payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError},
     plan::SkipReason,
     registry::RegistryError,
 };
@@ -92,6 +92,9 @@ pub enum TargetError {
     /// A boot check that came to no result.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The binary that the image starts with.
+    #[error(transparent)]
+    Entrypoint(#[from] EntrypointError),
     /// What is published was accepted under another policy.
     #[error("{reference} is published with the verdict unknown, and check.unknown is deny")]
     PublishedUnknown {
@@ -315,6 +318,7 @@ impl TargetError {
                     .to_owned(),
             ),
             Self::Boot(error) => Some(error.hint()),
+            Self::Entrypoint(error) => Some(error.hint()),
             Self::NoBootChecker { .. } => Some("leave check.boot out, or run a farrier that can".to_owned()),
             Self::PublishedUnknown { .. } => Some(
                 "settle what is unknown and raise the version, or accept it with check.unknown: allow".to_owned(),

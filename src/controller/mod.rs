@@ -8,6 +8,7 @@ mod build;
 mod check;
 mod check_report;
 mod contents;
+mod entrypoint;
 mod error;
 mod failures;
 mod host_trees;
@@ -38,6 +39,7 @@ pub use boot::QemuBoot;
 pub use build::{BuildOptions, Built};
 pub use check::{BootCheck, BootChecker};
 pub use check_report::StoredReport;
+pub use entrypoint::LazyEntrypoint;
 pub use error::{PassError, TargetError};
 pub use failures::Failures;
 pub use observe::Memory;
@@ -77,6 +79,8 @@ pub struct Controller {
     /// What compiles; connected when the first build needs it, so that a pass with nothing to do
     /// needs no engine.
     pub engine: LazyEngine,
+    /// What is put into images that start with it.
+    pub entrypoint: LazyEntrypoint,
     /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.

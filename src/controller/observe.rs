@@ -14,7 +14,7 @@ use crate::{
     image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
-    plan::{ImageContents, Published, ResolvedImage, TreeKey},
+    plan::{EntrypointBinary, ImageContents, Published, ResolvedImage, TreeKey},
 };
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
@@ -121,7 +121,7 @@ impl Controller {
             .collect();
         for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-            resolved.images.insert(name, outcome.map_err(|error| chain(&error)));
+            resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
         }
         self.resolve_trees(all, targets, &mut resolved.trees).await;
         for family in targets.iter().filter_map(|target| match_family(&self.definitions.families, target)) {
@@ -182,10 +182,21 @@ impl Controller {
         let base_identity = match &spec.runtime.base {
             None => None,
             // The specification alone: the architecture is hashed with the target.
-            Some(RuntimeBase::Bootstrap(base)) => Some(bootstrap_key(base, Architecture::Amd64)),
+            Some(RuntimeBase::Bootstrap(base)) => {
+                Some(bootstrap_key(&base.for_version(&version), Architecture::Amd64))
+            }
+            Some(RuntimeBase::Minimal(base)) => Some(
+                with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_identity(base)).await?,
+            ),
             Some(RuntimeBase::Image(reference)) => Some(self.resolve_reference(reference).await?.to_string()),
         };
-        Ok(ResolvedImage { version, sources, patches, base_identity })
+        let entrypoint = if spec.holds_entrypoint() {
+            let binary = self.entrypoint.binary().await?;
+            Some(EntrypointBinary { digest: binary.digest.clone(), arch: binary.arch })
+        } else {
+            None
+        };
+        Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint })
     }
 
     async fn toolchain_identity(&self, family: &KernelFamily) -> Result<String, TargetError> {
@@ -227,8 +238,7 @@ impl Controller {
                 }
                 Err(error) => {
                     lookups.unreachable |= error.is_unreachable();
-                    let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
-                    lookups.failed.insert(reference, format!("{}{hint}", chain(&error)));
+                    lookups.failed.insert(reference, with_hint(&error));
                 }
             }
         }
@@ -252,4 +262,10 @@ impl Controller {
             }
         }))
     }
+}
+
+/// A fault as the plan tells it: what failed, why, and what to do.
+fn with_hint(error: &TargetError) -> String {
+    let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    format!("{}{hint}", chain(error))
 }

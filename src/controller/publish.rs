@@ -57,12 +57,13 @@ impl Controller {
             toolchain: Some(toolchain.clone()),
             members: BTreeMap::new(),
         };
+        let mut entrypoint = None;
         let (base, layers) = if let Some(made) = &payload.image {
             (Some(engine_made(made, cell)?), made.layers.clone())
         } else {
             let base = match &runtime.base {
                 None => None,
-                Some(spec) => Some(self.runtime_base(spec, cell.target.arch).await?),
+                Some(spec) => Some(self.runtime_base(spec, &cell.version, cell.target.arch).await?),
             };
             let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
             let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
@@ -70,6 +71,11 @@ impl Controller {
             let written =
                 blocking(move || Ok(payload::write_payload_layer(&tree, usr_merged, &file)?)).await?;
             facts.payload_digest = Some(written.payload_digest);
+            if image.spec.holds_entrypoint() {
+                let file = payload.work.path().join("entrypoint.tar.gz");
+                let layer = self.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
+                entrypoint = Some((file, layer));
+            }
             (base, vec![(out, written.layer)])
         };
         let mut notes = facts.to_annotations();
@@ -88,6 +94,7 @@ impl Controller {
         };
         let assembled = oci::assemble(&Assembly {
             base: base.as_ref().map(|base| &base.image),
+            entrypoint_layer: entrypoint.as_ref().map(|(_, layer)| layer),
             layers: &own,
             entrypoint: &runtime.entrypoint,
             env: &runtime.env,
@@ -98,6 +105,7 @@ impl Controller {
         let base = base.filter(|_| payload.image.is_none());
         let document = CheckReportDocument { report, reused_from: reused_from.as_ref() };
         let check_report = Artifact::check_report(&assembled.manifest, &document, &summary)?;
+        let layers = entrypoint.into_iter().chain(layers).collect();
         Ok(Image { assembled, check_report, layers, base })
     }
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use super::{Controller, TargetError, build::blocking, retry::with_retry};
 use crate::{
     headers::bootstrap_key,
-    image::{ImageReference, Repository, RuntimeBase, Tag, Version},
+    image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
     kernel::{Architecture, BootstrapSpec},
     oci::{self, AnyManifest, Assembly, Base, Descriptor, ImageManifest, Layer, annotations, media_type},
     payload,
@@ -22,6 +22,13 @@ pub(super) struct RuntimeBaseImage {
     pub usr_merged: bool,
 }
 
+/// What a root file system is made of.
+#[derive(Clone, Copy)]
+enum RootFsSpec<'a> {
+    Bootstrap(&'a BootstrapSpec),
+    Minimal(&'a MinimalSpec),
+}
+
 /// Where bootstrapped root file systems are published, below the registry's prefix.
 const ROOT_FS: &str = "farrier-rootfs";
 
@@ -33,11 +40,17 @@ impl Controller {
     pub(super) async fn runtime_base(
         &self,
         base: &RuntimeBase,
+        version: &str,
         arch: Architecture,
     ) -> Result<RuntimeBaseImage, TargetError> {
         match base {
             RuntimeBase::Bootstrap(spec) => {
-                let reference = self.published_root_fs(spec, arch).await?;
+                let spec = spec.for_version(version);
+                let reference = self.published_root_fs(RootFsSpec::Bootstrap(&spec), arch).await?;
+                self.base_image(&reference, arch).await
+            }
+            RuntimeBase::Minimal(spec) => {
+                let reference = self.published_root_fs(RootFsSpec::Minimal(spec), arch).await?;
                 self.base_image(&reference, arch).await
             }
             RuntimeBase::Image(text) => {
@@ -53,7 +66,7 @@ impl Controller {
         spec: &BootstrapSpec,
         arch: Architecture,
     ) -> Result<PathBuf, TargetError> {
-        let reference = self.published_root_fs(spec, arch).await?;
+        let reference = self.published_root_fs(RootFsSpec::Bootstrap(spec), arch).await?;
         let base = self.base_image(&reference, arch).await?;
         let layer =
             base.image.layers.first().ok_or_else(|| TargetError::BaseMissing(reference.to_string()))?;
@@ -63,11 +76,17 @@ impl Controller {
     /// Makes sure that the registry has the root file system.
     async fn published_root_fs(
         &self,
-        spec: &BootstrapSpec,
+        spec: RootFsSpec<'_>,
         arch: Architecture,
     ) -> Result<ImageReference, TargetError> {
         let repository = self.location.repository(ROOT_FS)?;
-        let tag: Tag = bootstrap_key(spec, arch)[..32].parse()?;
+        let key = match spec {
+            RootFsSpec::Bootstrap(spec) => bootstrap_key(spec, arch),
+            RootFsSpec::Minimal(spec) => {
+                with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_key(spec, arch)).await?
+            }
+        };
+        let tag: Tag = key[..32].parse()?;
         let reference = ImageReference { repository, version: Version::Tag(tag) };
         let found = with_retry("look up root file system", &self.cancel, || {
             self.registry.manifest(&reference.repository, &reference.version)
@@ -81,12 +100,21 @@ impl Controller {
 
     async fn publish_root_fs(
         &self,
-        spec: &BootstrapSpec,
+        spec: RootFsSpec<'_>,
         arch: Architecture,
         reference: &ImageReference,
     ) -> Result<(), TargetError> {
-        let made =
-            with_retry("make root file system", &self.cancel, || self.fetcher.bootstrap(spec, arch)).await?;
+        let action = "make root file system";
+        let (made, title) = match spec {
+            RootFsSpec::Bootstrap(spec) => {
+                let made = with_retry(action, &self.cancel, || self.fetcher.bootstrap(spec, arch)).await?;
+                (made, format!("{} root file system", spec.suite))
+            }
+            RootFsSpec::Minimal(spec) => {
+                let made = with_retry(action, &self.cancel, || self.fetcher.minimal(spec, arch)).await?;
+                (made, format!("{} base", spec.package))
+            }
+        };
         let file = made.layer.clone();
         let usr_merged = blocking(move || Ok(payload::is_usr_merged(&[file])?)).await?;
         let layer = Layer {
@@ -96,11 +124,12 @@ impl Controller {
             media_type: media_type::OCI_LAYER_GZIP,
         };
         let notes = BTreeMap::from([
-            (annotations::TITLE.to_owned(), format!("{} root file system", spec.suite)),
+            (annotations::TITLE.to_owned(), title),
             (USR_MERGED.to_owned(), usr_merged.to_string()),
         ]);
         let image = oci::assemble(&Assembly {
             base: None,
+            entrypoint_layer: None,
             layers: std::slice::from_ref(&layer),
             entrypoint: &[],
             env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     image::{
         DriverImage, ImageName, Output, Reuse, RuntimeBase, SourceOrigin, SourceSpec, VersionSpec,
-        checked::{self, InnerPath, InnerPattern, Reference, Sha256},
+        checked::{self, InnerPattern, Reference, Sha256},
     },
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
     template::{self, TemplateContext},
@@ -48,7 +48,7 @@ pub(super) fn image(
     }
     for (index, source) in spec.sources.iter().enumerate() {
         let inner = [
-            ("unpack", source.unpack.as_deref().and_then(checked::fault::<InnerPath>)),
+            ("unpack", source.unpack.as_deref().and_then(checked::fault::<InnerPattern>)),
             ("subdir", source.subdir.as_deref().and_then(checked::fault::<InnerPattern>)),
         ];
         for (field, fault) in inner {
@@ -92,7 +92,15 @@ pub(super) fn image(
 
 /// Reports what is wrong with a family.
 pub(super) fn family(document: &Node, family: &KernelFamily) -> Option<Mistake> {
-    let Toolchain::Image(reference) = &family.spec.toolchain else { return None };
+    let reference = match &family.spec.toolchain {
+        Toolchain::Image(reference) => reference,
+        Toolchain::Bootstrap(spec) => {
+            let index = spec.package_of_a_driver()?.to_string();
+            let place = document.place_of(&["spec", "toolchain", "bootstrap", "include", &index]);
+            let message = "a toolchain has no driver's version to put in the place of {{version}}".to_owned();
+            return Some(Mistake { place, message });
+        }
+    };
     let place = document.place_of(&["spec", "toolchain", "image"]);
     checked::fault::<Reference>(reference).map(|message| Mistake { place, message })
 }

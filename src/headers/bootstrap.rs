@@ -16,14 +16,18 @@ use tokio::io::AsyncReadExt;
 
 use super::{FetchError, Fetcher, RootFs, apt, blocking::blocking, digest, io_error, process};
 use crate::{
-    image::Digest,
+    image::{
+        Digest,
+        checked::{PackageToInstall, Rule as _},
+    },
     kernel::{AptSuites, Architecture, BootstrapSpec},
 };
 
 /// Changes when the same specification gives another root file system.
 const FORMAT: &str = "rootfs-1";
 const KIND: &str = "rootfs";
-const LAYER: &str = "layer.tar.gz";
+pub(super) const LAYER: &str = "layer.tar.gz";
+const RECORD: &str = "layer.json";
 
 /// Time of every file that is newer. A day after the oldest supported toolchain, and any fixed one does.
 const EPOCH: &str = "1700000000";
@@ -87,13 +91,7 @@ impl Fetcher {
         let key = bootstrap_key(spec, arch);
         let make = |dir| self.mmdebstrap(spec, arch, dir);
         let place = self.cache.get_or_make(KIND, &key, make).await?;
-        let path = place.join("layer.json");
-        let text = fs::read(&path).map_err(io_error("read", &path))?;
-        let damaged = || io_error("read", &path)(io::ErrorKind::InvalidData.into());
-        let Layer { digest, diff_id, size } = serde_json::from_slice(&text).map_err(|_| damaged())?;
-        let digest = parse_digest(&digest).ok_or_else(damaged)?;
-        let diff_id = parse_digest(&diff_id).ok_or_else(damaged)?;
-        Ok(RootFs { layer: place.join(LAYER), digest, diff_id, size, arch })
+        made(&place, arch)
     }
 
     async fn mmdebstrap(
@@ -104,7 +102,7 @@ impl Fetcher {
     ) -> Result<(), FetchError> {
         let BootstrapSpec { suite, extra_suites, components, include, mirror, signed_by } = spec;
         for name in include {
-            if !apt::control::is_package_name(name) {
+            if !PackageToInstall::accepts(name) || name.contains("{{") {
                 return Err(FetchError::Value {
                     what: "a package to include",
                     value: name.chars().take(200).collect(),
@@ -165,10 +163,31 @@ impl Fetcher {
                 transient: process::may_pass(&words),
             });
         }
-        let path = dir.join("layer.json");
-        let text = serde_json::to_vec(&layer?).map_err(|e| io_error("write", &path)(e.into()))?;
-        fs::write(&path, text).map_err(io_error("write", &path))
+        write_record(&dir, &layer?)
     }
+}
+
+/// The root file system in a finished entry of the cache.
+pub(super) fn made(place: &Path, arch: Architecture) -> Result<RootFs, FetchError> {
+    let path = place.join(RECORD);
+    let text = fs::read(&path).map_err(io_error("read", &path))?;
+    let damaged = || io_error("read", &path)(io::ErrorKind::InvalidData.into());
+    let Layer { digest, diff_id, size } = serde_json::from_slice(&text).map_err(|_| damaged())?;
+    let digest = parse_digest(&digest).ok_or_else(damaged)?;
+    let diff_id = parse_digest(&diff_id).ok_or_else(damaged)?;
+    Ok(RootFs { layer: place.join(LAYER), digest, diff_id, size, arch })
+}
+
+/// Says what the layer in `dir` is.
+pub(super) fn record(dir: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<(), FetchError> {
+    let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
+    write_record(dir, &Layer { digest, diff_id, size })
+}
+
+fn write_record(dir: &Path, layer: &Layer) -> Result<(), FetchError> {
+    let path = dir.join(RECORD);
+    let text = serde_json::to_vec(layer).map_err(|e| io_error("write", &path)(e.into()))?;
+    fs::write(&path, text).map_err(io_error("write", &path))
 }
 
 /// The host's apt options that decide how archives are reached: mmdebstrap itself leaves them out. They

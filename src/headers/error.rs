@@ -187,9 +187,22 @@ impl FetchError {
             {
                 FULL
             }
-            Self::Unpack { source: UnpackError::Damaged(_), .. } => {
-                "the archive is incomplete or not an archive: fetch it again"
+            Self::Unpack { source: UnpackError::Start { program: "bsdtar", .. }, .. } => {
+                "install libarchive-tools, whose bsdtar reads RPM packages"
             }
+            Self::Unpack { source: UnpackError::Start { .. }, .. } => {
+                "install it, or put it in the search path"
+            }
+            Self::Unpack { source: UnpackError::Outside(_) | UnpackError::ThroughLink(_), .. } => {
+                "no honest archive has such entries: look where it came from; nothing of it was used"
+            }
+            Self::Unpack { source: UnpackError::Unsupported(_), .. } => {
+                "unpack it, and name the directory as a `path` source"
+            }
+            Self::Unpack {
+                source: UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Sum { .. },
+                ..
+            } => "the archive is incomplete or not an archive: fetch it again",
             Self::Truncated { .. } => {
                 "the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source"
             }

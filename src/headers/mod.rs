@@ -16,6 +16,7 @@ mod host;
 mod host_tree;
 mod kernel_image;
 mod layout;
+mod minimal;
 mod process;
 mod source;
 mod tracked;
@@ -174,5 +175,7 @@ mod tests {
         is_send(fetcher.source_identity(&spec, dir.path()));
         is_send(fetcher.header_set(&headers, dir.path(), &target));
         is_send(fetcher.bootstrap(&bootstrap, Architecture::Amd64));
+        let minimal: crate::image::MinimalSpec = serde_json::from_str(r#"{"suites": ["x"]}"#).unwrap();
+        is_send(fetcher.minimal(&minimal, Architecture::Amd64));
     }
 }

@@ -28,12 +28,12 @@ const FORMAT: &str = "source-1";
 
 /// What a package search came to, and when.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Package {
-    name: String,
-    version: String,
-    sha256: String,
+pub(super) struct Package {
+    pub(super) name: String,
+    pub(super) version: String,
+    pub(super) sha256: String,
     /// Seconds since 1970.
-    found: u64,
+    pub(super) found: u64,
 }
 
 /// The content of a source, before it is fetched.
@@ -79,7 +79,10 @@ impl Fetcher {
     /// Makes the source's tree in `dir`.
     async fn fill(&self, spec: &SourceSpec, content: Content, dir: PathBuf) -> Result<(), FetchError> {
         let file = match content {
-            Content::Package(package) => self.package_file(&spec.from, &package).await?,
+            Content::Package(package) => {
+                let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
+                self.package_file(source, &package, native()).await?
+            }
             Content::Download { url, sha256 } => self.download(&url, &sha256).await?,
             Content::File { path, .. } | Content::Directory { path, .. } => path,
         };
@@ -89,7 +92,7 @@ impl Fetcher {
 
     async fn content(&self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
         match from {
-            SourceOrigin::Apt(source) => Ok(Content::Package(self.package(source).await?)),
+            SourceOrigin::Apt(source) => Ok(Content::Package(self.package(source, native()).await?)),
             SourceOrigin::Url { url, sha256 } => {
                 Ok(Content::Download { url: url.clone(), sha256: checked_sha256(sha256)? })
             }
@@ -116,11 +119,12 @@ impl Fetcher {
     }
 
     /// The package that the source names, from a record while that is fresh.
-    async fn package(&self, source: &AptSource) -> Result<Package, FetchError> {
-        let AptSource { package, version, suites } = source;
-        let parts = apt::key_parts(suites);
-        let head = [FORMAT, package, version.as_deref().unwrap_or_default()];
-        let key = digest::of_parts(head.into_iter().chain(parts.iter().map(String::as_str)));
+    pub(super) async fn package(
+        &self,
+        source: &AptSource,
+        arch: Architecture,
+    ) -> Result<Package, FetchError> {
+        let (key, version) = (package_key(source, arch), &source.version);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         if let Some(known) = self.cache.read_record::<Package>("packages", &key)? {
             let age = now.checked_sub(known.found);
@@ -130,20 +134,30 @@ impl Fetcher {
             }
         }
         let PackageRecord { name, version, sha256, .. } =
-            self.find_package(source, version.as_deref()).await?.1;
+            self.find_package(source, version.as_deref(), arch).await?.1;
         let found = Package { name, version, sha256, found: now };
         self.cache.write_record("packages", &key, &found)?;
         Ok(found)
+    }
+
+    /// What a search came to last, however long ago.
+    pub(super) fn known_package(
+        &self,
+        source: &AptSource,
+        arch: Architecture,
+    ) -> Result<Option<Package>, FetchError> {
+        Ok(self.cache.read_record("packages", &package_key(source, arch))?)
     }
 
     async fn find_package(
         &self,
         source: &AptSource,
         version: Option<&str>,
+        arch: Architecture,
     ) -> Result<(AptArchive, PackageRecord), FetchError> {
         let AptSource { package, version: _, suites } = source;
         let (apt_dir, refresh) = (&self.options.apt_dir, self.options.refresh);
-        let archive = AptArchive::open(&self.cache, apt_dir, suites, native(), refresh).await?;
+        let archive = AptArchive::open(&self.cache, apt_dir, suites, arch, refresh).await?;
         match archive.find(package, version).await? {
             Some(found) => Ok((archive, found)),
             None => Err(FetchError::NoPackage {
@@ -153,11 +167,13 @@ impl Fetcher {
         }
     }
 
-    async fn package_file(&self, from: &SourceOrigin, package: &Package) -> Result<PathBuf, FetchError> {
-        let SourceOrigin::Apt(source) = from else {
-            return Err(FetchError::Interrupted);
-        };
-        let (archive, found) = self.find_package(source, Some(&package.version)).await?;
+    pub(super) async fn package_file(
+        &self,
+        source: &AptSource,
+        package: &Package,
+        arch: Architecture,
+    ) -> Result<PathBuf, FetchError> {
+        let (archive, found) = self.find_package(source, Some(&package.version), arch).await?;
         let files = archive.download(&[found]).await?;
         files.into_iter().next().ok_or(FetchError::Interrupted)
     }
@@ -167,8 +183,16 @@ impl Fetcher {
 const TREE: &str = "tree";
 
 /// A source is not compiled for its own architecture: packages of this machine's do.
-fn native() -> Architecture {
+pub(super) fn native() -> Architecture {
     if cfg!(target_arch = "aarch64") { Architecture::Arm64 } else { Architecture::Amd64 }
+}
+
+/// Where a search's result is recorded.
+fn package_key(source: &AptSource, arch: Architecture) -> String {
+    let AptSource { package, version, suites } = source;
+    let parts = apt::key_parts(suites);
+    let head = [FORMAT, arch.as_str(), package, version.as_deref().unwrap_or_default()];
+    digest::of_parts(head.into_iter().chain(parts.iter().map(String::as_str)))
 }
 
 fn identity(spec: &SourceSpec, content: &Content) -> String {
@@ -225,10 +249,7 @@ fn lay_out(
     let base = match inner {
         None => base,
         Some(inner) => {
-            let archive = base.join(plain_path(inner)?);
-            if !contains(&base, &archive) || !archive.is_file() {
-                return Err(absent(inner, &base)?);
-            }
+            let archive = only_match(&base, inner, "file", Path::is_file)?;
             let unpacked = dir.join("inner");
             fs::create_dir(&unpacked).map_err(io_error("create", &unpacked))?;
             unpack(stop, &archive, &unpacked, inner)?;
@@ -247,24 +268,34 @@ fn lay_out(
 
 /// The directory that `subdir` names: a relative path whose last component may hold one `*`.
 fn pick(base: &Path, subdir: Option<&str>) -> Result<PathBuf, FetchError> {
-    let Some(subdir) = subdir else {
-        return Ok(base.to_owned());
-    };
-    let pattern = plain_path(subdir)?;
+    match subdir {
+        None => Ok(base.to_owned()),
+        Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
+    }
+}
+
+/// What a relative path names, whose last component may hold one `*`.
+fn only_match(
+    base: &Path,
+    path: &str,
+    kind: &str,
+    is_kind: fn(&Path) -> bool,
+) -> Result<PathBuf, FetchError> {
+    let pattern = plain_path(path)?;
     let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
     let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
     if !contains(base, &parent) || !parent.is_dir() {
-        return Err(absent(subdir, base)?);
+        return Err(absent(path, base)?);
     }
     let names = names_in(&parent)?;
     let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| matches(last, name)));
     let mut found =
-        matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && path.is_dir());
+        matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && is_kind(path));
     match (found.next(), found.next()) {
         (Some(only), None) => Ok(only),
-        (None, _) => Err(absent(subdir, &parent)?),
+        (None, _) => Err(absent(path, &parent)?),
         (Some(_), Some(_)) => Err(FetchError::Layout {
-            wanted: format!("one directory {subdir:?}"),
+            wanted: format!("one {kind} {path:?}"),
             what: "the source".to_owned(),
             found: format!("several match among {}", listing(&names)),
         }),

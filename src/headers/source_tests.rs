@@ -83,6 +83,48 @@ async fn an_archive_inside_an_archive() {
     insta::assert_snapshot!(error, @r#"find "absent.tar" in the source: there is usr"#);
 }
 
+/// As OFED's source tarball has its kernel tree: the name of the archive inside holds a version.
+#[tokio::test]
+async fn an_archive_inside_an_archive_by_a_pattern() {
+    let scene = Scene::new();
+    scene.tarball("inner.tar", &[("ofed-1.0/configure", b"c")]);
+    let inner = fs::read(scene.root().join("inner.tar")).unwrap();
+    scene.tarball(
+        "outer.tar",
+        &[("SOURCES/ofed_1.0.orig.tar.gz", &inner), ("SOURCES/other_2.tar.gz", &inner)],
+    );
+    let json = |unpack: &str| {
+        format!(r#""from": {{"path": {{"path": "outer.tar"}}}}, "unpack": "{unpack}", "subdir": "ofed-*""#)
+    };
+    let found = scene.source(&json("SOURCES/ofed_*.orig.tar.gz")).await.unwrap();
+    assert_eq!(fs::read(found.root.join("configure")).unwrap(), b"c");
+    let several = scene.source(&json("SOURCES/*.tar.gz")).await.unwrap_err();
+    insta::assert_snapshot!(several, @r#"find one file "SOURCES/*.tar.gz" in the source: several match among ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
+    let none = scene.source(&json("SOURCES/mlnx*")).await.unwrap_err();
+    insta::assert_snapshot!(none, @r#"find "SOURCES/mlnx*" in the source: there is ofed_1.0.orig.tar.gz, other_2.tar.gz"#);
+}
+
+/// Names that no honest archive has; `Scene::tarball` would not write them.
+#[tokio::test]
+async fn an_archive_that_reaches_outside_is_refused_with_what_to_do() {
+    let scene = Scene::new();
+    for name in ["../escaped", "/escaped", "a/../../escaped"] {
+        let mut header = tar::Header::new_ustar();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_size(0);
+        header.set_mode(0o644);
+        header.set_cksum();
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append(&header, &[][..]).unwrap();
+        scene.write("d.tar", &builder.into_inner().unwrap());
+        let error = scene.source(r#""from": {"path": {"path": "d.tar"}}"#).await.unwrap_err();
+        let text = crate::controller::chain(&error);
+        assert!(text.contains(&format!("entry {name:?} would be outside the archive's own tree")), "{text}");
+        assert!(error.hint().unwrap().contains("look where it came from"));
+        assert_eq!(names_in(&scene.dir.path().join("cache/sources")).unwrap(), Vec::<OsString>::new());
+    }
+}
+
 #[tokio::test]
 async fn a_directory_is_used_where_it_lies() {
     let scene = Scene::new();

@@ -83,8 +83,8 @@ rules! {
     PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
         "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
     /// What mmdebstrap and apt-get take as a package to install.
-    PackageToInstall: "^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?([=/][A-Za-z0-9.+~:-]+)?$",
-        "a package to install: `name`, `name:arch`, `name=version` or `name/suite`";
+    PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
+        "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it stands for the driver's";
     /// A Debian package's version.
     PackageVersion: "^[0-9A-Za-z][A-Za-z0-9.+~:-]*$", "a package version: letters, digits and `.+~:-`";
     /// A suite of a Debian-like archive.
@@ -103,11 +103,7 @@ rules! {
     Sha256: "^[0-9A-Fa-f]{64}$", "a sha256: 64 hexadecimal digits";
     /// A file on this machine, absolute or relative to the definitions directory.
     LocalPath: r"^[^\x00-\x1f\x7f]+$", "a path";
-    /// A path inside a tree that farrier unpacked.
-    InnerPath: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
-        "a relative path that stays inside: no `/` at its start, no `.`, `..` or empty component",
-        stays_inside;
-    /// The same; the last component may hold one `*`.
+    /// A path inside a tree that farrier unpacked; the last component may hold one `*`.
     InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
         |text: &str| stays_inside(text) && one_star_at_the_end(text);
@@ -259,6 +255,9 @@ mod tests {
         assert!(PackagePattern::accepts("linux-headers-{{release}}"));
         assert!(!PackageToInstall::accepts("gcc; id"));
         assert!(PackageToInstall::accepts("gcc-12=12.2.0-14+deb12u1"));
+        assert!(PackageToInstall::accepts("nvidia-smi={{version}}-*"));
+        assert!(!PackageToInstall::accepts("nvidia-smi={{release}}"));
+        assert!(!PackageToInstall::accepts("nvidia-*"));
         assert!(!Mirror::accepts("http://x/ [trusted=yes]"));
         assert!(!DnsName::accepts("a..b"));
         assert!(!ModuleName::accepts("nvidia.ko"));
@@ -270,9 +269,9 @@ mod tests {
     #[test]
     fn inner_paths_stay_inside() {
         for path in ["", "/etc", "..", "a/../..", "./a", "a//b", "a/", "a\nb"] {
-            assert!(!InnerPath::accepts(path), "{path:?} was accepted");
+            assert!(!InnerPattern::accepts(path), "{path:?} was accepted");
         }
-        assert!(InnerPath::accepts("usr/src/nvidia-open-kernel.tar.xz"));
+        assert!(InnerPattern::accepts("usr/src/nvidia-open-kernel.tar.xz"));
         assert!(InnerPattern::accepts("usr/src/mstflint-*"));
         assert!(!InnerPattern::accepts("usr/*/mstflint"));
         assert!(!InnerPattern::accepts("usr/src/*-*"));

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
 use super::{
-    BuildSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
+    BuildSpec, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
     checked::{
         self, Argument, EnvName, ExposedPath, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule,
         TemplateName, VariableName,
@@ -188,6 +188,19 @@ pub struct DriverImageSpec {
     pub rollout: Vec<RolloutSpec>,
 }
 
+/// What [`RuntimeSpec::entrypoint`] starts with where farrier puts `driver-entrypoint` into the image.
+const DRIVER_ENTRYPOINTS: [&str; 4] =
+    ["driver-entrypoint", "nvidia-driver", "/usr/bin/driver-entrypoint", "/usr/bin/nvidia-driver"];
+
+impl DriverImageSpec {
+    /// Does farrier add `driver-entrypoint` to the image? Not where the engine makes all of it.
+    pub fn holds_entrypoint(&self) -> bool {
+        let first = self.runtime.entrypoint.first();
+        self.output == Output::Payload
+            && first.is_some_and(|name| DRIVER_ENTRYPOINTS.contains(&name.as_str()))
+    }
+}
+
 /// The Network Operator's precompiled form, see `contracts.md` section 3.
 fn default_tags() -> Vec<String> {
     vec!["{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}".to_owned()]
@@ -294,7 +307,8 @@ pub struct RuntimeSpec {
     /// The image below the payload; nothing when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<RuntimeBase>,
-    /// The image's entrypoint.
+    /// The image's entrypoint. Where it starts with `driver-entrypoint` or `nvidia-driver`, farrier adds that program
+    /// (`/usr/bin/driver-entrypoint`, and `nvidia-driver` as a link to it) as a layer of its own.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",
@@ -315,8 +329,11 @@ pub struct RuntimeSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum RuntimeBase {
-    /// Made with mmdebstrap from packages.
+    /// Made with mmdebstrap from packages. In a version that `include` names, `{{version}}` stands for the driver's:
+    /// `nvidia-smi={{version}}-*`.
     Bootstrap(crate::kernel::BootstrapSpec),
+    /// One static busybox.
+    Minimal(MinimalSpec),
     /// A reference to an image that exists, with its tag or digest.
     Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
 }

@@ -5,6 +5,7 @@ mod chain;
 pub mod checked;
 mod definition;
 mod input_hash;
+mod minimal;
 mod need;
 mod reference;
 mod rollout;
@@ -19,6 +20,7 @@ pub use definition::{
     NodeSelector, OnConflict, Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
 pub use input_hash::{InputHash, InputHashError, InputHasher};
+pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
 pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     ImageName,
     checked::{
-        self, Component, Download, InnerPath, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion,
-        Rule, Sha256, Suite,
+        self, Component, Download, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion, Rule,
+        Sha256, Suite,
     },
 };
 use crate::kernel::AptSuites;
@@ -22,10 +22,11 @@ pub struct SourceSpec {
     pub name: ImageName,
     /// Where it comes from: exactly one of `path`, `url`, `apt`.
     pub from: SourceOrigin,
-    /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the
-    /// tree (`usr/src/nvidia-open-kernel.tar.xz`).
+    /// An archive inside the fetched tree that is unpacked in its place, as a path relative to the tree in which the
+    /// last component may hold one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`); it must match
+    /// exactly once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = InnerPath::PATTERN))]
+    #[schemars(regex(pattern = InnerPattern::PATTERN))]
     pub unpack: Option<String>,
     /// The part of the (unpacked) tree that is used, as a relative path in which the last component
     /// may hold one `*`; it must match exactly once. Default: the whole tree.
@@ -48,7 +49,8 @@ pub enum SourceOrigin {
         #[schemars(regex(pattern = Sha256::PATTERN))]
         sha256: Option<String>,
     },
-    /// A download; archives are unpacked.
+    /// A download. Archives are unpacked: tar (plain, gzip, xz, zstd), packages (`.deb`, `.rpm`), and self-extracting
+    /// ones (`.run`), which are not run.
     Url {
         /// The address, `http` or `https`.
         #[serde(deserialize_with = "checked::one::<Download, _>")]

@@ -251,6 +251,31 @@ pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> 
     families.iter().find(|family| family.spec.matches.is_match(target))
 }
 
+impl BootstrapSpec {
+    /// With the driver's version where a package's asks for it: a base for the user space of exactly that driver.
+    #[must_use]
+    pub fn for_version(&self, version: &str) -> Self {
+        let include = self.include.iter().map(|package| fill_version(package, version)).collect();
+        Self { include, ..self.clone() }
+    }
+
+    /// The first package whose version depends on a driver's.
+    pub fn package_of_a_driver(&self) -> Option<usize> {
+        self.include.iter().position(|package| package.contains("{{"))
+    }
+}
+
+/// Puts the version in the place of each `{{version}}`, whatever blanks it has.
+fn fill_version(package: &str, version: &str) -> String {
+    let mut parts = package.split("{{");
+    let mut filled = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        filled.push_str(version);
+        filled.push_str(part.split_once("}}").map_or("", |(_, after)| after));
+    }
+    filled
+}
+
 impl FamilyMatch {
     /// Does every field that is given match, whatever the release?
     pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
@@ -410,6 +435,18 @@ mod tests {
             assert!(pattern(text).is_err(), "{text:?} was accepted");
         }
         insta::assert_snapshot!(pattern("(6").unwrap_err(), @r#""(6" is not a regular expression: unclosed group"#);
+    }
+
+    #[test]
+    fn a_base_follows_the_driver_s_version() {
+        let spec: BootstrapSpec = serde_json::from_value(serde_json::json!({
+            "suite": "bookworm", "include": ["kmod", "nvidia-smi={{version}}-*", "libx={{ version }}"],
+        }))
+        .unwrap();
+        assert_eq!(spec.package_of_a_driver(), Some(1));
+        let filled = spec.for_version("535.261.03");
+        assert_eq!(filled.include, ["kmod", "nvidia-smi=535.261.03-*", "libx=535.261.03"]);
+        assert_eq!((filled.package_of_a_driver(), filled.suite), (None, spec.suite));
     }
 
     #[test]

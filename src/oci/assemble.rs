@@ -17,6 +17,9 @@ pub const CREATED: &str = "1970-01-01T00:00:00Z";
 /// The history's word for a layer that farrier put on a base. [`super::assemble_union`] finds payloads by it.
 pub(super) const PAYLOAD_HISTORY: &str = "farrier: payload";
 
+/// The same for the layer with `driver-entrypoint`, which counts as the base's in a union: its images share it.
+const ENTRYPOINT_HISTORY: &str = "farrier: driver-entrypoint";
+
 /// Fields that Docker's engine leaves in configurations and that describe its build, not the image.
 const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_version", "id"];
 
@@ -25,6 +28,9 @@ const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_ver
 pub struct Assembly<'a> {
     /// The image below; nothing when absent.
     pub base: Option<&'a Base>,
+    /// The layer with `driver-entrypoint`: over the base and below the payload, so that one more kernel brings no
+    /// layer but its payload.
+    pub entrypoint_layer: Option<&'a Layer>,
     /// The payload, the lowest layer first.
     pub layers: &'a [Layer],
     /// The entrypoint; the base's (and its arguments) when empty.
@@ -59,7 +65,8 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
 
     let descriptor = |media_type, digest: &Digest, size| Descriptor::new(media_type, digest.clone(), size);
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
-    layers.extend(assembly.layers.iter().map(|l| descriptor(l.media_type, &l.digest, l.size)));
+    let own = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
+    layers.extend(own.map(|l| descriptor(l.media_type, &l.digest, l.size)));
 
     let mut notes = assembly.annotations.clone();
     if let Some(base) = assembly.base {
@@ -82,7 +89,8 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
 /// The base's configuration, changed where the payload says so. Fields that farrier does not know
 /// (health checks, stop signals, volumes) stay.
 fn configuration(assembly: &Assembly<'_>) -> Value {
-    let &Assembly { base, layers, entrypoint, env, labels, annotations: _, architecture } = assembly;
+    let &Assembly { base, entrypoint_layer, layers, entrypoint, env, labels, annotations: _, architecture } =
+        assembly;
     let mut config = base.map(|base| base.config.clone()).unwrap_or_default();
     for key in BUILD_LEFTOVERS {
         config.remove(key);
@@ -92,8 +100,8 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
     config.insert("os".to_owned(), "linux".into());
 
     let mut diff_ids = base.map(|base| base.diff_ids.clone()).unwrap_or_default();
-    let history = history(&config, diff_ids.len(), layers.len());
-    diff_ids.extend(layers.iter().map(|layer| layer.diff_id.to_string()));
+    let history = history(&config, diff_ids.len(), entrypoint_layer.is_some(), layers.len());
+    diff_ids.extend(entrypoint_layer.into_iter().chain(layers).map(|layer| layer.diff_id.to_string()));
     config.insert("rootfs".to_owned(), json!({"type": "layers", "diff_ids": diff_ids}));
     config.insert("history".to_owned(), history.into());
 
@@ -140,7 +148,12 @@ fn merge_env(base: Option<&Value>, env: &BTreeMap<String, String>) -> Vec<Value>
 }
 
 /// History must have one entry for each layer; a base whose history does not gets a new one.
-fn history(config: &Map<String, Value>, base_layers: usize, own_layers: usize) -> Vec<Value> {
+fn history(
+    config: &Map<String, Value>,
+    base_layers: usize,
+    entrypoint: bool,
+    payload_layers: usize,
+) -> Vec<Value> {
     let entry = |by: &str| json!({"created": CREATED, "created_by": by});
     let layers_of = |entries: &[Value]| {
         entries.iter().filter(|e| !e.get("empty_layer").and_then(Value::as_bool).unwrap_or(false)).count()
@@ -149,7 +162,8 @@ fn history(config: &Map<String, Value>, base_layers: usize, own_layers: usize) -
         Some(Value::Array(old)) if layers_of(old) == base_layers => old.clone(),
         _ => vec![entry("base image"); base_layers],
     };
-    entries.extend(vec![entry(PAYLOAD_HISTORY); own_layers]);
+    entries.extend(entrypoint.then(|| entry(ENTRYPOINT_HISTORY)));
+    entries.extend(vec![entry(PAYLOAD_HISTORY); payload_layers]);
     entries
 }
 
@@ -215,6 +229,7 @@ mod tests {
         let base = docker_base(|_, _| ()).unwrap();
         let assembled = assemble(&Assembly {
             base: Some(&base),
+            entrypoint_layer: None,
             layers: &[layer("payload")],
             entrypoint: &["driver-entrypoint".to_owned(), "mofed".to_owned()],
             env: &texts(&[("A", "new"), ("B", "added")]),
@@ -237,6 +252,7 @@ mod tests {
         let empty = BTreeMap::new();
         let assembly = Assembly {
             base: None,
+            entrypoint_layer: None,
             layers: &[layer("a"), layer("b")],
             entrypoint: &[],
             env: &empty,

@@ -88,6 +88,7 @@ pub fn assemble_union(parts: &[UnionPart], notes: &UnionNotes<'_>) -> Result<Ass
     }
     assemble(&Assembly {
         base: Some(&whole),
+        entrypoint_layer: None,
         layers: &[],
         entrypoint: &[],
         env: &std::collections::BTreeMap::new(),
@@ -168,6 +169,7 @@ mod tests {
         let none = BTreeMap::new();
         let made = assemble(&Assembly {
             base,
+            entrypoint_layer: None,
             layers: &[layer],
             entrypoint: &["driver-entrypoint".to_owned()],
             env: &none,
@@ -182,6 +184,50 @@ mod tests {
             manifest: made.manifest,
             config: made.config,
         }
+    }
+
+    /// The parts' images each have the layer with `driver-entrypoint`; the union has it once.
+    #[test]
+    fn driver_entrypoint_is_there_once() {
+        let below = base("1.0");
+        let whole = |kernel: &str| {
+            let mut made = part(Some(&below), kernel, |_| ());
+            let facts = ImageFacts {
+                kernel_release: Some(kernel.parse().unwrap()),
+                verdict: Some(Verdict::Loads),
+                ..ImageFacts::default()
+            };
+            let layer = |name: &str| Layer {
+                digest: Digest::of(name.as_bytes()),
+                diff_id: Digest::of(format!("{name}.tar").as_bytes()),
+                size: 10,
+                media_type: media_type::OCI_LAYER_GZIP,
+            };
+            let none = BTreeMap::new();
+            let assembled = assemble(&Assembly {
+                base: Some(&below),
+                entrypoint_layer: Some(&layer("entrypoint")),
+                layers: &[layer(kernel)],
+                entrypoint: &["driver-entrypoint".to_owned()],
+                env: &none,
+                labels: &none,
+                annotations: &facts.to_annotations(),
+                architecture: Architecture::Amd64,
+            })
+            .unwrap();
+            (made.digest, made.manifest, made.config) =
+                (assembled.digest, assembled.manifest, assembled.config);
+            made
+        };
+        let made = union(&[whole("6.1.0-1"), whole("6.1.0-2")]).unwrap();
+        let layers = ImageManifest::parse(&made.manifest).unwrap().layers;
+        let digests: Vec<_> = layers.iter().map(|layer| layer.digest.clone()).collect();
+        let expected = ["1.0", "entrypoint", "6.1.0-1", "6.1.0-2"].map(|name| Digest::of(name.as_bytes()));
+        assert_eq!(digests, expected);
+        let config: Value = serde_json::from_slice(&made.config).unwrap();
+        let history: Vec<_> =
+            config["history"].as_array().unwrap().iter().map(|e| e["created_by"].clone()).collect();
+        assert_eq!(history, ["ADD", "farrier: driver-entrypoint", PAYLOAD_HISTORY, PAYLOAD_HISTORY]);
     }
 
     fn base(name: &str) -> Base {

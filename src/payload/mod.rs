@@ -1,6 +1,7 @@
 //! Adapter: the tree that a build leaves: its modules, and the layers that the image takes from it.
 
 mod archive_image;
+mod entrypoint;
 mod exposed;
 mod image_tree;
 mod layer;
@@ -8,6 +9,9 @@ mod modules;
 mod reuse;
 
 pub use archive_image::{ArchiveImage, ImportError, extract_modules, import_docker_archive};
+#[cfg(test)]
+pub use entrypoint::elf_program;
+pub use entrypoint::{Entrypoint, EntrypointError};
 pub use exposed::{
     Exposed, ExposedError, expose, read_exposed, read_symbol_tables, unpack_exposed, unpack_modules,
 };

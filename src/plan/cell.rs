@@ -10,7 +10,7 @@ use crate::{
         Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
         PatchSpec, ReferenceError, Repository, RuntimeSpec, SourceSpec, TagInputs, Version, render_tags,
     },
-    kernel::{KernelFamily, KernelLabel, KernelTarget, match_family},
+    kernel::{Architecture, KernelFamily, KernelLabel, KernelTarget, match_family},
     template::{TemplateContext, Templates},
 };
 
@@ -29,6 +29,17 @@ pub struct ResolvedImage {
     pub patches: BTreeMap<usize, String>,
     /// Identity of the runtime base, where the image has one.
     pub base_identity: Option<String>,
+    /// The `driver-entrypoint` that farrier puts into the image, where it does.
+    pub entrypoint: Option<EntrypointBinary>,
+}
+
+/// The `driver-entrypoint` at hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntrypointBinary {
+    /// Digest of its bytes.
+    pub digest: Digest,
+    /// What it runs on.
+    pub arch: Architecture,
 }
 
 /// Where images are kept.
@@ -353,7 +364,7 @@ fn recipe(inputs: &HashInputs<'_>, family: &ImageName, dockerfile: &str) -> Resu
 
 /// Adds what the definition says and what it was resolved to.
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
-    let HashInputs { spec, resolved, patches, toolchain: _, headers: _, target: _ } = inputs;
+    let HashInputs { spec, resolved, patches, toolchain: _, headers: _, target } = inputs;
     // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
     // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
     let DriverImageSpec {
@@ -413,7 +424,25 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
             return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
         }
     }
+    // Images without it keep their hash.
+    if spec.holds_entrypoint() {
+        hasher.add("driver-entrypoint", entrypoint_digest(resolved, target.arch)?.as_str());
+    }
     Ok(())
+}
+
+/// The binary that goes into an image of this architecture.
+fn entrypoint_digest(resolved: &ResolvedImage, arch: Architecture) -> Result<&Digest, SkipReason> {
+    let unresolved = |detail| Err(SkipReason::Unresolved { detail });
+    match &resolved.entrypoint {
+        Some(binary) if binary.arch == arch => Ok(&binary.digest),
+        Some(binary) => unresolved(format!(
+            "the driver-entrypoint at hand is for {}, and the target is {arch} (build it with `cargo build --profile \
+             entrypoint` in entrypoint/ for {arch}, and name it with --entrypoint)",
+            binary.arch
+        )),
+        None => unresolved("driver-entrypoint was not looked up".to_owned()),
+    }
 }
 
 /// The canonical form of a part of a definition: JSON with fields in the order of their declaration and

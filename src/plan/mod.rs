@@ -38,7 +38,8 @@ pub use announced::{
 };
 pub use budget::Budget;
 pub use cell::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, TreeKey, cell_for,
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, EntrypointBinary, ImageLocation, ResolvedImage,
+    TreeKey, cell_for,
 };
 pub use deadline::next_deadline;
 pub use decide::{

@@ -10,6 +10,7 @@ fn image(variant: &str) -> crate::oci::Assembled {
     let labels = BTreeMap::from([("variant".to_owned(), variant.to_owned())]);
     assemble(&Assembly {
         base: None,
+        entrypoint_layer: None,
         layers: &[],
         entrypoint: &[],
         env: &empty,

@@ -45,6 +45,7 @@ pub fn publish(cell: &Value, verdict: Verdict) -> String {
     };
     let assembled = assemble(&Assembly {
         base: None,
+        entrypoint_layer: None,
         layers: &[layer],
         entrypoint: &["/driver".to_owned()],
         env: &BTreeMap::new(),

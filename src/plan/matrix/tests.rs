@@ -1,10 +1,10 @@
 use super::super::{
-    CellInputs, SkipReason, cell_for,
+    CellInputs, EntrypointBinary, SkipReason, cell_for,
     fixtures::{K47, K48, World, image, name, resolved},
 };
 use crate::{
-    image::{InputHash, Output, RuntimeBase},
-    kernel::KernelTarget,
+    image::{Digest, InputHash, Output, RuntimeBase},
+    kernel::{Architecture, KernelTarget},
     template::Templates,
 };
 
@@ -148,6 +148,10 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     fn found(world: &mut World) -> &mut super::super::ResolvedImage {
         world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap()
     }
+    fn entrypoint(world: &mut World, bytes: &[u8]) {
+        starts_with(world, "driver-entrypoint");
+        found(world).entrypoint = Some(binary(bytes, Architecture::Amd64));
+    }
     let same = hash(|_| ());
     for change in [
         (|w| w.image("mft").spec.rollout.clear()) as fn(&mut World),
@@ -171,6 +175,8 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
             w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b".to_owned()));
             found(w).base_identity = Some("sha256:3".to_owned());
         },
+        |w| entrypoint(w, b"1"),
+        |w| entrypoint(w, b"2"),
         |w| drop(w.toolchains.insert(name("debian-12"), Ok("toolchain-2".to_owned()))),
         |w| drop(w.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned())),
         |w| {
@@ -183,6 +189,33 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     .into();
     let distinct: std::collections::BTreeSet<_> = different.iter().chain([&same]).collect();
     assert_eq!(distinct.len(), different.len() + 1);
+}
+
+fn starts_with(world: &mut World, program: &str) {
+    world.image("mft").spec.runtime.entrypoint = vec![program.to_owned(), "generic".to_owned()];
+}
+
+fn binary(bytes: &[u8], arch: Architecture) -> EntrypointBinary {
+    EntrypointBinary { digest: Digest::of(bytes), arch }
+}
+
+#[test]
+fn an_image_that_starts_with_driver_entrypoint_needs_one_that_runs_there() {
+    let why = |program: &str, entrypoint: Option<EntrypointBinary>| {
+        let mut world = World::new(&[K47]);
+        starts_with(&mut world, program);
+        world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().entrypoint = entrypoint;
+        let matrix = world.matrix();
+        assert_eq!(matrix.cells.len() + matrix.skipped.len(), 1);
+        matrix.skipped.first().map(|skipped| skipped.why.to_string())
+    };
+    assert_eq!(why("sleep", None), None);
+    for program in ["driver-entrypoint", "nvidia-driver", "/usr/bin/nvidia-driver"] {
+        assert_eq!(why(program, Some(binary(b"1", Architecture::Amd64))), None);
+        assert!(why(program, None).unwrap().contains("was not looked up"));
+        let other = why(program, Some(binary(b"1", Architecture::Arm64))).unwrap();
+        assert!(other.contains("is for arm64, and the target is amd64 (build it with"), "{other}");
+    }
 }
 
 #[test]

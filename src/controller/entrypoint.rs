@@ -1,0 +1,101 @@
+//! Adapter: the `driver-entrypoint` that images get: read once, so that the plan's digest and the image's layer are
+//! of the same bytes whatever becomes of the file meanwhile.
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokio::sync::OnceCell;
+
+use super::{TargetError, build::blocking};
+use crate::{boot, kernel::Architecture, oci::Layer, payload::Entrypoint};
+
+/// The binary and its layer, each made when the first image asks for it, and once for all clones.
+#[derive(Clone, Debug, Default)]
+pub struct LazyEntrypoint {
+    given: Option<PathBuf>,
+    binary: Arc<OnceCell<Arc<Entrypoint>>>,
+    layer: Arc<OnceCell<(Layer, Vec<u8>)>>,
+}
+
+impl LazyEntrypoint {
+    /// The given file; without one, that beside farrier's own program.
+    pub fn new(given: Option<PathBuf>) -> Self {
+        Self { given, ..Self::default() }
+    }
+
+    /// The binary, read now if it was not.
+    pub(super) async fn binary(&self) -> Result<&Arc<Entrypoint>, TargetError> {
+        let read = || async {
+            let path = boot::find_entrypoint(self.given.as_deref())?;
+            blocking(move || Ok(Arc::new(Entrypoint::read(&path)?))).await
+        };
+        self.binary.get_or_try_init(read).await
+    }
+
+    /// Writes the layer for an image of the architecture.
+    pub(super) async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer, TargetError> {
+        let binary = self.binary().await?;
+        binary.runs_on(arch)?;
+        let binary = Arc::clone(binary);
+        let made = self.layer.get_or_try_init(|| blocking(move || Ok(binary.layer()?)));
+        let (layer, bytes) = made.await?;
+        tokio::fs::write(&out, bytes).await.map_err(|source| TargetError::Input { path: out, source })?;
+        Ok(layer.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::{
+        controller::testing::{Bench, K9, K10, module},
+        oci::{Descriptor, ImageManifest},
+        payload::elf_program,
+    };
+
+    async fn layers(bench: &Bench, release: &str) -> Vec<Descriptor> {
+        let reference = bench.cell(release).await.reference;
+        let registry = &bench.controller.registry;
+        let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
+        ImageManifest::parse(&stored.bytes).unwrap().layers
+    }
+
+    fn bench() -> Bench {
+        Bench::new(&json!({"runtime": {"entrypoint": ["driver-entrypoint", "generic", "m"]}}))
+    }
+
+    #[tokio::test]
+    async fn one_more_kernel_is_one_more_payload_over_the_same_entrypoint() {
+        let bench = bench();
+        let path = bench.controller.definitions.root.join("driver-entrypoint");
+        std::fs::write(&path, elf_program(62, 1)).unwrap();
+        let first = bench.publish(K9, &[&module()]).await.unwrap();
+        // What became of the file since does not matter: the plan was made with what it was.
+        std::fs::remove_file(path).unwrap();
+        let second = bench.publish(K10, &[&module()]).await.unwrap();
+        let [first_layers, second_layers] = [layers(&bench, K9).await, layers(&bench, K10).await];
+        assert_eq!((first_layers.len(), second_layers.len()), (2, 2));
+        assert_eq!(first_layers[0], second_layers[0]);
+        assert_ne!(first_layers[1], second_layers[1]);
+        // The two payloads differ by a few bytes, the entrypoint's layer has hundreds.
+        assert!(second.pushed_bytes < first.pushed_bytes, "{second:?} after {first:?}");
+    }
+
+    #[tokio::test]
+    async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
+        let bench = bench();
+        let name = "x".parse().unwrap();
+        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let text = crate::controller::chain(&error);
+        assert!(
+            text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
+            "{text}"
+        );
+        // An arm64 one is not for this target.
+        let path = bench.controller.definitions.root.join("driver-entrypoint");
+        std::fs::write(path, elf_program(183, 1)).unwrap();
+        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let text = crate::controller::chain(&error);
+        assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
+    }
+}

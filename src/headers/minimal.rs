@@ -1,0 +1,343 @@
+//! Adapter: the minimal base: a static busybox out of its package, as a layer.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::BufWriter,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use super::{
+    FetchError, Fetcher, RootFs,
+    blocking::blocking,
+    bootstrap::{self, LAYER},
+    digest, io_error,
+    source::{Package, native},
+    unpack,
+};
+use crate::{
+    image::MinimalSpec,
+    kernel::Architecture,
+    oci::{EntryKind, LayerError, LayerWriter},
+};
+
+/// Changes when the same package gives another base.
+const FORMAT: &str = "minimal-1";
+const KIND: &str = "minimal";
+const MTIME: u64 = 0;
+
+/// Where packages keep the binary: Debian 12 and 13.
+const BUSYBOX: [&str; 2] = ["bin/busybox", "usr/bin/busybox"];
+
+/// What probes, people at a container's shell and small scripts call. Not what goes to the network.
+const TOOLS: [&str; 85] = [
+    "[",
+    "ash",
+    "awk",
+    "base64",
+    "basename",
+    "cat",
+    "chmod",
+    "chown",
+    "chroot",
+    "cmp",
+    "cp",
+    "cut",
+    "date",
+    "dd",
+    "depmod",
+    "df",
+    "diff",
+    "dirname",
+    "dmesg",
+    "du",
+    "echo",
+    "egrep",
+    "env",
+    "expr",
+    "false",
+    "fgrep",
+    "find",
+    "free",
+    "getopt",
+    "grep",
+    "gunzip",
+    "gzip",
+    "head",
+    "hexdump",
+    "hostname",
+    "id",
+    "insmod",
+    "kill",
+    "less",
+    "ln",
+    "ls",
+    "lsmod",
+    "md5sum",
+    "mkdir",
+    "mknod",
+    "mktemp",
+    "modinfo",
+    "modprobe",
+    "more",
+    "mount",
+    "mv",
+    "nproc",
+    "nsenter",
+    "od",
+    "pidof",
+    "printf",
+    "ps",
+    "pwd",
+    "readlink",
+    "realpath",
+    "rm",
+    "rmdir",
+    "rmmod",
+    "sed",
+    "seq",
+    "sh",
+    "sha256sum",
+    "sleep",
+    "sort",
+    "stat",
+    "sync",
+    "sysctl",
+    "tail",
+    "tar",
+    "tee",
+    "test",
+    "timeout",
+    "top",
+    "touch",
+    "tr",
+    "true",
+    "umount",
+    "uname",
+    "uniq",
+    "wc",
+];
+
+/// Directories, with their modes: where the kernel's file systems are mounted, and what payloads and operators'
+/// mounts build on.
+const DIRECTORIES: [(&str, u32); 20] = [
+    ("bin", 0o755),
+    ("dev", 0o755),
+    ("etc", 0o755),
+    ("etc/modprobe.d", 0o755),
+    ("host", 0o755),
+    ("lib", 0o755),
+    ("lib/firmware", 0o755),
+    ("lib/modules", 0o755),
+    ("mnt", 0o755),
+    ("proc", 0o755),
+    ("root", 0o700),
+    ("run", 0o755),
+    ("sys", 0o755),
+    ("tmp", 0o1777),
+    ("usr", 0o755),
+    ("usr/bin", 0o755),
+    ("usr/src", 0o755),
+    ("var", 0o755),
+    ("var/log", 0o755),
+    ("var/tmp", 0o1777),
+];
+
+/// Small files. Who looks for a user or the system's name finds one.
+const FILES: [(&str, &str); 3] = [
+    ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+    (
+        "etc/os-release",
+        "ID=farrier-minimal\nNAME=\"farrier minimal base\"\nPRETTY_NAME=\"farrier minimal base\"\n",
+    ),
+    ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
+];
+
+enum Entry {
+    Directory(u32),
+    File(PathBuf, u32),
+    Text(&'static str),
+    Link(&'static str),
+}
+
+impl Fetcher {
+    /// What the base is at this moment, for an input hash: the package of this machine's architecture, which has
+    /// the same version on the others.
+    pub async fn minimal_identity(&self, spec: &MinimalSpec) -> Result<String, FetchError> {
+        self.minimal_key(spec, native()).await
+    }
+
+    /// A hash over everything that decides what the base of an architecture holds: 64 hexadecimal digits. Where the
+    /// archive cannot be asked, what it said last counts: a base does not spoil.
+    pub async fn minimal_key(&self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
+        Ok(key_of(&self.busybox(spec, arch).await?, arch))
+    }
+
+    /// Makes the base, or finds it made.
+    pub async fn minimal(&self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs, FetchError> {
+        let package = self.busybox(spec, arch).await?;
+        let key = key_of(&package, arch);
+        let make = |dir: PathBuf| async move {
+            let file = self.package_file(&spec.source(), &package, arch).await?;
+            blocking(move |stop| write(stop, &file, &dir)).await
+        };
+        let place = self.cache.get_or_make(KIND, &key, make).await?;
+        bootstrap::made(&place, arch)
+    }
+
+    async fn busybox(&self, spec: &MinimalSpec, arch: Architecture) -> Result<Package, FetchError> {
+        let source = spec.source();
+        match self.package(&source, arch).await {
+            Err(error) if error.is_transient() => {
+                let known = self.known_package(&source, arch)?;
+                if known.is_some() {
+                    tracing::warn!(package = source.package, %error, "package archive cannot be asked, using what it said last");
+                }
+                known.ok_or(error)
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+fn key_of(package: &Package, arch: Architecture) -> String {
+    let Package { name, version, sha256, found: _ } = package;
+    digest::of_parts([FORMAT, arch.as_str(), name, version, sha256])
+}
+
+/// Makes the layer in `dir` from the package's file.
+fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError> {
+    let raw = dir.join("raw");
+    fs::create_dir(&raw).map_err(io_error("create", &raw))?;
+    unpack(stop, package, &raw, &package.display().to_string())?;
+    let is_file = |path: &Path| fs::symlink_metadata(raw.join(path)).is_ok_and(|metadata| metadata.is_file());
+    let busybox = BUSYBOX.iter().find(|path| is_file(Path::new(path))).ok_or_else(|| FetchError::Layout {
+        wanted: "bin/busybox".to_owned(),
+        what: package.display().to_string(),
+        found: "the package has none".to_owned(),
+    })?;
+    let mut entries: BTreeMap<PathBuf, Entry> = BTreeMap::new();
+    entries.extend(DIRECTORIES.map(|(path, mode)| (path.into(), Entry::Directory(mode))));
+    entries.extend(FILES.map(|(path, text)| (path.into(), Entry::Text(text))));
+    entries.extend(TOOLS.map(|tool| (Path::new("bin").join(tool), Entry::Link("busybox"))));
+    entries.insert("bin/busybox".into(), Entry::File(raw.join(busybox), 0o755));
+    // Its licence asks that it goes where the program goes.
+    let copyright = Path::new("usr/share/doc/busybox-static/copyright");
+    if is_file(copyright) {
+        for parent in copyright.ancestors().skip(1).filter(|path| path.components().count() > 1) {
+            entries.insert(parent.to_owned(), Entry::Directory(0o755));
+        }
+        entries.insert(copyright.to_owned(), Entry::File(raw.join(copyright), 0o644));
+    }
+    let path = dir.join(LAYER);
+    let file = File::create(&path).map_err(io_error("create", &path))?;
+    let failed = |error: LayerError| io_error("write", &path)(std::io::Error::other(error));
+    let mut writer = LayerWriter::new(BufWriter::new(file), MTIME);
+    for (path, entry) in &entries {
+        match entry {
+            Entry::Directory(mode) => writer.entry(path, *mode, EntryKind::Directory),
+            Entry::Link(target) => {
+                writer.entry(path, 0o777, EntryKind::Symlink { target: Path::new(target) })
+            }
+            Entry::Text(text) => {
+                let mut content = text.as_bytes();
+                let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
+                writer.entry(path, 0o644, kind)
+            }
+            Entry::File(source, mode) => {
+                let mut content = File::open(source).map_err(io_error("open", source))?;
+                let size = content.metadata().map_err(io_error("read", source))?.len();
+                writer.entry(path, *mode, EntryKind::File { size, content: &mut content })
+            }
+        }
+        .map_err(failed)?;
+    }
+    let (layer, _) = writer.finish().map_err(failed)?;
+    bootstrap::record(dir, &layer.digest, &layer.diff_id, layer.size)?;
+    fs::remove_dir_all(&raw).map_err(io_error("remove", &raw))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        io::{Read as _, Write as _},
+        process::Command,
+    };
+
+    use super::*;
+    use crate::oci::LayerReader;
+
+    /// A package as `dpkg-deb` makes it.
+    fn package(dir: &Path, path: &str) -> PathBuf {
+        let root = dir.join("package");
+        for (file, text) in [
+            (path, "#!/bin/true\n"),
+            ("usr/share/doc/busybox-static/copyright", "GPL-2\n"),
+            (
+                "DEBIAN/control",
+                "Package: busybox-static\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x.test>\nDescription: x\n",
+            ),
+        ] {
+            let place = root.join(file);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            File::create(place).unwrap().write_all(text.as_bytes()).unwrap();
+        }
+        let out = dir.join("busybox.deb");
+        let made = Command::new("dpkg-deb").arg("--build").arg(&root).arg(&out).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        out
+    }
+
+    fn made(path: &str) -> Result<(RootFs, tempfile::TempDir), FetchError> {
+        let dir = tempfile::tempdir().unwrap();
+        let package = package(dir.path(), path);
+        let out = dir.path().join("out");
+        fs::create_dir(&out).unwrap();
+        write(&AtomicBool::new(false), &package, &out)?;
+        assert!(!out.join("raw").exists());
+        Ok((bootstrap::made(&out, Architecture::Amd64)?, dir))
+    }
+
+    #[test]
+    fn the_base_has_its_tools_and_the_same_bytes_each_time() {
+        let (root_fs, _dir) = made("bin/busybox").unwrap();
+        assert_eq!(made("bin/busybox").unwrap().0.digest, root_fs.digest);
+        // Wherever the package has it.
+        assert_eq!(made("usr/bin/busybox").unwrap().0.digest, root_fs.digest);
+        let bytes = fs::read(&root_fs.layer).unwrap();
+        assert_eq!(root_fs.digest, crate::image::Digest::of(&bytes));
+        let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());
+        let mut found = BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let mut text = entry.link_name().unwrap().map(|to| to.display().to_string()).unwrap_or_default();
+            entry.read_to_string(&mut text).unwrap();
+            let mode = entry.header().mode().unwrap();
+            found.insert(entry.path().unwrap().display().to_string(), (mode, text));
+        }
+        for tool in ["sh", "ls", "lsmod", "grep", "cat", "ps", "dmesg", "mount"] {
+            assert_eq!(found[&format!("bin/{tool}")], (0o777, "busybox".to_owned()));
+        }
+        assert_eq!(found["bin/busybox"], (0o755, "#!/bin/true\n".to_owned()));
+        assert_eq!(found["tmp/"].0, 0o1777);
+        assert_eq!(found["usr/share/doc/busybox-static/copyright"], (0o644, "GPL-2\n".to_owned()));
+        assert!(found["etc/passwd"].1.starts_with("root:x:0:0:"));
+        assert!(found.contains_key("var/log/") && found.contains_key("lib/modules/"));
+    }
+
+    #[test]
+    fn a_package_without_busybox_is_told() {
+        let error = made("bin/toybox").unwrap_err().to_string();
+        assert!(
+            error.starts_with("find bin/busybox in ") && error.ends_with("the package has none"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn tools_are_named_once() {
+        assert_eq!(TOOLS.iter().collect::<BTreeSet<_>>().len(), TOOLS.len());
+    }
+}

@@ -1,0 +1,225 @@
+//! Adapter: `driver-entrypoint`, the static binary that farrier puts into driver images, as a layer of its own.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use object::{
+    Endianness, elf,
+    read::elf::{FileHeader as _, ProgramHeader as _},
+};
+
+use crate::{
+    image::Digest,
+    kernel::Architecture,
+    oci::{EntryKind, Layer, LayerError, LayerWriter},
+};
+
+/// Where the binary is in images. `/usr` is a directory on every base, usr-merged or not.
+const BINARY: &str = "usr/bin/driver-entrypoint";
+/// What the GPU Operator's DaemonSet calls (contracts.md, section 2); the binary looks at its own name.
+const LINK: (&str, &str) = ("usr/bin/nvidia-driver", "driver-entrypoint");
+/// Ten times what the binary has: whatever is larger is something else.
+const LIMIT: u64 = 64 << 20;
+const MTIME: u64 = 0;
+
+/// Why a file is no `driver-entrypoint`.
+#[derive(Debug, thiserror::Error)]
+pub enum EntrypointError {
+    /// It cannot be read, or is not there.
+    #[error("read driver-entrypoint at {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// It is no program that could run in an image.
+    #[error("use {path} as driver-entrypoint: {why}")]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// It is for other machines than the image.
+    #[error("use {path} as driver-entrypoint: it is for {found}, the image for {wanted}")]
+    Architecture {
+        /// The file.
+        path: PathBuf,
+        /// What it is for.
+        found: Architecture,
+        /// What the image is for.
+        wanted: Architecture,
+    },
+    /// The layer cannot be written.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+}
+
+impl EntrypointError {
+    /// What to do.
+    pub fn hint(&self) -> String {
+        "build it for the image's architecture with `cargo build --profile entrypoint` in entrypoint/, and put it \
+         beside farrier or name it with --entrypoint"
+            .to_owned()
+    }
+}
+
+/// The binary.
+#[derive(Debug)]
+pub struct Entrypoint {
+    path: PathBuf,
+    /// Digest of its bytes.
+    pub digest: Digest,
+    /// What it runs on.
+    pub arch: Architecture,
+    bytes: Vec<u8>,
+}
+
+impl Entrypoint {
+    /// Reads the binary and sees that it runs without anything beside it. Blocks.
+    pub fn read(path: &Path) -> Result<Self, EntrypointError> {
+        let failed = |source| EntrypointError::Read { path: path.to_owned(), source };
+        let unfit = |why| EntrypointError::Unfit { path: path.to_owned(), why };
+        let mut bytes = Vec::new();
+        File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
+        if bytes.len() as u64 > LIMIT {
+            return Err(unfit("it is larger than 64 MiB"));
+        }
+        let arch = static_program(&bytes).map_err(unfit)?;
+        Ok(Self { path: path.to_owned(), digest: Digest::of(&bytes), arch, bytes })
+    }
+
+    /// Fails where an image is for other machines.
+    pub fn runs_on(&self, wanted: Architecture) -> Result<(), EntrypointError> {
+        if self.arch == wanted {
+            return Ok(());
+        }
+        Err(EntrypointError::Architecture { path: self.path.clone(), found: self.arch, wanted })
+    }
+
+    /// The layer and its bytes: the same for every image and kernel.
+    pub fn layer(&self) -> Result<(Layer, Vec<u8>), EntrypointError> {
+        let mut writer = LayerWriter::new(Vec::new(), MTIME);
+        for directory in ["usr", "usr/bin"] {
+            writer.entry(Path::new(directory), 0o755, EntryKind::Directory)?;
+        }
+        let mut content = self.bytes.as_slice();
+        let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
+        writer.entry(Path::new(BINARY), 0o755, kind)?;
+        let target = Path::new(LINK.1);
+        writer.entry(Path::new(LINK.0), 0o777, EntryKind::Symlink { target })?;
+        Ok(writer.finish()?)
+    }
+}
+
+/// The architecture of a statically linked program.
+fn static_program(bytes: &[u8]) -> Result<Architecture, &'static str> {
+    const NO_PROGRAM: &str = "it is no 64-bit ELF program";
+    let header = elf::FileHeader64::<Endianness>::parse(bytes).map_err(|_| NO_PROGRAM)?;
+    let endian = header.endian().map_err(|_| NO_PROGRAM)?;
+    if ![elf::ET_EXEC, elf::ET_DYN].contains(&header.e_type(endian)) {
+        return Err(NO_PROGRAM);
+    }
+    let segments = header.program_headers(endian, bytes).map_err(|_| NO_PROGRAM)?;
+    if segments.is_empty() {
+        return Err(NO_PROGRAM);
+    }
+    if segments.iter().any(|segment| segment.p_type(endian) == elf::PT_INTERP) {
+        return Err("it is linked dynamically, and a base need not have its loader and libraries");
+    }
+    match header.e_machine(endian) {
+        elf::EM_X86_64 => Ok(Architecture::Amd64),
+        elf::EM_AARCH64 => Ok(Architecture::Arm64),
+        _ => Err("it is for an architecture that farrier does not know"),
+    }
+}
+
+/// An ELF header with one program header: a program for a machine (62 is x86-64), as far as a look at it tells.
+#[cfg(test)]
+pub fn elf_program(machine: u16, segment: u32) -> Vec<u8> {
+    let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
+    bytes.resize(16, 0);
+    bytes.extend([2u16, machine].iter().flat_map(|n| n.to_le_bytes()));
+    bytes.extend(1u32.to_le_bytes());
+    bytes.extend([0u64, 64, 0].iter().flat_map(|n| n.to_le_bytes()));
+    bytes.extend(0u32.to_le_bytes());
+    bytes.extend([64u16, 56, 1, 0, 0, 0].iter().flat_map(|n| n.to_le_bytes()));
+    bytes.extend(segment.to_le_bytes());
+    bytes.resize(64 + 56, 0);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Read as _};
+
+    use super::*;
+    use crate::oci::LayerReader;
+
+    fn read(bytes: &[u8]) -> Result<Entrypoint, EntrypointError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("driver-entrypoint");
+        fs::write(&path, bytes).unwrap();
+        Entrypoint::read(&path)
+    }
+
+    #[test]
+    fn the_layer_holds_the_binary_and_its_other_name() {
+        let binary = elf_program(62, 1);
+        let entrypoint = read(&binary).unwrap();
+        let (layer, bytes) = entrypoint.layer().unwrap();
+        assert_eq!(layer, read(&binary).unwrap().layer().unwrap().0);
+        assert_eq!((&layer.digest, layer.size), (&Digest::of(&bytes), bytes.len() as u64));
+        let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());
+        let mut found = Vec::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let path = entry.path().unwrap().display().to_string();
+            let link = entry.link_name().unwrap().map(|target| target.display().to_string());
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            found.push((path, entry.header().mode().unwrap(), link, content.len()));
+        }
+        assert_eq!(
+            found,
+            [
+                ("usr/".to_owned(), 0o755, None, 0),
+                ("usr/bin/".to_owned(), 0o755, None, 0),
+                ("usr/bin/driver-entrypoint".to_owned(), 0o755, None, binary.len()),
+                ("usr/bin/nvidia-driver".to_owned(), 0o777, Some("driver-entrypoint".to_owned()), 0),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_would_not_run_in_an_image_is_refused() {
+        let said = |bytes: &[u8]| {
+            let error = read(bytes).unwrap_err();
+            assert!(error.hint().contains("--entrypoint"));
+            let text = error.to_string();
+            text.split_once("driver-entrypoint: ").unwrap().1.to_owned()
+        };
+        assert_eq!(said(b"#!/bin/sh\n"), "it is no 64-bit ELF program");
+        assert_eq!(said(&elf_program(62, 1)[..80]), "it is no 64-bit ELF program");
+        assert_eq!(
+            said(&elf_program(62, 3)),
+            "it is linked dynamically, and a base need not have its loader and libraries"
+        );
+        assert_eq!(said(&elf_program(3, 1)), "it is for an architecture that farrier does not know");
+        let arm = read(&elf_program(183, 1)).unwrap();
+        assert!(arm.runs_on(Architecture::Arm64).is_ok());
+        let error = arm.runs_on(Architecture::Amd64).unwrap_err().to_string();
+        assert!(error.ends_with("it is for arm64, the image for amd64"), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_not_there_is_named() {
+        let error = Entrypoint::read(Path::new("/nonexistent/driver-entrypoint")).unwrap_err();
+        assert_eq!(error.to_string(), "read driver-entrypoint at /nonexistent/driver-entrypoint");
+    }
+}
