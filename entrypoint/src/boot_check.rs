@@ -20,7 +20,7 @@ use rustix::{
     termios::{OptionalActions, speed, tcdrain, tcgetattr, tcsetattr},
 };
 
-use crate::{complain, kmsg::KernelLog, modules};
+use crate::{complain, isolated, kmsg::KernelLog};
 
 /// What init could not do.
 struct Fault {
@@ -108,11 +108,11 @@ impl Machine {
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Fault> {
         report.send(&Record::Loading { step: number })?;
         self.log.read();
-        let ended = modules::load(&step.path, &step.parameters).map_err(fault("start a process"))?;
+        let ended = isolated::load(&step.path, &step.parameters).map_err(fault("start a process"))?;
         let messages = self.log.read();
         let oops = self.look_for_oops(ended);
         let stays = ended == Ended::Done;
-        let read_back = if stays { modules::read_back(&step.name) } else { ReadBack::default() };
+        let read_back = if stays { isolated::read_back(&step.name) } else { ReadBack::default() };
         let initialised = stays || messages.iter().any(|message| calls_init(message, &step.name));
         report.send(&Record::Loaded { step: number, ended, initialised, oops, read_back, messages })?;
         Ok(stays)
@@ -123,7 +123,7 @@ impl Machine {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading { step: number })?;
             self.log.read();
-            let ended = modules::unload(&step.name).map_err(fault("start a process"))?;
+            let ended = isolated::unload(&step.name).map_err(fault("start a process"))?;
             let messages = self.log.read();
             let oops = self.look_for_oops(ended);
             report.send(&Record::Unloaded { step: number, ended, oops, messages })?;

@@ -1,0 +1,123 @@
+//! The kernel's calls that change something, behind one trait; and the adapter that makes them. What the kernel
+//! tells in `/proc` and `/sys` is read below [`Paths`](crate::paths::Paths), so that tests give it as files.
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    path::Path,
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    fs::OFlags,
+    io::Errno,
+    mount::{MountPropagationFlags, UnmountFlags, mount_bind_recursive, mount_change, unmount},
+    system::{delete_module, finit_module, init_module, uname},
+};
+
+use crate::{
+    kmsg::KernelLog,
+    modules::file::{Compression, ModuleFile},
+};
+
+/// `MODULE_INIT_COMPRESSED_FILE` (`include/uapi/linux/module.h`, from Linux 5.17 on).
+const COMPRESSED_FILE: i32 = 4;
+
+/// Lines of the kernel's log that an error shows at most.
+const MAX_MESSAGES: usize = 8;
+
+/// What the kernel answers when it does not take a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadRefusal {
+    pub(crate) errno: Errno,
+    /// What it logged meanwhile, oldest first, the last lines only.
+    pub(crate) messages: Vec<String>,
+}
+
+/// What this program asks of the kernel. All of it can be undone or done again.
+pub(crate) trait Kernel {
+    /// `uname -r`.
+    fn release(&self) -> String;
+    /// Loads a module's file.
+    fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal>;
+    /// Unloads a module; one that is in use is left alone (`EAGAIN`).
+    fn unload(&self, name: &str) -> Result<(), Errno>;
+    /// `mount --rbind`.
+    fn bind(&self, from: &Path, to: &Path) -> Result<(), Errno>;
+    /// `umount --lazy`, with everything mounted below.
+    fn unmount(&self, place: &Path) -> Result<(), Errno>;
+    /// `mount --make-rprivate` and the like.
+    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> Result<(), Errno>;
+    /// Waits: for devices to come up, for a reference to be given back.
+    fn pause(&self, time: Duration);
+}
+
+/// The running kernel.
+pub(crate) struct Linux;
+
+impl Kernel for Linux {
+    fn release(&self) -> String {
+        uname().release().to_string_lossy().into_owned()
+    }
+
+    fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal> {
+        let mut log = KernelLog::open().ok();
+        let loaded = insert(file, parameters);
+        loaded.map_err(|errno| {
+            let mut messages = log.as_mut().map(KernelLog::read).unwrap_or_default();
+            let last = messages.split_off(messages.len().saturating_sub(MAX_MESSAGES));
+            LoadRefusal { errno, messages: last }
+        })
+    }
+
+    fn unload(&self, name: &str) -> Result<(), Errno> {
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        // What the flag means is in kernel/module/main.c: try_stop_module() does not wait, and says EWOULDBLOCK.
+        delete_module(&name, OFlags::NONBLOCK.bits().cast_signed())
+    }
+
+    fn bind(&self, from: &Path, to: &Path) -> Result<(), Errno> {
+        mount_bind_recursive(from, to)
+    }
+
+    fn unmount(&self, place: &Path) -> Result<(), Errno> {
+        unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+    }
+
+    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> Result<(), Errno> {
+        mount_change(place, flags)
+    }
+
+    fn pause(&self, time: Duration) {
+        thread::sleep(time);
+    }
+}
+
+/// By its file where the kernel reads that form: it alone can then tell where the module is from, as some kernels
+/// want to know (LoadPin, IMA).
+fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
+    let parameters = CString::new(parameters).map_err(|_| Errno::INVAL)?;
+    let errno = |error: &std::io::Error| Errno::from_io_error(error).unwrap_or(Errno::IO);
+    let flags = match file.compression {
+        Compression::None => Some(0),
+        compression => {
+            (kernels_compression().as_deref() == Some(compression.name())).then_some(COMPRESSED_FILE)
+        }
+    };
+    if let Some(flags) = flags {
+        let opened = File::open(&file.path).map_err(|error| errno(&error))?;
+        match finit_module(opened, &parameters, flags) {
+            // Built without the decompressor after all.
+            Err(Errno::OPNOTSUPP | Errno::INVAL) if flags == COMPRESSED_FILE => {}
+            answer => return answer,
+        }
+    }
+    let bytes = file.read().map_err(|_| Errno::IO)?;
+    init_module(&bytes, &parameters)
+}
+
+/// What the kernel decompresses by itself.
+fn kernels_compression() -> Option<String> {
+    fs::read_to_string("/sys/module/compression").ok().map(|text| text.trim().to_owned())
+}

@@ -1,0 +1,146 @@
+//! A module's file: its compression, and what its `.modinfo` says.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use object::{Endianness, Object, ObjectSection, read::elf::ElfFile64};
+
+use super::{error::ModuleError, kernel_name};
+
+/// Bytes that a module has at most, decompressed: what claims to have more is no module.
+const MAX_SIZE: u64 = 1 << 30;
+
+/// How a module's file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    None,
+    Gzip,
+    Xz,
+    Zstd,
+}
+
+impl Compression {
+    /// As `/sys/module/compression` calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Gzip => "gzip",
+            Self::Xz => "xz",
+            Self::Zstd => "zstd",
+        }
+    }
+}
+
+/// A file with a module in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ModuleFile {
+    pub(crate) path: PathBuf,
+    pub(crate) compression: Compression,
+}
+
+impl ModuleFile {
+    /// The module's name and file, if a path ends as those of modules do.
+    pub(crate) fn of(path: &Path) -> Option<(String, Self)> {
+        let name = path.file_name()?.to_str()?;
+        let endings = [
+            (".ko", Compression::None),
+            (".ko.gz", Compression::Gzip),
+            (".ko.xz", Compression::Xz),
+            (".ko.zst", Compression::Zstd),
+        ];
+        endings.into_iter().find_map(|(ending, compression)| {
+            let name = name.strip_suffix(ending).filter(|name| !name.is_empty())?;
+            Some((kernel_name(name), Self { path: path.to_owned(), compression }))
+        })
+    }
+
+    /// The module, decompressed.
+    pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
+        let file = File::open(&self.path)?;
+        let mut bytes = Vec::new();
+        match self.compression {
+            Compression::None => file.take(MAX_SIZE).read_to_end(&mut bytes),
+            Compression::Gzip => {
+                flate2::read::MultiGzDecoder::new(file).take(MAX_SIZE).read_to_end(&mut bytes)
+            }
+            Compression::Xz => lzma_rust2::XzReader::new(file, true).take(MAX_SIZE).read_to_end(&mut bytes),
+            Compression::Zstd => {
+                let compressed = fs::read(&self.path)?;
+                let decoder = ruzstd::decoding::StreamingDecoder::new(compressed.as_slice());
+                decoder.map_err(io::Error::other)?.take(MAX_SIZE).read_to_end(&mut bytes)
+            }
+        }?;
+        Ok(bytes)
+    }
+
+    /// What it says about itself.
+    pub(crate) fn info(&self) -> Result<ModuleInfo, ModuleError> {
+        let path = || self.path.to_string_lossy().into_owned();
+        let bytes = self.read().map_err(|source| ModuleError::Unreadable { path: path(), source })?;
+        ModuleInfo::parse(&bytes).map_err(|why| ModuleError::Malformed { path: path(), why })
+    }
+}
+
+/// What is read of a module's `.modinfo`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ModuleInfo {
+    /// The modules whose symbols it uses.
+    pub(crate) depends: Vec<String>,
+    /// Modules that are to be loaded before it, and after it, where they are there.
+    pub(crate) soft: SoftDependencies,
+    /// Hash over its sources; empty where it was built without.
+    pub(crate) source_version: String,
+    /// `MODULE_VERSION`.
+    pub(crate) version: String,
+}
+
+/// `softdep: pre: a b post: c`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SoftDependencies {
+    pub(crate) before: Vec<String>,
+    pub(crate) after: Vec<String>,
+}
+
+impl SoftDependencies {
+    /// Adds those that a text names, in the form that `modprobe.d` and `.modinfo` share.
+    pub(crate) fn add(&mut self, text: &str) {
+        let mut into = None;
+        for word in text.split_whitespace() {
+            match (word, &mut into) {
+                ("pre:", into) => *into = Some(false),
+                ("post:", into) => *into = Some(true),
+                (name, Some(false)) => self.before.push(kernel_name(name)),
+                (name, Some(true)) => self.after.push(kernel_name(name)),
+                (_, None) => {}
+            }
+        }
+    }
+}
+
+impl ModuleInfo {
+    /// Of a 64-bit module: farrier's kernels are.
+    fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let elf = ElfFile64::<Endianness>::parse(bytes).map_err(|_| "not a 64-bit ELF file")?;
+        let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
+        let data = section.data().map_err(|_| "its .modinfo is cut off")?;
+        let mut info = Self::default();
+        for entry in data.split(|&byte| byte == 0) {
+            let entry = String::from_utf8_lossy(entry);
+            let Some((field, value)) = entry.split_once('=') else { continue };
+            match field {
+                "depends" => {
+                    let names = value.split(',').filter(|name| !name.trim().is_empty());
+                    info.depends.extend(names.map(kernel_name));
+                }
+                "softdep" => info.soft.add(value),
+                "srcversion" => value.trim().clone_into(&mut info.source_version),
+                "version" => value.trim().clone_into(&mut info.version),
+                _ => {}
+            }
+        }
+        Ok(info)
+    }
+}

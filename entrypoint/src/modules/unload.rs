@@ -1,0 +1,82 @@
+//! Unloads modules, and tells who is in the way.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::{error::ModuleError, kernel_name, loaded::Loaded, users};
+use crate::node::Node;
+
+/// How often a module that is in use is tried again. References of a device that is just going away, or of a
+/// work queue, are given back after moments.
+const TRIES: u32 = 10;
+const BETWEEN_TRIES: Duration = Duration::from_millis(100);
+
+/// Unloads a module. Returns whether it was loaded.
+pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, ModuleError> {
+    let name = kernel_name(name);
+    let mut tries = 1;
+    loop {
+        if !Loaded::read(&node.paths)?.contains(&name) {
+            return Ok(false);
+        }
+        match node.kernel.unload(&name) {
+            Ok(()) => {
+                node.log.step(format!("unloaded module {name}"));
+                return Ok(true);
+            }
+            Err(Errno::NOENT) => return Ok(false),
+            Err(Errno::AGAIN | Errno::BUSY) if tries < TRIES && is_free_of_modules(node, &name)? => {
+                tries += 1;
+                node.kernel.pause(BETWEEN_TRIES);
+            }
+            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(in_the_way(node, name, errno)?),
+            Err(errno) => return Err(ModuleError::Kept { name, errno }),
+        }
+    }
+}
+
+/// Unloads modules in this order; those that are not loaded are passed over. Returns the names of those that were
+/// unloaded. It stops at the first that does not go, and `done` then says what went before.
+pub(crate) fn unload_all<S: AsRef<str>>(
+    node: &Node<'_>,
+    names: &[S],
+    done: &mut Vec<String>,
+) -> Result<(), ModuleError> {
+    for name in names {
+        if unload(node, name.as_ref())? {
+            done.push(kernel_name(name.as_ref()));
+        }
+    }
+    Ok(())
+}
+
+/// Says whether processes stand in the way of unloading a module, before anything is unloaded. References that no
+/// process seems to hold are no reason: they may go with the modules that go first.
+pub(crate) fn check_processes(node: &Node<'_>, loaded: &Loaded, name: &str) -> Result<(), ModuleError> {
+    let Some(module) = loaded.get(name) else { return Ok(()) };
+    let references = module.references.saturating_sub(module.holders.len());
+    if references == 0 {
+        return Ok(());
+    }
+    let by = users::processes(&node.paths, users::devices(&kernel_name(name)));
+    if by.is_empty() { Ok(()) } else { Err(ModuleError::InUse { name: kernel_name(name), references, by }) }
+}
+
+fn is_free_of_modules(node: &Node<'_>, name: &str) -> Result<bool, ModuleError> {
+    Ok(Loaded::read(&node.paths)?.get(name).is_none_or(|module| module.holders.is_empty()))
+}
+
+fn in_the_way(node: &Node<'_>, name: String, errno: Errno) -> Result<ModuleError, ModuleError> {
+    let loaded = Loaded::read(&node.paths)?;
+    Ok(match loaded.get(&name) {
+        Some(module) if !module.holders.is_empty() => {
+            ModuleError::Held { by: module.holders.iter().cloned().collect(), name }
+        }
+        Some(module) if module.references > 0 => {
+            let by = users::processes(&node.paths, users::devices(&name));
+            ModuleError::InUse { name, references: module.references, by }
+        }
+        _ => ModuleError::Kept { name, errno },
+    })
+}

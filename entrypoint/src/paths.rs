@@ -1,0 +1,34 @@
+//! Where things are on the node. Pure: joins paths, touches nothing.
+
+use std::path::{Path, PathBuf};
+
+/// The root that every path of this program is below: `/`, or a directory that stands in for it in tests.
+#[derive(Clone, Debug)]
+pub(crate) struct Paths(PathBuf);
+
+impl Paths {
+    pub(crate) fn new(root: impl Into<PathBuf>) -> Self {
+        Self(root.into())
+    }
+
+    /// An absolute path of the container, such as `/proc/modules`.
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
+        self.0.join(path.trim_start_matches('/'))
+    }
+
+    /// The other way round: what a path below the root is called inside of the container.
+    pub(crate) fn name(&self, path: &Path) -> String {
+        let inside = path.strip_prefix(&self.0).unwrap_or(path);
+        format!("/{}", inside.to_string_lossy().trim_start_matches('/'))
+    }
+
+    /// The image's modules for a kernel release.
+    pub(crate) fn image_modules(&self, release: &str) -> PathBuf {
+        self.at("/lib/modules").join(release)
+    }
+
+    /// The host's modules for a kernel release, where the manifest mounts them.
+    pub(crate) fn host_modules(&self, release: &str) -> PathBuf {
+        self.at("/host/lib/modules").join(release)
+    }
+}

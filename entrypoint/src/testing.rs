@@ -1,0 +1,347 @@
+//! A node in a temporary directory, and a kernel that keeps what it has loaded in files there: so that a second
+//! "container" on the same bench finds what a first one left.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    rc::Rc,
+    time::Duration,
+};
+
+use rustix::{io::Errno, mount::MountPropagationFlags};
+use tempfile::TempDir;
+
+use crate::{
+    kernel::{Kernel, LoadRefusal},
+    log::Log,
+    modules::{file::ModuleFile, loaded::Loaded},
+    node::Node,
+    paths::Paths,
+    signals::Ending,
+};
+
+/// The release of the bench's kernel.
+pub(crate) const RELEASE: &str = "6.1.0-56-amd64";
+
+/// The node, with its kernel.
+pub(crate) struct Bench {
+    directory: TempDir,
+    pub(crate) kernel: FakeKernel,
+    log: Rc<RefCell<Vec<u8>>>,
+}
+
+/// What the kernel does, and what it was asked to do.
+pub(crate) struct FakeKernel {
+    paths: Paths,
+    /// `load ib_core of the image`, `unload mlx5_ib`, `bind /usr/src ...` and the like, in order.
+    pub(crate) calls: RefCell<Vec<String>>,
+    /// References that processes hold.
+    pub(crate) users: RefCell<BTreeMap<String, usize>>,
+    /// Modules whose loading fails.
+    pub(crate) refuses: RefCell<BTreeMap<String, Errno>>,
+    /// The call at which the container is killed: the call itself takes place or not.
+    pub(crate) killed_at: Cell<Option<(usize, bool)>>,
+    pub(crate) pauses: Cell<u32>,
+}
+
+/// What a killed container unwinds with.
+pub(crate) struct Killed;
+
+/// Asked to end as soon as it is ready.
+pub(crate) struct EndsWhenReady<'a>(pub(crate) &'a mut dyn FnMut());
+
+impl Ending for EndsWhenReady<'_> {
+    fn asked(&mut self) -> Option<&'static str> {
+        None
+    }
+
+    fn wait(&mut self) -> &'static str {
+        (self.0)();
+        "SIGTERM"
+    }
+}
+
+struct Shared(Rc<RefCell<Vec<u8>>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Bench {
+    pub(crate) fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = Paths::new(directory.path());
+        let kernel = FakeKernel {
+            paths,
+            calls: RefCell::default(),
+            users: RefCell::default(),
+            refuses: RefCell::default(),
+            killed_at: Cell::default(),
+            pauses: Cell::default(),
+        };
+        let bench = Self { directory, kernel, log: Rc::default() };
+        bench.file("/proc/modules", "");
+        bench.file(
+            "/proc/self/mountinfo",
+            "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /run/mellanox/drivers rw shared:5 - tmpfs tmpfs rw\n",
+        );
+        bench
+    }
+
+    pub(crate) fn node(&self) -> Node<'_> {
+        Node {
+            paths: Paths::new(self.directory.path()),
+            kernel: &self.kernel,
+            log: Log::to(Box::new(Shared(Rc::clone(&self.log)))),
+        }
+    }
+
+    pub(crate) fn at(&self, path: &str) -> PathBuf {
+        Paths::new(self.directory.path()).at(path)
+    }
+
+    /// What was logged, without the times.
+    pub(crate) fn log(&self) -> String {
+        let text = String::from_utf8(self.log.borrow().clone()).unwrap();
+        let lines: Vec<&str> =
+            text.lines().map(|line| line.split_once(' ').map_or(line, |(_, line)| line)).collect();
+        lines.join("\n")
+    }
+
+    pub(crate) fn calls(&self) -> Vec<String> {
+        self.kernel.calls.take()
+    }
+
+    pub(crate) fn file(&self, path: &str, text: &str) {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    pub(crate) fn text(&self, path: &str) -> Option<String> {
+        fs::read_to_string(self.at(path)).ok()
+    }
+
+    /// Puts a module into the image's tree, built from other sources than the host's.
+    pub(crate) fn image_module(&self, name: &str, depends: &str) {
+        self.module(&format!("/lib/modules/{RELEASE}/updates/{name}.ko"), depends, &format!("image-{name}"));
+    }
+
+    /// Puts a module into the host's tree.
+    pub(crate) fn host_module(&self, name: &str, depends: &str) {
+        self.module(
+            &format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"),
+            depends,
+            &format!("host-{name}"),
+        );
+    }
+
+    pub(crate) fn module(&self, path: &str, depends: &str, source_version: &str) {
+        let info = format!("depends={depends}\0srcversion={source_version}\0");
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, elf_module(&info)).unwrap();
+    }
+
+    /// Loads modules of the host, as the node had them before the container.
+    pub(crate) fn loaded_from_host(&self, names: &[&str]) {
+        for name in names {
+            let path = self.at(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
+            let (_, file) = ModuleFile::of(&path).unwrap();
+            self.kernel.load(&file, "").unwrap();
+        }
+        self.calls();
+    }
+
+    /// `name srcversion`, sorted: what is loaded, and from where.
+    pub(crate) fn loaded(&self) -> Vec<String> {
+        let loaded = Loaded::read(&self.node().paths).unwrap();
+        loaded.names().map(|name| loaded.get(name).unwrap().source_version.clone()).collect()
+    }
+}
+
+impl FakeKernel {
+    fn call(&self, call: String, work: impl FnOnce()) {
+        self.calls.borrow_mut().push(call);
+        match self.killed_at.get() {
+            Some((0, takes_place)) => {
+                if takes_place {
+                    work();
+                }
+                std::panic::resume_unwind(Box::new(Killed));
+            }
+            Some((left, takes_place)) => self.killed_at.set(Some((left - 1, takes_place))),
+            None => {}
+        }
+        work();
+    }
+
+    fn lines(&self) -> Vec<String> {
+        fs::read_to_string(self.paths.at("/proc/modules")).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    fn mounts(&self) -> Vec<String> {
+        fs::read_to_string(self.paths.at("/proc/self/mountinfo"))
+            .unwrap()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn write(&self, path: &str, lines: &[String]) {
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        fs::write(self.paths.at(path), text).unwrap();
+    }
+
+    /// The modules that use another: all whose file says so.
+    fn rewrite(&self, modules: &BTreeMap<String, Vec<String>>) {
+        let lines: Vec<String> = modules
+            .keys()
+            .map(|name| {
+                let holders: Vec<&str> = modules
+                    .iter()
+                    .filter(|(_, depends)| depends.contains(name))
+                    .map(|(holder, _)| holder.as_str())
+                    .collect();
+                let references = holders.len() + self.users.borrow().get(name).unwrap_or(&0);
+                let holders =
+                    if holders.is_empty() { "-".to_owned() } else { format!("{},", holders.join(",")) };
+                format!("{name} 4096 {references} {holders} Live 0x0000000000000000")
+            })
+            .collect();
+        self.write("/proc/modules", &lines);
+    }
+
+    fn modules(&self) -> BTreeMap<String, Vec<String>> {
+        let names = self.lines().into_iter().map(|line| line.split(' ').next().unwrap().to_owned());
+        let depends = |name: &str| {
+            let text = fs::read_to_string(self.paths.at(&format!("/sys/module/{name}/depends"))).unwrap();
+            text.split_whitespace().map(str::to_owned).collect()
+        };
+        names.map(|name| (name.clone(), depends(&name))).collect()
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn release(&self) -> String {
+        RELEASE.to_owned()
+    }
+
+    fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal> {
+        let (name, _) = ModuleFile::of(&file.path).unwrap();
+        let from = if self.paths.name(&file.path).starts_with("/host/") { "host" } else { "image" };
+        let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
+        let info = file.info().unwrap();
+        let mut modules = self.modules();
+        let refuse = |errno, message: &str| Err(LoadRefusal { errno, messages: vec![message.to_owned()] });
+        if let Some(errno) = self.refuses.borrow().get(&name) {
+            return refuse(*errno, &format!("{name}: no"));
+        }
+        if modules.contains_key(&name) {
+            return refuse(Errno::EXIST, "");
+        }
+        if let Some(missing) = info.depends.iter().find(|need| !modules.contains_key(*need)) {
+            return refuse(Errno::NOENT, &format!("{name}: Unknown symbol of {missing}"));
+        }
+        self.call(format!("load {name} of the {from}{parameters}"), || {
+            let directory = self.paths.at(&format!("/sys/module/{name}"));
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("srcversion"), format!("{}\n", info.source_version)).unwrap();
+            fs::write(directory.join("depends"), info.depends.join(" ")).unwrap();
+            modules.insert(name, info.depends);
+            self.rewrite(&modules);
+        });
+        Ok(())
+    }
+
+    fn unload(&self, name: &str) -> Result<(), Errno> {
+        let mut modules = self.modules();
+        if !modules.contains_key(name) {
+            return Err(Errno::NOENT);
+        }
+        let held = modules.values().any(|depends| depends.iter().any(|need| need == name));
+        if held || self.users.borrow().get(name).is_some_and(|users| *users > 0) {
+            return Err(Errno::AGAIN);
+        }
+        self.call(format!("unload {name}"), || {
+            modules.remove(name);
+            self.rewrite(&modules);
+            fs::remove_dir_all(self.paths.at(&format!("/sys/module/{name}"))).unwrap();
+        });
+        Ok(())
+    }
+
+    fn bind(&self, from: &Path, to: &Path) -> Result<(), Errno> {
+        let (from, to) = (self.paths.name(from), self.paths.name(to));
+        self.call(format!("bind {from} {to}"), || {
+            let mut mounts = self.mounts();
+            let id = mounts.len() + 1;
+            let parents = mounts.iter().rev().map(|line| line.split(' ').collect::<Vec<_>>());
+            let parent =
+                parents.clone().find(|fields| Path::new(&to).starts_with(fields[4])).unwrap()[0].to_owned();
+            mounts.push(format!("{id} {parent} 0:1 {from} {to} rw shared:5 - overlay overlay rw"));
+            self.write("/proc/self/mountinfo", &mounts);
+        });
+        Ok(())
+    }
+
+    fn unmount(&self, place: &Path) -> Result<(), Errno> {
+        let place = self.paths.name(place);
+        self.call(format!("unmount {place}"), || {
+            let mut mounts = self.mounts();
+            let last = mounts.iter().rposition(|line| line.split(' ').nth(4) == Some(place.as_str()));
+            mounts.remove(last.unwrap());
+            self.write("/proc/self/mountinfo", &mounts);
+        });
+        Ok(())
+    }
+
+    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> Result<(), Errno> {
+        let kind = if flags.contains(MountPropagationFlags::PRIVATE) { "private" } else { "runbindable" };
+        self.call(format!("make {} {kind}", self.paths.name(place)), || {});
+        Ok(())
+    }
+
+    fn pause(&self, _: Duration) {
+        self.pauses.set(self.pauses.get() + 1);
+    }
+}
+
+/// The smallest ELF file with a `.modinfo`: header, that section, the names of the sections, their table.
+pub(crate) fn elf_module(info: &str) -> Vec<u8> {
+    let names = b"\0.modinfo\0.shstrtab\0";
+    let sections = 64 + info.len() + names.len();
+    let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    elf.extend(1u16.to_le_bytes()); // ET_REL
+    elf.extend(62u16.to_le_bytes()); // EM_X86_64
+    elf.extend(1u32.to_le_bytes());
+    elf.extend([0; 16]); // no entry point, no program headers
+    elf.extend((sections as u64).to_le_bytes());
+    elf.extend([0; 4]);
+    for half in [64u16, 0, 0, 64, 3, 2] {
+        elf.extend(half.to_le_bytes());
+    }
+    elf.extend(info.as_bytes());
+    elf.extend(names);
+    let mut section = |name: u32, kind: u32, offset: usize, size: usize| {
+        elf.extend(name.to_le_bytes());
+        elf.extend(kind.to_le_bytes());
+        elf.extend([0; 16]);
+        elf.extend((offset as u64).to_le_bytes());
+        elf.extend((size as u64).to_le_bytes());
+        elf.extend([0; 24]);
+    };
+    section(0, 0, 0, 0);
+    section(1, 1, 64, info.len());
+    section(10, 3, 64 + info.len(), names.len());
+    elf
+}
