@@ -8,9 +8,13 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 use farrier::kernel::KernelRelease;
 use support::{
-    node_vm::{ContainerSpec, Node, NodeTree, image_tree},
-    packages::{kernel_image, releases},
+    node_vm::{ContainerSpec, Node, NodeTree, depmod, image_tree},
+    packages::{fixture_modules, kernel_image, releases},
+    virtual_machine::entrypoint,
 };
+
+/// For a container to get ready, on a busy host and in software.
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn newest() -> KernelRelease {
     releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel")
@@ -58,4 +62,52 @@ fn a_container_runs_as_its_manifest_says() {
     node.await_startup(&again, Duration::from_secs(20));
     node.kill(&again);
     assert!(node.holds("[ -e /run/mellanox/drivers/usr/bin/driver-entrypoint ]"));
+}
+
+/// Modules of the image and of the host, those compressed in every way; parameters; and a module in use.
+#[test]
+fn a_drivers_modules_come_from_the_image_and_from_the_host() {
+    let release = newest();
+    let kernel = kernel_image(&release);
+    let tree = NodeTree::new(&kernel, &["mlx5_core", "rdma_ucm"]);
+    tree.compress_modules();
+    let image = image_tree(&entrypoint());
+    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    fs::copy(fixture_modules(&release).join("farrier_good.ko"), updates.join("farrier_good.ko")).unwrap();
+    depmod(&kernel, image.path());
+    tree.image("site", image.path());
+    let mut node = Node::boot(&kernel, tree);
+    let before = node.loaded();
+
+    let spec = ContainerSpec::read("generic.yaml", "site-driver");
+    let started = node.start(&spec, "site", &["driver-entrypoint"]);
+    node.await_startup(&started, LIMIT);
+    node.assert_probes_pass(&started);
+    let loaded = node.loaded();
+    for module in ["farrier_good", "mlx5_core", "mlxfw", "psample", "rdma_ucm", "rdma_cm", "ib_uverbs", "ib_core"] {
+        assert!(loaded.iter().any(|name| name == module), "{module} is not among {loaded:?}");
+    }
+
+    // A process has the device open: it is named, nothing that others need is gone, and the node goes on.
+    node.sh("sleep 600 < /dev/infiniband/rdma_cm > /dev/null 2>&1 & echo $! > /tmp/user");
+    let user = node.sh("cat /tmp/user");
+    let status = node.terminate(&started);
+    let log = node.log(&started);
+    assert_ne!(status, 0, "{log}");
+    let who = format!("process {} (sleep) with /dev/infiniband/rdma_cm open", user.trim());
+    assert!(log.contains("unload rdma_ucm") && log.contains(&who), "{log}");
+    assert!(node.loaded().contains(&"rdma_ucm".to_owned()));
+    assert!(!node.holds("ls /run/farrier/*.ready"), "a driver that stops is not ready");
+
+    // Started again it finds what is there; and once nothing is in the way, all of its modules go.
+    let again = node.start(&spec, "site", &["driver-entrypoint"]);
+    node.await_startup(&again, LIMIT);
+    node.sh("kill $(cat /tmp/user)");
+    let status = node.terminate(&again);
+    assert_eq!(status, 0, "{}", node.log(&again));
+    let left: Vec<String> = node.loaded().into_iter().filter(|name| !before.contains(name)).collect();
+    for module in ["farrier_good", "mlx5_core", "rdma_ucm"] {
+        assert!(!left.iter().any(|name| name == module), "{left:?}");
+    }
 }

@@ -141,7 +141,7 @@ fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
 
 /// A kernel's headers put together below `root`, as if they were installed there: what `/lib/modules/<release>/build`
 /// would point to.
-fn header_tree(release: &KernelRelease, root: &Path) -> PathBuf {
+pub fn header_tree(release: &KernelRelease, root: &Path) -> PathBuf {
     let package = format!("linux-headers-{release}");
     let depends = field(&[], &package, "Depends");
     let needed = depends.split([',', '|']).filter_map(|word| word.split_whitespace().next());

@@ -53,15 +53,15 @@ impl NodeTree {
         self.root().join("lib/modules").join(self.kernel.release.as_str())
     }
 
-    /// Compresses the node's own modules as other distributions ship them: `xz` or `zstd`.
-    pub fn compress_modules(&self, program: &str) {
-        for module in files(&self.modules(), ".ko") {
-            match program {
-                // The kernel's decoder knows no other check.
-                "xz" => run(Command::new("xz").args(["--check=crc32"]).arg(&module)),
-                "zstd" => run(Command::new("zstd").args(["-q", "--rm"]).arg(&module)),
-                other => panic!("no compressor {other}"),
-            };
+    /// Compresses the node's own modules as distributions ship them, each in the next of the ways there are; but for the
+    /// one that the node's agent loads.
+    pub fn compress_modules(&self) {
+        // Not gzip: Debian's depmod cannot read it. Of xz the kernel's decoder knows no other check.
+        let programs: [&[&str]; 2] = [&["xz", "--check=crc32"], &["zstd", "-q", "--rm"]];
+        let modules = files(&self.modules(), ".ko");
+        let modules = modules.iter().filter(|path| !path.ends_with("overlay.ko"));
+        for (module, program) in modules.zip(programs.iter().cycle()) {
+            run(Command::new(program[0]).args(&program[1..]).arg(module));
         }
         depmod(&self.kernel, &self.root());
     }
