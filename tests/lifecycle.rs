@@ -4,12 +4,21 @@
 
 mod support;
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
-use farrier::kernel::KernelRelease;
+use farrier::{headers::KernelImage, kernel::KernelRelease};
+use tempfile::TempDir;
+
 use support::{
-    node_vm::{ContainerSpec, Node, NodeTree, depmod, image_tree},
-    packages::{fixture_modules, kernel_image, releases},
+    node_vm::{ContainerSpec, Node, NodeTree, Started, depmod, image_tree},
+    ofed,
+    packages::{fixture_modules, kernel_image, releases, run},
     virtual_machine::entrypoint,
 };
 
@@ -110,4 +119,194 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     for module in ["farrier_good", "mlx5_core", "rdma_ucm"] {
         assert!(!left.iter().any(|name| name == module), "{left:?}");
     }
+}
+
+/// Both generations' stacks, and what stands on them.
+const IN_TREE: [&str; 6] = ["mlx5_core", "mlx5_ib", "rdma_ucm", "nvme-rdma", "9pnet_rdma", "rdma_rxe"];
+const MOFED: [&str; 2] = ["driver-entrypoint", "mofed"];
+
+/// An image with the stand-in for OFED, as farrier assembles it.
+fn mofed_image(kernel: &KernelImage) -> TempDir {
+    let image = image_tree(&entrypoint());
+    let payload = ofed::payload(&kernel.release);
+    run(Command::new("cp").arg("-a").arg(payload.join("lib")).arg(payload.join("usr")).arg(image.path()));
+    // farrier makes the absolute links of an exposed tree relative.
+    let default = image.path().join("usr/src/ofa_kernel/default");
+    let target = fs::read_link(&default).unwrap();
+    fs::remove_file(&default).unwrap();
+    symlink(target.strip_prefix("/usr/src/ofa_kernel").unwrap(), default).unwrap();
+    depmod(kernel, image.path());
+    image
+}
+
+/// The `srcversion` of a module in an image.
+fn source_version(image: &TempDir, release: &KernelRelease, module: &str) -> String {
+    let base = image.path().to_str().unwrap();
+    let arguments = ["-b", base, "-k", release.as_str(), "-F", "srcversion", module];
+    run(Command::new("modinfo").args(arguments)).trim().to_owned()
+}
+
+/// A node on which the in-tree drivers are loaded, as after its boot, and the container of a MOFED image.
+struct MofedNode {
+    node: Node,
+    spec: ContainerSpec,
+    /// What is loaded when no container has run.
+    in_tree: Vec<String>,
+    ours: String,
+}
+
+impl MofedNode {
+    fn boot() -> Self {
+        let release = newest();
+        let kernel = kernel_image(&release);
+        let image = mofed_image(&kernel);
+        let tree = NodeTree::new(&kernel, &IN_TREE);
+        tree.image("mofed", image.path());
+        let mut node = Node::boot(&kernel, tree);
+        node.sh("modprobe mlx5_ib && modprobe rdma_ucm");
+        let spec = ContainerSpec::read("mofed.yaml", "mofed-container")
+            .with_env("RESTORE_DRIVER_ON_POD_TERMINATION", "true");
+        let in_tree = sorted(node.loaded());
+        let ours = source_version(&image, &release, "mlx5_core");
+        assert!(!ours.is_empty());
+        Self { node, spec, in_tree, ours }
+    }
+
+    fn start(&mut self) -> Started {
+        let spec = self.spec.clone();
+        self.node.start(&spec, "mofed", &MOFED)
+    }
+
+    /// Starts a container that becomes ready, and looks at what it promises to others.
+    fn run(&mut self) -> Started {
+        let started = self.start();
+        self.node.await_startup(&started, LIMIT);
+        self.node.assert_probes_pass(&started);
+        assert_eq!(self.node.source_version("mlx5_core").as_ref(), Some(&self.ours));
+        self.node.sh("ls /run/mellanox/drivers/.driver-ready");
+        // Headers for those that are compiled against it, on the node; once, however often it was started.
+        self.node.sh("ls /run/mellanox/drivers/usr/src/ofa_kernel/default/Module.symvers");
+        assert_eq!(self.exposed(), 1);
+        started
+    }
+
+    fn exposed(&mut self) -> usize {
+        self.node.sh("cat /proc/self/mountinfo").matches(" /run/mellanox/drivers/usr/src ").count()
+    }
+
+    /// Starts a container that must refuse; what it says.
+    fn refused(&mut self) -> String {
+        let before = sorted(self.node.loaded());
+        let started = self.start();
+        let status = self.node.await_end(&started);
+        let log = self.node.log(&started);
+        assert_eq!(status, 1, "{log}");
+        assert_eq!(sorted(self.node.loaded()), before, "a refusal leaves the node as it was: {log}");
+        assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+        log
+    }
+
+    /// Ends a container, after which the node is as it was before the first.
+    fn stop(&mut self, started: &Started) {
+        let status = self.node.terminate(started);
+        let log = self.node.log(started);
+        assert_eq!(status, 0, "{log}");
+        assert_eq!(sorted(self.node.loaded()), self.in_tree, "{log}");
+        assert_eq!(self.node.source_version("mlx5_core"), None, "Debian's own modules have no srcversion");
+        assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+        assert_eq!(self.exposed(), 0, "{log}");
+        assert_eq!(self.node.sh("ls /etc/modprobe.d"), "", "the node's next boot loads its own drivers");
+    }
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names
+}
+
+/// Start, stop, start, kill, start: each time what the contract says, and in the end the node as it was.
+#[test]
+fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
+    let mut mofed = MofedNode::boot();
+    let started = mofed.run();
+    let log = mofed.node.log(&started);
+    println!("{log}");
+    assert!(mofed.node.loaded().iter().any(|name| name == "mlx_compat"));
+    mofed.stop(&started);
+    println!("{}", mofed.node.log(&started));
+
+    // Killed when it was ready, it leaves all of it; the next one finds its drivers loaded, and does not touch them.
+    let started = mofed.run();
+    mofed.node.kill(&started);
+    assert!(mofed.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+    let identity = "ls -di /sys/module/mlx5_core /sys/module/ib_core";
+    let before = mofed.node.sh(identity);
+    let started = mofed.run();
+    assert_eq!(mofed.node.sh(identity), before, "{}", mofed.node.log(&started));
+    mofed.stop(&started);
+
+    // Killed on the way, with nothing loaded, with the first of ours, with some.
+    for moment in ["[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]", "[ -e /sys/module/ib_core ]"] {
+        let started = mofed.start();
+        assert!(mofed.node.await_that(moment, LIMIT), "{moment}: {}", mofed.node.log(&started));
+        mofed.node.kill(&started);
+        let started = mofed.run();
+        mofed.stop(&started);
+    }
+}
+
+/// What must not be unloaded under somebody's feet: it is named, with what to do, and the node goes on as it was.
+#[test]
+fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
+    let mut mofed = MofedNode::boot();
+
+    mofed.node.sh("modprobe nvme-rdma");
+    let log = mofed.refused();
+    assert!(log.contains("nvme_rdma") && log.contains("UNLOAD_STORAGE_MODULES"), "{log}");
+    let careful = mofed.spec.clone();
+    mofed.spec = careful.clone().with_env("UNLOAD_STORAGE_MODULES", "true");
+    let in_tree = mofed.in_tree.clone();
+    mofed.in_tree = sorted(mofed.node.loaded());
+    let started = mofed.run();
+    assert!(!mofed.node.loaded().iter().any(|name| name == "nvme_rdma"), "it would use drivers that are gone");
+    mofed.stop(&started);
+    mofed.node.sh("rmmod nvme-rdma && rmmod nvme-fabrics && rmmod nvme-core");
+    (mofed.spec, mofed.in_tree) = (careful, in_tree);
+
+    mofed.node.sh("modprobe rdma_rxe");
+    let log = mofed.refused();
+    assert!(log.contains("rdma_rxe") && log.contains("UNLOAD_THIRD_PARTY_RDMA_MODULES"), "{log}");
+    mofed.node.sh("rmmod rdma_rxe");
+
+    // One that nobody listed.
+    mofed.node.sh("modprobe 9pnet_rdma");
+    let log = mofed.refused();
+    assert!(log.contains("module 9pnet_rdma uses rdma_cm"), "{log}");
+    mofed.node.sh("rmmod 9pnet_rdma && rmmod 9pnet");
+
+    // A process. The operator's pod does not see it; one with hostPID does.
+    mofed.node.sh("sleep 600 < /dev/infiniband/rdma_cm > /dev/null 2>&1 & echo $! > /tmp/user");
+    let log = mofed.refused();
+    assert!(log.contains("unload rdma_ucm: 1 reference(s)") && log.contains("unknown user"), "{log}");
+    mofed.spec.host_pid = true;
+    let log = mofed.refused();
+    let user = mofed.node.sh("cat /tmp/user");
+    let who = format!("process {} (sleep) with /dev/infiniband/rdma_cm open", user.trim());
+    assert!(log.contains(&who), "{log}");
+    mofed.spec.host_pid = false;
+    mofed.node.sh("kill $(cat /tmp/user)");
+
+    // A second container of its kind waits for nobody, and harms nothing.
+    let started = mofed.run();
+    let own = mofed.spec.name.clone();
+    mofed.spec.name = "mofed-container-2".to_owned();
+    let second = mofed.start();
+    let status = mofed.node.await_end(&second);
+    let log = mofed.node.log(&second);
+    assert_eq!(status, 1, "{log}");
+    assert!(log.contains("/run/mellanox/drivers/.lock"), "{log}");
+    mofed.spec.name = own;
+    mofed.node.assert_probes_pass(&started);
+    mofed.node.sh("ls /run/mellanox/drivers/.driver-ready");
+    mofed.stop(&started);
 }
