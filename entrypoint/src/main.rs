@@ -22,9 +22,10 @@ mod testing;
 
 use std::{env, process::ExitCode};
 
-use personality::generic;
+use personality::{generic, mofed};
 
-const USAGE: &str = "usage: driver-entrypoint generic [--keep] MODULE...
+const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
+       driver-entrypoint generic [--keep] MODULE...
        driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
@@ -34,6 +35,10 @@ fn main() -> ExitCode {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => isolated::load_and_exit(path, parameters),
         [isolated::UNLOAD, name] => isolated::unload_and_exit(name),
+        ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, |name| env::var(name).ok()) {
+            Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
+            Err(message) => misused(&message),
+        },
         ["generic", ref rest @ ..] => match generic::Options::parse(rest) {
             Some(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
             None => misused(USAGE),

@@ -198,8 +198,7 @@ impl FakeKernel {
     }
 
     fn write(&self, path: &str, lines: &[String]) {
-        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
-        fs::write(self.paths.at(path), text).unwrap();
+        fs::write(self.paths.at(path), lines.join("\n")).unwrap();
     }
 
     /// The modules that use another: all whose file says so.

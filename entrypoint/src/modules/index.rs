@@ -82,12 +82,7 @@ impl Index {
 
     /// Like [`Index::find`], and where it is not there, where it was looked for.
     pub(crate) fn require(&self, name: &str, needed_by: Option<&str>) -> Result<Found, ModuleError> {
-        self.find(name).ok_or_else(|| ModuleError::Missing {
-            name: kernel_name(name),
-            release: self.release.clone(),
-            places: self.places.iter().map(|place| place.display().to_string()).collect(),
-            needed_by: needed_by.map(str::to_owned),
-        })
+        self.find(name).ok_or_else(|| self.missing(name, needed_by))
     }
 
     /// The file that the image itself has for a name.
@@ -96,9 +91,23 @@ impl Index {
         (*origin == Origin::Image).then_some(file)
     }
 
-    /// The names of the image's own modules, sorted.
-    pub(crate) fn image_names(&self) -> impl Iterator<Item = &str> {
-        self.files.iter().filter(|(_, (_, origin))| *origin == Origin::Image).map(|(name, _)| name.as_str())
+    /// Like [`Index::of_image`], and where it is not there, where it was looked for.
+    pub(crate) fn require_of_image(&self, name: &str) -> Result<&ModuleFile, ModuleError> {
+        self.of_image(name).ok_or_else(|| self.missing(name, None))
+    }
+
+    /// Whose tree a name's file is from.
+    pub(crate) fn origin(&self, name: &str) -> Option<Origin> {
+        self.files.get(&kernel_name(name)).map(|(_, origin)| *origin)
+    }
+
+    fn missing(&self, name: &str, needed_by: Option<&str>) -> ModuleError {
+        ModuleError::Missing {
+            name: kernel_name(name),
+            release: self.release.clone(),
+            places: self.places.iter().map(|place| place.display().to_string()).collect(),
+            needed_by: needed_by.map(str::to_owned),
+        }
     }
 }
 

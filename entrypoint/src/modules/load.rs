@@ -41,7 +41,7 @@ impl Loader<'_> {
                 Ok(true) => done.push(step.name),
                 Ok(false) => {}
                 Err(error) if step.optional => {
-                    self.node.log.warn(format!("go on without {}: {error}", step.name))
+                    self.node.log.warn(format!("go on without {}: {error}", step.name));
                 }
                 Err(error) => return Err(error),
             }
@@ -49,15 +49,19 @@ impl Loader<'_> {
         Ok(done)
     }
 
-    /// Loads what a module needs, and not the module itself; only what comes from that tree.
-    pub(crate) fn load_needs(&self, name: &str, from: Origin) -> Result<Vec<String>, ModuleError> {
-        let loaded = Loaded::read(&self.node.paths)?;
+    /// Loads what a module needs of a tree, and not the module itself, as if only `loaded` were loaded.
+    pub(crate) fn load_needs(
+        &self,
+        name: &str,
+        from: Origin,
+        loaded: &Loaded,
+    ) -> Result<Vec<String>, ModuleError> {
         let mut done = Vec::new();
         let name = kernel_name(name);
-        for step in self.plan(&name, &loaded)? {
-            // A module of the host that stands upon one of the image's waits for its turn.
+        for step in self.plan(&name, loaded)? {
+            // What stands upon a module of another tree waits for its turn.
             let needs = step.file.info()?.depends;
-            let ready = !needs.iter().any(|need| self.index.of_image(need).is_some());
+            let ready = needs.iter().all(|need| self.index.origin(need).is_none_or(|origin| origin == from));
             if step.origin == from && step.name != name && ready && self.insert(&step)? {
                 done.push(step.name);
             }

@@ -59,6 +59,12 @@ impl Loaded {
         self.0.keys().map(String::as_str)
     }
 
+    /// What stays when these are unloaded.
+    pub(crate) fn without(&self, names: &[String]) -> Self {
+        let staying = self.0.iter().filter(|(name, _)| !names.contains(name));
+        Self(staying.map(|(name, module)| (name.clone(), module.clone())).collect())
+    }
+
     /// Modules, with all that use them directly or not, those that nothing uses first. Names that are not loaded
     /// are left out.
     pub(crate) fn with_holders(&self, names: &[&str]) -> Vec<String> {

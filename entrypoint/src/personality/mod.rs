@@ -9,6 +9,7 @@ use crate::{
 };
 
 pub(crate) mod generic;
+pub(crate) mod mofed;
 
 /// Why a driver container ends before it is asked to.
 #[derive(Debug)]

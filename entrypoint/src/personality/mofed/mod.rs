@@ -1,0 +1,310 @@
+//! `mofed`: replaces the node's RDMA stack and mlx5 drivers by those of the image, exposes their headers, and puts
+//! the host's own back at the end where that is asked for.
+//!
+//! The steps, files and variables are those of the Network Operator's container (Mellanox/doca-driver-build).
+
+mod settings;
+mod sriov;
+mod stack;
+#[cfg(test)]
+mod tests;
+
+use std::{fs, io};
+
+pub(crate) use settings::Settings;
+use sriov::State;
+use stack::{Comparison, PEER_MEMORY, Stack};
+
+use crate::{
+    fault::Fault,
+    files,
+    lock::Lock,
+    modules::{
+        error::ModuleError, index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload,
+    },
+    mounts,
+    node::Node,
+    personality::Error,
+    signals::Ending,
+};
+
+/// Renames interfaces as the in-tree drivers of older kernels call them: without the port at the end.
+const UDEV_RULES: &str = r#"# Written by driver-entrypoint: names of NVIDIA network interfaces without their port number.
+ACTION=="add", SUBSYSTEM=="net", DRIVERS=="mlx5_core", ENV{ID_NET_NAME_PATH}=="?*", PROGRAM="/bin/sh -c 'echo %E{ID_NET_NAME_PATH} | sed -e s/np[01]$$// -e s/np[01]v/v/'", ENV{ID_NET_NAME_PATH}="%c"
+ACTION=="add", SUBSYSTEM=="net", DRIVERS=="mlx5_core", ENV{ID_NET_NAME_SLOT}=="?*", PROGRAM="/bin/sh -c 'echo %E{ID_NET_NAME_SLOT} | sed -e s/np[01]$$// -e s/np[01]v/v/'", ENV{ID_NET_NAME_SLOT}="%c"
+"#;
+
+/// From start to stop.
+pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
+    let _lock = Lock::take(node, &settings.lock)?;
+    files::clear_ready(node, &settings.ready)?;
+    let (index, host) = (Index::of_node(node)?, Index::of_host(node)?);
+    let parameters = Parameters::read(&node.paths);
+    let container = Container {
+        node,
+        settings,
+        stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
+        host: Loader { node, index: &host, parameters: &parameters },
+    };
+    if let Err(error) = container.start(ending) {
+        // What is exposed would be of drivers that are not there.
+        if let Err(second) = container.conceal() {
+            node.log.warn(second);
+        }
+        return Err(error);
+    }
+    let signal = ending.wait();
+    node.log.step(format!("{signal}: stopping"));
+    container.stop()
+}
+
+struct Container<'a> {
+    node: &'a Node<'a>,
+    settings: &'a Settings,
+    stack: Stack<'a>,
+    host: Loader<'a>,
+}
+
+impl Container<'_> {
+    fn start(&self, ending: &mut dyn Ending) -> Result<(), Error> {
+        let Self { node, settings, stack, .. } = self;
+        node.log.step(format!("kernel {}: starting", node.kernel.release()));
+        stack.check_image()?;
+        // A container that was killed may have left it.
+        files::remove(node, &settings.blacklist_file)?;
+        let loaded = Loaded::read(&node.paths)?;
+        match stack.compare(&loaded)? {
+            Comparison::Same => {
+                node.log.step("the loaded drivers are those of this image: not reloaded");
+                // One that was killed half-way through loading left the rest to us.
+                let unfinished = node.paths.at(&self.state_file("replacing")).exists();
+                stack.load(&if unfinished { self.taken_out() } else { Vec::new() })?;
+                files::remove(node, &self.state_file("replacing"))?;
+            }
+            Comparison::Differs { module, loaded: there, image } => {
+                let there =
+                    there.map_or_else(|| "not loaded".to_owned(), |version| format!("loaded as {version}"));
+                node.log.step(format!(
+                    "{module} is {there}, and {image} in this image: the drivers are replaced"
+                ));
+                if let Some(signal) = ending.asked() {
+                    return Err(Error::Ended { signal });
+                }
+                self.replace(&loaded)?;
+            }
+        }
+        let (from, to) = settings.exposed();
+        mounts::expose(node, from, &to)?;
+        self.restore_network()?;
+        Ok(files::set_ready(node, &settings.ready)?)
+    }
+
+    fn stop(&self) -> Result<(), Error> {
+        let Self { node, settings, .. } = self;
+        files::clear_ready(node, &settings.ready)?;
+        if settings.udev_rules {
+            files::remove(node, &settings.udev_file)?;
+        }
+        self.conceal()?;
+        if settings.restore {
+            self.restore_host()?;
+        } else {
+            node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
+        }
+        files::remove(node, &settings.blacklist_file)?;
+        Ok(())
+    }
+
+    /// Out with the old, in with the new. What cannot be done is found before, and what goes wrong then is undone.
+    fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
+        let Self { node, settings, stack, .. } = self;
+        self.check_peer_memory(loaded)?;
+        let leaving = stack.in_the_way(loaded)?;
+        unload::unload_all(node, &PEER_MEMORY, &mut Vec::new())?;
+        self.save_network(loaded)?;
+        self.write_udev_rules()?;
+        files::write(node, &settings.blacklist_file, &self.blacklist())?;
+        node.log.step(format!("wrote {}", settings.blacklist_file));
+        let taken_out = union(self.taken_out(), &leaving);
+        self.note_taken_out(&taken_out)?;
+        files::write(node, &self.state_file("replacing"), "")?;
+        let replaced = self.exchange(loaded, &leaving, &taken_out);
+        files::remove(node, &self.state_file("replacing"))?;
+        // In-tree modules must come back at the node's next boot, before any container runs.
+        files::remove(node, &settings.blacklist_file)?;
+        node.log.step(format!("removed {}", settings.blacklist_file));
+        Ok(replaced?)
+    }
+
+    fn exchange(&self, loaded: &Loaded, leaving: &[String], taken_out: &[String]) -> Result<(), ModuleError> {
+        let Self { node, stack, .. } = self;
+        stack.load_host_needs(loaded, leaving)?;
+        let mut gone = Vec::new();
+        let exchanged = unload::unload_all(node, leaving, &mut gone).and_then(|()| stack.load(taken_out));
+        if exchanged.is_err() {
+            node.log.warn("the drivers could not be replaced: putting back the host's");
+            if let Err(error) = self.put_back(taken_out) {
+                node.log.warn(error);
+            } else if let Err(fault) = self.restore_network() {
+                node.log.warn(fault);
+            }
+        }
+        exchanged
+    }
+
+    /// The host's drivers instead of ours.
+    fn restore_host(&self) -> Result<(), Error> {
+        let Self { node, stack, .. } = self;
+        let loaded = Loaded::read(&node.paths)?;
+        if stack.compare(&loaded)? != Comparison::Same {
+            node.log.step("the loaded drivers are not those of this image: they stay");
+            return Ok(());
+        }
+        self.check_peer_memory(&loaded)?;
+        let leaving = stack.in_the_way(&loaded)?;
+        unload::unload_all(node, &PEER_MEMORY, &mut Vec::new())?;
+        self.save_network(&loaded)?;
+        node.log.step("putting back the host's drivers");
+        let names = union(self.taken_out(), &leaving);
+        self.note_taken_out(&names)?;
+        files::write(node, &self.state_file("replacing"), "")?;
+        let mut gone = Vec::new();
+        if let Err(error) = unload::unload_all(node, &leaving, &mut gone) {
+            node.log.warn("the image's drivers stay loaded");
+            stack.load(&gone)?;
+            files::remove(node, &self.state_file("replacing"))?;
+            return Err(error.into());
+        }
+        self.load_host(&names)?;
+        self.restore_network()?;
+        files::remove(node, &self.state_file("replacing"))?;
+        files::remove(node, &self.state_file("replaced"))?;
+        Ok(())
+    }
+
+    fn check_peer_memory(&self, loaded: &Loaded) -> Result<(), ModuleError> {
+        PEER_MEMORY.iter().try_for_each(|name| unload::check_processes(self.node, loaded, name))
+    }
+
+    /// After a failure half-way: what is loaded of ours goes, what was loaded of the host's comes.
+    fn put_back(&self, names: &[String]) -> Result<(), ModuleError> {
+        let loaded = Loaded::read(&self.node.paths)?;
+        let ours: Vec<&str> = loaded
+            .names()
+            .filter(|name| {
+                let file = self.stack.loader.index.of_image(name);
+                let version = file.and_then(|file| file.info().ok()).map(|info| info.source_version);
+                loaded.get(name).is_some_and(|module| version.as_ref() == Some(&module.source_version))
+            })
+            .collect();
+        unload::unload_all(self.node, &loaded.with_holders(&ours), &mut Vec::new())?;
+        self.load_host(names)?;
+        Ok(())
+    }
+
+    /// Those that the host has; `names` are in the order in which they were unloaded.
+    fn load_host(&self, names: &[String]) -> Result<(), ModuleError> {
+        for name in names.iter().rev() {
+            if self.host.index.find(name).is_some() {
+                self.host.load(name)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn conceal(&self) -> Result<(), Fault> {
+        let (_, to) = self.settings.exposed();
+        mounts::conceal(self.node, &to)
+    }
+
+    fn blacklist(&self) -> String {
+        let Settings { blacklist, third_party, unload_third_party, auxiliary, .. } = self.settings;
+        let third_party = third_party.iter().filter(|_| *unload_third_party);
+        let names = blacklist.iter().chain(third_party).chain(auxiliary);
+        let lines: Vec<String> = names.map(|name| format!("blacklist {name}")).collect();
+        let why = "# Written by driver-entrypoint while it replaces these modules; removed afterwards.";
+        format!("{why}\n{}\n", lines.join("\n"))
+    }
+
+    fn write_udev_rules(&self) -> Result<(), Fault> {
+        let Self { node, settings, .. } = self;
+        if !settings.udev_rules {
+            return Ok(());
+        }
+        files::remove(node, &settings.udev_file)?;
+        if names_have_ports(node) {
+            node.log.step("interfaces are named with their ports already: no udev rules needed");
+            return Ok(());
+        }
+        files::write(node, &settings.udev_file, UDEV_RULES)?;
+        node.log.step(format!("wrote {}", settings.udev_file));
+        Ok(())
+    }
+
+    /// What a container that was killed kept is older, and from before it unloaded anything: it counts.
+    fn save_network(&self, loaded: &Loaded) -> Result<(), Fault> {
+        let file = self.state_file("sriov");
+        if State::kept(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
+            return Ok(());
+        }
+        let state = State::read(self.node);
+        if state.is_empty() {
+            return Ok(());
+        }
+        self.node.log.step(format!("saved {} virtual function(s)", state.functions()));
+        state.keep(self.node, &file)
+    }
+
+    fn restore_network(&self) -> Result<(), Fault> {
+        let file = self.state_file("sriov");
+        if let Some(state) = State::kept(self.node, &file) {
+            state.restore(self.node, self.settings.bind_delay);
+        }
+        files::remove(self.node, &file)?;
+        Ok(())
+    }
+
+    /// The modules that containers took out since the node's boot, in the order in which they were unloaded.
+    fn taken_out(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.node.paths.at(&self.state_file("replaced"))).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn note_taken_out(&self, names: &[String]) -> Result<(), Fault> {
+        files::write(self.node, &self.state_file("replaced"), &names.join("\n"))
+    }
+
+    /// On the node's volume, which is gone at its next boot, as is what it is about.
+    fn state_file(&self, name: &str) -> String {
+        format!("{}/.{name}", self.settings.mount)
+    }
+}
+
+/// The first names, and those of the others that are not among them.
+fn union(mut names: Vec<String>, others: &[String]) -> Vec<String> {
+    for name in others {
+        if !names.contains(name) {
+            names.push(name.clone());
+        }
+    }
+    names
+}
+
+/// Does udev give an NVIDIA interface a name with its port, such as `enp8s0f0np0`? From its database, where the pod
+/// mounts it.
+fn names_have_ports(node: &Node<'_>) -> bool {
+    let interfaces = fs::read_dir(node.paths.at("/sys/class/net")).into_iter().flatten().flatten();
+    let mut names = interfaces.filter_map(|interface| {
+        let read = |file: &str| -> io::Result<String> { fs::read_to_string(interface.path().join(file)) };
+        read("device/vendor").ok().filter(|vendor| vendor.trim() == "0x15b3")?;
+        let number = read("ifindex").ok()?.trim().to_owned();
+        let data = fs::read_to_string(node.paths.at(&format!("/run/udev/data/n{number}"))).ok()?;
+        data.lines().find_map(|line| line.strip_prefix("E:ID_NET_NAME_PATH=")).map(str::to_owned)
+    });
+    names.any(|name| {
+        name.char_indices().rev().nth(2).is_some_and(|(at, _)| {
+            let end = name.get(at..).unwrap_or_default();
+            end.strip_prefix("np").is_some_and(|port| matches!(port, "0" | "1" | "2" | "3"))
+        })
+    })
+}

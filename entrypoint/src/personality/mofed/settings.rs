@@ -1,0 +1,215 @@
+//! What a MOFED container is told: its arguments, and the environment that the Network Operator's users know. Pure.
+
+/// Storage over RDMA, initiators and targets: what the operators' container calls storage modules.
+const STORAGE: &str = "ib_iser ib_isert ib_srp ib_srpt nvme_rdma nvmet_rdma rpcrdma xprtrdma";
+
+/// RDMA drivers for other vendors' devices, and for none.
+const THIRD_PARTY: &str = "bnxt_re efa erdma iw_cxgb4 hfi1 hns_roce ionic_rdma irdma ib_qib mana_ib ocrdma qedr \
+                           rdma_rxe siw vmw_pvrdma";
+
+/// The in-tree modules that must not come back while they are replaced.
+const BLACKLIST: &str = "mlx5_core:mlx5_ib:ib_umad:ib_uverbs:ib_ipoib:rdma_cm:rdma_ucm:ib_core:ib_cm";
+
+/// Modules that the kernel loads by itself for functions of mlx5 devices.
+const AUXILIARY: &str = "mlx5_vdpa mlx5_fwctl mlx5_dpll";
+
+/// What it does, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a variable that the operators' users set by itself"
+)]
+pub(crate) struct Settings {
+    /// `--expose-root`: the first generation's way. The container's whole root is bound at `mount`, and the ready
+    /// file is `/.driver-ready`.
+    pub(crate) expose_root: bool,
+    /// `UNLOAD_STORAGE_MODULES`: [`storage`](Self::storage) may be unloaded; else the start ends where one is loaded.
+    pub(crate) unload_storage: bool,
+    /// `UNLOAD_THIRD_PARTY_RDMA_MODULES`: the same for [`third_party`](Self::third_party).
+    pub(crate) unload_third_party: bool,
+    /// `ENABLE_NFSRDMA`: load `rpcrdma` too.
+    pub(crate) nfs_rdma: bool,
+    /// `RESTORE_DRIVER_ON_POD_TERMINATION`: the host's own drivers come back at the stop.
+    pub(crate) restore: bool,
+    /// `CREATE_IFNAMES_UDEV`: interfaces keep the names that the in-tree driver gave them.
+    pub(crate) udev_rules: bool,
+    /// `BIND_DELAY_SEC`: how long a device may take to come up, in seconds.
+    pub(crate) bind_delay: u32,
+    /// `STORAGE_MODULES`, parted by spaces.
+    pub(crate) storage: Vec<String>,
+    /// `THIRD_PARTY_RDMA_MODULES`, parted by spaces.
+    pub(crate) third_party: Vec<String>,
+    /// `OFED_BLACKLIST_MODULES`, parted by colons.
+    pub(crate) blacklist: Vec<String>,
+    /// `MLX5_AUXILIARY_MODULES`, parted by spaces; set and empty means none.
+    pub(crate) auxiliary: Vec<String>,
+    /// `OFED_BLACKLIST_MODULES_FILE`.
+    pub(crate) blacklist_file: String,
+    /// `MLX_UDEV_RULES_FILE`.
+    pub(crate) udev_file: String,
+    /// `DRIVER_READY_PATH`.
+    pub(crate) ready: String,
+    /// `LOCK_FILE_PATH`.
+    pub(crate) lock: String,
+    /// `MLX_DRIVERS_MOUNT`: the volume through which other containers see the headers.
+    pub(crate) mount: String,
+    /// `SHARED_KERNEL_HEADERS_DIR`: what they see.
+    pub(crate) headers: String,
+}
+
+impl Settings {
+    /// From the arguments after `mofed` and the environment. The error says what is wrong with which.
+    pub(crate) fn read(
+        arguments: &[&str],
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, String> {
+        let expose_root = match arguments {
+            [] => false,
+            ["--expose-root"] => true,
+            _ => {
+                return Err(format!(
+                    "mofed takes --expose-root and nothing else, not {}",
+                    arguments.join(" ")
+                ));
+            }
+        };
+        let given = |name: &str| environment(name).filter(|value| !value.trim().is_empty());
+        let flag = |name: &str| match given(name).as_deref().map(str::trim) {
+            None | Some("0" | "f" | "F" | "false" | "False" | "FALSE") => Ok(false),
+            Some("1" | "t" | "T" | "true" | "True" | "TRUE") => Ok(true),
+            Some(other) => Err(format!("{name} is true or false, not {other}")),
+        };
+        let list = |name: &str, separator: char, default: &str| {
+            let text = environment(name).unwrap_or_else(|| default.to_owned());
+            names(name, &text, separator)
+        };
+        // Empty is as good as not set where an empty list makes no sense.
+        let full = |name: &str, separator: char, default: &str| {
+            names(name, &given(name).unwrap_or_else(|| default.to_owned()), separator)
+        };
+        let path = |name: &str, default: &str| match given(name) {
+            Some(path) if path.starts_with('/') && !path.contains("/../") => Ok(path),
+            Some(path) => Err(format!("{name} is an absolute path, not {path}")),
+            None => Ok(default.to_owned()),
+        };
+        let bind_delay = given("BIND_DELAY_SEC").unwrap_or_else(|| "4".to_owned());
+        let bind_delay = bind_delay
+            .trim()
+            .parse()
+            .map_err(|_| format!("BIND_DELAY_SEC is a number of seconds, not {bind_delay}"))?;
+        let mount = path("MLX_DRIVERS_MOUNT", "/run/mellanox/drivers")?;
+        let ready = if expose_root { "/.driver-ready".to_owned() } else { format!("{mount}/.driver-ready") };
+        Ok(Self {
+            expose_root,
+            unload_storage: flag("UNLOAD_STORAGE_MODULES")?,
+            unload_third_party: flag("UNLOAD_THIRD_PARTY_RDMA_MODULES")?,
+            nfs_rdma: flag("ENABLE_NFSRDMA")?,
+            restore: flag("RESTORE_DRIVER_ON_POD_TERMINATION")?,
+            udev_rules: flag("CREATE_IFNAMES_UDEV")?,
+            bind_delay,
+            storage: full("STORAGE_MODULES", ' ', STORAGE)?,
+            third_party: full("THIRD_PARTY_RDMA_MODULES", ' ', THIRD_PARTY)?,
+            blacklist: list("OFED_BLACKLIST_MODULES", ':', BLACKLIST)?,
+            auxiliary: list("MLX5_AUXILIARY_MODULES", ' ', AUXILIARY)?,
+            blacklist_file: path(
+                "OFED_BLACKLIST_MODULES_FILE",
+                "/host/etc/modprobe.d/blacklist-ofed-modules.conf",
+            )?,
+            udev_file: path("MLX_UDEV_RULES_FILE", "/host/etc/udev/rules.d/77-mlnx-net-names.rules")?,
+            ready: path("DRIVER_READY_PATH", &ready)?,
+            lock: path("LOCK_FILE_PATH", &format!("{mount}/.lock"))?,
+            headers: path("SHARED_KERNEL_HEADERS_DIR", "/usr/src")?.trim_end_matches('/').to_owned(),
+            mount,
+        })
+    }
+
+    /// Where the headers, or the root, are exposed.
+    pub(crate) fn exposed(&self) -> (&str, String) {
+        if self.expose_root {
+            ("/", self.mount.clone())
+        } else {
+            (&self.headers, format!("{}{}", self.mount, self.headers))
+        }
+    }
+}
+
+/// Module names go into a file that the host's modprobe reads: nothing else may.
+fn names(variable: &str, text: &str, separator: char) -> Result<Vec<String>, String> {
+    let names = text.split(separator).flat_map(str::split_whitespace);
+    names
+        .map(|name| {
+            let fits =
+                name.chars().all(|character| character.is_ascii_alphanumeric() || "_-".contains(character));
+            if fits { Ok(name.to_owned()) } else { Err(format!("{variable} lists module names, not {name}")) }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(arguments: &[&str], environment: &[(&str, &str)]) -> Result<Settings, String> {
+        Settings::read(arguments, |name| {
+            environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn without_any_it_is_the_operators_default() {
+        let settings = read(&[], &[]).unwrap();
+        assert_eq!(settings.ready, "/run/mellanox/drivers/.driver-ready");
+        assert_eq!(settings.lock, "/run/mellanox/drivers/.lock");
+        assert_eq!(settings.exposed(), ("/usr/src", "/run/mellanox/drivers/usr/src".to_owned()));
+        assert_eq!(settings.blacklist_file, "/host/etc/modprobe.d/blacklist-ofed-modules.conf");
+        assert_eq!((settings.bind_delay, settings.restore, settings.unload_storage), (4, false, false));
+        assert_eq!(settings.auxiliary, ["mlx5_vdpa", "mlx5_fwctl", "mlx5_dpll"]);
+        assert_eq!(
+            (settings.storage.len(), settings.third_party.len(), settings.blacklist.len()),
+            (8, 15, 9)
+        );
+    }
+
+    #[test]
+    fn the_environment_changes_it() {
+        let settings = read(
+            &[],
+            &[
+                ("UNLOAD_STORAGE_MODULES", "true"),
+                ("RESTORE_DRIVER_ON_POD_TERMINATION", "1"),
+                ("ENABLE_NFSRDMA", "false"),
+                ("OFED_BLACKLIST_MODULES", "mlx5_core: ib_core"),
+                ("MLX5_AUXILIARY_MODULES", ""),
+                ("BIND_DELAY_SEC", "7"),
+            ],
+        )
+        .unwrap();
+        assert!(settings.unload_storage && settings.restore && !settings.nfs_rdma);
+        assert_eq!(settings.blacklist, ["mlx5_core", "ib_core"]);
+        assert_eq!(settings.auxiliary, Vec::<String>::new());
+        assert_eq!(settings.bind_delay, 7);
+    }
+
+    #[test]
+    fn the_first_generation_exposes_its_root() {
+        let settings = read(&["--expose-root"], &[]).unwrap();
+        assert_eq!(settings.exposed(), ("/", "/run/mellanox/drivers".to_owned()));
+        assert_eq!(settings.ready, "/.driver-ready");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let error = |name, value| read(&[], &[(name, value)]).unwrap_err();
+        assert_eq!(error("ENABLE_NFSRDMA", "yes"), "ENABLE_NFSRDMA is true or false, not yes");
+        assert_eq!(error("BIND_DELAY_SEC", "soon"), "BIND_DELAY_SEC is a number of seconds, not soon");
+        assert_eq!(
+            error("OFED_BLACKLIST_MODULES", "a:b\ninstall x /bin/sh"),
+            "OFED_BLACKLIST_MODULES lists module names, not /bin/sh"
+        );
+        assert_eq!(error("LOCK_FILE_PATH", "lock"), "LOCK_FILE_PATH is an absolute path, not lock");
+        assert_eq!(
+            read(&["--force"], &[]).unwrap_err(),
+            "mofed takes --expose-root and nothing else, not --force"
+        );
+    }
+}

@@ -1,0 +1,321 @@
+//! SR-IOV of the node's NVIDIA network devices over a reload of their driver: virtual functions, addresses, MTU and
+//! whether interfaces are up. Through sysfs alone.
+//!
+//! What sysfs cannot do is said in the log: the address that the in-tree driver's physical function gives to a virtual
+//! one (only OFED has a file for it), and switchdev mode without OFED's file for that; representors are left to
+//! the host's network manager.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{fault::Fault, files, node::Node};
+
+/// The PCI vendor.
+const VENDOR: &str = "0x15b3";
+/// Between two looks whether a device is up.
+const LOOK: Duration = Duration::from_millis(100);
+/// Looks in a second.
+const LOOKS: u32 = 10;
+
+/// The state of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct State(Vec<Physical>);
+
+/// A physical function with virtual ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Physical {
+    /// Such as `0000:08:00.0`.
+    pci: String,
+    up: bool,
+    mtu: String,
+    switchdev: bool,
+    functions: Vec<Virtual>,
+}
+
+/// A virtual function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Virtual {
+    pci: String,
+    up: bool,
+    /// Each of these is `-` where the function is bound to another driver, and has none.
+    mtu: String,
+    mac: String,
+    guid: String,
+}
+
+impl State {
+    /// As it is now.
+    pub(crate) fn read(node: &Node<'_>) -> Self {
+        let mut physical: Vec<Physical> = entries(&node.paths.at("/sys/class/net"))
+            .into_iter()
+            .filter_map(|interface| {
+                let device = interface.join("device");
+                // Virtual functions and representors have the same vendor.
+                if text(&device.join("vendor")).as_deref() != Some(VENDOR)
+                    || device.join("physfn").exists()
+                    || text(&interface.join("phys_port_name")).is_some_and(|name| name.contains("vf"))
+                {
+                    return None;
+                }
+                let number: usize = text(&device.join("sriov_numvfs"))?.parse().ok()?;
+                if number == 0 {
+                    return None;
+                }
+                Some(Physical {
+                    pci: target(&device)?,
+                    up: is_up(&interface),
+                    mtu: text(&interface.join("mtu")).unwrap_or_else(none),
+                    // In legacy mode the kernel does not answer.
+                    switchdev: text(&interface.join("phys_switch_id")).is_some_and(|id| !id.is_empty()),
+                    functions: (0..number).filter_map(|index| virtual_function(&device, index)).collect(),
+                })
+            })
+            .collect();
+        physical.sort_by(|one, other| one.pci.cmp(&other.pci));
+        physical.dedup_by(|one, other| one.pci == other.pci);
+        Self(physical)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many virtual functions there are.
+    pub(crate) fn functions(&self) -> usize {
+        self.0.iter().map(|physical| physical.functions.len()).sum()
+    }
+
+    /// Keeps it on the node, so that it survives a container that is killed while there is no driver.
+    pub(crate) fn keep(&self, node: &Node<'_>, path: &str) -> Result<(), Fault> {
+        files::write(node, path, &self.to_text())
+    }
+
+    /// What a container that was killed kept.
+    pub(crate) fn kept(node: &Node<'_>, path: &str) -> Option<Self> {
+        let text = fs::read_to_string(node.paths.at(path)).ok()?;
+        Some(Self::parse(&text)).filter(|state| !state.is_empty())
+    }
+
+    fn to_text(&self) -> String {
+        let mut lines = Vec::new();
+        for Physical { pci, up, mtu, switchdev, functions } in &self.0 {
+            lines.push(format!("physical {pci} {up} {mtu} {switchdev}\n"));
+            for Virtual { pci, up, mtu, mac, guid } in functions {
+                lines.push(format!("virtual {pci} {up} {mtu} {mac} {guid}\n"));
+            }
+        }
+        lines.concat()
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut state = Self::default();
+        for line in text.lines() {
+            let fields: Vec<&str> = line.split(' ').collect();
+            match (fields.as_slice(), state.0.last_mut()) {
+                (["physical", pci, up, mtu, switchdev], _) if is_pci(pci) => state.0.push(Physical {
+                    pci: (*pci).to_owned(),
+                    up: *up == "true",
+                    mtu: (*mtu).to_owned(),
+                    switchdev: *switchdev == "true",
+                    functions: Vec::new(),
+                }),
+                (["virtual", pci, up, mtu, mac, guid], Some(physical)) if is_pci(pci) => {
+                    physical.functions.push(Virtual {
+                        pci: (*pci).to_owned(),
+                        up: *up == "true",
+                        mtu: (*mtu).to_owned(),
+                        mac: (*mac).to_owned(),
+                        guid: (*guid).to_owned(),
+                    });
+                }
+                _ => {}
+            }
+        }
+        state
+    }
+
+    /// Puts it back after a reload. What does not work is said, and the rest goes on: a network that is half there is
+    /// better than none.
+    pub(crate) fn restore(&self, node: &Node<'_>, wait_seconds: u32) {
+        let restoring = Restoring { node, looks: wait_seconds * LOOKS };
+        for physical in &self.0 {
+            restoring.physical(physical);
+        }
+    }
+}
+
+struct Restoring<'a> {
+    node: &'a Node<'a>,
+    looks: u32,
+}
+
+impl Restoring<'_> {
+    fn physical(&self, physical: &Physical) {
+        let Physical { pci, up, mtu, switchdev, functions } = physical;
+        let device = self.device(pci);
+        let Some(interface) = self.interface(pci) else {
+            self.node
+                .log
+                .warn(format!("{pci} has no network interface: its virtual functions are not restored"));
+            return;
+        };
+        if text(&device.join("sriov_numvfs")) != Some(functions.len().to_string()) {
+            self.set(&device.join("sriov_numvfs"), &functions.len().to_string());
+        }
+        self.bring_up(&interface, *up);
+        let mut addressed = true;
+        for (index, function) in functions.iter().enumerate() {
+            addressed &= self.address(&device, index, function);
+            self.bind(&function.pci, "unbind");
+            if !switchdev {
+                self.bind(&function.pci, "bind");
+            }
+        }
+        if !addressed {
+            self.node.log.warn(format!(
+                "{pci}: this driver has no files for the addresses of virtual functions; they keep those that they have now"
+            ));
+        }
+        if *switchdev {
+            self.switchdev(pci, &interface);
+            for function in functions {
+                self.bind(&function.pci, "bind");
+            }
+        }
+        for function in functions.iter().filter(|function| function.mtu != "-") {
+            let Some(interface) = self.interface(&function.pci) else {
+                self.node.log.warn(format!("virtual function {} has no network interface", function.pci));
+                continue;
+            };
+            self.set(&interface.join("mtu"), &function.mtu);
+            self.bring_up(&interface, function.up);
+        }
+        if mtu != "-" {
+            self.set(&interface.join("mtu"), mtu);
+        }
+        self.node.log.step(format!("restored {} virtual function(s) of {pci}", functions.len()));
+    }
+
+    /// OFED's files `sriov/<index>/{mac,node,port}`. Were they there, or not needed?
+    fn address(&self, device: &Path, index: usize, function: &Virtual) -> bool {
+        let directory = device.join(format!("sriov/{index}"));
+        let guid = Some(function.guid.as_str())
+            .filter(|guid| *guid != "-" && !guid.chars().all(|c| "0:".contains(c)));
+        let mac = Some(function.mac.as_str()).filter(|mac| *mac != "-");
+        let values = [("mac", mac), ("node", guid), ("port", guid)];
+        let mut all = true;
+        for (file, value) in values {
+            let Some(value) = value else { continue };
+            let path = directory.join(file);
+            // An Ethernet device has no port GUID that counts.
+            if path.exists() { self.set(&path, value) } else { all &= file != "mac" }
+        }
+        all
+    }
+
+    fn switchdev(&self, pci: &str, interface: &Path) {
+        let mode = interface.join("compat/devlink/mode");
+        if mode.exists() {
+            self.set(&mode, "switchdev");
+        } else {
+            self.node.log.warn(format!(
+                "{pci} was in switchdev mode, and is in legacy mode now: devlink dev eswitch set pci/{pci} mode switchdev"
+            ));
+        }
+    }
+
+    fn bind(&self, pci: &str, file: &str) {
+        let driver = target(&self.device(pci).join("driver")).unwrap_or_else(|| "mlx5_core".to_owned());
+        // A function that is given to a virtual machine is its driver's business.
+        if driver == "mlx5_core" && (file == "bind" || self.device(pci).join("driver").exists()) {
+            self.set(&self.node.paths.at(&format!("/sys/bus/pci/drivers/{driver}/{file}")), pci);
+        }
+    }
+
+    fn bring_up(&self, interface: &Path, up: bool) {
+        // IFF_UP is bit 0 (include/uapi/linux/if.h); the others stay.
+        let flags = text(&interface.join("flags")).unwrap_or_default();
+        let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or_default();
+        let wanted = if up { flags | 1 } else { flags & !1 };
+        if wanted != flags {
+            self.set(&interface.join("flags"), &format!("{wanted:#x}"));
+        }
+    }
+
+    /// The first interface of a device, as soon as it is there.
+    fn interface(&self, pci: &str) -> Option<PathBuf> {
+        let place = self.device(pci).join("net");
+        for _ in 0..self.looks {
+            if let Some(found) = entries(&place).into_iter().next() {
+                return Some(found);
+            }
+            self.node.kernel.pause(LOOK);
+        }
+        entries(&place).into_iter().next()
+    }
+
+    fn device(&self, pci: &str) -> PathBuf {
+        self.node.paths.at("/sys/bus/pci/devices").join(pci)
+    }
+
+    fn set(&self, path: &Path, value: &str) {
+        if let Err(error) = fs::write(path, value) {
+            self.node.log.warn(format!("write {value} to {}: {error}", self.node.paths.name(path)));
+        }
+    }
+}
+
+fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
+    let function = device.join(format!("virtfn{index}"));
+    let pci = target(&function)?;
+    let interface = entries(&function.join("net")).into_iter().next();
+    let attribute =
+        |name: &str| interface.as_ref().and_then(|path| text(&path.join(name))).unwrap_or_else(none);
+    let guid = entries(&function.join("infiniband")).first().and_then(|path| text(&path.join("node_guid")));
+    Some(Virtual {
+        pci,
+        up: interface.as_deref().is_some_and(is_up),
+        mtu: attribute("mtu"),
+        mac: Some(attribute("address")).filter(|mac| mac.len() == 17).unwrap_or_else(none),
+        guid: guid.map_or_else(none, |guid| colons(&guid)),
+    })
+}
+
+/// `0011:2233:4455:6677`, as sysfs shows it, to `00:11:22:33:44:55:66:77`, as it takes it.
+fn colons(guid: &str) -> String {
+    let digits: Vec<char> = guid.chars().filter(char::is_ascii_hexdigit).collect();
+    let pairs: Vec<String> = digits.chunks(2).map(|pair| pair.iter().collect()).collect();
+    pairs.join(":")
+}
+
+fn is_pci(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_hexdigit() || c == ':' || c == '.')
+}
+
+fn is_up(interface: &Path) -> bool {
+    let flags = text(&interface.join("flags")).unwrap_or_default();
+    u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|flags| flags & 1 != 0)
+}
+
+fn none() -> String {
+    "-".to_owned()
+}
+
+fn text(path: &Path) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// The last part of what a link points to.
+fn target(link: &Path) -> Option<String> {
+    Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}

@@ -1,0 +1,193 @@
+//! The RDMA stack: which modules are loaded, which make way for them, and who must not be in the way. Decides; the
+//! calls are made by [`super`].
+
+use std::collections::BTreeSet;
+
+use super::Settings;
+use crate::{
+    modules::{
+        error::ModuleError,
+        index::{Index, Origin},
+        kernel_name,
+        load::Loader,
+        loaded::Loaded,
+        unload,
+    },
+    node::Node,
+    personality::Error,
+};
+
+/// What OFED's own start script loads, where the image has it, in its order; dependencies come along.
+const WANTED: [&str; 8] =
+    ["mlx5_core", "mlx5_ib", "ib_umad", "ib_uverbs", "ib_ipoib", "rdma_cm", "rdma_ucm", "ib_cm"];
+
+/// Whose `srcversion` tells whether the loaded drivers are those of the image.
+const COMPARED: [&str; 3] = ["mlx5_core", "mlx5_ib", "ib_core"];
+
+/// Parts of the in-tree stack, which make way even if the image has no other instead.
+const IN_TREE: &str = "ib_cm ib_core ib_ipoib ib_mad ib_sa ib_addr ib_ucm ib_umad ib_uverbs iw_cm rdma_cm rdma_ucm mlx4_core \
+                       mlx4_en mlx4_ib mlx5_core mlx5_ib mlx_compat mlxdevm mlxfw";
+
+/// Peer memory of today and of before: built against the stack, which it holds. Another container loads it again.
+pub(super) const PEER_MEMORY: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
+
+/// Where the modules are from.
+pub(super) struct Stack<'a> {
+    pub(super) node: &'a Node<'a>,
+    pub(super) settings: &'a Settings,
+    pub(super) loader: Loader<'a>,
+}
+
+/// Where loaded drivers and those of the image stand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// They are the same: nothing is reloaded.
+    Same,
+    /// This one is another, or is not loaded.
+    Differs { module: &'static str, loaded: Option<String>, image: String },
+}
+
+impl Stack<'_> {
+    /// The image's modules that are to be loaded by name.
+    pub(super) fn wanted(&self) -> Vec<&'static str> {
+        let nfs = self.settings.nfs_rdma.then_some("rpcrdma");
+        WANTED.into_iter().chain(nfs).filter(|name| self.index().of_image(name).is_some()).collect()
+    }
+
+    /// An image without a driver for this kernel ends here, before anything is touched.
+    pub(super) fn check_image(&self) -> Result<(), Error> {
+        self.index().require_of_image("mlx5_core")?;
+        if self.settings.nfs_rdma && self.index().of_image("rpcrdma").is_none() {
+            self.node.log.warn("ENABLE_NFSRDMA is set, but this image was built without rpcrdma");
+        }
+        Ok(())
+    }
+
+    pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, ModuleError> {
+        for module in COMPARED {
+            let Some(file) = self.index().of_image(module) else { continue };
+            let image = file.info()?.source_version;
+            let there = loaded.get(module).map(|module| module.source_version.clone());
+            // Modules built without srcversion cannot be told apart.
+            if there.as_ref() != Some(&image) || image.is_empty() {
+                return Ok(Comparison::Differs { module, loaded: there, image });
+            }
+        }
+        Ok(Comparison::Same)
+    }
+
+    /// The loaded modules that make way, those that nothing uses first. Refuses, before anything is touched, what
+    /// the operators' container refuses, what would fail half-way, and what processes use.
+    pub(super) fn in_the_way(&self, loaded: &Loaded) -> Result<Vec<String>, Error> {
+        let Settings { unload_storage, unload_third_party, storage, third_party, auxiliary, .. } =
+            self.settings;
+        refuse(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
+        refuse(
+            loaded,
+            third_party,
+            *unload_third_party,
+            "third-party RDMA",
+            "UNLOAD_THIRD_PARTY_RDMA_MODULES",
+        )?;
+        let mut seeds = self.own_modules()?;
+        let listed = storage.iter().chain(third_party).chain(auxiliary).map(|name| kernel_name(name));
+        let listed: BTreeSet<String> = listed.collect();
+        seeds.extend(listed.iter().cloned());
+        let in_tree = IN_TREE.split_whitespace();
+        let known = |name: &str| {
+            listed.contains(name)
+                || self.index().of_image(name).is_some()
+                || in_tree.clone().any(|other| other == name)
+                || PEER_MEMORY.contains(&name)
+        };
+        let seeds: Vec<&str> = seeds.iter().map(String::as_str).collect();
+        let mut order = loaded.with_holders(&seeds);
+        if let Some(name) = order.iter().find(|name| !known(name)) {
+            return Err(stranger(loaded, &order, name));
+        }
+        for name in &order {
+            unload::check_processes(self.node, loaded, name)?;
+        }
+        order.retain(|name| !PEER_MEMORY.contains(&name.as_str()));
+        Ok(order)
+    }
+
+    /// Loads, from the host, what the image's modules need of it, while the old ones still work: what is missing
+    /// shows before anything is unloaded.
+    pub(super) fn load_host_needs(&self, loaded: &Loaded, leaving: &[String]) -> Result<(), ModuleError> {
+        let staying = loaded.without(leaving);
+        for name in self.wanted() {
+            self.loader.load_needs(name, Origin::Host, &staying)?;
+        }
+        Ok(())
+    }
+
+    /// Loads the stack, and again what was taken out for it as far as the image has it.
+    pub(super) fn load(&self, taken_out: &[String]) -> Result<(), ModuleError> {
+        for name in self.wanted() {
+            self.loader.load(name)?;
+        }
+        let again = taken_out.iter().rev();
+        let auxiliary = self.settings.auxiliary.iter();
+        for name in again.chain(auxiliary) {
+            if self.index().of_image(name).is_some() {
+                // None of these is what the container is there for.
+                if let Err(error) = self.loader.load(name) {
+                    self.node.log.warn(error);
+                }
+            } else if taken_out.contains(name) {
+                self.node.log.warn(format!(
+                    "module {name} was loaded, and is not now: this image has none, and the host's does not fit"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of the image's modules that the stack is made of.
+    fn own_modules(&self) -> Result<BTreeSet<String>, ModuleError> {
+        let nothing = Loaded::default();
+        let mut names = BTreeSet::new();
+        for wanted in self.wanted() {
+            let steps = self.loader.plan(wanted, &nothing)?;
+            names.extend(steps.into_iter().filter(|step| step.origin == Origin::Image).map(|step| step.name));
+        }
+        Ok(names)
+    }
+
+    fn index(&self) -> &Index {
+        self.loader.index
+    }
+}
+
+fn refuse(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable: &str) -> Result<(), Error> {
+    let there: Vec<&str> = names.iter().map(String::as_str).filter(|name| loaded.contains(name)).collect();
+    if allowed || there.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Precondition {
+        message: format!(
+            "{kind} modules are loaded, and would go with the drivers that are to be replaced: {}",
+            there.join(", ")
+        ),
+        hint: format!("set {variable}=true to have them unloaded, or unload them on the node"),
+    })
+}
+
+/// A module that uses the stack, and that nobody knows.
+fn stranger(loaded: &Loaded, order: &[String], name: &str) -> Error {
+    let used: Vec<&str> = order
+        .iter()
+        .filter(|other| loaded.get(other).is_some_and(|module| module.holders.contains(name)))
+        .map(String::as_str)
+        .collect();
+    Error::Precondition {
+        message: format!(
+            "module {name} uses {}, and this image has nothing to replace it with",
+            used.join(", ")
+        ),
+        hint: format!(
+            "unload {name} on the node, or add it to STORAGE_MODULES and set UNLOAD_STORAGE_MODULES=true"
+        ),
+    }
+}

@@ -1,0 +1,356 @@
+//! The life of a MOFED container on a bench.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use proptest::prelude::*;
+use rustix::io::Errno;
+
+use super::*;
+use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
+
+const READY: &str = "/run/mellanox/drivers/.driver-ready";
+const BLACKLIST: &str = "/host/etc/modprobe.d/blacklist-ofed-modules.conf";
+/// What is loaded while the container runs: each module's `srcversion`, by name.
+const OURS: [&str; 9] = [
+    "image-ib_cm",
+    "image-ib_core",
+    "image-ib_uverbs",
+    "image-mlx5_core",
+    "image-mlx5_ib",
+    "image-mlx_compat",
+    "host-psample",
+    "image-rdma_cm",
+    "host-tls",
+];
+const IN_TREE: [&str; 7] = ["psample", "ib_core", "ib_uverbs", "ib_cm", "rdma_cm", "mlx5_core", "mlx5_ib"];
+
+/// A node with the in-tree stack loaded, and an image with another.
+fn bench() -> Bench {
+    let bench = Bench::new();
+    for (name, depends) in [
+        ("psample", ""),
+        ("tls", ""),
+        ("ib_core", ""),
+        ("ib_uverbs", "ib_core"),
+        ("ib_cm", "ib_core"),
+        ("rdma_cm", "ib_core,ib_cm"),
+        ("mlx5_core", "psample"),
+        ("mlx5_ib", "mlx5_core,ib_core,ib_uverbs"),
+        ("ib_srp", "ib_core,rdma_cm"),
+        ("rdma_rxe", "ib_core"),
+        ("mlx5_dpll", "mlx5_core"),
+        ("smc", "ib_core"),
+        ("nvidia_peermem", "ib_core"),
+    ] {
+        bench.host_module(name, depends);
+    }
+    for (name, depends) in [
+        ("mlx_compat", ""),
+        ("ib_core", "mlx_compat"),
+        ("ib_uverbs", "ib_core,mlx_compat"),
+        ("ib_cm", "ib_core"),
+        ("rdma_cm", "ib_core,ib_cm"),
+        ("mlx5_core", "mlx_compat,psample,tls"),
+        ("mlx5_ib", "mlx5_core,ib_core,ib_uverbs"),
+        ("ib_srp", "ib_core,rdma_cm"),
+    ] {
+        bench.image_module(name, depends);
+    }
+    bench.loaded_from_host(&IN_TREE);
+    bench
+}
+
+fn settings(environment: &[(&str, &str)]) -> Settings {
+    let value =
+        |name: &str| environment.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+    Settings::read(&[], value).unwrap()
+}
+
+/// Runs a container until it is ready, looks, and stops it.
+fn live(bench: &Bench, settings: &Settings, mut look: impl FnMut()) -> Result<(), Error> {
+    run(&bench.node(), settings, &mut EndsWhenReady(&mut look))
+}
+
+fn refusal(bench: &Bench, environment: &[(&str, &str)]) -> String {
+    let error = live(bench, &settings(environment), || panic!("it became ready")).unwrap_err();
+    assert_eq!(bench.text(READY), None);
+    assert_eq!(bench.text(BLACKLIST), None);
+    format!("{error} | {}", error.hint())
+}
+
+#[test]
+fn the_stack_is_replaced_and_exposed_step_by_step() {
+    let bench = bench();
+    bench.file(READY, "");
+    live(&bench, &settings(&[]), || {
+        assert_eq!(bench.loaded(), OURS);
+        assert_eq!(bench.text(READY).as_deref(), Some(""));
+        assert_eq!(bench.text(BLACKLIST), None);
+    })
+    .unwrap();
+    assert_eq!(
+        bench.calls(),
+        [
+            "load tls of the host",
+            "unload rdma_cm",
+            "unload ib_cm",
+            "unload mlx5_ib",
+            "unload ib_uverbs",
+            "unload ib_core",
+            "unload mlx5_core",
+            "load mlx_compat of the image",
+            "load mlx5_core of the image",
+            "load ib_core of the image",
+            "load ib_uverbs of the image",
+            "load mlx5_ib of the image",
+            "load ib_cm of the image",
+            "load rdma_cm of the image",
+            "bind /usr/src /run/mellanox/drivers/usr/src",
+            "unmount /run/mellanox/drivers/usr/src",
+        ]
+    );
+    assert_eq!(bench.text(READY), None);
+    assert_eq!(bench.loaded(), OURS, "the drivers stay where nobody asked for the host's");
+}
+
+#[test]
+fn the_same_drivers_are_not_reloaded() {
+    let bench = bench();
+    live(&bench, &settings(&[]), || {}).unwrap();
+    bench.calls();
+    live(&bench, &settings(&[]), || assert!(bench.text(READY).is_some())).unwrap();
+    assert_eq!(
+        bench.calls(),
+        ["bind /usr/src /run/mellanox/drivers/usr/src", "unmount /run/mellanox/drivers/usr/src"]
+    );
+}
+
+#[test]
+fn the_hosts_drivers_come_back_where_asked_to() {
+    let bench = bench();
+    let before = bench.loaded();
+    live(&bench, &settings(&[("RESTORE_DRIVER_ON_POD_TERMINATION", "true")]), || {
+        assert_eq!(bench.loaded(), OURS);
+    })
+    .unwrap();
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
+    assert_eq!(bench.text("/run/mellanox/drivers/.replaced"), None);
+}
+
+#[test]
+fn storage_modules_are_unloaded_only_with_leave() {
+    let bench = bench();
+    bench.loaded_from_host(&["ib_srp"]);
+    assert_eq!(
+        refusal(&bench, &[]),
+        "storage modules are loaded, and would go with the drivers that are to be replaced: ib_srp | set \
+         UNLOAD_STORAGE_MODULES=true to have them unloaded, or unload them on the node"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    live(&bench, &settings(&[("UNLOAD_STORAGE_MODULES", "true")]), || {
+        assert!(bench.loaded().contains(&"image-ib_srp".to_owned()));
+    })
+    .unwrap();
+}
+
+#[test]
+fn other_vendors_modules_are_unloaded_and_kept_away_only_with_leave() {
+    let bench = bench();
+    bench.loaded_from_host(&["rdma_rxe"]);
+    assert_eq!(
+        refusal(&bench, &[]),
+        "third-party RDMA modules are loaded, and would go with the drivers that are to be replaced: rdma_rxe | set \
+         UNLOAD_THIRD_PARTY_RDMA_MODULES=true to have them unloaded, or unload them on the node"
+    );
+    live(&bench, &settings(&[("UNLOAD_THIRD_PARTY_RDMA_MODULES", "true")]), || {
+        assert_eq!(bench.loaded(), OURS);
+    })
+    .unwrap();
+    assert!(bench.log().contains("WARN  module rdma_rxe was loaded, and is not now"), "{}", bench.log());
+}
+
+#[test]
+fn an_unknown_user_of_the_stack_is_named_before_anything_is_touched() {
+    let bench = bench();
+    bench.loaded_from_host(&["smc"]);
+    let refusal = refusal(&bench, &[]);
+    assert!(
+        refusal.starts_with("module smc uses ib_core, and this image has nothing to replace it with"),
+        "{refusal}"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn peer_memory_goes_first_and_in_use_it_ends_the_start() {
+    let bench = bench();
+    bench.loaded_from_host(&["nvidia_peermem"]);
+    bench.kernel.users.borrow_mut().insert("nvidia_peermem".to_owned(), 2);
+    bench.loaded_from_host(&["tls"]);
+    assert_eq!(
+        refusal(&bench, &[]).split(" | ").next().unwrap(),
+        "unload nvidia_peermem: 2 reference(s) that no module holds, by an unknown user (no process that this \
+         container can see)"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+    bench.kernel.users.borrow_mut().clear();
+    live(&bench, &settings(&[]), || assert_eq!(bench.loaded(), OURS)).unwrap();
+    assert_eq!(bench.calls()[0], "unload nvidia_peermem");
+}
+
+#[test]
+fn a_process_that_uses_a_device_is_named() {
+    let bench = bench();
+    bench.kernel.users.borrow_mut().insert("ib_uverbs".to_owned(), 1);
+    bench.loaded_from_host(&["tls"]);
+    bench.file("/proc/4711/comm", "ib_write_bw\n");
+    std::fs::create_dir_all(bench.at("/proc/4711/fd")).unwrap();
+    std::os::unix::fs::symlink("/dev/infiniband/uverbs0", bench.at("/proc/4711/fd/7")).unwrap();
+    assert_eq!(
+        refusal(&bench, &[]).split(" | ").next().unwrap(),
+        "unload ib_uverbs: 1 reference(s) that no module holds, by process 4711 (ib_write_bw) with \
+         /dev/infiniband/uverbs0 open"
+    );
+    assert_eq!(bench.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn what_was_unloaded_comes_back_when_the_rest_does_not_go() {
+    let bench = bench();
+    let before = bench.loaded();
+    bench.kernel.users.borrow_mut().insert("ib_core".to_owned(), 1);
+    let refusal = refusal(&bench, &[]);
+    assert!(refusal.starts_with("unload ib_core: 1 reference(s) that no module holds"), "{refusal}");
+    assert!(bench.kernel.pauses.get() > 0, "references are often given back after moments");
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
+}
+
+#[test]
+fn the_hosts_drivers_come_back_when_the_kernel_refuses_ours() {
+    let bench = bench();
+    let before = bench.loaded();
+    // The host's file of that name is loaded later than the image's.
+    bench.kernel.refuses.borrow_mut().insert("mlx_compat".to_owned(), Errno::NOKEY);
+    let refusal = refusal(&bench, &[]);
+    assert!(
+        refusal.contains(&format!(
+            "load mlx_compat from /lib/modules/{RELEASE}/updates/mlx_compat.ko: it is not signed, and this kernel \
+             demands signatures (Secure Boot)"
+        )) && refusal.contains("\n    kernel: mlx_compat: no |")
+            && refusal.contains("mokutil"),
+        "{refusal}"
+    );
+    let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+    assert_eq!(after, before);
+}
+
+#[test]
+fn an_image_for_another_kernel_touches_nothing() {
+    let bench = Bench::new();
+    bench.host_module("mlx5_core", "");
+    bench.module("/lib/modules/6.1.0-1/updates/mlx5_core.ko", "", "image-mlx5_core");
+    let refusal = refusal(&bench, &[]);
+    assert!(
+        refusal.starts_with(&format!("module mlx5_core is not there for kernel {RELEASE}: looked in")),
+        "{refusal}"
+    );
+    assert!(refusal.contains("this image was not built for the running kernel"), "{refusal}");
+}
+
+#[test]
+fn the_blacklist_names_what_the_variables_say() {
+    let bench = bench();
+    let text = |environment: &[(&str, &str)]| {
+        let settings = settings(environment);
+        let node = bench.node();
+        let (index, parameters) = (Index::of_node(&node).unwrap(), Parameters::default());
+        let loader = || Loader { node: &node, index: &index, parameters: &parameters };
+        let stack = Stack { node: &node, settings: &settings, loader: loader() };
+        Container { node: &node, settings: &settings, stack, host: loader() }.blacklist()
+    };
+    assert!(
+        text(&[])
+            .ends_with("blacklist ib_cm\nblacklist mlx5_vdpa\nblacklist mlx5_fwctl\nblacklist mlx5_dpll\n")
+    );
+    let all = [
+        ("OFED_BLACKLIST_MODULES", "mlx5_core"),
+        ("THIRD_PARTY_RDMA_MODULES", "siw"),
+        ("UNLOAD_THIRD_PARTY_RDMA_MODULES", "1"),
+        ("MLX5_AUXILIARY_MODULES", ""),
+    ];
+    assert!(
+        text(&all).ends_with("removed afterwards.\nblacklist mlx5_core\nblacklist siw\n"),
+        "{}",
+        text(&all)
+    );
+}
+
+#[test]
+fn the_first_generation_exposes_the_root() {
+    let bench = bench();
+    let settings = Settings::read(&["--expose-root"], |_| None).unwrap();
+    live(&bench, &settings, || assert!(bench.text("/.driver-ready").is_some())).unwrap();
+    assert_eq!(
+        bench.calls()[14..],
+        [
+            "make /sys runbindable",
+            "make /sys private",
+            "bind / /run/mellanox/drivers",
+            "unmount /run/mellanox/drivers",
+        ]
+    );
+    assert_eq!(bench.text("/.driver-ready"), None);
+}
+
+#[test]
+fn a_volume_that_is_not_shared_is_said() {
+    let bench = bench();
+    live(&bench, &settings(&[]), || {}).unwrap();
+    assert!(!bench.log().contains("is not shared"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// However far a container came before it was killed, the next one ends where it would have; and its stop too.
+    #[test]
+    fn after_a_kill_at_any_step_the_next_start_ends_the_same(
+        first in 0usize..40,
+        second in 0usize..40,
+        takes_place in any::<bool>(),
+        storage in any::<bool>(),
+    ) {
+        let bench = bench();
+        let mut before = bench.loaded();
+        let settings = settings(&[
+            ("RESTORE_DRIVER_ON_POD_TERMINATION", "true"),
+            ("UNLOAD_STORAGE_MODULES", "true"),
+        ]);
+        let mut ours: Vec<String> = OURS.map(str::to_owned).to_vec();
+        if storage {
+            bench.loaded_from_host(&["ib_srp"]);
+            before = bench.loaded();
+            ours.push("image-ib_srp".to_owned());
+        }
+        ours.sort_by_key(|name| name.split_once('-').map(|(_, name)| name.to_owned()));
+        for at in [first, second] {
+            bench.kernel.killed_at.set(Some((at, takes_place)));
+            let life = catch_unwind(AssertUnwindSafe(|| live(&bench, &settings, || {})));
+            let fine = life.map_or_else(|death| death.is::<Killed>(), |life| life.is_ok());
+            prop_assert!(fine, "{}", bench.log());
+        }
+        bench.kernel.killed_at.set(None);
+        live(&bench, &settings, || {
+            assert_eq!(bench.loaded(), ours, "{}", bench.log());
+            assert!(bench.text(READY).is_some());
+            let mounts = bench.text("/proc/self/mountinfo").unwrap();
+            assert_eq!(mounts.matches("/run/mellanox/drivers/usr/src").count(), 1);
+        }).unwrap();
+        let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
+        prop_assert_eq!(after, before);
+        prop_assert_eq!(bench.text(READY), None);
+        prop_assert_eq!(bench.text(BLACKLIST), None);
+    }
+}
