@@ -3,11 +3,20 @@
 # what became of each. Kept to what busybox has.
 
 # The root that the kernel unpacks an initramfs into cannot be pivoted away from; a bind mount of it can, as a disk's.
-if [ "$1" != agent ]; then
+if [ -z "$1" ]; then
     /bin/busybox mount --bind / /node
     cd /node || exit 1
     /bin/busybox mount --move . /
-    exec /bin/busybox chroot . /bin/busybox sh /init agent
+    exec /bin/busybox chroot . /bin/busybox sh /init reaper
+fi
+
+# Containers that end are its children. The agent has none but its steps: a shell that reads a line while a child
+# ends loses the beginning of that line.
+if [ "$1" = reaper ]; then
+    # What runs in the background reads from its null device.
+    /bin/busybox mount -t devtmpfs devtmpfs /dev
+    /bin/busybox sh /init agent &
+    while :; do wait; done
 fi
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -15,7 +24,6 @@ cd /
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
-mount -t devtmpfs devtmpfs /dev
 mount -t tmpfs -o mode=755 tmpfs /run
 mount -t tmpfs -o mode=755 tmpfs /containers
 # What systemd does with every mount of a node, and what a kubelet relies on for mountPropagation.
