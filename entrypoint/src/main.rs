@@ -20,18 +20,28 @@ mod signals;
 #[cfg(test)]
 mod testing;
 
-use std::{env, process::ExitCode};
+use std::{env, path::Path, process::ExitCode};
 
-use personality::{generic, mofed};
+use personality::{generic, mofed, nv_peer_mem, nvidia};
+
+/// The personality that is also called by this name.
+const NVIDIA_DRIVER: &str = "nvidia-driver";
 
 const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
+       driver-entrypoint nvidia-driver COMMAND [OPTION...]
+       driver-entrypoint nv-peer-mem [--ready-file PATH]
        driver-entrypoint generic [--keep] MODULE...
        driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = env::args().skip(1).collect();
+    let arguments: Vec<String> = env::args().collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    match arguments[..] {
+    let (called, arguments) = arguments.split_first().unwrap_or((&"", &[]));
+    // The operators' manifests call it so: the image has a link of that name.
+    if Path::new(called).file_name().is_some_and(|name| name == NVIDIA_DRIVER) {
+        return nvidia_driver(arguments);
+    }
+    match *arguments {
         ["boot-check"] => boot_check::main(),
         [isolated::LOAD, path, parameters] => isolated::load_and_exit(path, parameters),
         [isolated::UNLOAD, name] => isolated::unload_and_exit(name),
@@ -43,8 +53,19 @@ fn main() -> ExitCode {
             Some(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
             None => misused(USAGE),
         },
+        [NVIDIA_DRIVER, ref rest @ ..] => nvidia_driver(rest),
+        ["nv-peer-mem", ref rest @ ..] => {
+            match nv_peer_mem::Options::parse(rest, |name| env::var(name).ok()) {
+                Some(options) => personality::run(|node, signals| nv_peer_mem::run(node, &options, signals)),
+                None => misused(nv_peer_mem::USAGE),
+            }
+        }
         _ => misused(USAGE),
     }
+}
+
+fn nvidia_driver(arguments: &[&str]) -> ExitCode {
+    nvidia::main(arguments, |name| env::var(name).ok()).unwrap_or_else(|message| misused(&message))
 }
 
 fn misused(message: &str) -> ExitCode {

@@ -10,6 +10,10 @@ use crate::{
 
 pub(crate) mod generic;
 pub(crate) mod mofed;
+pub(crate) mod nv_peer_mem;
+pub(crate) mod nvidia;
+mod peer_memory;
+mod watch;
 
 /// Why a driver container ends before it is asked to.
 #[derive(Debug)]

@@ -1,0 +1,171 @@
+//! `nvidia-driver init`: the old driver out, this image's in, the root exposed; and all of it undone at a signal.
+
+use std::fs;
+
+use crate::{
+    lock::Lock,
+    modules::{load::Loader, loaded::Loaded, parameters::Parameters},
+    mounts,
+    node::Node,
+    personality::{
+        Error,
+        nvidia::{
+            daemons::{self, Started},
+            driver, firmware,
+            options::Settings,
+            parameters, state,
+        },
+    },
+    signals::Ending,
+};
+
+/// Mellanox's vendor number, as a PCI device shows it.
+const MELLANOX: &str = "0x15b3";
+
+/// From start to stop.
+pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
+    let _lock = Lock::take(node, state::PID_FILE)?;
+    node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
+    parameters::check(node)?;
+    let index = driver::index(node, None)?;
+    let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
+    driver::check(&loader)?;
+    let is_same = has_same_configuration(node, &loader, settings)?;
+    state::set_not_ready(node)?;
+    if is_same {
+        node.log.step("the loaded driver has this configuration already: only user space is set up again");
+    } else {
+        // In use, it is left as it is.
+        stop_daemons(node)?;
+        driver::unload(node)?;
+    }
+    // Of a container that was killed. Firmware must not be copied into that one.
+    mounts::conceal(node, state::ROOT)?;
+    match start(&loader, settings, ending) {
+        Ok(()) => {
+            node.log.step("done, waiting for a signal");
+            let signal = ending.wait();
+            node.log.step(format!("caught {signal}: stopping"));
+            stop(node)
+        }
+        Err(error) => {
+            if let Err(second) = stop(node) {
+                node.log.warn(second);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The operator's digest covers all that it configures, the image's name too; the modules' own hash covers an image
+/// whose content is another under that name.
+fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
+    let is_same = settings.config_digest.is_some() && settings.config_digest == state::stored_digest(node);
+    Ok(is_same && driver::is_loaded(&Loaded::read(&node.paths)?, loader.index)?)
+}
+
+fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
+    let Loader { node, .. } = loader;
+    go_on(ending)?;
+    set_up_firmware(loader)?;
+    go_on(ending)?;
+    driver::load(loader)?;
+    go_on(ending)?;
+    load_peer_memory(loader, settings)?;
+    start_daemons(node);
+    go_on(ending)?;
+    mounts::expose(node, "/", state::ROOT)?;
+    state::set_ready(node, settings.config_digest.as_deref())?;
+    go_on(ending)
+}
+
+/// A signal ends the start between any two steps.
+fn go_on(ending: &mut dyn Ending) -> Result<(), Error> {
+    ending.asked().map_or(Ok(()), |signal| Err(Error::Ended { signal }))
+}
+
+/// In this order: who holds the driver keeps it, and then its user space must stay too.
+fn stop(node: &Node<'_>) -> Result<(), Error> {
+    state::set_not_ready(node)?;
+    stop_daemons(node)?;
+    driver::unload(node)?;
+    firmware::restore_search_path(node)?;
+    mounts::conceal(node, state::ROOT)?;
+    Ok(state::clear(node)?)
+}
+
+fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
+    let Loader { node, parameters, .. } = loader;
+    let parameters = parameters.of("nvidia");
+    if parameters.split_whitespace().any(|parameter| parameter == "NVreg_EnableGpuFirmware=0") {
+        node.log.step("NVreg_EnableGpuFirmware=0: the GPU's firmware is not set up");
+        return Ok(());
+    }
+    let files = firmware::provide(node)?;
+    node.log.step(format!("firmware: {files} file(s) copied to {}", firmware::HOST_PATH));
+    match firmware::set_search_path(node) {
+        Ok(firmware::SearchPath::Ours) => {
+            node.log.step(format!("the kernel looks for firmware at {}", firmware::HOST_PATH));
+        }
+        Ok(firmware::SearchPath::Kept(other)) => node.log.warn(format!(
+            "the kernel looks for firmware at {other}, which is kept: GPUs that need firmware find none at {}",
+            firmware::HOST_PATH
+        )),
+        Ok(firmware::SearchPath::Absent) => node.log.warn("this kernel has no search path for firmware"),
+        // GPUs before Turing need none.
+        Err(fault) => node.log.warn(format!("go on without a search path for firmware: {fault}")),
+    }
+    Ok(())
+}
+
+/// The operator's own images try as much and do not mind a failure: `reload_nvidia_peermem` is there for that.
+fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Error> {
+    let Loader { node, .. } = loader;
+    if !settings.rdma {
+        return Ok(());
+    }
+    if !has_mellanox_device(node) {
+        node.log.step("GPUDirect RDMA is enabled, and this node has no Mellanox adapter: no nvidia_peermem");
+    } else if !state::is_ofed_ready(node, &Loaded::read(&node.paths)?, settings.host_ofed) {
+        node.log.step("OFED is not ready: nvidia_peermem is left to reload_nvidia_peermem");
+    } else if let Err(error) = loader.load("nvidia_peermem") {
+        node.log.warn(format!("go on without nvidia_peermem: {error}"));
+        node.log.warn(format!("what to do: {}", error.hint()));
+    }
+    Ok(())
+}
+
+fn has_mellanox_device(node: &Node<'_>) -> bool {
+    let devices = fs::read_dir(node.paths.at("/sys/bus/pci/devices")).into_iter().flatten().flatten();
+    let mut vendors = devices.filter_map(|device| fs::read_to_string(device.path().join("vendor")).ok());
+    vendors.any(|vendor| vendor.trim() == MELLANOX)
+}
+
+fn start_daemons(node: &Node<'_>) {
+    for started in daemons::start(&node.paths, daemons::fabric(&node.paths)) {
+        match started {
+            Started::Yes(name) => node.log.step(format!("started {name}")),
+            Started::Absent(name) => node.log.step(format!("the image has no {name}, which is no obstacle")),
+            Started::Failed(name, why) => node.log.warn(format!("go on without {name}: {why}")),
+        }
+    }
+}
+
+fn stop_daemons(node: &Node<'_>) -> Result<(), Error> {
+    match daemons::stop(node) {
+        Ok(names) => {
+            for name in names {
+                node.log.step(format!("stopped {name}"));
+            }
+            Ok(())
+        }
+        Err(daemons::Stubborn { name, pid }) => Err(Error::Precondition {
+            message: format!("{name} (process {pid}) does not end at SIGTERM, and holds the driver"),
+            hint: "look at that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)"
+                .to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

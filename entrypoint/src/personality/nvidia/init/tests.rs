@@ -1,0 +1,373 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use rustix::io::Errno;
+
+use super::*;
+use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
+
+const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
+const MOUNTS: &str =
+    "1 0 0:1 / / rw - overlay overlay rw\n2 1 0:2 / /run/nvidia rw shared:5 - tmpfs tmpfs rw\n";
+
+/// The calls of a start on a node without a driver.
+const LOADS: [&str; 6] = [
+    "load ipmi_msghandler of the host",
+    "load ipmi_devintf of the host",
+    "load nvidia of the image",
+    "load nvidia_uvm of the image",
+    "load video of the host",
+    "load nvidia_modeset of the image",
+];
+const EXPOSES: [&str; 3] = ["make /sys runbindable", "make /sys private", "bind / /run/nvidia/driver"];
+const STOPS: [&str; 4] =
+    ["unload nvidia_modeset", "unload nvidia_uvm", "unload nvidia", "unmount /run/nvidia/driver"];
+
+/// The helpers stay: they are the host's.
+const LEFT: [&str; 3] = ["host-ipmi_devintf", "host-ipmi_msghandler", "host-video"];
+
+/// Asked to end at the n-th question, from 0 on.
+struct EndsAt(usize);
+
+impl Ending for EndsAt {
+    fn asked(&mut self) -> Option<&'static str> {
+        match self.0.checked_sub(1) {
+            Some(left) => {
+                self.0 = left;
+                None
+            }
+            None => Some("SIGINT"),
+        }
+    }
+
+    fn wait(&mut self) -> &'static str {
+        "SIGTERM"
+    }
+}
+
+fn bench() -> Bench {
+    let bench = Bench::new();
+    bench.file("/proc/self/mountinfo", MOUNTS);
+    bench.file(SEARCH_PATH, "\n");
+    bench.file("/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
+    bench.image_module("nvidia", "");
+    bench.image_module("nvidia_uvm", "nvidia");
+    bench.image_module("nvidia_modeset", "nvidia,video");
+    bench.image_module("nvidia_peermem", "nvidia,ib_core");
+    for (name, depends) in [("ipmi_msghandler", ""), ("ipmi_devintf", "ipmi_msghandler"), ("video", "")] {
+        bench.host_module(name, depends);
+    }
+    bench
+}
+
+/// With OFED's core loaded from somewhere, a Mellanox adapter, and OFED's word for it.
+fn with_ofed(bench: &Bench) {
+    bench.host_module("ib_core", "");
+    bench.loaded_from_host(&["ib_core"]);
+    bench.file("/sys/bus/pci/devices/0000:01:00.0/vendor", "0x15b3\n");
+    bench.file(state::OFED_READY, "");
+}
+
+fn digest(text: &str) -> Settings {
+    Settings { config_digest: Some(text.into()), ..Settings::default() }
+}
+
+fn start_and_stop(bench: &Bench, settings: &Settings) -> Result<(), Error> {
+    run(&bench.node(), settings, &mut EndsWhenReady(&mut || {}))
+}
+
+/// A container that is killed once it is ready: its modules, mounts and files stay.
+fn start_and_kill(bench: &Bench, settings: &Settings) {
+    let killed = catch_unwind(AssertUnwindSafe(|| {
+        run(&bench.node(), settings, &mut EndsWhenReady(&mut || std::panic::resume_unwind(Box::new(Killed))))
+    }));
+    assert!(killed.is_err());
+    bench.calls();
+}
+
+fn assert_gone(bench: &Bench) {
+    assert!(bench.loaded().iter().all(|module| !module.starts_with("image-")), "{:?}", bench.loaded());
+    assert_eq!(bench.text("/proc/self/mountinfo").unwrap().trim_end(), MOUNTS.trim_end());
+    assert_eq!(bench.text(SEARCH_PATH).unwrap().trim_matches(['\0', '\n']), "");
+    for path in [state::PID_FILE, state::DAEMONS, state::PROBED, state::DIGEST] {
+        assert_eq!(bench.text(path), None, "{path}");
+    }
+}
+
+#[test]
+fn the_driver_comes_and_goes_in_the_operators_order() {
+    let bench = bench();
+    let mut seen = None;
+    let mut look = || {
+        let text = |path| bench.text(path).unwrap();
+        seen = Some((text(state::PID_FILE), text(state::DAEMONS), text(state::DIGEST), text(SEARCH_PATH)));
+        bench.file(state::PROBED, "");
+    };
+    run(&bench.node(), &digest("1234"), &mut EndsWhenReady(&mut look)).unwrap();
+    let pid = format!("{}\n", std::process::id());
+    assert_eq!(seen, Some((pid, "Ready\n".into(), "1234\n".into(), firmware::HOST_PATH.into())));
+    assert_eq!(
+        bench.text(&format!("{}/nvidia/535.1/gsp_ga10x.bin", firmware::HOST_PATH)).unwrap(),
+        "firmware"
+    );
+    let expected: Vec<&str> = LOADS.into_iter().chain(EXPOSES).chain(STOPS).collect();
+    assert_eq!(bench.calls(), expected);
+    assert_eq!(bench.loaded(), LEFT);
+    assert_gone(&bench);
+}
+
+#[test]
+fn parameters_go_to_their_module() {
+    let bench = bench();
+    bench.file("/drivers/nvidia.conf", "NVreg_EnableGpuFirmware=0 NVreg_A=1\nNVreg_B=\"x y\"\n");
+    bench.file("/drivers/nvidia-uvm.conf", "uvm_debug_prints=1");
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    let calls = bench.calls();
+    let nvidia = "load nvidia of the image NVreg_EnableGpuFirmware=0 NVreg_A=1 NVreg_B=\"x y\"";
+    assert!(calls.iter().any(|call| call == nvidia), "{calls:?}");
+    assert!(calls.iter().any(|call| call == "load nvidia_uvm of the image uvm_debug_prints=1"), "{calls:?}");
+    assert!(!bench.at(firmware::HOST_PATH).exists(), "no firmware is wanted");
+}
+
+#[test]
+fn bad_parameters_end_the_start_before_the_old_driver_goes() {
+    let bench = bench();
+    start_and_kill(&bench, &digest("1"));
+    bench.file("/drivers/nvidia.conf", "NVreg_A=\"1");
+    let error = start_and_stop(&bench, &digest("2")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the parameters of nvidia in /drivers/nvidia.conf cannot be used: a quotation mark in line 1 is not closed"
+    );
+    assert_eq!(bench.calls(), [""; 0]);
+}
+
+#[test]
+fn an_image_that_cannot_be_loaded_leaves_the_old_driver() {
+    let refused = |change: &dyn Fn(&Bench)| {
+        let bench = bench();
+        start_and_kill(&bench, &digest("1"));
+        let loaded = bench.loaded();
+        change(&bench);
+        let error = start_and_stop(&bench, &digest("2")).unwrap_err();
+        assert_eq!((bench.calls(), bench.loaded()), (vec![], loaded));
+        assert_eq!(bench.text(state::DAEMONS).unwrap(), "Ready\n");
+        error.to_string()
+    };
+    let modules = format!("/lib/modules/{RELEASE}");
+    let error = refused(&|bench| std::fs::remove_dir_all(bench.at(&modules)).unwrap());
+    let missing = format!("module nvidia is not there for kernel {RELEASE}: looked in ");
+    assert!(error.starts_with(&missing), "{error}");
+    let error = refused(&|bench| bench.file(&format!("{modules}/updates/nvidia.ko"), "cut off"));
+    assert!(error.ends_with("nvidia.ko is no kernel module: not a 64-bit ELF file"), "{error}");
+    let error = refused(&|bench| bench.image_module("nvidia_uvm", "nvidia,other"));
+    let missing =
+        format!("module other, which nvidia_uvm needs, is not there for kernel {RELEASE}: looked in ");
+    assert!(error.starts_with(&missing), "{error}");
+    // The host's own driver is none of the image's.
+    let error = refused(&|bench| {
+        std::fs::remove_dir_all(bench.at(&modules)).unwrap();
+        bench.host_module("nvidia", "");
+        bench.host_module("nvidia_uvm", "nvidia");
+    });
+    assert!(error.starts_with("module nvidia is not there"), "{error}");
+}
+
+#[test]
+fn the_same_configuration_leaves_the_modules_alone() {
+    let bench = bench();
+    start_and_kill(&bench, &digest("1234"));
+    // Pods use the driver meanwhile.
+    bench.kernel.users.borrow_mut().insert("nvidia".into(), 3);
+    let mut free = || {
+        bench.kernel.users.borrow_mut().clear();
+    };
+    run(&bench.node(), &digest("1234"), &mut EndsWhenReady(&mut free)).unwrap();
+    let expected: Vec<&str> =
+        ["unmount /run/nvidia/driver"].into_iter().chain(EXPOSES).chain(STOPS).collect();
+    assert_eq!(bench.calls(), expected);
+    assert!(bench.log().contains("only user space is set up again"), "{}", bench.log());
+}
+
+#[test]
+fn another_configuration_or_other_modules_replace_the_driver() {
+    let reloads = |bench: &Bench, settings: &Settings| {
+        start_and_stop(bench, settings).unwrap();
+        bench.calls().starts_with(&STOPS.map(str::to_owned)[..3])
+    };
+    let bench = bench();
+    start_and_kill(&bench, &digest("1"));
+    assert!(reloads(&bench, &digest("2")));
+    start_and_kill(&bench, &digest("1"));
+    assert!(reloads(&bench, &Settings::default()), "no digest is no promise");
+    start_and_kill(&bench, &digest("1"));
+    let path = format!("/lib/modules/{RELEASE}/updates/nvidia.ko");
+    bench.module(&path, "", "image-rebuilt");
+    assert!(reloads(&bench, &digest("1")), "a rebuilt image under the same name");
+}
+
+#[test]
+fn a_driver_in_use_is_refused_by_who_uses_it() {
+    let bench = bench();
+    start_and_kill(&bench, &digest("1"));
+    bench.host_module("nvidia_fs", "nvidia");
+    bench.loaded_from_host(&["nvidia_fs"]);
+    bench.kernel.users.borrow_mut().insert("nvidia_uvm".into(), 1);
+    bench.file("/proc/4711/comm", "python3\n");
+    bench.file("/proc/4711/fd/keep", "");
+    std::os::unix::fs::symlink("/dev/nvidia-uvm", bench.at("/proc/4711/fd/5")).unwrap();
+    let loaded = bench.loaded();
+    // The fake kernel counts when it loads something.
+    bench.host_module("other", "");
+    bench.loaded_from_host(&["other"]);
+    let error = start_and_stop(&bench, &digest("2")).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the NVIDIA driver is in use and stays loaded: unload nvidia_uvm: 1 reference(s) that no module holds, by \
+         process 4711 (python3) with /dev/nvidia-uvm open; unload nvidia: used by nvidia_fs"
+    );
+    assert!(error.hint().starts_with("end the pods and processes that use the GPUs"));
+    assert_eq!(bench.calls(), [""; 0], "nothing was touched");
+    assert!(loaded.iter().all(|module| bench.loaded().contains(module)));
+}
+
+#[test]
+fn a_stop_that_is_refused_keeps_the_root_and_says_so() {
+    let bench = bench();
+    let mut hold = || {
+        bench.kernel.users.borrow_mut().insert("nvidia".into(), 1);
+        bench.host_module("other", "");
+        bench.loaded_from_host(&["other"]);
+    };
+    let error = run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut hold)).unwrap_err();
+    assert!(error.to_string().contains("by an unknown user"), "{error}");
+    assert!(bench.text("/proc/self/mountinfo").unwrap().contains("/run/nvidia/driver"));
+    assert_eq!(bench.text(state::DIGEST).unwrap(), "1\n", "the next start may find it as it wants it");
+    assert_eq!(bench.text(state::DAEMONS).unwrap(), "NotReady\n");
+}
+
+#[test]
+fn a_second_instance_is_refused_and_changes_nothing() {
+    let bench = bench();
+    let mut second = || {
+        bench.calls();
+        let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
+        let begins =
+            "the driver container is already running on this node: /run/nvidia/nvidia-driver.pid is locked";
+        assert!(error.to_string().starts_with(begins), "{error}");
+        assert_eq!(bench.calls(), [""; 0]);
+        assert_eq!(bench.text(state::DAEMONS).unwrap(), "Ready\n");
+    };
+    run(&bench.node(), &Settings::default(), &mut EndsWhenReady(&mut second)).unwrap();
+}
+
+#[test]
+fn a_node_without_a_gpu_is_told_in_those_words() {
+    let bench = bench();
+    bench.kernel.refuses.borrow_mut().insert("nvidia".into(), Errno::NODEV);
+    let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
+    assert_eq!(error.to_string(), "no NVIDIA GPU was found by the driver (ENODEV)\n    kernel: nvidia: no");
+    assert!(error.hint().contains("lspci -d 10de:"), "{}", error.hint());
+    assert_gone(&bench);
+    bench.host_module("nouveau", "");
+    bench.loaded_from_host(&["nouveau"]);
+    let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
+    assert!(error.hint().starts_with("nouveau is loaded and may hold the GPU"), "{}", error.hint());
+}
+
+#[test]
+fn helpers_that_fail_or_miss_are_no_obstacle() {
+    let bench = bench();
+    bench.kernel.refuses.borrow_mut().insert("ipmi_devintf".into(), Errno::NODEV);
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(bench.log().contains("INFO  i2c_core is not there, which is no obstacle"), "{}", bench.log());
+    assert!(bench.log().contains("WARN  go on without ipmi_devintf: "), "{}", bench.log());
+}
+
+#[test]
+fn the_hosts_modules_are_found_through_its_first_process() {
+    let bench = bench();
+    let hosts = bench.at("/proc/1/root/lib/modules");
+    std::fs::create_dir_all(&hosts).unwrap();
+    std::fs::rename(bench.at(&format!("/host/lib/modules/{RELEASE}")), hosts.join(RELEASE)).unwrap();
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(bench.log().contains("loaded module video of the host (/proc/1/root/"), "{}", bench.log());
+}
+
+#[test]
+fn peer_memory_is_loaded_where_ofed_is_ready() {
+    let settings = Settings { rdma: true, ..Settings::default() };
+    let loads = |bench: &Bench, settings: &Settings| {
+        start_and_stop(bench, settings).unwrap();
+        bench.calls().contains(&"load nvidia_peermem of the image".to_owned())
+    };
+    let bench = bench();
+    assert!(!loads(&bench, &settings), "no adapter");
+    with_ofed(&bench);
+    assert!(loads(&bench, &settings));
+    assert_gone(&bench);
+    assert!(!loads(&bench, &Settings::default()), "not enabled");
+    std::fs::remove_file(bench.at(state::OFED_READY)).unwrap();
+    assert!(!loads(&bench, &settings), "OFED not ready");
+    assert!(!loads(&bench, &Settings { host_ofed: true, ..settings.clone() }), "the host has none");
+    bench.host_module("mlx5_core", "ib_core");
+    bench.loaded_from_host(&["mlx5_core"]);
+    assert!(loads(&bench, &Settings { host_ofed: true, ..settings }));
+}
+
+#[test]
+fn peer_memory_that_fails_does_not_cost_the_driver() {
+    let bench = bench();
+    with_ofed(&bench);
+    bench.kernel.refuses.borrow_mut().insert("nvidia_peermem".into(), Errno::INVAL);
+    start_and_stop(&bench, &Settings { rdma: true, ..Settings::default() }).unwrap();
+    assert!(bench.log().contains("WARN  go on without nvidia_peermem: "), "{}", bench.log());
+}
+
+#[test]
+fn a_signal_at_any_step_undoes_what_was_done() {
+    let mut steps = 0;
+    loop {
+        let bench = bench();
+        let ended = run(&bench.node(), &digest("1"), &mut EndsAt(steps));
+        assert_gone(&bench);
+        match ended {
+            Ok(()) => break,
+            Err(error) => assert_eq!(error.to_string(), "SIGINT came before the drivers were ready"),
+        }
+        steps += 1;
+    }
+    assert!(steps >= 5, "asked {steps} times");
+}
+
+#[test]
+fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
+    let calls = LOADS.len() + EXPOSES.len() + STOPS.len();
+    for call in 0..calls {
+        for takes_place in [false, true] {
+            let bench = bench();
+            bench.kernel.killed_at.set(Some((call, takes_place)));
+            let first = catch_unwind(AssertUnwindSafe(|| start_and_stop(&bench, &digest("1"))));
+            assert!(first.is_err(), "call {call} was made");
+            bench.kernel.killed_at.set(None);
+            let mut at_ready = vec![];
+            let mut look = || at_ready = bench.loaded();
+            run(&bench.node(), &digest("1"), &mut EndsWhenReady(&mut look)).unwrap();
+            assert!(at_ready.contains(&"image-nvidia_modeset".to_owned()), "call {call}: {at_ready:?}");
+            assert_eq!(bench.loaded(), LEFT, "call {call}");
+            assert_gone(&bench);
+        }
+    }
+}
+
+#[test]
+fn a_driver_of_the_hosts_is_unloaded_first() {
+    let bench = bench();
+    for (name, depends) in [("nvidia", ""), ("nvidia_drm", "nvidia"), ("nv_peer_mem", "nvidia")] {
+        bench.host_module(name, depends);
+    }
+    bench.loaded_from_host(&["nvidia", "nvidia_drm", "nv_peer_mem"]);
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    let calls = bench.calls();
+    assert_eq!(calls[..3], ["unload nvidia_drm", "unload nv_peer_mem", "unload nvidia"]);
+    assert_eq!(calls[3..9], LOADS);
+}

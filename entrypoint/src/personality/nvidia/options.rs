@@ -1,0 +1,187 @@
+//! Pure: what `nvidia-driver` is asked to do, from its command line and its variables.
+
+use std::fmt;
+
+/// How `nvidia-driver` is used.
+pub(crate) const USAGE: &str = "\
+usage: nvidia-driver COMMAND [OPTION...]
+
+commands:
+  init                   unload the old driver, load this image's, expose the root at /run/nvidia/driver,
+                         wait for a signal and unload (`load` is the same)
+  update [-k RELEASE]    say whether this image has modules for a kernel; nothing is compiled on a node
+  reload_nvidia_peermem  load nvidia-peermem as soon as OFED and the GPU driver are ready, and again
+                         whenever OFED was replaced
+  probe_nvidia_peermem   exit code 1 if OFED is loaded and nvidia-peermem is not
+
+options of init and update that other images know are accepted and have no effect:
+  -a, --accept-license   -m, --max-threads N   -s, --sign KEYID   -t, --tag TAG";
+
+/// What to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    /// Load the driver, keep it, unload it.
+    Init,
+    /// Look whether the image has modules for a kernel: this one, or else the running one.
+    Update {
+        /// `-k`: a checked release.
+        kernel: Option<String>,
+    },
+    /// Keep nvidia-peermem loaded.
+    ReloadPeermem,
+    /// One look at nvidia-peermem.
+    ProbePeermem,
+}
+
+/// Why the command line is not understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum UsageError {
+    /// No command.
+    Missing,
+    /// A command that there is not.
+    Command(String),
+    /// An option or operand that the command has not.
+    Argument { command: String, argument: String },
+    /// An option without its value.
+    Value(String),
+    /// A release that can be none.
+    Release(String),
+}
+
+impl fmt::Display for UsageError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Missing => write!(f, "no command is given"),
+            Self::Command(command) => write!(f, "{command:?} is no command of nvidia-driver"),
+            Self::Argument { command, argument } => write!(f, "{command} does not take {argument:?}"),
+            Self::Value(option) => write!(f, "option {option} needs a value"),
+            Self::Release(release) => write!(f, "{release:?} is no kernel release"),
+        }
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+impl Command {
+    /// Reads the words after `nvidia-driver`. They come from a pod's specification.
+    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, UsageError> {
+        let (&command, rest) = arguments.split_first().ok_or(UsageError::Missing)?;
+        match command {
+            "init" | "load" => options(command, rest, &["-m", "--max-threads"]).map(|_| Self::Init),
+            "update" => {
+                let valued = ["-k", "--kernel", "-m", "--max-threads", "-s", "--sign", "-t", "--tag"];
+                let kernel = options(command, rest, &valued)?;
+                match kernel {
+                    Some(release) if !is_release(&release) => Err(UsageError::Release(release)),
+                    kernel => Ok(Self::Update { kernel }),
+                }
+            }
+            "reload_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ReloadPeermem),
+            "probe_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ProbePeermem),
+            other => Err(UsageError::Command(other.to_owned())),
+        }
+    }
+}
+
+/// Goes through a command's options; gives the value of `-k`. `valued` are those with a value.
+fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<String>, UsageError> {
+    let mut kernel = None;
+    let mut words = arguments.iter();
+    while let Some(&word) = words.next() {
+        let (option, attached) = match word.split_once('=') {
+            Some((option, value)) if option.starts_with("--") => (option, Some(value)),
+            _ => (word, None),
+        };
+        if valued.contains(&option) {
+            let value = attached.or_else(|| words.next().copied());
+            let value = value.ok_or_else(|| UsageError::Value(option.to_owned()))?;
+            if matches!(option, "-k" | "--kernel") {
+                kernel = Some(value.to_owned());
+            }
+        } else if valued.is_empty() || !matches!(word, "-a" | "--accept-license") {
+            return Err(UsageError::Argument { command: command.to_owned(), argument: word.to_owned() });
+        }
+    }
+    Ok(kernel)
+}
+
+/// A release becomes a part of a path: what `uname -r` can say and nothing that climbs.
+fn is_release(release: &str) -> bool {
+    let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | '+' | '~');
+    release.len() <= 64 && release.starts_with(|c: char| c.is_ascii_digit()) && release.chars().all(known)
+}
+
+/// What the operator sets in the environment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// `DRIVER_CONFIG_DIGEST`: over all that the operator configures of the driver, its image included.
+    pub(crate) config_digest: Option<String>,
+    /// `GPU_DIRECT_RDMA_ENABLED`.
+    pub(crate) rdma: bool,
+    /// `USE_HOST_MOFED`: OFED is the host's own, not a container's.
+    pub(crate) host_ofed: bool,
+}
+
+impl Settings {
+    /// Takes the variables out of an environment.
+    pub(crate) fn from(variable: impl Fn(&str) -> Option<String>) -> Self {
+        // The scripts compare with "true" and nothing else.
+        let is_set = |name| variable(name).is_some_and(|value| value == "true");
+        Self {
+            config_digest: variable("DRIVER_CONFIG_DIGEST").filter(|digest| !digest.is_empty()),
+            rdma: is_set("GPU_DIRECT_RDMA_ENABLED"),
+            host_ofed: is_set("USE_HOST_MOFED"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operators_commands_are_known() {
+        let parse = |words: &str| Command::parse(&words.split(' ').collect::<Vec<_>>());
+        assert_eq!(parse("init"), Ok(Command::Init));
+        assert_eq!(parse("init --accept-license -m 4"), Ok(Command::Init));
+        assert_eq!(parse("init -a --max-threads=4"), Ok(Command::Init));
+        assert_eq!(parse("load"), Ok(Command::Init));
+        assert_eq!(parse("update"), Ok(Command::Update { kernel: None }));
+        let kernel = Some("6.1.0-47-amd64".to_owned());
+        assert_eq!(
+            parse("update -k 6.1.0-47-amd64 -t builtin"),
+            Ok(Command::Update { kernel: kernel.clone() })
+        );
+        assert_eq!(parse("update --kernel=6.1.0-47-amd64"), Ok(Command::Update { kernel }));
+        assert_eq!(parse("reload_nvidia_peermem"), Ok(Command::ReloadPeermem));
+        assert_eq!(parse("probe_nvidia_peermem"), Ok(Command::ProbePeermem));
+    }
+
+    #[test]
+    fn other_words_are_refused_by_name() {
+        let refused = |words: &[&str]| Command::parse(words).unwrap_err().to_string();
+        assert_eq!(refused(&[]), "no command is given");
+        assert_eq!(refused(&["install"]), r#""install" is no command of nvidia-driver"#);
+        assert_eq!(refused(&["init", "-k", "6.1"]), r#"init does not take "-k""#);
+        assert_eq!(refused(&["init", "now"]), r#"init does not take "now""#);
+        assert_eq!(refused(&["probe_nvidia_peermem", "-a"]), r#"probe_nvidia_peermem does not take "-a""#);
+        assert_eq!(refused(&["update", "--kernel"]), "option --kernel needs a value");
+        for release in ["../../etc", "6.1/../x", "", "6.1 x", "x6"] {
+            assert_eq!(refused(&["update", "-k", release]), format!("{release:?} is no kernel release"));
+        }
+    }
+
+    #[test]
+    fn a_variable_is_true_by_that_word_only() {
+        let settings = Settings::from(|name| match name {
+            "DRIVER_CONFIG_DIGEST" => Some("1234".into()),
+            "GPU_DIRECT_RDMA_ENABLED" => Some("true".into()),
+            "USE_HOST_MOFED" => Some("yes".into()),
+            _ => None,
+        });
+        let expected = Settings { config_digest: Some("1234".into()), rdma: true, host_ofed: false };
+        assert_eq!(settings, expected);
+        let empty = Settings::from(|_| Some(String::new()));
+        assert_eq!(empty, Settings::default());
+    }
+}

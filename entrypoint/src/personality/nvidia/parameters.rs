@@ -1,0 +1,118 @@
+//! Adapter: the files at `/drivers` that the operator mounts from a ConfigMap of the user's. Looked at before
+//! anything is unloaded: a parameter that is lost in silence is worse than a driver that does not start.
+
+use std::{fs, io};
+
+use crate::{node::Node, personality::Error};
+
+/// Modules with a file of their own, `/drivers/<name>.conf`.
+const FILES: [&str; 4] = ["nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-peermem"];
+
+/// The kernel takes no more for all parameters of a module together than a page.
+const MAX_SIZE: usize = 4096;
+
+/// Checks the files, those that are there, and logs what they hold.
+pub(crate) fn check(node: &Node<'_>) -> Result<(), Error> {
+    for name in FILES {
+        let path = format!("/drivers/{name}.conf");
+        let refused = |why: String| {
+            Error::Precondition {
+            message: format!("the parameters of {name} in {path} cannot be used: {why}"),
+            hint: "correct the ConfigMap that spec.driver.kernelModuleConfig names: one NAME=VALUE or more in a line"
+                .to_owned(),
+        }
+        };
+        let bytes = match fs::read(node.paths.at(&path)) {
+            Ok(bytes) => bytes,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                continue;
+            }
+            Err(error) => return Err(refused(error.to_string())),
+        };
+        let text = String::from_utf8(bytes).map_err(|_| refused("it is no text (UTF-8)".to_owned()))?;
+        let words = words(&text).map_err(refused)?;
+        if !words.is_empty() {
+            node.log.step(format!("parameters of {name} from {path}: {}", words.join(" ")));
+        }
+    }
+    Ok(())
+}
+
+/// The parameters of a file, or what is wrong with it.
+fn words(text: &str) -> Result<Vec<&str>, String> {
+    if text.len() > MAX_SIZE {
+        return Err(format!("it has {} bytes, more than {MAX_SIZE}", text.len()));
+    }
+    let mut words = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        if line.trim_start().starts_with('#') {
+            continue;
+        }
+        if line.chars().any(|c| c.is_control() && c != '\t') {
+            return Err(format!("line {number} holds a control character"));
+        }
+        if line.matches('"').count() % 2 == 1 {
+            return Err(format!("a quotation mark in line {number} is not closed"));
+        }
+        let mut is_quoted = false;
+        let line_words = line.split(|c: char| {
+            is_quoted ^= c == '"';
+            c.is_whitespace() && !is_quoted
+        });
+        for word in line_words.filter(|word| !word.is_empty()) {
+            let name = word.split('=').next().unwrap_or_default();
+            if name.is_empty()
+                || !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.'))
+            {
+                return Err(format!("{word:?} in line {number} is no NAME=VALUE"));
+            }
+            words.push(word);
+        }
+    }
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn no_files_are_no_parameters() {
+        let bench = Bench::new();
+        check(&bench.node()).unwrap();
+        assert_eq!(bench.log(), "");
+    }
+
+    #[test]
+    fn lines_hold_one_or_more() {
+        let text = "# ours\nNVreg_EnableGpuFirmware=0\n\n a=1  b=2\tc\nd=\"x y\" e=1";
+        assert_eq!(
+            words(text).unwrap(),
+            ["NVreg_EnableGpuFirmware=0", "a=1", "b=2", "c", "d=\"x y\"", "e=1"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_parameter_is_refused_by_its_line() {
+        let refused = |text: &str| words(text).unwrap_err();
+        assert_eq!(refused("a=1\nb=\u{0}"), "line 2 holds a control character");
+        assert_eq!(refused("a=\"1"), "a quotation mark in line 1 is not closed");
+        assert_eq!(refused("a=1\n=2"), r#""=2" in line 2 is no NAME=VALUE"#);
+        assert_eq!(refused("a;b=2"), r#""a;b=2" in line 1 is no NAME=VALUE"#);
+        assert_eq!(refused("options nvidia a=1 (see docs)"), r#""(see" in line 1 is no NAME=VALUE"#);
+        assert_eq!(refused(&"a".repeat(5000)), "it has 5000 bytes, more than 4096");
+    }
+
+    #[test]
+    fn a_file_that_is_no_text_ends_the_start_with_its_name() {
+        let bench = Bench::new();
+        bench.file("/drivers/nvidia-uvm.conf", "");
+        fs::write(bench.at("/drivers/nvidia-uvm.conf"), [0xff, 0xfe]).unwrap();
+        let error = check(&bench.node()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the parameters of nvidia-uvm in /drivers/nvidia-uvm.conf cannot be used: it is no text (UTF-8)"
+        );
+    }
+}

@@ -1,0 +1,191 @@
+//! Peer memory's containers: keep a module loaded as long as OFED and the GPU driver are there, and load it again
+//! when they were replaced.
+
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::{
+    files,
+    modules::{error::ModuleError, load::Loader, loaded::Loaded, parameters::Parameters, unload},
+    node::Node,
+    personality::{
+        Error,
+        nvidia::{self, state},
+        watch::{Missing, Owner, Seen, Step, decide},
+    },
+    signals::Ending,
+};
+
+/// How often the two drivers are looked at. Also the time until a signal is heeded.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+
+/// Looks after which the log says again that it waits.
+const LOOKS_PER_REMINDER: u32 = 30;
+
+/// The GPU driver's modules, where its container exposes its root.
+const GPU_MODULES: &str = "/run/nvidia/driver/lib/modules";
+
+/// What OFED's containers expose for compiling. Manifests of the first generation mount this and not the ready file.
+const OFED_SOURCES: &str = "/run/mellanox/drivers/usr/src/ofa_kernel";
+
+/// A container for a peer-memory module.
+#[derive(Clone, Debug)]
+pub(crate) struct PeerMemory<'a> {
+    pub(crate) module: &'a str,
+    pub(crate) owner: Owner,
+    /// There while the module is loaded where it belongs.
+    pub(crate) ready_file: Option<&'a str>,
+    /// OFED is the host's own.
+    pub(crate) host_ofed: bool,
+}
+
+/// What is remembered from one look to the next.
+#[derive(Default)]
+struct Memory {
+    /// The `ib_core` that the module was loaded against.
+    against: Option<String>,
+    /// OFED's ready file was seen once, so that its absence says something.
+    ofed_file: bool,
+    /// Since how many looks nothing could be done, and for want of what.
+    waiting: Option<(Missing, u32)>,
+    is_ready: bool,
+}
+
+impl PeerMemory<'_> {
+    /// Until a signal comes, or the module cannot be loaded.
+    pub(crate) fn run(&self, node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+        // A container that was killed may have left it.
+        self.clear_ready(node)?;
+        let mut memory = Memory::default();
+        let signal = loop {
+            if let Some(signal) = ending.asked() {
+                break signal;
+            }
+            if let Err(error) = self.look(node, &mut memory) {
+                self.clear_ready(node)?;
+                return Err(error);
+            }
+            node.kernel.pause(BETWEEN_LOOKS);
+        };
+        node.log.step(format!("caught {signal}: stopping"));
+        self.clear_ready(node)?;
+        if self.owner == Owner::Us {
+            unload::unload(node, self.module)?;
+        }
+        Ok(())
+    }
+
+    /// One look, and what follows from it.
+    fn look(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
+        let Self { module, owner, .. } = *self;
+        let loaded = Loaded::read(&node.paths)?;
+        let seen = self.see(node, &loaded, memory);
+        let step = decide(owner, &seen, memory.against.as_deref());
+        match step {
+            Step::Keep if memory.is_ready => {}
+            Step::Keep => {
+                node.log.step(format!("module {module} is loaded"));
+                memory.against.clone_from(&seen.ib_core);
+                self.set_ready(node, memory)?;
+            }
+            Step::Wait(missing) => self.wait(node, memory, missing)?,
+            Step::Load | Step::Reload => {
+                self.take_back(node, memory)?;
+                if step == Step::Reload {
+                    node.log
+                        .step(format!("ib_core was replaced after {module} was loaded: loading it again"));
+                    unload::unload(node, module)?;
+                }
+                self.load(node)?;
+                memory.against = seen.ib_core;
+                self.set_ready(node, memory)?;
+            }
+            Step::Release(missing) => {
+                self.take_back(node, memory)?;
+                // Whoever uses it now may let it go later, and OFED's own container says that it is in the way.
+                match unload::unload(node, module) {
+                    Ok(_) => memory.against = None,
+                    Err(error) => self.remind(node, memory, missing, &error.to_string()),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn see(&self, node: &Node<'_>, loaded: &Loaded, memory: &mut Memory) -> Seen {
+        let by_file = state::is_ofed_ready(node, loaded, self.host_ofed);
+        memory.ofed_file |= by_file;
+        let by_sources = self.owner == Owner::Us
+            && !memory.ofed_file
+            && loaded.contains("mlx5_core")
+            && node.paths.at(OFED_SOURCES).exists();
+        Seen {
+            ofed: by_file || by_sources,
+            gpu: state::is_gpu_ready(node, loaded, self.owner == Owner::Others),
+            loaded: loaded.contains(self.module),
+            ib_core: loaded.get("ib_core").map(|module| module.source_version.clone()),
+        }
+    }
+
+    fn load(&self, node: &Node<'_>) -> Result<(), Error> {
+        let index = nvidia::index(node, Some(GPU_MODULES))?;
+        let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
+        loader.load(self.module).map(|_| ()).map_err(|error| self.explain(error))
+    }
+
+    /// The pair that is not a pair is the usual failure here.
+    fn explain(&self, error: ModuleError) -> Error {
+        let ModuleError::Refused { name, refusal, .. } = &error else { return error.into() };
+        if name != self.module || !matches!(refusal.errno, Errno::NOENT | Errno::INVAL | Errno::NOEXEC) {
+            return error.into();
+        }
+        Error::Precondition {
+            message: error.to_string(),
+            hint: format!(
+                "{name} was not compiled against the OFED and the GPU driver that are loaded here: build its image \
+                 with both in spec.needs, and roll the three out together"
+            ),
+        }
+    }
+
+    fn wait(&self, node: &Node<'_>, memory: &mut Memory, missing: Missing) -> Result<(), Error> {
+        self.take_back(node, memory)?;
+        let text = match missing {
+            Missing::Ofed => "waiting for OFED",
+            Missing::Gpu => "waiting for the GPU driver",
+            Missing::Both => "waiting for OFED and the GPU driver",
+        };
+        self.remind(node, memory, missing, text);
+        Ok(())
+    }
+
+    /// Says why nothing happens: at once, and now and then.
+    fn remind(&self, node: &Node<'_>, memory: &mut Memory, missing: Missing, text: &str) {
+        let looks = match memory.waiting {
+            Some((before, looks)) if before == missing => looks + 1,
+            _ => 0,
+        };
+        if looks % LOOKS_PER_REMINDER == 0 {
+            node.log.step(format!("{}: {text}", self.module));
+        }
+        memory.waiting = Some((missing, looks));
+    }
+
+    fn set_ready(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
+        (memory.is_ready, memory.waiting) = (true, None);
+        self.ready_file.map_or(Ok(()), |file| Ok(files::set_ready(node, file)?))
+    }
+
+    fn take_back(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
+        memory.is_ready = false;
+        self.clear_ready(node)
+    }
+
+    fn clear_ready(&self, node: &Node<'_>) -> Result<(), Error> {
+        self.ready_file.map_or(Ok(()), |file| Ok(files::clear_ready(node, file)?))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,258 @@
+use std::{cell::RefCell, fs};
+
+use super::*;
+use crate::{personality::nv_peer_mem, testing::Bench};
+
+const READY: &str = "/.driver-ready";
+const NVIDIA_PEERMEM: PeerMemory<'_> =
+    PeerMemory { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, host_ofed: false };
+const NV_PEER_MEM: PeerMemory<'_> =
+    PeerMemory { module: "nv_peer_mem", owner: Owner::Us, ready_file: Some(READY), host_ofed: false };
+
+/// What happens on the node between two looks, in order; then comes a signal.
+struct Story<'a>(std::vec::IntoIter<Box<dyn FnOnce() + 'a>>);
+
+impl Ending for Story<'_> {
+    fn asked(&mut self) -> Option<&'static str> {
+        match self.0.next() {
+            Some(happens) => {
+                happens();
+                None
+            }
+            None => Some("SIGTERM"),
+        }
+    }
+
+    fn wait(&mut self) -> &'static str {
+        "SIGTERM"
+    }
+}
+
+fn story<'a>(steps: Vec<Box<dyn FnOnce() + 'a>>) -> Story<'a> {
+    Story(steps.into_iter())
+}
+
+/// A node with OFED's core and the GPU driver loaded, and nobody who says that they are ready.
+fn bench() -> Bench {
+    let bench = Bench::new();
+    for (name, depends) in [("ib_core", ""), ("mlx5_core", ""), ("nvidia", "")] {
+        bench.host_module(name, depends);
+    }
+    bench.loaded_from_host(&["ib_core", "mlx5_core", "nvidia"]);
+    bench.image_module("nvidia_peermem", "nvidia,ib_core");
+    bench.image_module("nv_peer_mem", "nvidia,ib_core");
+    bench
+}
+
+fn ready(bench: &Bench) {
+    bench.file(state::OFED_READY, "");
+    bench.file(state::PROBED, "");
+}
+
+fn remove(bench: &Bench, path: &str) {
+    fs::remove_file(bench.at(path)).unwrap();
+}
+
+#[test]
+fn nvidia_peermem_is_loaded_once_both_drivers_are_ready_and_stays() {
+    let bench = bench();
+    bench.file("/drivers/nvidia-peermem.conf", "peerdirect_support=1");
+    let calls = RefCell::new(vec![]);
+    let look = || calls.borrow_mut().push(bench.calls());
+    let mut story = story(vec![
+        Box::new(|| {}),
+        Box::new(|| bench.file(state::OFED_READY, "")),
+        Box::new(|| bench.file(state::PROBED, "")),
+        Box::new(look),
+    ]);
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(*calls.borrow(), [["load nvidia_peermem of the image peerdirect_support=1"]]);
+    assert_eq!(bench.calls(), [""; 0], "the GPU driver's container unloads it");
+    assert!(bench.loaded().contains(&"image-nvidia_peermem".to_owned()));
+    let log = bench.log();
+    let waits =
+        ["nvidia_peermem: waiting for OFED and the GPU driver", "nvidia_peermem: waiting for the GPU driver"];
+    assert!(waits.iter().all(|line| log.contains(line)), "{log}");
+}
+
+#[test]
+fn nvidia_peermem_comes_back_after_ofed_was_replaced() {
+    let bench = bench();
+    ready(&bench);
+    let ofed_unloads = || {
+        bench.calls();
+        remove(&bench, state::OFED_READY);
+        unload::unload(&bench.node(), "nvidia_peermem").unwrap();
+        bench.calls();
+    };
+    let nothing_yet = || assert_eq!(bench.calls(), [""; 0]);
+    let mut story = story(vec![
+        Box::new(|| {}),
+        Box::new(ofed_unloads),
+        Box::new(nothing_yet),
+        Box::new(|| bench.file(state::OFED_READY, "")),
+    ]);
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(bench.calls(), ["load nvidia_peermem of the image"]);
+}
+
+#[test]
+fn nvidia_peermem_of_another_ib_core_is_loaded_again() {
+    let bench = bench();
+    ready(&bench);
+    let mut story = story(vec![
+        Box::new(|| {}),
+        Box::new(|| {
+            bench.calls();
+            bench.file("/sys/module/ib_core/srcversion", "other\n");
+        }),
+        Box::new(|| {}),
+    ]);
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(bench.calls(), ["unload nvidia_peermem", "load nvidia_peermem of the image"]);
+    assert!(bench.log().contains("ib_core was replaced after nvidia_peermem was loaded"), "{}", bench.log());
+}
+
+#[test]
+fn one_that_is_loaded_already_is_kept() {
+    let bench = bench();
+    ready(&bench);
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
+    bench.calls();
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {}), Box::new(|| {})])).unwrap();
+    assert_eq!(bench.calls(), [""; 0]);
+}
+
+#[test]
+fn the_hosts_ofed_needs_no_ready_file() {
+    let bench = bench();
+    bench.file(state::PROBED, "");
+    let host_ofed = PeerMemory { host_ofed: true, ..NVIDIA_PEERMEM };
+    host_ofed.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
+    assert_eq!(bench.calls(), ["load nvidia_peermem of the image"]);
+}
+
+#[test]
+fn a_module_that_the_image_has_not_comes_from_the_gpu_drivers_root() {
+    let bench = bench();
+    ready(&bench);
+    let image = bench.at("/lib/modules");
+    let exposed = bench.at(GPU_MODULES);
+    fs::create_dir_all(exposed.parent().unwrap()).unwrap();
+    fs::rename(image, exposed).unwrap();
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
+    assert!(bench.log().contains("(/run/nvidia/driver/lib/modules/"), "{}", bench.log());
+}
+
+#[test]
+fn a_pair_that_does_not_fit_is_named_with_its_remedy() {
+    for errno in [Errno::INVAL, Errno::NOENT] {
+        let bench = bench();
+        ready(&bench);
+        bench.kernel.refuses.borrow_mut().insert("nvidia_peermem".into(), errno);
+        let error = NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
+        assert!(error.to_string().starts_with("load nvidia_peermem from /lib/modules/"), "{error}");
+        assert!(
+            error.hint().contains("was not compiled against the OFED and the GPU driver"),
+            "{}",
+            error.hint()
+        );
+    }
+}
+
+#[test]
+fn nv_peer_mem_says_when_it_is_ready_and_goes_at_a_signal() {
+    let bench = bench();
+    bench.file(READY, "of a container that was killed");
+    let seen = RefCell::new(vec![]);
+    let look = || seen.borrow_mut().push(bench.text(READY).is_some());
+    let mut story = story(vec![
+        Box::new(look),
+        Box::new(|| {
+            look();
+            ready(&bench);
+        }),
+        Box::new(look),
+    ]);
+    NV_PEER_MEM.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(*seen.borrow(), [false, false, true]);
+    assert_eq!(bench.text(READY), None);
+    assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
+}
+
+#[test]
+fn nv_peer_mem_lets_go_of_a_driver_that_goes_and_comes_back_with_it() {
+    let bench = bench();
+    ready(&bench);
+    let mut story = story(vec![
+        Box::new(|| {}),
+        Box::new(|| remove(&bench, state::OFED_READY)),
+        Box::new(|| {
+            assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
+            assert_eq!(bench.text(READY), None);
+            ready(&bench);
+        }),
+        Box::new(|| {
+            assert_eq!(bench.calls(), ["load nv_peer_mem of the image"]);
+            bench.file(state::DAEMONS, "NotReady\n");
+        }),
+        Box::new(|| assert_eq!(bench.calls(), ["unload nv_peer_mem"])),
+    ]);
+    NV_PEER_MEM.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(bench.calls(), [""; 0]);
+}
+
+#[test]
+fn nv_peer_mem_in_use_is_tried_again_and_said() {
+    let bench = bench();
+    ready(&bench);
+    let mut story = story(vec![
+        Box::new(|| {}),
+        Box::new(|| {
+            bench.kernel.users.borrow_mut().insert("nv_peer_mem".into(), 1);
+            bench.host_module("other", "");
+            bench.loaded_from_host(&["other"]);
+            remove(&bench, state::OFED_READY);
+        }),
+        Box::new(|| bench.kernel.users.borrow_mut().clear()),
+    ]);
+    NV_PEER_MEM.run(&bench.node(), &mut story).unwrap();
+    assert!(bench.log().contains("nv_peer_mem: unload nv_peer_mem: 1 reference(s)"), "{}", bench.log());
+    assert_eq!(bench.calls(), ["unload nv_peer_mem"]);
+}
+
+#[test]
+fn manifests_without_the_ready_file_show_ofeds_sources() {
+    let bench = bench();
+    bench.file(&format!("{OFED_SOURCES}/default/Module.symvers"), "");
+    NV_PEER_MEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
+    assert_eq!(bench.calls(), ["load nv_peer_mem of the image", "unload nv_peer_mem"]);
+    // The GPU operator's pod has the file, and waits for it.
+    bench.file(state::PROBED, "");
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap();
+    assert_eq!(bench.calls(), [""; 0]);
+}
+
+#[test]
+fn nv_peer_mem_that_does_not_load_leaves_no_ready_file() {
+    let bench = bench();
+    ready(&bench);
+    bench.kernel.refuses.borrow_mut().insert("nv_peer_mem".into(), Errno::NOEXEC);
+    NV_PEER_MEM.run(&bench.node(), &mut story(vec![Box::new(|| {})])).unwrap_err();
+    assert_eq!(bench.text(READY), None);
+}
+
+#[test]
+fn the_ready_file_can_be_another() {
+    let parse = |words: &[&str]| nv_peer_mem::Options::parse(words, |_| None);
+    let bench = bench();
+    ready(&bench);
+    let options = parse(&["--ready-file", "/run/mellanox/peer/.ready"]).unwrap();
+    let mut story =
+        story(vec![Box::new(|| {}), Box::new(|| assert!(bench.text("/run/mellanox/peer/.ready").is_some()))]);
+    nv_peer_mem::run(&bench.node(), &options, &mut story).unwrap();
+    assert!(parse(&[]).is_some());
+    for words in [&["--ready-file"][..], &["--ready-file", "relative"], &["--ready-file", "/d/"], &["now"]] {
+        assert_eq!(parse(words), None, "{words:?}");
+    }
+}

@@ -1,0 +1,120 @@
+//! Pure: when a peer-memory module is to be loaded. It stands between two drivers that come and go in
+//! containers of their own.
+
+/// What is to be seen of the two drivers and of the module between them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// OFED says that it is ready.
+    pub(crate) ofed: bool,
+    /// The GPU driver does.
+    pub(crate) gpu: bool,
+    /// The peer-memory module is loaded.
+    pub(crate) loaded: bool,
+    /// `srcversion` of the loaded `ib_core`.
+    pub(crate) ib_core: Option<String>,
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing: it is loaded where it belongs.
+    Keep,
+    /// Nothing: what it needs is not there.
+    Wait(Missing),
+    /// Load it.
+    Load,
+    /// Unload it and load it: it was loaded against another `ib_core`.
+    Reload,
+    /// Unload it, so that what it needs can be unloaded.
+    Release(Missing),
+}
+
+/// What peer memory waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    Ofed,
+    Gpu,
+    Both,
+}
+
+/// Who unloads the module when a driver below it is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// The drivers' own containers do, by its name: nvidia-peermem.
+    Others,
+    /// Only who loaded it: nv_peer_mem.
+    Us,
+}
+
+impl Missing {
+    fn of(seen: &Seen) -> Option<Self> {
+        match (seen.ofed, seen.gpu) {
+            (true, true) => None,
+            (false, true) => Some(Self::Ofed),
+            (true, false) => Some(Self::Gpu),
+            (false, false) => Some(Self::Both),
+        }
+    }
+}
+
+/// Decides. `against` is the `ib_core` that was there when the module was loaded, where that is known.
+pub(crate) fn decide(owner: Owner, seen: &Seen, against: Option<&str>) -> Step {
+    match Missing::of(seen) {
+        Some(missing) if seen.loaded && owner == Owner::Us => Step::Release(missing),
+        Some(missing) => Step::Wait(missing),
+        None if !seen.loaded => Step::Load,
+        // A module that holds ib_core keeps it from being replaced; one that does not hold it must go.
+        None if against.is_some() && seen.ib_core.is_some() && against != seen.ib_core.as_deref() => {
+            Step::Reload
+        }
+        None => Step::Keep,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(ofed: bool, gpu: bool, loaded: bool) -> Seen {
+        Seen { ofed, gpu, loaded, ib_core: Some("A".into()) }
+    }
+
+    #[test]
+    fn it_waits_for_both_drivers() {
+        let step = |ofed, gpu| decide(Owner::Others, &seen(ofed, gpu, false), None);
+        assert_eq!(step(false, false), Step::Wait(Missing::Both));
+        assert_eq!(step(true, false), Step::Wait(Missing::Gpu));
+        assert_eq!(step(false, true), Step::Wait(Missing::Ofed));
+        assert_eq!(step(true, true), Step::Load);
+    }
+
+    #[test]
+    fn who_else_unloads_it_is_left_to_do_so() {
+        assert_eq!(decide(Owner::Others, &seen(false, true, true), None), Step::Wait(Missing::Ofed));
+        assert_eq!(decide(Owner::Us, &seen(false, true, true), None), Step::Release(Missing::Ofed));
+        assert_eq!(decide(Owner::Us, &seen(true, false, true), None), Step::Release(Missing::Gpu));
+        assert_eq!(decide(Owner::Us, &seen(true, false, false), None), Step::Wait(Missing::Gpu));
+    }
+
+    #[test]
+    fn another_ib_core_wants_it_loaded_again() {
+        let there = seen(true, true, true);
+        assert_eq!(decide(Owner::Others, &there, Some("A")), Step::Keep);
+        assert_eq!(decide(Owner::Others, &there, None), Step::Keep);
+        assert_eq!(decide(Owner::Others, &there, Some("B")), Step::Reload);
+        let unknown = Seen { ib_core: None, ..there };
+        assert_eq!(decide(Owner::Others, &unknown, Some("B")), Step::Keep);
+    }
+
+    #[test]
+    fn it_never_acts_while_a_driver_is_away() {
+        for owner in [Owner::Others, Owner::Us] {
+            for (ofed, gpu) in [(false, true), (true, false), (false, false)] {
+                for loaded in [false, true] {
+                    let step = decide(owner, &seen(ofed, gpu, loaded), Some("B"));
+                    assert!(matches!(step, Step::Wait(_) | Step::Release(_)), "{step:?}");
+                }
+            }
+        }
+    }
+}
