@@ -1,4 +1,4 @@
-//! The stand-in for OFED, compiled as a toolchain image would compile the real one.
+//! The stand-ins for OFED and for what stands on it, compiled as a toolchain image would compile the real ones.
 
 use std::{
     fs::{self, File},
@@ -17,24 +17,45 @@ use super::{
 /// What its build leaves for a kernel: modules below `lib/modules`, headers and symbol table below `usr/src`. Made
 /// once for each state of its sources.
 pub fn payload(release: &KernelRelease) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ofed");
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ofed");
+    made_once("ofed", release, &fixture("ofed"), compile)
+}
+
+/// The modules of GPU driver and peer memory, compiled against that.
+pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
+    let ofed = payload(release);
+    made_once("gpu", release, &fixture("gpu"), |release, sources, work| compile_gpu(release, sources, work, &ofed))
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// `make` leaves `out` in the directory that it gets last.
+fn made_once(
+    name: &str,
+    release: &KernelRelease,
+    sources: &Path,
+    make: impl FnOnce(&KernelRelease, &Path, &Path),
+) -> PathBuf {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
     fs::create_dir_all(&cache).unwrap();
-    let lock = File::create(cache.join("lock")).unwrap();
+    let lock = File::create(cache.join(format!("{name}.lock"))).unwrap();
     lock.lock().unwrap();
-    let made = cache.join(format!("{release}-{}", identity(&sources, &headers(release))));
+    // The GPU's are compiled against OFED's.
+    let identity = identity(&[sources, &fixture("ofed")], &headers(release));
+    let made = cache.join(format!("{name}-{release}-{identity}"));
     if !made.exists() {
         let work = tempfile::tempdir_in(&cache).unwrap();
-        compile(release, &sources, work.path());
+        make(release, sources, work.path());
         fs::rename(work.path().join("out"), &made).unwrap();
     }
     made
 }
 
-fn identity(sources: &Path, headers: &Path) -> String {
+fn identity(sources: &[&Path], headers: &Path) -> String {
     let mut hash = Sha256::new();
     hash.update(headers.to_str().unwrap());
-    for path in files(sources, "").iter().filter(|path| path.is_file()) {
+    for path in sources.iter().flat_map(|sources| files(sources, "")).filter(|path| path.is_file()) {
         hash.update(path.to_str().unwrap());
         hash.update(fs::read(path).unwrap());
     }
@@ -57,5 +78,22 @@ fn compile(release: &KernelRelease, sources: &Path, work: &Path) {
             .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", target])
             .arg(format!("INSTALL_MOD_PATH={}", work.join("out").display()))
             .current_dir(&tree));
+    }
+}
+
+fn compile_gpu(release: &KernelRelease, sources: &Path, work: &Path, ofed: &Path) {
+    let headers = header_tree(release, &work.join("root"));
+    let (tree, out) = (work.join("tree"), work.join("out"));
+    let exposed = ofed.join("usr/src/ofa_kernel").join("x86_64").join(release.as_str());
+    run(Command::new("cp").arg("-r").args([sources, &tree]));
+    run(Command::new("make")
+        .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules", "-C"])
+        .arg(headers)
+        .arg(format!("M={}", tree.display()))
+        .arg(format!("OFA_DIR={}", exposed.display()))
+        .arg(format!("KBUILD_EXTRA_SYMBOLS={}", exposed.join("Module.symvers").display())));
+    fs::create_dir(&out).unwrap();
+    for module in files(&tree, ".ko") {
+        fs::copy(&module, out.join(module.file_name().unwrap())).unwrap();
     }
 }

@@ -95,7 +95,8 @@ fn bind(mount: &Mount) -> String {
     // Runtimes make a directory of a source that is not there.
     let mut script = format!(
         "[ -e {source} ] || mkdir -p {source}\n\
-         if [ -d {source} ]; then mkdir -p {target}; else mkdir -p {target}.d; rmdir {target}.d; [ -e {target} ] || : > {target}; fi\n\
+         if [ -d {source} ]; then mkdir -p {target}\n\
+         elif [ ! -e {target} ]; then mkdir -p \"$(dirname {target})\"; : > {target}; fi\n\
          mount --rbind {source} {target}\n"
     );
     let propagation = match mount.propagation {

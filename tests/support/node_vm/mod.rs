@@ -79,7 +79,8 @@ impl Node {
 
     /// Starts a container of an image that is on the node; `entrypoint` is what the image's configuration says.
     pub fn start(&mut self, spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> Started {
-        self.sh(&start(spec, image, entrypoint));
+        let output = self.run(&start(spec, image, entrypoint));
+        assert_eq!(output.status, 0, "{} of {image} does not start: {}", spec.name, output.text);
         Started { spec: spec.clone() }
     }
 
