@@ -19,6 +19,17 @@ impl Fault {
         move |source| Self { action, place: place.clone(), source }
     }
 
+    /// A mount, which has two ends.
+    pub(crate) fn between(
+        node: &Node<'_>,
+        action: &'static str,
+        from: &Path,
+        to: &Path,
+    ) -> impl Fn(io::Error) -> Self {
+        let place = format!("{} onto {}", node.paths.name(from), node.paths.name(to));
+        move |source| Self { action, place: place.clone(), source }
+    }
+
     /// What to do about it.
     pub(crate) fn hint(&self) -> &'static str {
         match self.source.kind() {

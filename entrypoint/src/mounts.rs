@@ -32,7 +32,7 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Fault>
         leave_out_sysfs(node)?;
     }
     let bound = node.kernel.bind(&source, &target);
-    bound.map_err(|errno| Fault::on(node, "bind-mount onto", &target)(errno.into()))?;
+    bound.map_err(|errno| Fault::between(node, "bind-mount", &source, &target)(errno.into()))?;
     node.log.step(format!("exposed {from} at {to}"));
     if !mounts(node)?
         .iter()
@@ -110,4 +110,53 @@ fn unescape(text: &str) -> String {
         }
     }
     path
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn lines_of_mountinfo_are_understood() {
+        let line =
+            r"36 35 98:0 /mnt1 /run/a\040b rw,noatime shared:7 master:1 - ext3 /dev/root rw,errors=continue";
+        let expected = Mount { id: 36, parent: 35, point: "/run/a b".into(), shared: true };
+        assert_eq!(mount(line), Some(expected));
+        let private = "36 35 98:0 / /x rw - tmpfs shared:9 rw";
+        assert_eq!(mount(private).map(|mount| mount.shared), Some(false));
+        assert_eq!(mount("36"), None);
+        assert_eq!(unescape(r"a\134b\x"), r"a\b\x");
+    }
+
+    #[test]
+    fn exposing_again_leaves_one_mount_and_concealing_none() {
+        let bench = Bench::new();
+        let node = bench.node();
+        let to = "/run/mellanox/drivers/usr/src";
+        let count = || mounts(&node).unwrap().iter().filter(|mount| mount.point == Path::new(to)).count();
+        for _ in 0..3 {
+            expose(&node, "/usr/src", to).unwrap();
+            assert_eq!(count(), 1);
+        }
+        conceal(&node, to).unwrap();
+        conceal(&node, to).unwrap();
+        assert_eq!(count(), 0);
+    }
+
+    #[test]
+    fn the_volume_itself_stays() {
+        let bench = Bench::new();
+        conceal(&bench.node(), "/run/mellanox/drivers").unwrap();
+        assert_eq!(bench.calls(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_volume_that_nobody_else_sees_is_said() {
+        let bench = Bench::new();
+        bench.file("/proc/self/mountinfo", "1 0 0:1 / / rw - overlay overlay rw\n");
+        bench.kernel.private_mounts.set(true);
+        expose(&bench.node(), "/usr/src", "/run/x").unwrap();
+        assert!(bench.log().contains("WARN  /run/x is not shared: neither the host nor other pods see it."));
+    }
 }

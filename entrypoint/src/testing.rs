@@ -45,6 +45,8 @@ pub(crate) struct FakeKernel {
     /// The call at which the container is killed: the call itself takes place or not.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
+    /// New mounts are seen by nobody else.
+    pub(crate) private_mounts: Cell<bool>,
 }
 
 /// What a killed container unwinds with.
@@ -87,6 +89,7 @@ impl Bench {
             refuses: RefCell::default(),
             killed_at: Cell::default(),
             pauses: Cell::default(),
+            private_mounts: Cell::default(),
         };
         let bench = Self { directory, kernel, log: Rc::default() };
         bench.file("/proc/modules", "");
@@ -287,7 +290,8 @@ impl Kernel for FakeKernel {
             let parents = mounts.iter().rev().map(|line| line.split(' ').collect::<Vec<_>>());
             let parent =
                 parents.clone().find(|fields| Path::new(&to).starts_with(fields[4])).unwrap()[0].to_owned();
-            mounts.push(format!("{id} {parent} 0:1 {from} {to} rw shared:5 - overlay overlay rw"));
+            let shared = if self.private_mounts.get() { "" } else { "shared:5 " };
+            mounts.push(format!("{id} {parent} 0:1 {from} {to} rw {shared}- overlay overlay rw"));
             self.write("/proc/self/mountinfo", &mounts);
         });
         Ok(())

@@ -95,6 +95,8 @@ pub(crate) struct ModuleInfo {
     pub(crate) source_version: String,
     /// `MODULE_VERSION`.
     pub(crate) version: String,
+    /// The linker's note on what it linked; empty where it was told to leave none.
+    pub(crate) build_id: Vec<u8>,
 }
 
 /// `softdep: pre: a b post: c`.
@@ -126,7 +128,8 @@ impl ModuleInfo {
         let elf = ElfFile64::<Endianness>::parse(bytes).map_err(|_| "not a 64-bit ELF file")?;
         let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
         let data = section.data().map_err(|_| "its .modinfo is cut off")?;
-        let mut info = Self::default();
+        let build_id = elf.section_by_name(".note.gnu.build-id").and_then(|section| section.data().ok());
+        let mut info = Self { build_id: build_id.unwrap_or_default().to_vec(), ..Self::default() };
         for entry in data.split(|&byte| byte == 0) {
             let entry = String::from_utf8_lossy(entry);
             let Some((field, value)) = entry.split_once('=') else { continue };
@@ -142,5 +145,66 @@ impl ModuleInfo {
             }
         }
         Ok(info)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::testing::elf_module;
+
+    const INFO: &str = "license=GPL\0depends=ib-core,mlx_compat\0softdep=pre: crc32c post: mlx5-ib\0\
+                        srcversion=ABC123\0version=25.10\0";
+
+    fn expected() -> ModuleInfo {
+        ModuleInfo {
+            depends: vec!["ib_core".into(), "mlx_compat".into()],
+            soft: SoftDependencies { before: vec!["crc32c".into()], after: vec!["mlx5_ib".into()] },
+            source_version: "ABC123".into(),
+            version: "25.10".into(),
+            build_id: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_module_is_read_in_each_compression() {
+        let directory = tempfile::tempdir().unwrap();
+        let module = elf_module(INFO);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        gzip.write_all(&module).unwrap();
+        let mut xz = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1)).unwrap();
+        xz.write_all(&module).unwrap();
+        let zstd =
+            ruzstd::encoding::compress_to_vec(module.as_slice(), ruzstd::encoding::CompressionLevel::Fastest);
+        for (ending, compression, bytes) in [
+            ("ko", Compression::None, module.clone()),
+            ("ko.gz", Compression::Gzip, gzip.finish().unwrap()),
+            ("ko.xz", Compression::Xz, xz.finish().unwrap()),
+            ("ko.zst", Compression::Zstd, zstd),
+        ] {
+            let path = directory.path().join(format!("mlx5-core.{ending}"));
+            fs::write(&path, &bytes).unwrap();
+            let (name, file) = ModuleFile::of(&path).unwrap();
+            assert_eq!((name.as_str(), file.compression), ("mlx5_core", compression));
+            assert_eq!(file.read().unwrap(), module, "{ending}");
+            assert_eq!(file.info().unwrap(), expected(), "{ending}");
+            // Cut off in the middle, it is an error that names the file.
+            fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+            assert!(file.info().unwrap_err().to_string().contains(&*path.to_string_lossy()), "{ending}");
+        }
+    }
+
+    #[test]
+    fn other_files_are_no_modules() {
+        for name in ["x.ko.debug", ".ko", "modules.dep", "x.ko.bz2"] {
+            assert_eq!(ModuleFile::of(Path::new(name)), None, "{name}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("x.ko");
+        fs::write(&path, "text").unwrap();
+        let error = ModuleFile::of(&path).unwrap().1.info().unwrap_err();
+        assert!(error.to_string().ends_with("x.ko is no kernel module: not a 64-bit ELF file"), "{error}");
     }
 }

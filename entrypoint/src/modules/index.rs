@@ -71,7 +71,7 @@ impl Index {
         Ok(index)
     }
 
-    /// A file before what is built in: a driver image may replace even that, where the kernel lets it.
+    /// A file before what is built in.
     pub(crate) fn find(&self, name: &str) -> Option<Found> {
         let name = kernel_name(name);
         match self.files.get(&name) {
@@ -94,6 +94,11 @@ impl Index {
     /// Like [`Index::of_image`], and where it is not there, where it was looked for.
     pub(crate) fn require_of_image(&self, name: &str) -> Result<&ModuleFile, ModuleError> {
         self.of_image(name).ok_or_else(|| self.missing(name, None))
+    }
+
+    /// Is it a part of the kernel, whatever files there are?
+    pub(crate) fn is_built_in(&self, name: &str) -> bool {
+        self.built_in.contains(&kernel_name(name))
     }
 
     /// Whose tree a name's file is from.
@@ -170,5 +175,51 @@ fn text(path: &Path) -> Result<Option<String>, ModuleError> {
             Ok(None)
         }
         Err(source) => Err(ModuleError::Unreadable { path: path.display().to_string(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, RELEASE};
+
+    #[test]
+    fn the_image_comes_before_the_host_and_updates_before_the_rest() {
+        let bench = Bench::new();
+        bench.host_module("a", "");
+        bench.host_module("b", "");
+        bench.image_module("a", "");
+        for place in ["kernel/a.ko", "extra/c.ko", "kernel/c.ko"] {
+            bench.module(&format!("/lib/modules/{RELEASE}/{place}"), "", "other");
+        }
+        bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/crc-t10dif.ko\n");
+        let index = Index::of_node(&bench.node()).unwrap();
+        let place = |name: &str| match index.find(name) {
+            Some(Found::File { file, .. }) => Some(bench.node().paths.name(&file.path)),
+            _ => None,
+        };
+        assert_eq!(place("a"), Some(format!("/lib/modules/{RELEASE}/updates/a.ko")));
+        assert_eq!(place("c"), Some(format!("/lib/modules/{RELEASE}/extra/c.ko")));
+        assert_eq!(place("b"), Some(format!("/host/lib/modules/{RELEASE}/kernel/b.ko")));
+        assert_eq!(index.find("crc_t10dif"), Some(Found::BuiltIn));
+        assert_eq!((index.origin("a"), index.origin("b")), (Some(Origin::Image), Some(Origin::Host)));
+        assert_eq!(
+            index.require("d", Some("a")).unwrap_err().to_string().split(": ").next().unwrap(),
+            format!("module d, which a needs, is not there for kernel {RELEASE}")
+        );
+    }
+
+    #[test]
+    fn modules_dep_settles_which_of_two_files_it_is() {
+        let bench = Bench::new();
+        let tree = format!("/host/lib/modules/{RELEASE}");
+        for place in ["updates/a.ko", "kernel/a.ko"] {
+            bench.module(&format!("{tree}/{place}"), "", "x");
+        }
+        bench.file(&format!("{tree}/modules.dep"), "kernel/a.ko:\nkernel/gone.ko: kernel/a.ko\n");
+        let index = Index::of_host(&bench.node()).unwrap();
+        let Some(Found::File { file, .. }) = index.find("a") else { panic!() };
+        assert!(file.path.ends_with("kernel/a.ko"));
+        assert_eq!(index.find("gone"), None);
     }
 }

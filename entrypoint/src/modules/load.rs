@@ -142,3 +142,100 @@ impl Walk<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, RELEASE, elf_module};
+
+    fn load(bench: &Bench, name: &str) -> Result<Vec<String>, ModuleError> {
+        let node = bench.node();
+        let index = Index::of_node(&node)?;
+        Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) }.load(name)
+    }
+
+    #[test]
+    fn what_a_module_needs_comes_first_with_its_parameters() {
+        let bench = Bench::new();
+        bench.host_module("i2c_core", "");
+        bench.image_module("nvidia", "i2c_core");
+        bench.image_module("nvidia-uvm", "nvidia");
+        bench.file(
+            "/etc/modprobe.d/nvidia.conf",
+            "options nvidia NVreg_A=1 \\\n NVreg_B=2\nblacklist nouveau\n",
+        );
+        bench.file("/drivers/nvidia-uvm.conf", "# of the user\nuvm_x=1\nuvm_y=2\n");
+        bench.file("/proc/cmdline", "quiet nvidia.NVreg_A=3 nvidia-uvm.uvm_x=0\n");
+        assert_eq!(load(&bench, "nvidia-uvm").unwrap(), ["i2c_core", "nvidia", "nvidia_uvm"]);
+        assert_eq!(
+            bench.calls(),
+            [
+                "load i2c_core of the host",
+                "load nvidia of the image NVreg_A=1 NVreg_B=2 NVreg_A=3",
+                "load nvidia_uvm of the image uvm_x=0 uvm_x=1 uvm_y=2",
+            ]
+        );
+        assert_eq!(load(&bench, "nvidia_uvm").unwrap(), Vec::<String>::new(), "they are there already");
+    }
+
+    #[test]
+    fn soft_dependencies_come_before_and_after_and_may_fail() {
+        let bench = Bench::new();
+        let tree = format!("/lib/modules/{RELEASE}");
+        let module = elf_module("softdep=pre: early absent post: late m\0");
+        bench.image_module("early", "");
+        bench.image_module("late", "m");
+        bench.image_module("more", "");
+        std::fs::write(bench.at(&format!("{tree}/m.ko")), module).unwrap();
+        bench.file("/etc/modprobe.d/x.conf", "softdep m pre: more\n");
+        bench.kernel.refuses.borrow_mut().insert("early".into(), Errno::NODEV);
+        assert_eq!(load(&bench, "m").unwrap(), ["more", "m", "late"]);
+        assert!(bench.log().contains("WARN  go on without early: load early from"), "{}", bench.log());
+    }
+
+    #[test]
+    fn what_is_built_in_is_there() {
+        let bench = Bench::new();
+        bench.image_module("m", "libcrc32c");
+        bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/libcrc32c.ko\n");
+        bench.kernel.refuses.borrow_mut().insert("m".into(), Errno::NODEV);
+        assert_eq!(
+            load(&bench, "m").unwrap_err().to_string().split_once(".ko: ").unwrap().1,
+            "there is no such hardware, or it does not answer (No such device (os error 19))\n    kernel: m: no"
+        );
+    }
+
+    #[test]
+    fn modules_that_need_each_other_are_named() {
+        let bench = Bench::new();
+        bench.image_module("a", "b");
+        bench.image_module("b", "c");
+        bench.image_module("c", "a");
+        assert_eq!(load(&bench, "a").unwrap_err().to_string(), "modules need each other: a -> b -> c -> a");
+        bench.image_module("d", "gone");
+        let error = load(&bench, "d").unwrap_err().to_string();
+        assert!(
+            error.starts_with("module gone, which d needs, is not there for kernel 6.1.0-56-amd64"),
+            "{error}"
+        );
+    }
+
+    /// Any graph without circles: each module is loaded once, after all that it needs.
+    #[test]
+    fn any_graph_is_loaded_in_order() {
+        proptest::proptest!(|(edges in proptest::collection::vec((0usize..12, 0usize..12), 0..30))| {
+            let bench = Bench::new();
+            for module in 0..12 {
+                let needs = edges.iter().filter(|(from, to)| *from == module && to < from);
+                let mut needs: Vec<String> = needs.map(|(_, to)| format!("m{to}")).collect();
+                needs.dedup();
+                bench.image_module(&format!("m{module}"), &needs.join(","));
+            }
+            // The kernel of the bench refuses what comes too early.
+            let done = load(&bench, "m11").unwrap();
+            let once: std::collections::BTreeSet<&String> = done.iter().collect();
+            proptest::prop_assert_eq!(once.len(), done.len());
+            proptest::prop_assert_eq!(done.last().map(String::as_str), Some("m11"));
+        });
+    }
+}

@@ -5,7 +5,7 @@ use std::{
     fs,
 };
 
-use super::{error::ModuleError, kernel_name};
+use super::{error::ModuleError, file::ModuleInfo, kernel_name};
 use crate::paths::Paths;
 
 /// A loaded module.
@@ -47,6 +47,20 @@ impl Loaded {
         Ok(Self(modules.collect()))
     }
 
+    /// Is a file's module the one that is loaded under its name? By `srcversion`; by the linker's note where the file
+    /// has none, as it is with modules without a version on kernels without `CONFIG_MODULE_SRCVERSION_ALL`.
+    pub(crate) fn is(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
+        let name = kernel_name(name);
+        let Some(module) = self.get(&name) else { return false };
+        if !file.source_version.is_empty() {
+            return module.source_version == file.source_version;
+        }
+        let note = fs::read(paths.at(&format!("/sys/module/{name}/notes/.note.gnu.build-id")));
+        module.source_version.is_empty()
+            && !file.build_id.is_empty()
+            && note.is_ok_and(|note| note == file.build_id)
+    }
+
     pub(crate) fn get(&self, name: &str) -> Option<&Module> {
         self.0.get(&kernel_name(name))
     }
@@ -85,5 +99,33 @@ impl Loaded {
             self.visit(holder, seen, order);
         }
         order.push(name.to_owned());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn a_module_is_known_by_its_sources_or_else_by_its_link() {
+        let bench = Bench::new();
+        bench.file("/proc/modules", "a 1 0 - Live 0x0\nb 1 2 c,[permanent], Live 0x0\n");
+        bench.file("/sys/module/a/srcversion", "A1\n");
+        bench.file("/sys/module/b/notes/.note.gnu.build-id", "note");
+        let paths = bench.node().paths;
+        let loaded = Loaded::read(&paths).unwrap();
+        let is = |name: &str, source_version: &str, build_id: &str| {
+            let (source_version, build_id) = (source_version.to_owned(), build_id.as_bytes().to_vec());
+            loaded.is(&paths, name, &ModuleInfo { source_version, build_id, ..ModuleInfo::default() })
+        };
+        assert!(is("a", "A1", "other") && !is("a", "A2", "") && !is("a", "", ""));
+        assert!(is("b", "", "note") && !is("b", "", "other") && !is("b", "", "") && !is("b", "A1", "note"));
+        assert!(!is("absent", "A1", "note"));
+        let module = loaded.get("b").unwrap();
+        assert_eq!(
+            (module.references, module.holders.iter().map(String::as_str).collect::<Vec<_>>()),
+            (2, vec!["c"])
+        );
     }
 }

@@ -80,3 +80,57 @@ fn in_the_way(node: &Node<'_>, name: String, errno: Errno) -> Result<ModuleError
         _ => ModuleError::Kept { name, errno },
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    fn bench() -> Bench {
+        let bench = Bench::new();
+        bench.host_module("ib_core", "");
+        bench.host_module("ib_uverbs", "ib_core");
+        bench.host_module("mlx5_ib", "ib_core,ib_uverbs");
+        bench.loaded_from_host(&["ib_core", "ib_uverbs", "mlx5_ib"]);
+        bench
+    }
+
+    #[test]
+    fn who_uses_a_module_is_named() {
+        let bench = bench();
+        let error = unload(&bench.node(), "ib-core").unwrap_err();
+        assert_eq!(error.to_string(), "unload ib_core: used by ib_uverbs, mlx5_ib");
+        assert_eq!(bench.kernel.pauses.get(), 0, "modules do not go by waiting");
+        assert!(!unload(&bench.node(), "absent").unwrap());
+    }
+
+    #[test]
+    fn holders_go_first() {
+        let bench = bench();
+        let loaded = Loaded::read(&bench.node().paths).unwrap();
+        let order = loaded.with_holders(&["ib_core", "absent"]);
+        assert_eq!(order, ["mlx5_ib", "ib_uverbs", "ib_core"]);
+        let mut done = Vec::new();
+        unload_all(&bench.node(), &order, &mut done).unwrap();
+        assert_eq!(done, order);
+        assert_eq!(bench.loaded(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_mapped_device_is_a_user_too() {
+        let bench = bench();
+        bench.kernel.users.borrow_mut().insert("mlx5_ib".into(), 1);
+        bench.host_module("x", "");
+        bench.loaded_from_host(&["x"]);
+        bench.file("/proc/12/comm", "ucx\n");
+        bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
+        bench.file("/proc/13/maps", "7f00-7f01 r--p 0000 00:05 1 /usr/lib/libc.so.6\n");
+        let error = unload(&bench.node(), "mlx5_ib").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "unload mlx5_ib: 1 reference(s) that no module holds, by process 12 (ucx) with /dev/infiniband/uverbs1 open"
+        );
+        assert!(error.hint().starts_with("end what uses the devices"));
+        assert!(bench.kernel.pauses.get() > 0);
+    }
+}

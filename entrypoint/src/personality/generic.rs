@@ -110,3 +110,74 @@ fn stop(node: &Node<'_>, modules: &[String], loaded: &[String]) -> Result<(), Mo
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Bench, EndsWhenReady};
+
+    fn bench() -> Bench {
+        let bench = Bench::new();
+        bench.host_module("firmware_class", "");
+        bench.image_module("mst_pci", "firmware_class");
+        bench.image_module("mst_pciconf", "mst_pci");
+        bench
+    }
+
+    fn live(bench: &Bench, arguments: &[&str], mut look: impl FnMut()) -> Result<(), Error> {
+        run(&bench.node(), &Options::parse(arguments).unwrap(), &mut EndsWhenReady(&mut look))
+    }
+
+    #[test]
+    fn modules_are_loaded_until_the_end() {
+        let bench = bench();
+        live(&bench, &["mst-pciconf"], || {
+            assert_eq!(bench.text("/run/farrier/mst_pciconf.ready").as_deref(), Some(""));
+        })
+        .unwrap();
+        assert_eq!(bench.text("/run/farrier/mst_pciconf.ready"), None);
+        assert_eq!(
+            bench.calls(),
+            [
+                "load firmware_class of the host",
+                "load mst_pci of the image",
+                "load mst_pciconf of the image",
+                "unload mst_pciconf",
+                "unload mst_pci",
+                "unload firmware_class",
+            ]
+        );
+    }
+
+    #[test]
+    fn they_stay_where_asked_to() {
+        let bench = bench();
+        live(&bench, &["--keep", "mst_pci", "mst_pciconf"], || {}).unwrap();
+        assert_eq!(bench.loaded().len(), 3);
+        assert_eq!(bench.text("/run/farrier/mst_pci.ready"), None);
+    }
+
+    #[test]
+    fn what_was_loaded_goes_when_a_later_one_does_not_come() {
+        let bench = bench();
+        let error = live(&bench, &["mst_pci", "absent"], || panic!("it became ready")).unwrap_err();
+        assert!(error.to_string().starts_with("module absent is not there for kernel"), "{error}");
+        assert_eq!(bench.loaded(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_killed_one_is_followed_by_one_that_ends_clean() {
+        let bench = bench();
+        live(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
+        live(&bench, &["mst_pciconf"], || {}).unwrap();
+        assert!(bench.log().contains("module mst_pciconf is there already"));
+        assert_eq!(bench.loaded(), ["host-firmware_class", "image-mst_pci"], "nobody knows whose they are");
+    }
+
+    #[test]
+    fn only_names_of_modules_are_taken() {
+        for arguments in [&[][..], &["--keep"], &["../x"], &["--force", "x"], &["a b"]] {
+            assert_eq!(Options::parse(arguments), None, "{arguments:?}");
+        }
+    }
+}

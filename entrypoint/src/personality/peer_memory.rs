@@ -1,7 +1,7 @@
 //! Peer memory's containers: keep a module loaded as long as OFED and the GPU driver are there, and load it again
 //! when they were replaced.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use rustix::io::Errno;
 
@@ -124,7 +124,7 @@ impl PeerMemory<'_> {
             ofed: by_file || by_sources,
             gpu: state::is_gpu_ready(node, loaded, self.owner == Owner::Others),
             loaded: loaded.contains(self.module),
-            ib_core: loaded.get("ib_core").map(|module| module.source_version.clone()),
+            ib_core: identity(node, loaded, "ib_core"),
         }
     }
 
@@ -185,6 +185,16 @@ impl PeerMemory<'_> {
     fn clear_ready(&self, node: &Node<'_>) -> Result<(), Error> {
         self.ready_file.map_or(Ok(()), |file| Ok(files::clear_ready(node, file)?))
     }
+}
+
+/// Tells a loaded module from another of its name: by `srcversion`, or by the linker's note where it has none.
+fn identity(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<String> {
+    let module = loaded.get(name)?;
+    if !module.source_version.is_empty() {
+        return Some(module.source_version.clone());
+    }
+    let build_id = fs::read(node.paths.at(&format!("/sys/module/{name}/notes/.note.gnu.build-id"))).ok()?;
+    Some(build_id.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ pub(crate) struct Seen {
     pub(crate) gpu: bool,
     /// The peer-memory module is loaded.
     pub(crate) loaded: bool,
-    /// `srcversion` of the loaded `ib_core`.
+    /// Which `ib_core` is loaded.
     pub(crate) ib_core: Option<String>,
 }
 

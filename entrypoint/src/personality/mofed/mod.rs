@@ -98,7 +98,14 @@ impl Container<'_> {
             }
         }
         let (from, to) = settings.exposed();
-        mounts::expose(node, from, &to)?;
+        if node.paths.at(from).exists() {
+            mounts::expose(node, from, &to)?;
+        } else {
+            // What a container that was killed left there is of another image.
+            self.conceal()?;
+            node.log
+                .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
+        }
         self.restore_network()?;
         Ok(files::set_ready(node, &settings.ready)?)
     }
@@ -193,14 +200,11 @@ impl Container<'_> {
     /// After a failure half-way: what is loaded of ours goes, what was loaded of the host's comes.
     fn put_back(&self, names: &[String]) -> Result<(), ModuleError> {
         let loaded = Loaded::read(&self.node.paths)?;
-        let ours: Vec<&str> = loaded
-            .names()
-            .filter(|name| {
-                let file = self.stack.loader.index.of_image(name);
-                let version = file.and_then(|file| file.info().ok()).map(|info| info.source_version);
-                loaded.get(name).is_some_and(|module| version.as_ref() == Some(&module.source_version))
-            })
-            .collect();
+        let is_ours = |name: &&str| {
+            let info = self.stack.loader.index.of_image(name).and_then(|file| file.info().ok());
+            info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
+        };
+        let ours: Vec<&str> = loaded.names().filter(is_ours).collect();
         unload::unload_all(self.node, &loaded.with_holders(&ours), &mut Vec::new())?;
         self.load_host(names)?;
         Ok(())

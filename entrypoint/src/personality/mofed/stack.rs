@@ -57,6 +57,14 @@ impl Stack<'_> {
     /// An image without a driver for this kernel ends here, before anything is touched.
     pub(super) fn check_image(&self) -> Result<(), Error> {
         self.index().require_of_image("mlx5_core")?;
+        if let Some(name) = COMPARED.into_iter().find(|name| self.index().is_built_in(name)) {
+            return Err(Error::Precondition {
+                message: format!("{name} is built into this kernel, and cannot be replaced"),
+                hint:
+                    "build the kernel with CONFIG_INFINIBAND=m and CONFIG_MLX5_CORE=m, or use its own drivers"
+                        .to_owned(),
+            });
+        }
         if self.settings.nfs_rdma && self.index().of_image("rpcrdma").is_none() {
             self.node.log.warn("ENABLE_NFSRDMA is set, but this image was built without rpcrdma");
         }
@@ -66,10 +74,11 @@ impl Stack<'_> {
     pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, ModuleError> {
         for module in COMPARED {
             let Some(file) = self.index().of_image(module) else { continue };
-            let image = file.info()?.source_version;
-            let there = loaded.get(module).map(|module| module.source_version.clone());
-            // Modules built without srcversion cannot be told apart.
-            if there.as_ref() != Some(&image) || image.is_empty() {
+            let image = file.info()?;
+            if !loaded.is(&self.node.paths, module, &image) {
+                let there = loaded.get(module).map(|module| module.source_version.clone());
+                let image = Some(image.source_version).filter(|version| !version.is_empty());
+                let image = image.unwrap_or_else(|| "another, without a srcversion,".to_owned());
                 return Ok(Comparison::Differs { module, loaded: there, image });
             }
         }

@@ -57,6 +57,7 @@ fn bench() -> Bench {
         bench.image_module(name, depends);
     }
     bench.loaded_from_host(&IN_TREE);
+    bench.file("/usr/src/ofa_kernel/Module.symvers", "");
     bench
 }
 
@@ -260,6 +261,27 @@ fn an_image_for_another_kernel_touches_nothing() {
 }
 
 #[test]
+fn what_is_built_into_the_kernel_is_not_replaced() {
+    let bench = bench();
+    bench.file(
+        &format!("/host/lib/modules/{RELEASE}/modules.builtin"),
+        "kernel/drivers/infiniband/core/ib_core.ko\n",
+    );
+    let refusal = refusal(&bench, &[]);
+    assert!(refusal.starts_with("ib_core is built into this kernel, and cannot be replaced"), "{refusal}");
+    assert_eq!(bench.calls(), Vec::<String>::new());
+}
+
+#[test]
+fn an_image_without_headers_exposes_none() {
+    let bench = bench();
+    fs::remove_dir_all(bench.at("/usr/src")).unwrap();
+    live(&bench, &settings(&[]), || assert!(bench.text(READY).is_some())).unwrap();
+    assert!(bench.log().contains("WARN  this image has no /usr/src: no peer memory can be built"));
+    assert!(!bench.calls().iter().any(|call| call.starts_with("bind")));
+}
+
+#[test]
 fn the_blacklist_names_what_the_variables_say() {
     let bench = bench();
     let text = |environment: &[(&str, &str)]| {
@@ -304,11 +326,83 @@ fn the_first_generation_exposes_the_root() {
     assert_eq!(bench.text("/.driver-ready"), None);
 }
 
+/// An interface of a device that mlx5_core drives, as udev knows it.
+fn interface(bench: &Bench, name: &str) {
+    bench.file("/sys/class/net/eth0/device/vendor", "0x15b3\n");
+    bench.file("/sys/class/net/eth0/ifindex", "3\n");
+    bench.file("/run/udev/data/n3", &format!("I:1\nE:ID_NET_NAME_PATH={name}\n"));
+}
+
 #[test]
-fn a_volume_that_is_not_shared_is_said() {
+fn interfaces_keep_names_without_ports() {
+    const RULES: &str = "/host/etc/udev/rules.d/77-mlnx-net-names.rules";
+    for (name, written) in [("enp8s0f0", true), ("enp8s0f0np0", false)] {
+        let bench = bench();
+        interface(&bench, name);
+        live(&bench, &settings(&[("CREATE_IFNAMES_UDEV", "true")]), || {
+            assert_eq!(bench.text(RULES).is_some(), written, "{name}");
+        })
+        .unwrap();
+        assert_eq!(bench.text(RULES), None, "{name}");
+    }
     let bench = bench();
+    interface(&bench, "enp8s0f0");
+    live(&bench, &settings(&[]), || assert_eq!(bench.text(RULES), None)).unwrap();
+}
+
+#[test]
+fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
+    let bench = bench();
+    let device = "/sys/bus/pci/devices/0000:08:00.0";
+    let class = bench.at("/sys/class/net");
+    bench.file(&format!("{device}/vendor"), "0x15b3\n");
+    bench.file(&format!("{device}/sriov_numvfs"), "1\n");
+    bench.file(&format!("{device}/net/ens1/mtu"), "9000\n");
+    bench.file("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
+    fs::create_dir_all(&class).unwrap();
+    for (to, at) in [
+        (format!("{device}/net/ens1"), class.join("ens1")),
+        (device.to_owned(), bench.at(&format!("{device}/net/ens1/device"))),
+        ("/sys/bus/pci/devices/0000:08:00.2".to_owned(), bench.at(&format!("{device}/virtfn0"))),
+    ] {
+        std::os::unix::fs::symlink(bench.at(&to), at).unwrap();
+    }
+    // The sixth call unloads the in-tree mlx5_core.
+    bench.kernel.killed_at.set(Some((6, true)));
+    assert!(catch_unwind(AssertUnwindSafe(|| live(&bench, &settings(&[]), || {}))).is_err());
+    bench.kernel.killed_at.set(None);
+    bench.file(&format!("{device}/sriov_numvfs"), "0\n");
     live(&bench, &settings(&[]), || {}).unwrap();
-    assert!(!bench.log().contains("is not shared"));
+    assert_eq!(bench.text(&format!("{device}/sriov_numvfs")).as_deref(), Some("1"));
+    assert_eq!(bench.text("/run/mellanox/drivers/.sriov"), None);
+}
+
+#[test]
+fn nfs_over_rdma_is_loaded_where_asked_for_and_missed_where_the_image_has_none() {
+    let bench = bench();
+    let enabled = settings(&[("ENABLE_NFSRDMA", "true"), ("UNLOAD_STORAGE_MODULES", "true")]);
+    live(&bench, &enabled, || {}).unwrap();
+    assert!(bench.log().contains("WARN  ENABLE_NFSRDMA is set, but this image was built without rpcrdma"));
+    bench.image_module("rpcrdma", "rdma_cm");
+    live(&bench, &enabled, || assert!(bench.loaded().contains(&"image-rpcrdma".to_owned()))).unwrap();
+}
+
+#[test]
+fn an_end_before_the_drivers_are_touched_is_heeded() {
+    struct Now;
+    impl Ending for Now {
+        fn asked(&mut self) -> Option<&'static str> {
+            Some("SIGTERM")
+        }
+
+        fn wait(&mut self) -> &'static str {
+            "SIGTERM"
+        }
+    }
+    let bench = bench();
+    let error = run(&bench.node(), &settings(&[]), &mut Now).unwrap_err();
+    assert_eq!(error.to_string(), "SIGTERM came before the drivers were ready");
+    assert_eq!(bench.calls(), Vec::<String>::new());
 }
 
 proptest! {

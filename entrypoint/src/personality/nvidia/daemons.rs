@@ -3,6 +3,7 @@
 
 use std::{
     fs,
+    path::PathBuf,
     process::{Command, Stdio},
     time::Duration,
 };
@@ -40,62 +41,70 @@ pub(crate) enum Started {
     Failed(&'static str, String),
 }
 
-/// The links between this machine's GPUs, which decide about the fabric manager.
+/// The program that sets up the switches between this machine's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fabric {
-    /// No switch: no fabric manager.
-    None,
-    /// Switches that the NVIDIA driver itself drives.
-    Switches,
-    /// Switches behind a management port of an InfiniBand adapter: the fifth NVLink generation.
-    ManagedByInfiniband,
+pub(crate) struct FabricManager {
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// The switches are behind the management port of an InfiniBand adapter: the fifth NVLink generation.
+    pub(crate) needs_infiniband: bool,
 }
 
-/// Starts what the image has, in order. A program that fails does not keep the others from starting.
-pub(crate) fn start(paths: &Paths, fabric: Fabric) -> Vec<Started> {
-    let mut started = vec![
+/// For switches that the NVIDIA driver itself drives.
+const OF_SWITCHES: FabricManager = FabricManager {
+    program: "nv-fabricmanager",
+    arguments: &["-c", "/usr/share/nvidia/nvswitch/fabricmanager.cfg"],
+    needs_infiniband: false,
+};
+
+/// For those of the fifth generation, with their subnet manager.
+const OF_INFINIBAND: FabricManager = FabricManager {
+    program: "nvidia-fabricmanager-start.sh",
+    arguments: &[
+        "--mode",
+        "start",
+        "--fm-config-file",
+        "/usr/share/nvidia/nvswitch/fabricmanager.cfg",
+        "--fm-pid-file",
+        "/var/run/nvidia-fabricmanager/nv-fabricmanager.pid",
+        "--nvlsm-config-file",
+        "/usr/share/nvidia/nvlsm/nvlsm.conf",
+        "--nvlsm-pid-file",
+        "/var/run/nvidia-fabricmanager/nvlsm.pid",
+    ],
+    needs_infiniband: true,
+};
+
+impl FabricManager {
+    pub(crate) fn is_there(self, paths: &Paths) -> bool {
+        program(paths, self.program).is_some()
+    }
+
+    pub(crate) fn start(self, paths: &Paths) -> Started {
+        run(paths, self.program, self.arguments)
+    }
+}
+
+/// Starts what the image has, in order. A program that fails does not keep the next from starting.
+pub(crate) fn start_tools(paths: &Paths) -> [Started; 2] {
+    [
         // Device nodes. Without it the first user of the driver's libraries makes them.
         run(paths, "nvidia-modprobe", &["-c", "0", "-u"]),
         run(paths, "nvidia-persistenced", &["--persistence-mode"]),
-    ];
-    match fabric {
-        Fabric::None => {}
-        Fabric::Switches => {
-            let config = "/usr/share/nvidia/nvswitch/fabricmanager.cfg";
-            started.push(run(paths, "nv-fabricmanager", &["-c", config]));
-        }
-        Fabric::ManagedByInfiniband => {
-            let arguments = [
-                "--mode",
-                "start",
-                "--fm-config-file",
-                "/usr/share/nvidia/nvswitch/fabricmanager.cfg",
-                "--fm-pid-file",
-                "/var/run/nvidia-fabricmanager/nv-fabricmanager.pid",
-                "--nvlsm-config-file",
-                "/usr/share/nvidia/nvlsm/nvlsm.conf",
-                "--nvlsm-pid-file",
-                "/var/run/nvidia-fabricmanager/nvlsm.pid",
-            ];
-            started.push(run(paths, "nvidia-fabricmanager-start.sh", &arguments));
-        }
-    }
-    started
+    ]
 }
 
-/// Looks for switches.
-pub(crate) fn fabric(paths: &Paths) -> Fabric {
+/// The fabric manager that this machine wants: none, without switches.
+pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
     let entries = |path| fs::read_dir(paths.at(path)).into_iter().flatten().flatten();
     let is_managed = |adapter: fs::DirEntry| {
         let product_data = fs::read(adapter.path().join("device/vpd")).unwrap_or_default();
         product_data.windows(6).any(|word| word == b"SW_MNG")
     };
     if entries("/sys/class/infiniband").any(is_managed) {
-        Fabric::ManagedByInfiniband
-    } else if entries("/proc/driver/nvidia-nvswitch/devices").next().is_some() {
-        Fabric::Switches
+        Some(OF_INFINIBAND)
     } else {
-        Fabric::None
+        entries("/proc/driver/nvidia-nvswitch/devices").next().map(|_| OF_SWITCHES)
     }
 }
 
@@ -145,11 +154,14 @@ fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
     if is_it && !has_ended { Pid::from_raw(number) } else { None }
 }
 
+fn program(paths: &Paths, name: &str) -> Option<PathBuf> {
+    let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
+    directories.iter().map(|directory| paths.at(directory).join(name)).find(|path| path.is_file())
+}
+
 /// Runs a program until it has gone into the background, its output in the container's log.
 fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> Started {
-    let directories = ["/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin"];
-    let mut programs = directories.iter().map(|directory| paths.at(directory).join(name));
-    let Some(program) = programs.find(|path| path.is_file()) else { return Started::Absent(name) };
+    let Some(program) = program(paths, name) else { return Started::Absent(name) };
     match Command::new(program).args(arguments).stdin(Stdio::null()).status() {
         Ok(status) if status.success() => Started::Yes(name),
         Ok(status) => Started::Failed(name, status.to_string()),
@@ -158,13 +170,14 @@ fn run(paths: &Paths, name: &'static str, arguments: &[&str]) -> Started {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::personality::nvidia) mod tests {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
     use crate::testing::Bench;
 
-    fn program(bench: &Bench, name: &str, script: &str) {
+    /// Puts a program into the image.
+    pub(in crate::personality::nvidia) fn program(bench: &Bench, name: &str, script: &str) {
         let path = format!("/usr/bin/{name}");
         bench.file(&path, &format!("#!/bin/sh\n{script}\n"));
         fs::set_permissions(bench.at(&path), fs::Permissions::from_mode(0o755)).unwrap();
@@ -178,17 +191,14 @@ mod tests {
         bench
     }
 
-    fn start(bench: &Bench, fabric: Fabric) -> Vec<Started> {
-        super::start(&bench.node().paths, fabric)
+    fn start(bench: &Bench) -> [Started; 2] {
+        start_tools(&bench.node().paths)
     }
 
     #[test]
     fn what_the_image_has_not_is_not_needed() {
         let bench = with_real_processes();
-        let absent = |names: &[&'static str]| names.iter().copied().map(Started::Absent).collect::<Vec<_>>();
-        assert_eq!(start(&bench, Fabric::None), absent(&["nvidia-modprobe", "nvidia-persistenced"]));
-        let with_switches = start(&bench, Fabric::Switches);
-        assert_eq!(with_switches.last(), Some(&Started::Absent("nv-fabricmanager")));
+        assert_eq!(start(&bench), ["nvidia-modprobe", "nvidia-persistenced"].map(Started::Absent));
         assert_eq!(stop(&bench.node()), Ok(vec![]));
     }
 
@@ -198,7 +208,7 @@ mod tests {
         let log = bench.at("/log");
         program(&bench, "nvidia-modprobe", "exit 3");
         program(&bench, "nvidia-persistenced", &format!("echo \"$@\" > {}", log.display()));
-        let started = start(&bench, Fabric::None);
+        let started = start(&bench);
         let failed = Started::Failed("nvidia-modprobe", "exit status: 3".into());
         assert_eq!(started, [failed, Started::Yes("nvidia-persistenced")]);
         assert_eq!(bench.text("/log").unwrap(), "--persistence-mode\n");
@@ -219,7 +229,7 @@ mod tests {
                 bench.at(pid_file).display()
             ),
         );
-        assert_eq!(start(&bench, Fabric::None).last(), Some(&Started::Yes("nvidia-persistenced")));
+        assert_eq!(start(&bench).last(), Some(&Started::Yes("nvidia-persistenced")));
         let process = format!("/proc/{}", bench.text(pid_file).unwrap().trim());
         assert!(bench.at(&process).exists());
         // The bench's pauses take no time, and a process does: look as often as it takes.
@@ -240,13 +250,13 @@ mod tests {
     #[test]
     fn switches_are_seen_where_the_drivers_show_them() {
         let bench = Bench::new();
-        let fabric = || fabric(&bench.node().paths);
-        assert_eq!(fabric(), Fabric::None);
+        let fabric = || fabric_manager(&bench.node().paths);
+        assert_eq!(fabric(), None);
         bench.file("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
-        assert_eq!(fabric(), Fabric::Switches);
+        assert_eq!(fabric(), Some(OF_SWITCHES));
         bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "\u{1}plain adapter");
-        assert_eq!(fabric(), Fabric::Switches);
+        assert_eq!(fabric(), Some(OF_SWITCHES));
         bench.file("/sys/class/infiniband/mlx5_1/device/vpd", "\u{1}V0\tSW_MNG\u{0}");
-        assert_eq!(fabric(), Fabric::ManagedByInfiniband);
+        assert_eq!(fabric(), Some(OF_INFINIBAND));
     }
 }

@@ -25,6 +25,9 @@ const NEEDED: [&str; 2] = ["nvidia", "nvidia_uvm"];
 /// Comes with the driver, unless the image was built for computing alone.
 const MODESET: &str = "nvidia_modeset";
 
+/// Comes when it is asked for.
+const DRM: &str = "nvidia_drm";
+
 /// Out of the kernel, in this order. `nv_peer_mem` is a container's of its own that nobody else would end;
 /// `nvidia_drm` is not loaded by us, but may be there from the host's driver.
 const UNLOADED: [&str; 6] =
@@ -50,29 +53,30 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Module
 }
 
 /// Is the driver loaded that this image has? One of other sources, under the same configuration, is not.
-pub(crate) fn is_loaded(loaded: &Loaded, index: &Index) -> Result<bool, ModuleError> {
-    let Some(there) = loaded.get("nvidia") else { return Ok(false) };
-    let Some(file) = index.of_image("nvidia") else { return Ok(true) };
-    let ours = file.info()?.source_version;
-    Ok(ours.is_empty() || there.source_version.is_empty() || ours == there.source_version)
+pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, ModuleError> {
+    let loaded = Loaded::read(&node.paths)?;
+    let Some(file) = index.of_image("nvidia") else { return Ok(false) };
+    let info = file.info()?;
+    // What nothing is known of counts as the same: the operator's digest says so.
+    let is_known = !info.source_version.is_empty() || !info.build_id.is_empty();
+    Ok(loaded.contains("nvidia") && (!is_known || loaded.is(&node.paths, "nvidia", &info)))
 }
 
 /// Is everything there that the driver needs? An image for another kernel, or one whose modules are broken, must not
 /// cost the node the driver that it has.
-pub(crate) fn check(loader: &Loader<'_>) -> Result<(), ModuleError> {
+pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), ModuleError> {
     let staying = Loaded::read(&loader.node.paths)?.without(&UNLOADED.map(str::to_owned));
     for name in NEEDED {
         loader.index.require_of_image(name)?;
-        loader.plan(name, &staying)?;
     }
-    if loader.index.find(MODESET).is_some() {
-        loader.plan(MODESET, &staying)?;
+    for name in wanted(loader, drm) {
+        loader.plan(name, &staying)?;
     }
     Ok(())
 }
 
 /// Loads the driver; what is loaded already stays as it is.
-pub(crate) fn load(loader: &Loader<'_>) -> Result<(), Error> {
+pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
     for name in HELPERS {
         if index.find(name).is_none() {
@@ -81,15 +85,21 @@ pub(crate) fn load(loader: &Loader<'_>) -> Result<(), Error> {
             node.log.warn(format!("go on without {name}: {error}"));
         }
     }
-    for name in NEEDED {
+    for name in wanted(loader, drm) {
         loader.load(name).map_err(|error| explain(node, error))?;
     }
-    if index.find(MODESET).is_none() {
+    if index.of_image(MODESET).is_none() {
         node.log.step("the image has no nvidia_modeset, which computing does not need");
-    } else {
-        loader.load(MODESET).map_err(|error| explain(node, error))?;
     }
     Ok(())
+}
+
+/// The driver's modules, in the order in which they are loaded.
+fn wanted(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
+    let mut names = NEEDED.to_vec();
+    names.extend(loader.index.of_image(MODESET).map(|_| MODESET));
+    names.extend(drm.then_some(DRM));
+    names
 }
 
 /// The kernel's words do not say what an administrator of GPUs wants to know.

@@ -1,6 +1,6 @@
 //! `nvidia-driver init`: the old driver out, this image's in, the root exposed; and all of it undone at a signal.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use crate::{
     lock::Lock,
@@ -13,7 +13,7 @@ use crate::{
             daemons::{self, Started},
             driver, firmware,
             options::Settings,
-            parameters, state,
+            parameters, selinux, state,
         },
     },
     signals::Ending,
@@ -22,14 +22,17 @@ use crate::{
 /// Mellanox's vendor number, as a PCI device shows it.
 const MELLANOX: &str = "0x15b3";
 
+/// How often the node is looked at while the start waits for something.
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+
 /// From start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
     let _lock = Lock::take(node, state::PID_FILE)?;
     node.log.step(format!("NVIDIA driver for kernel {}", node.kernel.release()));
-    parameters::check(node)?;
+    parameters::check(node, &parameters::FILES)?;
     let index = driver::index(node, None)?;
     let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
-    driver::check(&loader)?;
+    driver::check(&loader, settings.drm)?;
     let is_same = has_same_configuration(node, &loader, settings)?;
     state::set_not_ready(node)?;
     if is_same {
@@ -38,6 +41,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         // In use, it is left as it is.
         stop_daemons(node)?;
         driver::unload(node)?;
+        state::forget_digest(node)?;
     }
     // Of a container that was killed. Firmware must not be copied into that one.
     mounts::conceal(node, state::ROOT)?;
@@ -61,7 +65,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
 /// whose content is another under that name.
 fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
     let is_same = settings.config_digest.is_some() && settings.config_digest == state::stored_digest(node);
-    Ok(is_same && driver::is_loaded(&Loaded::read(&node.paths)?, loader.index)?)
+    Ok(is_same && driver::is_loaded(node, loader.index)?)
 }
 
 fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
@@ -69,12 +73,13 @@ fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> R
     go_on(ending)?;
     set_up_firmware(loader)?;
     go_on(ending)?;
-    driver::load(loader)?;
+    driver::load(loader, settings.drm)?;
     go_on(ending)?;
     load_peer_memory(loader, settings)?;
-    start_daemons(node);
+    start_daemons(node, ending)?;
     go_on(ending)?;
     mounts::expose(node, "/", state::ROOT)?;
+    label_devices(node);
     state::set_ready(node, settings.config_digest.as_deref())?;
     go_on(ending)
 }
@@ -141,12 +146,61 @@ fn has_mellanox_device(node: &Node<'_>) -> bool {
     vendors.any(|vendor| vendor.trim() == MELLANOX)
 }
 
-fn start_daemons(node: &Node<'_>) {
-    for started in daemons::start(&node.paths, daemons::fabric(&node.paths)) {
+/// The fabric manager alone is needed, by GPUs behind switches: one that fails ends the start, as with the operators'
+/// images.
+fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+    for started in daemons::start_tools(&node.paths) {
         match started {
             Started::Yes(name) => node.log.step(format!("started {name}")),
             Started::Absent(name) => node.log.step(format!("the image has no {name}, which is no obstacle")),
             Started::Failed(name, why) => node.log.warn(format!("go on without {name}: {why}")),
+        }
+    }
+    let Some(manager) = daemons::fabric_manager(&node.paths) else { return Ok(()) };
+    if manager.needs_infiniband && manager.is_there(&node.paths) {
+        wait_for_infiniband(node, ending)?;
+    }
+    match manager.start(&node.paths) {
+        Started::Yes(name) => node.log.step(format!("started {name}")),
+        Started::Absent(name) => node.log.warn(format!(
+            "this node has NVSwitches and the image has no {name}: without a fabric manager CUDA does not start here"
+        )),
+        Started::Failed(name, why) => {
+            return Err(Error::Precondition {
+                message: format!("{name} does not start: {why}"),
+                hint: "its log is /var/log/fabricmanager.log; its version must be the driver's".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the fabric manager of the fifth NVLink generation talks through.
+fn wait_for_infiniband(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
+    let needed = ["mlx5_core", "ib_umad"];
+    let mut is_said = false;
+    loop {
+        let loaded = Loaded::read(&node.paths)?;
+        if needed.iter().all(|name| loaded.contains(name)) {
+            return Ok(());
+        }
+        if !is_said {
+            node.log.step("the fabric manager waits for mlx5_core and ib_umad to be loaded");
+            is_said = true;
+        }
+        go_on(ending)?;
+        node.kernel.pause(BETWEEN_LOOKS);
+    }
+}
+
+fn label_devices(node: &Node<'_>) {
+    if !selinux::is_enabled(node) {
+        return;
+    }
+    match selinux::label_devices(node) {
+        Ok(files) => node.log.step(format!("SELinux: {files} device file(s) labelled for containers")),
+        Err(fault) => {
+            node.log.warn(format!("go on, though SELinux may keep containers from the devices: {fault}"));
         }
     }
 }

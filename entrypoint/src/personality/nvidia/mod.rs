@@ -14,6 +14,7 @@ mod firmware;
 mod init;
 mod options;
 mod parameters;
+mod selinux;
 pub(crate) mod state;
 
 pub(crate) use driver::index;
@@ -37,6 +38,7 @@ pub(crate) fn main(
                 ready_file: None,
                 host_ofed: settings.host_ofed,
             };
+            parameters::check(node, &["nvidia-peermem"])?;
             // The GPU driver's container unloads it, in the same pod.
             peer_memory.run(node, signals)
         }

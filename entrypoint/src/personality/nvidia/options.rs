@@ -120,6 +120,8 @@ pub(crate) struct Settings {
     pub(crate) rdma: bool,
     /// `USE_HOST_MOFED`: OFED is the host's own, not a container's.
     pub(crate) host_ofed: bool,
+    /// `LOAD_NVIDIA_DRM`: nvidia-drm too, which the operators' images never load. For GPUs that also show something.
+    pub(crate) drm: bool,
 }
 
 impl Settings {
@@ -131,6 +133,7 @@ impl Settings {
             config_digest: variable("DRIVER_CONFIG_DIGEST").filter(|digest| !digest.is_empty()),
             rdma: is_set("GPU_DIRECT_RDMA_ENABLED"),
             host_ofed: is_set("USE_HOST_MOFED"),
+            drm: is_set("LOAD_NVIDIA_DRM"),
         }
     }
 }
@@ -175,11 +178,12 @@ mod tests {
     fn a_variable_is_true_by_that_word_only() {
         let settings = Settings::from(|name| match name {
             "DRIVER_CONFIG_DIGEST" => Some("1234".into()),
-            "GPU_DIRECT_RDMA_ENABLED" => Some("true".into()),
+            "GPU_DIRECT_RDMA_ENABLED" | "LOAD_NVIDIA_DRM" => Some("true".into()),
             "USE_HOST_MOFED" => Some("yes".into()),
             _ => None,
         });
-        let expected = Settings { config_digest: Some("1234".into()), rdma: true, host_ofed: false };
+        let expected =
+            Settings { config_digest: Some("1234".into()), rdma: true, host_ofed: false, drm: true };
         assert_eq!(settings, expected);
         let empty = Settings::from(|_| Some(String::new()));
         assert_eq!(empty, Settings::default());

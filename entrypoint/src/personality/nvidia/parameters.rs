@@ -6,14 +6,15 @@ use std::{fs, io};
 use crate::{node::Node, personality::Error};
 
 /// Modules with a file of their own, `/drivers/<name>.conf`.
-const FILES: [&str; 4] = ["nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-peermem"];
+pub(crate) const FILES: [&str; 5] =
+    ["nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-peermem", "nvidia-drm"];
 
 /// The kernel takes no more for all parameters of a module together than a page.
 const MAX_SIZE: usize = 4096;
 
-/// Checks the files, those that are there, and logs what they hold.
-pub(crate) fn check(node: &Node<'_>) -> Result<(), Error> {
-    for name in FILES {
+/// Checks the files of these modules, those that are there, and logs what they hold.
+pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
+    for name in modules {
         let path = format!("/drivers/{name}.conf");
         let refused = |why: String| {
             Error::Precondition {
@@ -80,7 +81,7 @@ mod tests {
     #[test]
     fn no_files_are_no_parameters() {
         let bench = Bench::new();
-        check(&bench.node()).unwrap();
+        check(&bench.node(), &FILES).unwrap();
         assert_eq!(bench.log(), "");
     }
 
@@ -109,7 +110,7 @@ mod tests {
         let bench = Bench::new();
         bench.file("/drivers/nvidia-uvm.conf", "");
         fs::write(bench.at("/drivers/nvidia-uvm.conf"), [0xff, 0xfe]).unwrap();
-        let error = check(&bench.node()).unwrap_err();
+        let error = check(&bench.node(), &FILES).unwrap_err();
         assert_eq!(
             error.to_string(),
             "the parameters of nvidia-uvm in /drivers/nvidia-uvm.conf cannot be used: it is no text (UTF-8)"

@@ -37,6 +37,11 @@ pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Fau
     files::write(node, DAEMONS, "Ready\n")
 }
 
+/// Forgets with which configuration the driver was loaded: it is going to be loaded with another.
+pub(crate) fn forget_digest(node: &Node<'_>) -> Result<(), Fault> {
+    files::remove(node, DIGEST).map(|_| ())
+}
+
 /// Says nothing any more.
 pub(crate) fn clear(node: &Node<'_>) -> Result<(), Fault> {
     for path in [DIGEST, DAEMONS, PID_FILE] {

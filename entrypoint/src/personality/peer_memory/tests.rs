@@ -114,6 +114,22 @@ fn nvidia_peermem_of_another_ib_core_is_loaded_again() {
 }
 
 #[test]
+fn an_ib_core_without_srcversion_is_known_by_its_link() {
+    let bench = bench();
+    ready(&bench);
+    let note = "/sys/module/ib_core/notes/.note.gnu.build-id";
+    bench.file("/sys/module/ib_core/srcversion", "");
+    bench.file(note, "one");
+    let mut story = story(vec![
+        Box::new(|| {}),
+        Box::new(|| assert_eq!(bench.calls(), ["load nvidia_peermem of the image"])),
+        Box::new(|| bench.file(note, "two")),
+    ]);
+    NVIDIA_PEERMEM.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(bench.calls(), ["unload nvidia_peermem", "load nvidia_peermem of the image"]);
+}
+
+#[test]
 fn one_that_is_loaded_already_is_kept() {
     let bench = bench();
     ready(&bench);

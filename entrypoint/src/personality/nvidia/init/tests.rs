@@ -3,6 +3,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::io::Errno;
 
 use super::*;
+use crate::personality::nvidia::daemons::tests::program;
 use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
 
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
@@ -357,6 +358,78 @@ fn killed_at_any_call_and_started_again_it_comes_to_the_same() {
             assert_gone(&bench);
         }
     }
+}
+
+#[test]
+fn a_start_that_is_killed_is_not_taken_for_the_old_configuration() {
+    let bench = bench();
+    start_and_kill(&bench, &digest("1"));
+    // With the second configuration's modules in the kernel already.
+    bench.kernel.killed_at.set(Some((7, true)));
+    let killed = catch_unwind(AssertUnwindSafe(|| start_and_stop(&bench, &digest("2"))));
+    assert!(killed.is_err());
+    bench.kernel.killed_at.set(None);
+    assert!(bench.loaded().contains(&"image-nvidia_uvm".to_owned()), "{:?}", bench.calls());
+    bench.calls();
+    start_and_stop(&bench, &digest("1")).unwrap();
+    let first = bench.calls().remove(0);
+    assert!(first.starts_with("unload nvidia"), "{first}");
+}
+
+#[test]
+fn gpus_behind_switches_need_their_fabric_manager() {
+    let bench = bench();
+    bench.file("/proc/driver/nvidia-nvswitch/devices/0000:01:00.0/information", "");
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(bench.log().contains("WARN  this node has NVSwitches and the image has no nv-fabricmanager"));
+    program(&bench, "nv-fabricmanager", "exit 1");
+    let error = start_and_stop(&bench, &Settings::default()).unwrap_err();
+    assert_eq!(error.to_string(), "nv-fabricmanager does not start: exit status: 1");
+    assert_gone(&bench);
+    program(&bench, "nv-fabricmanager", "test \"$*\" = '-c /usr/share/nvidia/nvswitch/fabricmanager.cfg'");
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(bench.log().contains("INFO  started nv-fabricmanager"), "{}", bench.log());
+}
+
+#[test]
+fn the_fabric_manager_of_the_fifth_generation_waits_for_infiniband() {
+    let bench = bench();
+    bench.file("/sys/class/infiniband/mlx5_0/device/vpd", "SW_MNG");
+    program(&bench, "nvidia-fabricmanager-start.sh", "");
+    let error = run(&bench.node(), &Settings::default(), &mut EndsAt(20)).unwrap_err();
+    assert_eq!(error.to_string(), "SIGINT came before the drivers were ready");
+    assert!(bench.log().contains("waits for mlx5_core and ib_umad"), "{}", bench.log());
+    assert_gone(&bench);
+    for name in ["mlx5_core", "ib_umad"] {
+        bench.host_module(name, "");
+        bench.loaded_from_host(&[name]);
+    }
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(bench.log().contains("INFO  started nvidia-fabricmanager-start.sh"), "{}", bench.log());
+}
+
+#[test]
+fn nvidia_drm_is_loaded_where_it_is_asked_for() {
+    let bench = bench();
+    let settings = Settings { drm: true, ..Settings::default() };
+    let error = start_and_stop(&bench, &settings).unwrap_err();
+    assert!(error.to_string().starts_with("module nvidia_drm is not there"), "{error}");
+    assert_eq!(bench.calls(), [""; 0]);
+    bench.image_module("nvidia_drm", "nvidia_modeset");
+    start_and_stop(&bench, &settings).unwrap();
+    let calls = bench.calls();
+    assert_eq!(calls[5..7], [LOADS[5], "load nvidia_drm of the image"]);
+    assert!(calls.contains(&"unload nvidia_drm".to_owned()));
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(!bench.calls().iter().any(|call| call.contains("nvidia_drm")));
+}
+
+#[test]
+fn an_image_for_computing_alone_needs_no_modeset() {
+    let bench = bench();
+    std::fs::remove_file(bench.at(&format!("/lib/modules/{RELEASE}/updates/nvidia_modeset.ko"))).unwrap();
+    start_and_stop(&bench, &Settings::default()).unwrap();
+    assert!(!bench.calls().iter().any(|call| call.contains("modeset") || call.contains("video")));
 }
 
 #[test]

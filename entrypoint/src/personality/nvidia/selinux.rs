@@ -1,0 +1,116 @@
+//! Adapter: on hosts with SELinux, the exposed device files get the label that lets containers use them.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{XattrFlags, lgetxattr, lsetxattr},
+    io::Errno,
+};
+
+use crate::{fault::Fault, node::Node, personality::nvidia::state};
+
+/// What container-selinux calls the files of containers.
+const TYPE: &str = "container_file_t";
+const ATTRIBUTE: &str = "security.selinux";
+
+/// Bytes that a label has at most, which is more than the kernel's policies make of it.
+const MAX_LABEL: usize = 4096;
+
+/// Is it on? The host's first process tells; the container's own view of `/sys` does not show it.
+pub(crate) fn is_enabled(node: &Node<'_>) -> bool {
+    let mounts = fs::read_to_string(node.paths.at("/proc/1/mounts")).unwrap_or_default();
+    let is_mounted = mounts.lines().any(|line| line.split(' ').nth(2) == Some("selinuxfs"));
+    is_mounted && node.paths.at("/proc/1/root/sys/fs/selinux/enforce").exists()
+}
+
+/// Labels the exposed `/dev`; gives the number of files whose label was another.
+pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Fault> {
+    let devices = node.paths.at(state::ROOT).join("dev");
+    let mut labelled = 0;
+    let mut left = vec![devices];
+    while let Some(path) = left.pop() {
+        let fault = Fault::on(node, "label for SELinux", &path);
+        labelled += usize::from(label(&path).map_err(|errno| fault(errno.into()))?);
+        left.extend(entries(&path).map_err(&fault)?);
+    }
+    Ok(labelled)
+}
+
+/// What is in a directory, without links: their targets have labels of their own.
+fn entries(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !fs::symlink_metadata(path)?.is_dir() {
+        return Ok(Vec::new());
+    }
+    let mut entries = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if !entry.file_type()?.is_symlink() {
+            entries.push(entry.path());
+        }
+    }
+    Ok(entries)
+}
+
+fn label(path: &Path) -> Result<bool, Errno> {
+    let mut buffer = vec![0; MAX_LABEL];
+    let length = match lgetxattr(path, ATTRIBUTE, &mut buffer) {
+        Ok(length) => length,
+        // A file system without labels.
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(false),
+        Err(errno) => return Err(errno),
+    };
+    let label = buffer.get(..length).unwrap_or_default();
+    let Some(wanted) = std::str::from_utf8(label).ok().and_then(with_type) else { return Ok(false) };
+    lsetxattr(path, ATTRIBUTE, wanted.as_bytes(), XattrFlags::empty())?;
+    Ok(true)
+}
+
+/// `user:role:type:level` with our type; nothing if it has it, or is no label.
+fn with_type(label: &str) -> Option<String> {
+    let label = label.trim_end_matches('\0');
+    let mut fields = label.splitn(4, ':');
+    let (user, role, kind, level) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    (kind != TYPE).then(|| format!("{user}:{role}:{TYPE}:{level}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn only_the_type_of_a_label_changes() {
+        let wanted = "system_u:object_r:container_file_t:s0:c1,c2";
+        assert_eq!(with_type("system_u:object_r:device_t:s0:c1,c2\0").as_deref(), Some(wanted));
+        assert_eq!(with_type(wanted), None);
+        assert_eq!(with_type("unlabelled"), None);
+    }
+
+    #[test]
+    fn it_is_on_where_the_host_says_so() {
+        let bench = Bench::new();
+        assert!(!is_enabled(&bench.node()));
+        bench.file("/proc/1/mounts", "selinuxfs /sys/fs/selinux selinuxfs rw 0 0\n");
+        assert!(!is_enabled(&bench.node()));
+        bench.file("/proc/1/root/sys/fs/selinux/enforce", "1");
+        assert!(is_enabled(&bench.node()));
+        bench.file("/proc/1/mounts", "tmpfs /selinuxfs tmpfs rw 0 0\n");
+        assert!(!is_enabled(&bench.node()));
+    }
+
+    #[test]
+    fn files_without_labels_stay_without() {
+        let bench = Bench::new();
+        bench.file("/run/nvidia/driver/dev/nvidia0", "");
+        bench.file("/run/nvidia/driver/dev/nvidia-caps/nvidia-cap1", "");
+        std::os::unix::fs::symlink("/nowhere", bench.at("/run/nvidia/driver/dev/fd")).unwrap();
+        // On a machine with SELinux every file has one: then there are four to change, with the directories.
+        let labelled = label_devices(&bench.node()).unwrap();
+        assert!(matches!(labelled, 0 | 4), "{labelled}");
+        let error = label_devices(&Bench::new().node()).unwrap_err();
+        assert!(error.to_string().starts_with("label for SELinux /run/nvidia/driver/dev: "), "{error}");
+    }
+}
