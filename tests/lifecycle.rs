@@ -94,7 +94,9 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     node.await_startup(&started, LIMIT);
     node.assert_probes_pass(&started);
     let loaded = node.loaded();
-    for module in ["farrier_good", "mlx5_core", "mlxfw", "psample", "rdma_ucm", "rdma_cm", "ib_uverbs", "ib_core"] {
+    for module in
+        ["farrier_good", "mlx5_core", "mlxfw", "psample", "rdma_ucm", "rdma_cm", "ib_uverbs", "ib_core"]
+    {
         assert!(loaded.iter().any(|name| name == module), "{module} is not among {loaded:?}");
     }
 
@@ -246,7 +248,9 @@ fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     mofed.stop(&started);
 
     // Killed on the way, with nothing loaded, with the first of ours, with some.
-    for moment in ["[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]", "[ -e /sys/module/ib_core ]"] {
+    for moment in
+        ["[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]", "[ -e /sys/module/ib_core ]"]
+    {
         let started = mofed.start();
         assert!(mofed.node.await_that(moment, LIMIT), "{moment}: {}", mofed.node.log(&started));
         mofed.node.kill(&started);
@@ -267,7 +271,10 @@ fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
     mofed.spec = careful.clone().with_env("UNLOAD_STORAGE_MODULES", "true");
     mofed.in_tree = sorted(mofed.node.loaded());
     let started = mofed.run();
-    assert!(!mofed.node.loaded().iter().any(|name| name == "nvme_rdma"), "it would use drivers that are gone");
+    assert!(
+        !mofed.node.loaded().iter().any(|name| name == "nvme_rdma"),
+        "it would use drivers that are gone"
+    );
     mofed.stop(&started);
     mofed.node.sh("rmmod nvme-rdma && rmmod nvme-fabrics && rmmod nvme-core");
     mofed.spec = careful;

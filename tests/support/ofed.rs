@@ -23,7 +23,9 @@ pub fn payload(release: &KernelRelease) -> PathBuf {
 /// The modules of GPU driver and peer memory, compiled against that.
 pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
     let ofed = payload(release);
-    made_once("gpu", release, &fixture("gpu"), |release, sources, work| compile_gpu(release, sources, work, &ofed))
+    made_once("gpu", release, &fixture("gpu"), |release, sources, work| {
+        compile_gpu(release, sources, work, &ofed)
+    })
 }
 
 fn fixture(name: &str) -> PathBuf {

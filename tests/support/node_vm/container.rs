@@ -49,11 +49,8 @@ fn setup(spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> String {
          mount -t proc proc $root/proc\n"
     );
     for (source, propagation) in [("/sys", "rslave"), ("/dev", "rslave")] {
-        writeln!(
-            script,
-            "mount --rbind {source} $root{source}\nmount --make-{propagation} $root{source}"
-        )
-        .unwrap();
+        writeln!(script, "mount --rbind {source} $root{source}\nmount --make-{propagation} $root{source}")
+            .unwrap();
     }
     // A mount below another one comes after it.
     let mut mounts = spec.mounts.clone();

@@ -48,7 +48,8 @@ impl ContainerSpec {
     pub fn read(manifest: &str, container: &str) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/daemon-sets").join(manifest);
         let text = fs::read_to_string(&path).unwrap();
-        let set: DaemonSet = serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{manifest}: {error}"));
+        let set: DaemonSet =
+            serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{manifest}: {error}"));
         let pod = set.spec.template.spec.expect("a DaemonSet has a pod");
         let found = pod.containers.iter().find(|found| found.name == container);
         Self::new(&pod, found.unwrap_or_else(|| panic!("{manifest} has no container {container}")))

@@ -85,7 +85,9 @@ impl Machine {
         writeln!(self.steps, "{} {} {code}", self.step, limit.as_secs()).unwrap();
         let answer = self.answer(limit + GRACE, script);
         let fields: Vec<&str> = answer.split(' ').collect();
-        let [step, status, uptime, text @ ..] = fields.as_slice() else { panic!("the agent says {answer:?}") };
+        let [step, status, uptime, text @ ..] = fields.as_slice() else {
+            panic!("the agent says {answer:?}")
+        };
         assert_eq!(*step, self.step.to_string(), "the agent answers another step: {answer:?}");
         let text = text.first().copied().unwrap_or_default();
         Output {

@@ -28,8 +28,23 @@ impl NodeTree {
         let tree = Self { directory: tempfile::tempdir().unwrap(), kernel: kernel.clone() };
         let root = tree.root();
         for name in [
-            "bin", "sbin", "usr/bin", "usr/sbin", "usr/src", "dev", "proc", "sys", "run", "tmp", "node", "containers", "images",
-            "var/log", "etc/modprobe.d", "etc/network", "lib/udev/rules.d",
+            "bin",
+            "sbin",
+            "usr/bin",
+            "usr/sbin",
+            "usr/src",
+            "dev",
+            "proc",
+            "sys",
+            "run",
+            "tmp",
+            "node",
+            "containers",
+            "images",
+            "var/log",
+            "etc/modprobe.d",
+            "etc/network",
+            "lib/udev/rules.d",
         ] {
             fs::create_dir_all(root.join(name)).unwrap();
         }
@@ -143,8 +158,11 @@ fn copy_modules<'a>(kernel: &KernelImage, names: impl Iterator<Item = &'a &'a st
         if name.is_empty() || !seen.insert(name.clone()) {
             continue;
         }
-        let of_name = |path: &&PathBuf| path.file_stem().unwrap().to_str().unwrap().replace('-', "_") == name.replace('-', "_");
-        let file = all.iter().find(of_name).unwrap_or_else(|| panic!("{} has no module {name}", kernel.release));
+        let of_name = |path: &&PathBuf| {
+            path.file_stem().unwrap().to_str().unwrap().replace('-', "_") == name.replace('-', "_")
+        };
+        let file =
+            all.iter().find(of_name).unwrap_or_else(|| panic!("{} has no module {name}", kernel.release));
         let place = target.join(file.strip_prefix(source).unwrap());
         fs::create_dir_all(place.parent().unwrap()).unwrap();
         fs::copy(file, place).unwrap();
