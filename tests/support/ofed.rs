@@ -2,16 +2,19 @@
 
 use std::{
     fs::{self, File},
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use farrier::kernel::KernelRelease;
+use farrier::{headers::KernelImage, kernel::KernelRelease};
 use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
 
 use super::{
-    node_vm::files,
+    node_vm::{depmod, files, image_tree},
     packages::{header_tree, headers, run},
+    virtual_machine::entrypoint,
 };
 
 /// What its build leaves for a kernel: modules below `lib/modules`, headers and symbol table below `usr/src`. Made
@@ -20,11 +23,25 @@ pub fn payload(release: &KernelRelease) -> PathBuf {
     made_once("ofed", release, &fixture("ofed"), compile)
 }
 
+/// An image with the stand-in for OFED, as farrier assembles it.
+pub fn image(kernel: &KernelImage) -> TempDir {
+    let image = image_tree(&entrypoint());
+    let payload = payload(&kernel.release);
+    run(Command::new("cp").arg("-a").arg(payload.join("lib")).arg(payload.join("usr")).arg(image.path()));
+    // farrier makes the absolute links of an exposed tree relative.
+    let default = image.path().join("usr/src/ofa_kernel/default");
+    let target = fs::read_link(&default).unwrap();
+    fs::remove_file(&default).unwrap();
+    symlink(target.strip_prefix("/usr/src/ofa_kernel").unwrap(), default).unwrap();
+    depmod(kernel, image.path());
+    image
+}
+
 /// The modules of GPU driver and peer memory, compiled against that.
 pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
     let ofed = payload(release);
     made_once("gpu", release, &fixture("gpu"), |release, sources, work| {
-        compile_gpu(release, sources, work, &ofed)
+        compile_gpu(release, sources, work, &ofed);
     })
 }
 
@@ -32,12 +49,12 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
-/// `make` leaves `out` in the directory that it gets last.
+/// `compile` leaves `out` in the directory that it gets last.
 fn made_once(
     name: &str,
     release: &KernelRelease,
     sources: &Path,
-    make: impl FnOnce(&KernelRelease, &Path, &Path),
+    compile: impl FnOnce(&KernelRelease, &Path, &Path),
 ) -> PathBuf {
     let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
     fs::create_dir_all(&cache).unwrap();
@@ -48,7 +65,7 @@ fn made_once(
     let made = cache.join(format!("{name}-{release}-{identity}"));
     if !made.exists() {
         let work = tempfile::tempdir_in(&cache).unwrap();
-        make(release, sources, work.path());
+        compile(release, sources, work.path());
         fs::rename(work.path().join("out"), &made).unwrap();
     }
     made

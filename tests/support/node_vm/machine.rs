@@ -107,6 +107,7 @@ impl Machine {
 }
 
 impl Drop for Machine {
+    #[allow(clippy::print_stdout, reason = "a part of a failed test's output")]
     fn drop(&mut self) {
         // One that has ended is no fault.
         let _ = self.child.kill();

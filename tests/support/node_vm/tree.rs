@@ -98,16 +98,18 @@ impl NodeTree {
         let name = "initramfs";
         let root = self.root();
         let archive = self.directory.path().join(name);
-        let find = Command::new("find").arg(".").current_dir(&root).stdout(Stdio::piped()).spawn().unwrap();
+        let mut find =
+            Command::new("find").arg(".").current_dir(&root).stdout(Stdio::piped()).spawn().unwrap();
         let status = Command::new(busybox())
             .args(["cpio", "-o", "-H", "newc", "-R", "0:0"])
             .current_dir(&root)
-            .stdin(find.stdout.unwrap())
+            .stdin(find.stdout.take().unwrap())
             .stdout(File::create(archive).unwrap())
             .stderr(Stdio::null())
             .status()
             .unwrap();
         assert!(status.success(), "busybox cpio: {status}");
+        assert!(find.wait().unwrap().success(), "find");
         fs::remove_dir_all(&root).unwrap();
         (self.directory, name)
     }
