@@ -30,6 +30,7 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Fault>
     fs::create_dir_all(&target).map_err(Fault::on(node, "create", &target))?;
     if from == "/" {
         leave_out_sysfs(node)?;
+        part_root(node)?;
     }
     let bound = node.kernel.bind(&source, &target);
     bound.map_err(|errno| Fault::between(node, "bind-mount", &source, &target)(errno.into()))?;
@@ -79,6 +80,14 @@ fn leave_out_sysfs(node: &Node<'_>) -> Result<(), Fault> {
     };
     change(MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
     change(MountPropagationFlags::PRIVATE)
+}
+
+/// Runtimes share a container's root where one of its volumes is bidirectional. A copy of a shared mount is its peer: with
+/// the copy's `/proc` and `/dev`, taken away at the end, the container's own would go.
+fn part_root(node: &Node<'_>) -> Result<(), Fault> {
+    let root = node.paths.at("/");
+    let changed = node.kernel.propagation(&root, MountPropagationFlags::PRIVATE);
+    changed.map_err(|errno| Fault::on(node, "change the propagation of", &root)(errno.into()))
 }
 
 fn mounts(node: &Node<'_>) -> Result<Vec<Mount>, Fault> {

@@ -6,6 +6,8 @@ pub mod fake_http;
 pub mod kernels;
 pub mod kube_api;
 pub mod live;
+pub mod node_vm;
+pub mod ofed;
 pub mod packages;
 pub mod published;
 pub mod registry_process;

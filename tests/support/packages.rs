@@ -122,26 +122,13 @@ fn identity(sources: &Path, headers: &Path) -> String {
 }
 
 fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
-    let (root, modules, out) = (work.join("root"), work.join("modules"), work.join("out"));
-    let package = format!("linux-headers-{release}");
-    let depends = field(&[], &package, "Depends");
-    let needed = depends.split([',', '|']).filter_map(|word| word.split_whitespace().next());
-    let parts =
-        needed.filter(|name| name.starts_with("linux-kbuild-") || name.contains("-common")).map(unpacked);
-    for part in parts.chain([unpacked(&package)]) {
-        fs::create_dir_all(&root).unwrap();
-        // Links: the trees are only read.
-        run(Command::new("cp").args(["-al", "-t"]).arg(&root).arg(part.join("usr")));
-    }
+    let (modules, out) = (work.join("modules"), work.join("out"));
+    let tree = header_tree(release, &work.join("root"));
     run(Command::new("cp").arg("-r").args([sources, &modules]));
-    let tree = root.join("usr/src").join(&package);
-    let common = fs::read_to_string(tree.join("Makefile")).unwrap();
-    let common = common.trim().strip_prefix("include /").unwrap().strip_suffix("/Makefile").unwrap();
     // Type information is no part of what is tested, and its making needs pahole where the headers bring a vmlinux.
     run(Command::new("make")
         .args(["-s", "CC=gcc-12", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules", "-C"])
-        .arg(root.join(common))
-        .arg(format!("O={}", tree.display()))
+        .arg(tree)
         .arg(format!("M={}", modules.display())));
     fs::create_dir(&out).unwrap();
     for entry in fs::read_dir(&modules).unwrap().map(Result::unwrap) {
@@ -150,4 +137,27 @@ fn compile(release: &KernelRelease, sources: &Path, work: &Path) -> PathBuf {
         }
     }
     out
+}
+
+/// A kernel's headers put together below `root`, as if they were installed there: what `/lib/modules/<release>/build`
+/// would point to.
+pub fn header_tree(release: &KernelRelease, root: &Path) -> PathBuf {
+    let package = format!("linux-headers-{release}");
+    let depends = field(&[], &package, "Depends");
+    let needed = depends.split([',', '|']).filter_map(|word| word.split_whitespace().next());
+    let parts =
+        needed.filter(|name| name.starts_with("linux-kbuild-") || name.contains("-common")).map(unpacked);
+    for part in parts.chain([unpacked(&package)]) {
+        fs::create_dir_all(root).unwrap();
+        // Links: the trees are only read.
+        run(Command::new("cp").args(["-al", "-t"]).arg(root).arg(part.join("usr")));
+    }
+    let tree = root.join("usr/src").join(&package);
+    // It names the common part by its absolute path.
+    let makefile = tree.join("Makefile");
+    let text = fs::read_to_string(&makefile).unwrap();
+    let common = text.trim().strip_prefix("include ").expect("Debian's Makefile is one line");
+    fs::remove_file(&makefile).unwrap();
+    fs::write(makefile, format!("include {}{common}\n", root.display())).unwrap();
+    tree
 }

@@ -82,8 +82,12 @@ impl Container<'_> {
                 files::remove(node, &self.state_file("replacing"))?;
             }
             Comparison::Differs { module, loaded: there, image } => {
-                let there =
-                    there.map_or_else(|| "not loaded".to_owned(), |version| format!("loaded as {version}"));
+                let there = match there {
+                    None => "not loaded".to_owned(),
+                    // Debian's own modules have none.
+                    Some(version) if version.is_empty() => "loaded without a srcversion".to_owned(),
+                    Some(version) => format!("loaded as {version}"),
+                };
                 node.log.step(format!(
                     "{module} is {there}, and {image} in this image: the drivers are replaced"
                 ));

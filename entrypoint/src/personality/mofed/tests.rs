@@ -319,6 +319,7 @@ fn the_first_generation_exposes_the_root() {
         [
             "make /sys runbindable",
             "make /sys private",
+            "make / private",
             "bind / /run/mellanox/drivers",
             "unmount /run/mellanox/drivers",
         ]

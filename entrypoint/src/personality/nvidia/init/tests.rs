@@ -19,7 +19,8 @@ const LOADS: [&str; 6] = [
     "load video of the host",
     "load nvidia_modeset of the image",
 ];
-const EXPOSES: [&str; 3] = ["make /sys runbindable", "make /sys private", "bind / /run/nvidia/driver"];
+const EXPOSES: [&str; 4] =
+    ["make /sys runbindable", "make /sys private", "make / private", "bind / /run/nvidia/driver"];
 const STOPS: [&str; 4] =
     ["unload nvidia_modeset", "unload nvidia_uvm", "unload nvidia", "unmount /run/nvidia/driver"];
 

@@ -1,0 +1,120 @@
+//! A virtual machine, and the lines that are exchanged with the agent in it.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use tempfile::TempDir;
+
+/// Until the agent is there. A busy host boots several at once, in software.
+const BOOT: Duration = Duration::from_mins(2);
+/// A step's own limit holds in the guest; a guest that cannot even say that is lost after this much more.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// What became of a step.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The shell's exit status; 137 for one that was ended at its limit.
+    pub status: i32,
+    /// Standard output and standard error, as they came.
+    pub text: String,
+    /// The guest's time since it booted, at the step's end.
+    pub uptime: Duration,
+}
+
+/// A running machine. Dropped, it is ended; when that happens in a panic, its console is printed.
+pub struct Machine {
+    child: Child,
+    steps: ChildStdin,
+    answers: Receiver<String>,
+    step: u32,
+    console: PathBuf,
+    /// Holds the initramfs and the console's file.
+    _directory: TempDir,
+}
+
+impl Machine {
+    /// Boots a kernel with an initramfs, whose name is relative to `directory`, and waits for the agent.
+    pub fn boot(kernel: &Path, directory: TempDir, initramfs: &str, memory: u32) -> Self {
+        let console = directory.path().join("console");
+        File::create(&console).unwrap();
+        let mut child = Command::new("qemu-system-x86_64")
+            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-nic", "none"])
+            // Never KVM: where it is offered and hangs, a test would hang with it.
+            .args(["-accel", "tcg", "-cpu", "max", "-smp", "1", "-m", &memory.to_string()])
+            .arg("-kernel")
+            .arg(kernel)
+            .arg("-initrd")
+            .arg(directory.path().join(initramfs))
+            .args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init"])
+            .args(["-chardev", "stdio,id=agent,signal=off"])
+            .arg("-chardev")
+            .arg(format!("file,id=console,path={}", console.display()))
+            .args(["-serial", "chardev:console", "-serial", "chardev:agent"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| panic!("QEMU does not start, install qemu-system-x86: {error}"));
+        let (steps, said) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let (sender, answers) = channel();
+        // Ends with the machine, whose end closes the pipe.
+        thread::spawn(move || {
+            for line in BufReader::new(said).lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let machine = Self { child, steps, answers, step: 0, console, _directory: directory };
+        let hello = machine.answer(BOOT, "its start");
+        assert!(hello.starts_with("ready "), "the node's agent says {hello:?}");
+        machine
+    }
+
+    /// Runs a script in the guest's shell, to its end or its limit.
+    pub fn run(&mut self, script: &str, limit: Duration) -> Output {
+        self.step += 1;
+        let code = BASE64_STANDARD.encode(script);
+        writeln!(self.steps, "{} {} {code}", self.step, limit.as_secs()).unwrap();
+        let answer = self.answer(limit + GRACE, script);
+        let fields: Vec<&str> = answer.split(' ').collect();
+        let [step, status, uptime, text @ ..] = fields.as_slice() else {
+            panic!("the agent says {answer:?}")
+        };
+        assert_eq!(*step, self.step.to_string(), "the agent answers another step: {answer:?}");
+        let text = text.first().copied().unwrap_or_default();
+        Output {
+            status: status.parse().unwrap(),
+            text: String::from_utf8_lossy(&BASE64_STANDARD.decode(text).unwrap()).into_owned(),
+            uptime: Duration::from_secs_f64(uptime.parse().unwrap()),
+        }
+    }
+
+    fn answer(&self, limit: Duration, to: &str) -> String {
+        match self.answers.recv_timeout(limit) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Timeout) => panic!("the node does not answer within {limit:?}: {to}"),
+            Err(RecvTimeoutError::Disconnected) => panic!("the node ended: {to}"),
+        }
+    }
+}
+
+impl Drop for Machine {
+    #[allow(clippy::print_stdout, reason = "a part of a failed test's output")]
+    fn drop(&mut self) {
+        // One that has ended is no fault.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if thread::panicking() {
+            let console = fs::read(&self.console).unwrap_or_default();
+            println!("the node's console:\n{}", String::from_utf8_lossy(&console));
+        }
+    }
+}

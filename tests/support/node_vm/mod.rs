@@ -1,0 +1,151 @@
+//! A Kubernetes node in a virtual machine: the distribution's kernel, some of its modules, images, and an agent that
+//! starts their containers as DaemonSets say, puts probes into them and ends them.
+
+mod container;
+mod daemon_set;
+mod machine;
+mod tree;
+
+use std::time::Duration;
+
+use farrier::headers::KernelImage;
+
+pub use daemon_set::ContainerSpec;
+pub use machine::Output;
+pub use tree::{NodeTree, depmod, files, image_tree};
+
+use container::{directory, exec, start};
+use machine::Machine;
+
+/// For what takes a moment.
+const STEP: Duration = Duration::from_secs(30);
+
+/// A node that runs.
+pub struct Node {
+    machine: Machine,
+}
+
+/// A container that was started, with the image it is of.
+#[derive(Clone, Debug)]
+pub struct Started {
+    spec: ContainerSpec,
+}
+
+impl Node {
+    /// Boots it.
+    pub fn boot(kernel: &KernelImage, tree: NodeTree) -> Self {
+        let (directory, initramfs) = tree.pack();
+        // The archive is there twice while it is unpacked.
+        let size = directory.path().join(initramfs).metadata().unwrap().len() >> 20;
+        let memory = 448 + 3 * u32::try_from(size).unwrap();
+        Self { machine: Machine::boot(&kernel.vmlinuz, directory, initramfs, memory) }
+    }
+
+    /// Runs a script on the node, whatever comes of it.
+    pub fn run(&mut self, script: &str) -> Output {
+        self.machine.run(script, STEP)
+    }
+
+    /// Runs a script that must succeed, and returns what it printed.
+    pub fn sh(&mut self, script: &str) -> String {
+        let output = self.run(script);
+        assert_eq!(output.status, 0, "{script}: {}", output.text);
+        output.text
+    }
+
+    /// Does this command succeed?
+    pub fn holds(&mut self, command: &str) -> bool {
+        self.run(command).status == 0
+    }
+
+    /// Waits until a command succeeds.
+    pub fn await_that(&mut self, condition: &str, limit: Duration) -> bool {
+        // Nothing tells; this only paces the question.
+        let script = format!("until {condition}; do usleep 10000; done > /dev/null 2>&1");
+        self.machine.run(&script, limit).status == 0
+    }
+
+    /// Names of the modules that are loaded.
+    pub fn loaded(&mut self) -> Vec<String> {
+        let text = self.sh("cat /proc/modules");
+        text.lines().filter_map(|line| Some(line.split_once(' ')?.0.to_owned())).collect()
+    }
+
+    /// The `srcversion` of a loaded module.
+    pub fn source_version(&mut self, module: &str) -> Option<String> {
+        let output = self.run(&format!("cat /sys/module/{module}/srcversion"));
+        (output.status == 0).then(|| output.text.trim().to_owned())
+    }
+
+    /// Starts a container of an image that is on the node; `entrypoint` is what the image's configuration says.
+    pub fn start(&mut self, spec: &ContainerSpec, image: &str, entrypoint: &[&str]) -> Started {
+        let output = self.run(&start(spec, image, entrypoint));
+        assert_eq!(output.status, 0, "{} of {image} does not start: {}", spec.name, output.text);
+        Started { spec: spec.clone() }
+    }
+
+    /// Runs a probe of the container once.
+    pub fn probe(&mut self, started: &Started, command: Option<&Vec<String>>) -> Output {
+        let command = command.expect("the manifest has this probe");
+        self.machine.run(&exec(&started.spec, command), STEP)
+    }
+
+    /// Waits until the startup probe passes; else the container's log is the reason.
+    pub fn await_startup(&mut self, started: &Started, limit: Duration) {
+        let probe = started.spec.startup.clone().expect("the manifest has a startup probe");
+        let ended = format!("{}/status", directory(&started.spec));
+        let script = format!(
+            "until ( {} ); do [ ! -e {ended} ] || exit 1; usleep 100000; done > /dev/null 2>&1",
+            exec(&started.spec, &probe).trim_end()
+        );
+        let output = self.machine.run(&script, limit);
+        assert_eq!(output.status, 0, "{} does not get ready: {}", started.spec.name, self.report(started));
+    }
+
+    /// Do the probes pass that a kubelet goes on asking?
+    pub fn assert_probes_pass(&mut self, started: &Started) {
+        for probe in [&started.spec.liveness, &started.spec.readiness].into_iter().flatten() {
+            let output = self.probe(started, Some(probe));
+            assert_eq!(output.status, 0, "{probe:?}: {}; {}", output.text, self.log(started));
+        }
+    }
+
+    /// Sends a signal to the container's first process, such as `TERM`.
+    pub fn signal(&mut self, started: &Started, signal: &str) {
+        let directory = directory(&started.spec);
+        self.sh(&format!("kill -{signal} $(cat {directory}/pid)"));
+    }
+
+    /// Waits for the container's end; its exit status.
+    pub fn await_end(&mut self, started: &Started) -> i32 {
+        let status = format!("{}/status", directory(&started.spec));
+        let limit = Duration::from_secs(started.spec.grace.min(120));
+        let ended = self.await_that(&format!("[ -e {status} ]"), limit);
+        assert!(ended, "{} does not end: {}", started.spec.name, self.report(started));
+        self.sh(&format!("cat {status}")).trim().parse().unwrap()
+    }
+
+    /// Ends the container as a kubelet does.
+    pub fn terminate(&mut self, started: &Started) -> i32 {
+        self.signal(started, "TERM");
+        self.await_end(started)
+    }
+
+    /// Ends it as the kernel does when memory is short.
+    pub fn kill(&mut self, started: &Started) {
+        self.signal(started, "KILL");
+        self.await_end(started);
+    }
+
+    /// What the container has written.
+    pub fn log(&mut self, started: &Started) -> String {
+        self.sh(&format!("cat {}/log", directory(&started.spec)))
+    }
+
+    /// What somebody looks at when a container does not do what it should.
+    fn report(&mut self, started: &Started) -> String {
+        let log = self.log(started);
+        let kernel = self.sh("dmesg | tail -n 40; lsmod; cat /proc/self/mountinfo");
+        format!("its log:\n{log}\nthe node:\n{kernel}")
+    }
+}

@@ -1,0 +1,190 @@
+//! The file system that a node boots with.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fs::{self, File},
+    os::unix::fs::{PermissionsExt as _, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use farrier::headers::KernelImage;
+use tempfile::TempDir;
+
+use super::super::packages::run;
+
+/// What the probes of the operators' DaemonSets use, and no more, so that a missing tool is found here.
+const TOOLS: [&str; 4] = ["sh", "ls", "lsmod", "grep"];
+
+/// A node's tree in the making.
+pub struct NodeTree {
+    directory: TempDir,
+    kernel: KernelImage,
+}
+
+impl NodeTree {
+    /// A node with busybox and, below `/lib/modules`, some of its kernel's own modules with all that they need.
+    pub fn new(kernel: &KernelImage, modules: &[&str]) -> Self {
+        let tree = Self { directory: tempfile::tempdir().unwrap(), kernel: kernel.clone() };
+        let root = tree.root();
+        for name in [
+            "bin",
+            "sbin",
+            "usr/bin",
+            "usr/sbin",
+            "usr/src",
+            "dev",
+            "proc",
+            "sys",
+            "run",
+            "tmp",
+            "node",
+            "containers",
+            "images",
+            "var/log",
+            "etc/modprobe.d",
+            "etc/network",
+            "lib/udev/rules.d",
+        ] {
+            fs::create_dir_all(root.join(name)).unwrap();
+        }
+        fs::copy(busybox(), root.join("bin/busybox")).unwrap();
+        let init = root.join("init");
+        fs::write(&init, include_str!("init.sh")).unwrap();
+        fs::set_permissions(&init, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(root.join("etc/os-release"), "ID=debian\nVERSION_ID=\"12\"\n").unwrap();
+        let overlay = ["overlay"];
+        copy_modules(kernel, modules.iter().chain(&overlay), &root);
+        depmod(kernel, &root);
+        tree
+    }
+
+    fn root(&self) -> PathBuf {
+        self.directory.path().join("root")
+    }
+
+    /// Where the node's own modules lie.
+    pub fn modules(&self) -> PathBuf {
+        self.root().join("lib/modules").join(self.kernel.release.as_str())
+    }
+
+    /// Compresses the node's own modules as distributions ship them, each in the next of the ways there are; but for the
+    /// one that the node's agent loads.
+    pub fn compress_modules(&self) {
+        // Not gzip: Debian's depmod cannot read it. Of xz the kernel's decoder knows no other check.
+        let programs: [&[&str]; 2] = [&["xz", "--check=crc32"], &["zstd", "-q", "--rm"]];
+        let modules = files(&self.modules(), ".ko");
+        let modules = modules.iter().filter(|path| !path.ends_with("overlay.ko"));
+        for (module, program) in modules.zip(programs.iter().cycle()) {
+            run(Command::new(program[0]).args(&program[1..]).arg(module));
+        }
+        depmod(&self.kernel, &self.root());
+    }
+
+    /// Writes a file of the node.
+    pub fn write(&self, path: &str, text: &str) {
+        let path = self.root().join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    /// Puts an image's tree, as it would be unpacked, on the node.
+    pub fn image(&self, name: &str, tree: &Path) {
+        run(Command::new("cp").arg("-a").arg(tree).arg(self.root().join("images").join(name)));
+    }
+
+    /// Writes the initramfs; the tree's directory with the archive's name in it.
+    pub fn pack(self) -> (TempDir, &'static str) {
+        let name = "initramfs";
+        let root = self.root();
+        let archive = self.directory.path().join(name);
+        let mut find =
+            Command::new("find").arg(".").current_dir(&root).stdout(Stdio::piped()).spawn().unwrap();
+        let status = Command::new(busybox())
+            .args(["cpio", "-o", "-H", "newc", "-R", "0:0"])
+            .current_dir(&root)
+            .stdin(find.stdout.take().unwrap())
+            .stdout(File::create(archive).unwrap())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
+        assert!(status.success(), "busybox cpio: {status}");
+        assert!(find.wait().unwrap().success(), "find");
+        fs::remove_dir_all(&root).unwrap();
+        (self.directory, name)
+    }
+}
+
+/// The tree of an image without a distribution: the static entrypoint under its names, and a shell and the few tools
+/// that probes use.
+pub fn image_tree(entrypoint: &Path) -> TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    for name in ["bin", "usr/bin", "usr/src", "etc", "dev", "proc", "sys", "run", "tmp", "mnt", "lib"] {
+        fs::create_dir_all(root.join(name)).unwrap();
+    }
+    fs::set_permissions(root, fs::Permissions::from_mode(0o755)).unwrap();
+    fs::copy(busybox(), root.join("bin/busybox")).unwrap();
+    for tool in TOOLS {
+        symlink("busybox", root.join("bin").join(tool)).unwrap();
+    }
+    fs::copy(entrypoint, root.join("usr/bin/driver-entrypoint")).unwrap();
+    symlink("driver-entrypoint", root.join("usr/bin/nvidia-driver")).unwrap();
+    directory
+}
+
+/// Writes `modules.dep` and its like for the modules of a kernel below a root.
+pub fn depmod(kernel: &KernelImage, root: &Path) {
+    let mut command = Command::new("depmod");
+    command.arg("-b").arg(root);
+    if let Some(map) = &kernel.system_map {
+        command.arg("-F").arg(map);
+    }
+    run(command.arg(kernel.release.as_str()));
+}
+
+/// Copies modules of the kernel package, and those that they need, to their places below a root.
+fn copy_modules<'a>(kernel: &KernelImage, names: impl Iterator<Item = &'a &'a str>, root: &Path) {
+    let source = kernel.modules.as_ref().expect("the kernel's package has modules");
+    let target = root.join("lib/modules").join(kernel.release.as_str());
+    fs::create_dir_all(&target).unwrap();
+    for entry in fs::read_dir(source).unwrap().map(Result::unwrap) {
+        if entry.file_type().unwrap().is_file() {
+            fs::copy(entry.path(), target.join(entry.file_name())).unwrap();
+        }
+    }
+    let all = files(source, ".ko");
+    let mut wanted: VecDeque<String> = names.map(ToString::to_string).collect();
+    let mut seen = BTreeSet::new();
+    while let Some(name) = wanted.pop_front() {
+        if name.is_empty() || !seen.insert(name.clone()) {
+            continue;
+        }
+        let of_name = |path: &&PathBuf| {
+            path.file_stem().unwrap().to_str().unwrap().replace('-', "_") == name.replace('-', "_")
+        };
+        let file =
+            all.iter().find(of_name).unwrap_or_else(|| panic!("{} has no module {name}", kernel.release));
+        let place = target.join(file.strip_prefix(source).unwrap());
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::copy(file, place).unwrap();
+        let needs = run(Command::new("modinfo").args(["-F", "depends"]).arg(file));
+        wanted.extend(needs.trim().split(',').map(str::to_owned));
+    }
+}
+
+/// Files below a directory whose names end so.
+pub fn files(directory: &Path, suffix: &str) -> Vec<PathBuf> {
+    walkdir::WalkDir::new(directory)
+        .sort_by_file_name()
+        .into_iter()
+        .map(|entry| entry.unwrap().into_path())
+        .filter(|path| path.to_str().is_some_and(|path| path.ends_with(suffix)))
+        .collect()
+}
+
+fn busybox() -> PathBuf {
+    let path = PathBuf::from("/bin/busybox");
+    assert!(path.exists(), "install busybox-static");
+    path
+}

@@ -1,0 +1,118 @@
+//! The stand-ins for OFED and for what stands on it, compiled as a toolchain image would compile the real ones.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use farrier::{headers::KernelImage, kernel::KernelRelease};
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+use super::{
+    node_vm::{depmod, files, image_tree},
+    packages::{header_tree, headers, run},
+    virtual_machine::entrypoint,
+};
+
+/// What its build leaves for a kernel: modules below `lib/modules`, headers and symbol table below `usr/src`. Made
+/// once for each state of its sources.
+pub fn payload(release: &KernelRelease) -> PathBuf {
+    made_once("ofed", release, &fixture("ofed"), compile)
+}
+
+/// An image with the stand-in for OFED, as farrier assembles it.
+pub fn image(kernel: &KernelImage) -> TempDir {
+    let image = image_tree(&entrypoint());
+    let payload = payload(&kernel.release);
+    run(Command::new("cp").arg("-a").arg(payload.join("lib")).arg(payload.join("usr")).arg(image.path()));
+    // farrier makes the absolute links of an exposed tree relative.
+    let default = image.path().join("usr/src/ofa_kernel/default");
+    let target = fs::read_link(&default).unwrap();
+    fs::remove_file(&default).unwrap();
+    symlink(target.strip_prefix("/usr/src/ofa_kernel").unwrap(), default).unwrap();
+    depmod(kernel, image.path());
+    image
+}
+
+/// The modules of GPU driver and peer memory, compiled against that.
+pub fn gpu_modules(release: &KernelRelease) -> PathBuf {
+    let ofed = payload(release);
+    made_once("gpu", release, &fixture("gpu"), |release, sources, work| {
+        compile_gpu(release, sources, work, &ofed);
+    })
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// `compile` leaves `out` in the directory that it gets last.
+fn made_once(
+    name: &str,
+    release: &KernelRelease,
+    sources: &Path,
+    compile: impl FnOnce(&KernelRelease, &Path, &Path),
+) -> PathBuf {
+    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
+    fs::create_dir_all(&cache).unwrap();
+    let lock = File::create(cache.join(format!("{name}.lock"))).unwrap();
+    lock.lock().unwrap();
+    // The GPU's are compiled against OFED's.
+    let identity = identity(&[sources, &fixture("ofed")], &headers(release));
+    let made = cache.join(format!("{name}-{release}-{identity}"));
+    if !made.exists() {
+        let work = tempfile::tempdir_in(&cache).unwrap();
+        compile(release, sources, work.path());
+        fs::rename(work.path().join("out"), &made).unwrap();
+    }
+    made
+}
+
+fn identity(sources: &[&Path], headers: &Path) -> String {
+    let mut hash = Sha256::new();
+    hash.update(headers.to_str().unwrap());
+    for path in sources.iter().flat_map(|sources| files(sources, "")).filter(|path| path.is_file()) {
+        hash.update(path.to_str().unwrap());
+        hash.update(fs::read(path).unwrap());
+    }
+    hex::encode(hash.finalize())[..12].to_owned()
+}
+
+fn compile(release: &KernelRelease, sources: &Path, work: &Path) {
+    let headers = header_tree(release, &work.join("root"));
+    let tree = work.join("tree");
+    run(Command::new("cp").arg("-r").args([sources, &tree]));
+    run(Command::new("./configure")
+        .arg(format!("--kernel-version={release}"))
+        .arg(format!("--kernel-sources={}", headers.display()))
+        .args(["--default", "-j2"])
+        .env("CC", "gcc-12")
+        .current_dir(&tree));
+    for target in ["kernel", "install"] {
+        run(Command::new("make")
+            // Type information is no part of what is tested.
+            .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", target])
+            .arg(format!("INSTALL_MOD_PATH={}", work.join("out").display()))
+            .current_dir(&tree));
+    }
+}
+
+fn compile_gpu(release: &KernelRelease, sources: &Path, work: &Path, ofed: &Path) {
+    let headers = header_tree(release, &work.join("root"));
+    let (tree, out) = (work.join("tree"), work.join("out"));
+    let exposed = ofed.join("usr/src/ofa_kernel").join("x86_64").join(release.as_str());
+    run(Command::new("cp").arg("-r").args([sources, &tree]));
+    run(Command::new("make")
+        .args(["-s", "-j2", "CC=gcc-12", "KCFLAGS=-g0", "CONFIG_DEBUG_INFO_BTF_MODULES=", "modules", "-C"])
+        .arg(headers)
+        .arg(format!("M={}", tree.display()))
+        .arg(format!("OFA_DIR={}", exposed.display()))
+        .arg(format!("KBUILD_EXTRA_SYMBOLS={}", exposed.join("Module.symvers").display())));
+    fs::create_dir(&out).unwrap();
+    for module in files(&tree, ".ko") {
+        fs::copy(&module, out.join(module.file_name().unwrap())).unwrap();
+    }
+}
