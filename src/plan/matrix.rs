@@ -225,14 +225,14 @@ fn add_image<'a>(
             }
         }
     }
-    let (cells, collided) = without_collisions(made);
+    let (kept, collided) = without_collisions(made);
     for skipped in collided {
         if let Some((target, _)) = calls.get_key_value(&skipped.target) {
             outcomes.insert((name, *target), Outcome::Skipped(skipped.why.clone()));
         }
         matrix.skipped.push(skipped);
     }
-    for cell in cells.into_iter().map(Arc::new) {
+    for cell in kept.into_iter().map(Arc::new) {
         if let Some((target, _)) = calls.get_key_value(&cell.target) {
             outcomes.insert((name, *target), Outcome::Cell(Arc::clone(&cell)));
         }

@@ -23,6 +23,7 @@ pub mod retry;
 pub mod reuse;
 mod rollout;
 mod selector;
+mod skip_reason;
 mod snapshot;
 mod status;
 mod table;
@@ -50,7 +51,7 @@ pub use interest::{Interest, UPGRADE_STATE_LABELS};
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, Waiting, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
-pub use reasons::{BuildReason, HoldReason, NeedReason, SkipReason};
+pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
     FieldRecord, ImageChange, Manifests, NodeChange, PER_KERNEL_ANNOTATION, PlannedRollout, PodRestart,
@@ -58,6 +59,7 @@ pub use rollout::{
     RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
+pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
     PodFacts, ResourceFacts, Seen, UpdateStrategy,

@@ -186,23 +186,18 @@ pub(super) fn rollouts(
     for (image, spec, target) in &wanted {
         let mut context = Context { inputs, states, groups: &groups, image, spec };
         let claimed = target.field().and_then(|field| claims.get(&field));
-        let decided = match claimed.filter(|images| images.len() > 1) {
+        let mut decided = match claimed.filter(|images| images.len() > 1) {
             Some(images) => {
                 Err(HoldReason::ClaimedTwice { images: images.iter().copied().cloned().collect() })
             }
-            None => {
-                let decided = decide(&context, target);
-                // What is set already stays set while other images of its chain are built anew.
-                if decided.as_ref().is_ok_and(Decided::goes_further)
-                    && !matches!(spec, RolloutSpec::PublishOnly { .. })
-                {
-                    context.states = seen;
-                    decide(&context, target)
-                } else {
-                    decided
-                }
-            }
+            None => decide(&context, target),
         };
+        // What is set already stays set while other images of its chain are built anew.
+        let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
+        if is_bound && decided.as_ref().is_ok_and(Decided::goes_further) {
+            context.states = seen;
+            decided = decide(&context, target);
+        }
         // A definition that neither a node nor a DaemonSet asks for, such as a built-in one, says nothing.
         if decided.as_ref().is_err_and(HoldReason::is_absence) && !inputs.matrix.calls_for(image) {
             continue;

@@ -162,11 +162,11 @@ fn what_cannot_be_compiled_against_says_why() {
     };
     tell(&|world| world.image("mofed").spec.kernels = Some(">=6.2".parse().unwrap()));
     tell(&|world| {
-        world.resolved.insert(name("mofed"), Err("mofed.tgz: no such file".to_owned())).map_or((), drop)
+        drop(world.resolved.insert(name("mofed"), Err("mofed.tgz: no such file".to_owned())));
     });
     tell(&|world| of_mofed(world, &|found| found.input_hash = None));
     tell(&|world| {
-        of_mofed(world, &|found| found.input_hash = Some("0".repeat(64).parse::<InputHash>().unwrap()))
+        of_mofed(world, &|found| found.input_hash = Some("0".repeat(64).parse::<InputHash>().unwrap()));
     });
     tell(&|world| of_mofed(world, &|found| found.exposed = None));
     tell(&|world| {
