@@ -15,6 +15,7 @@ mod decide;
 mod fixtures;
 mod interest;
 mod matrix;
+mod needs;
 mod node;
 mod pace;
 mod readiness;
@@ -23,12 +24,14 @@ pub mod retry;
 pub mod reuse;
 mod rollout;
 mod selector;
+mod skip_reason;
 mod snapshot;
 mod status;
 mod table;
 #[cfg(test)]
 pub(crate) mod testing;
 mod text;
+mod together;
 mod union;
 
 pub use activity::{Activity, BuildActivity};
@@ -51,7 +54,7 @@ pub use matrix::{LeftAlone, Matrix, MatrixInputs, OwnDriver, Skipped, Waiting, m
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use pace::Pace;
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
-pub use reasons::{BuildReason, HoldReason, SkipReason};
+pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
     FieldRecord, ImageChange, Manifests, NodeChange, PER_KERNEL_ANNOTATION, PlannedRollout, PodRestart,
@@ -59,6 +62,7 @@ pub use rollout::{
     RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
+pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
     PodFacts, ResourceFacts, Seen, UpdateStrategy,

@@ -8,97 +8,6 @@ use serde::Serialize;
 use super::{NodeReason, Owner, RECORD_ANNOTATION, Seen, text};
 use crate::image::{ImageName, ImageReference, InputHash};
 
-/// Why an image is not built for a kernel target. None of these changes by trying again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
-pub enum SkipReason {
-    /// The image's `kernels` range does not hold the kernel's version.
-    KernelOutOfRange {
-        /// The range.
-        range: String,
-    },
-    /// No kernel family matches the target.
-    NoFamily,
-    /// The image's version, sources, patches or base could not be found out.
-    Unresolved {
-        /// Why not.
-        detail: String,
-    },
-    /// The family's toolchain could not be found out.
-    Toolchain {
-        /// The family.
-        family: String,
-        /// Why not.
-        detail: String,
-    },
-    /// The template's name is not among the definitions.
-    NoTemplate {
-        /// The name.
-        template: String,
-    },
-    /// The template cannot be rendered for this target.
-    Template {
-        /// Template, line, variable.
-        detail: String,
-    },
-    /// A tag pattern gives no tag for this target.
-    Tag {
-        /// Pattern and result.
-        detail: String,
-    },
-    /// The image has no tag patterns, so nothing could find it again.
-    NoTags,
-    /// The image's name gives no repository at the configured place.
-    Repository {
-        /// The name.
-        detail: String,
-    },
-    /// A definition that cannot be written down (a path that is not UTF-8).
-    Definition {
-        /// Which part.
-        detail: String,
-    },
-    /// Other targets have the same tag: one would overwrite the other.
-    TagCollision {
-        /// The name that several targets have.
-        #[serde(serialize_with = "text::one")]
-        reference: ImageReference,
-        /// The other targets.
-        others: Vec<String>,
-    },
-}
-
-impl SkipReason {
-    /// Does it only say that the definitions are not meant for this kernel?
-    pub fn is_finding(&self) -> bool {
-        matches!(self, Self::KernelOutOfRange { .. } | Self::NoFamily)
-    }
-}
-
-impl fmt::Display for SkipReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::KernelOutOfRange { range } => write!(f, "the image is for kernels {range}"),
-            Self::NoFamily => f.write_str("no kernel family matches"),
-            Self::Unresolved { detail }
-            | Self::Template { detail }
-            | Self::Tag { detail }
-            | Self::Repository { detail }
-            | Self::Definition { detail } => f.write_str(detail),
-            Self::Toolchain { family, detail } => write!(f, "toolchain of family {family}: {detail}"),
-            Self::NoTemplate { template } => write!(f, "there is no template {template:?}"),
-            Self::NoTags => f.write_str("the image has no tags"),
-            Self::TagCollision { reference, others } => {
-                let others = others.join(" and ");
-                write!(
-                    f,
-                    "tag collision: {reference} would also be {others}; give `tags` what tells them apart"
-                )
-            }
-        }
-    }
-}
-
 /// Why an image is built.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
@@ -323,6 +232,14 @@ pub enum HoldReason {
     },
     /// A person took the rollout back.
     CopiesRolledBack,
+    /// Another image of its chain cannot be rolled out, and they go out together or not at all.
+    Chain {
+        /// The other image.
+        #[serde(serialize_with = "text::one")]
+        image: ImageName,
+        /// Why it cannot.
+        why: String,
+    },
 }
 
 impl HoldReason {
@@ -361,6 +278,7 @@ impl HoldReason {
             | Self::DriverOff { .. }
             | Self::UpgradeInProgress { .. }
             | Self::CopiesRolledBack
+            | Self::Chain { .. }
             | Self::TooOften
             | Self::NotPullable => false,
         }
@@ -481,6 +399,9 @@ impl fmt::Display for HoldReason {
                 "{image} did not work for {kernel}: {why}; it is not tried again until there is another image"
             ),
             Self::NoUnion { detail } => write!(f, "there is no one image for all kernels: {detail}"),
+            Self::Chain { image, why } => {
+                write!(f, "its chain goes out together, and {image} is on hold: {why}")
+            }
             Self::CopiesRolledBack => f.write_str(
                 "it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again",
             ),
