@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError,
-    args::Global,
+    args::{Global, LimitArgs},
     env_vars,
     printer::Progress,
     serve::Connection,
@@ -14,10 +14,11 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::{Controller, LazyEngine, QemuBoot},
+    controller::{BuildLimits, Controller, LazyEngine, QemuBoot},
     engine::EngineChoice,
     image::Definitions,
-    plan::Interest,
+    machine,
+    plan::{Budget, Interest},
     registry::{self, RegistryLocation, RemoteRegistry},
 };
 
@@ -54,11 +55,22 @@ pub fn controller(
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
+        limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
         fence: None,
         cancel,
     })
+}
+
+/// How much is built at once: what the arguments say, else what the machine has.
+pub fn limits(args: &LimitArgs) -> BuildLimits {
+    let LimitArgs { parallel_builds, build_cpus, build_memory } = args;
+    let Budget { cpus, memory } = machine::budget();
+    BuildLimits {
+        at_once: parallel_builds.map_or(usize::MAX, usize::from),
+        budget: Budget { cpus: build_cpus.unwrap_or(cpus), memory: build_memory.unwrap_or(memory) },
+    }
 }
 
 /// What `--cluster` names.

@@ -193,12 +193,12 @@ impl Controller {
         }
     }
 
-    /// Asks the registry for those of the references about which it has not been asked.
+    /// Asks the registry for those of the references about which it has not been asked. Says whether there were any.
     pub(super) async fn look_up_more<'a>(
         &self,
         references: impl IntoIterator<Item = &'a ImageReference>,
         lookups: &mut Lookups,
-    ) {
+    ) -> bool {
         let known = |reference: &&ImageReference| {
             lookups.published.contains_key(*reference)
                 || lookups.absent.contains(*reference)
@@ -206,6 +206,9 @@ impl Controller {
         };
         let references: Vec<ImageReference> =
             references.into_iter().filter(|reference| !known(reference)).cloned().collect();
+        if references.is_empty() {
+            return false;
+        }
         let found = stream::iter(references)
             .map(|reference| async move {
                 let published = self.look_up(&reference).await;
@@ -229,6 +232,7 @@ impl Controller {
                 }
             }
         }
+        true
     }
 
     /// What the registry holds under one reference.

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 pub(super) use self::fleet::{FIRST, Fleet, Gate};
 use super::{
-    BootCheck, BootChecker, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
+    BootCheck, BootChecker, BuildLimits, Built, Controller, LazyEngine, Reporter, Stage, TargetError,
     build::{BuildOptions, Made, Origins, Payload},
     needs::Needed,
 };
@@ -134,6 +134,7 @@ impl Bench {
             credentials: CredentialFile::new(None),
             location,
             engine: LazyEngine::new(EngineChoice::Docker, env),
+            limits: BuildLimits { at_once: 1, budget: crate::machine::budget() },
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
             fence: None,
