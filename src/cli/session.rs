@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::{BuildLimits, Controller, LazyEngine, QemuBoot},
+    controller::{BuildLimits, Controller, LazyEngine, NeedsFrom, QemuBoot},
     engine::EngineChoice,
     image::Definitions,
     machine,
@@ -24,6 +24,22 @@ use crate::{
 
 /// The directory in the cache for what boot checks remember of this machine.
 pub const BOOT_MEMORY: &str = "boot";
+
+/// A controller that publishes nothing, and looks needed images up in a registry, where one is given.
+pub fn reader(
+    global: &Global,
+    needs_from: Option<&str>,
+    engine: EngineChoice,
+    cancel: CancellationToken,
+) -> Result<Controller, CliError> {
+    let mut controller = controller(global, None, engine, cancel)?;
+    if let Some(location) = needs_from {
+        let location: RegistryLocation = parse("--registry", location)?;
+        let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        controller.needs_from = Some(NeedsFrom { location, registry });
+    }
+    Ok(controller)
+}
 
 /// A controller that publishes to `location`; without one, to a layout directory in the cache, so that
 /// nothing outside is touched.

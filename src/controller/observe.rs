@@ -238,7 +238,7 @@ impl Controller {
     /// What the registry holds under one reference.
     pub(super) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
         let manifest = with_retry("look up image", &self.cancel, || {
-            self.registry.manifest(&reference.repository, &reference.version)
+            self.shelf(&reference.repository).manifest(&reference.repository, &reference.version)
         })
         .await?;
         Ok(manifest.map(|manifest| {
