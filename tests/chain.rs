@@ -91,7 +91,10 @@ fn a_need_that_something_else_published() {
     let tag = format!("docker://{}/a:1.0-{kernel}-debian12-amd64", site.location);
     for (from, to) in [(format!("docker://{foreign}"), layout.clone()), (layout, tag)] {
         let copy = ["copy", "--src-tls-verify=false", "--dest-tls-verify=false", "--format=v2s2", &from, &to];
-        let output = skopeo(&copy.map(|word| if word == "--format=v2s2" && to.starts_with("oci:") { "--quiet" } else { word }));
+        let output =
+            skopeo(&copy.map(|word| {
+                if word == "--format=v2s2" && to.starts_with("oci:") { "--quiet" } else { word }
+            }));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
     let run = pass(&site);
@@ -167,7 +170,11 @@ fn what_is_exposed_must_be_there() {
     run.line("hint: let the template install the tree below /out");
 
     site.edit("images/a.yaml", "[/usr/src/ofa_kernel]", "[/usr/src/chain-a]");
-    site.edit("templates/chain.Dockerfile.hbs", "rm -rf /build", "ln -s /../etc/passwd \"$exposed/out\"; rm -rf /build");
+    site.edit(
+        "templates/chain.Dockerfile.hbs",
+        "rm -rf /build",
+        "ln -s /../etc/passwd \"$exposed/out\"; rm -rf /build",
+    );
     let run = site.build("a", &kernel, &["--push"]).exits(1);
     run.line("exposed link /usr/src/chain-a/out -> /../etc/passwd: it leads out of the payload");
     assert!(site.tags("a").is_empty());

@@ -287,10 +287,11 @@ impl TargetError {
     /// Is the command or a definition wrong, rather than the world?
     pub fn is_usage(&self) -> bool {
         let needed = |error: &Self| matches!(error, Self::Need { error, .. } if error.is_usage());
-        needed(self) || matches!(
-            self,
-            Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
-        )
+        needed(self)
+            || matches!(
+                self,
+                Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
+            )
     }
 
     /// What to do about it.

@@ -30,7 +30,8 @@ impl Controller {
     pub async fn cell(&self, name: &ImageName, target: &KernelTarget) -> Result<Cell, TargetError> {
         let image = self.image(name)?;
         let (needs, resolved) = self.resolve_with_needs(image, target).await;
-        let location = self.needs_from.as_ref().map_or(&self.location, |from| &from.location).image_location();
+        let location =
+            self.needs_from.as_ref().map_or(&self.location, |from| &from.location).image_location();
         let mut lookups = Lookups::default();
         let mut templates = Templates::default();
         for image in needs.into_iter().chain([image]) {
@@ -88,7 +89,8 @@ impl Controller {
         self.add_needs(&mut images);
         let resolved = self.resolve(&images, &BTreeSet::from([target.clone()])).await;
         let chains = Chains::of(&self.definitions.images);
-        let place = |image: &&DriverImage| chains.order().iter().position(|name| *name == image.metadata.name);
+        let place =
+            |image: &&DriverImage| chains.order().iter().position(|name| *name == image.metadata.name);
         images.sort_by_key(place);
         images.retain(|needed| needed.metadata.name != image.metadata.name);
         (images, resolved)

@@ -1,10 +1,10 @@
 //! Pure: one driver image for one kernel target: its names, Dockerfile and input hash.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fmt, path::Path};
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, Published, SkipReason, text};
+use super::{AnnouncedBy, Published, SkipReason, needs, text};
 use crate::{
     image::{
         Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
@@ -88,6 +88,14 @@ pub struct CellNeed {
     pub image: Option<ImageReference>,
 }
 
+impl fmt::Display for CellNeed {
+    /// `mofed@sha256:0123456789ab`: what is exposed, by the digits that people compare.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digest = self.exposed.hex();
+        write!(f, "{}@sha256:{}", self.name, digest.get(..12).unwrap_or(digest))
+    }
+}
+
 /// A patch that applies to the cell's kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CellPatch {
@@ -141,6 +149,9 @@ pub struct Cell {
     pub needs: Vec<CellNeed>,
     /// Names of the nodes that call for it; empty for announced kernels.
     pub nodes: Vec<String>,
+    /// Images that call for it because they are compiled against it.
+    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "text::many")]
+    pub needed_by: Vec<ImageName>,
     /// Who announces its kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<AnnouncedBy>,
@@ -158,12 +169,48 @@ impl Cell {
     }
 }
 
-/// Works out one image for one kernel target; no node calls for it yet. `templates` are parsed by the way.
+/// Works out one image for one kernel target; no node calls for it yet. `templates` are parsed by the way. Needed images
+/// must be published.
 pub fn cell_for(
     inputs: &CellInputs<'_>,
     templates: &mut Templates,
     image: &DriverImage,
     target: &KernelTarget,
+) -> Result<Cell, SkipReason> {
+    let needs = needs::alone(inputs, templates, image, target, &mut Vec::new())?;
+    cell_with(inputs, templates, image, target, needs)
+}
+
+/// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
+pub fn dockerfile_for(
+    inputs: &CellInputs<'_>,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<String, SkipReason> {
+    cell_with(inputs, &mut Templates::default(), image, target, Vec::new()).map(|cell| cell.dockerfile)
+}
+
+/// Is the image meant for the kernel at all?
+pub(super) fn family_for<'a>(
+    definitions: &'a Definitions,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<&'a KernelFamily, SkipReason> {
+    if let Some(range) = &image.spec.kernels
+        && !range.matches(&target.release.version())
+    {
+        return Err(SkipReason::KernelOutOfRange { range: range.to_string() });
+    }
+    match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
+}
+
+/// [`cell_for`], with what the image is compiled against.
+pub(super) fn cell_with(
+    inputs: &CellInputs<'_>,
+    templates: &mut Templates,
+    image: &DriverImage,
+    target: &KernelTarget,
+    needs: Vec<CellNeed>,
 ) -> Result<Cell, SkipReason> {
     let CellInputs {
         definitions,
@@ -176,12 +223,7 @@ pub fn cell_for(
     } = inputs;
     let name = &image.metadata.name;
     let spec = &image.spec;
-    if let Some(range) = &spec.kernels
-        && !range.matches(&target.release.version())
-    {
-        return Err(SkipReason::KernelOutOfRange { range: range.to_string() });
-    }
-    let family = match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)?;
+    let family = family_for(definitions, image, target)?;
     let unresolved = |detail: String| SkipReason::Unresolved { detail };
     let resolved = match resolved.get(name) {
         Some(Ok(resolved)) => resolved,
@@ -205,7 +247,8 @@ pub fn cell_for(
 
     let dockerfile = dockerfile(definitions, templates, (image, resolved), &patches, &base_name, target)?;
     let (reference, further) = references(location, templates, (image, resolved), target)?;
-    let inputs = HashInputs { spec, resolved, patches: &patches, toolchain, headers: &headers, target };
+    let inputs =
+        HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
     let input_hash = input_hash(&inputs, &dockerfile)?;
     let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
     Ok(Cell {
@@ -221,8 +264,9 @@ pub fn cell_for(
         dockerfile,
         base_name,
         patches,
-        needs: Vec::new(),
+        needs,
         nodes: Vec::new(),
+        needed_by: Vec::new(),
         announced_by: Vec::new(),
     })
 }
@@ -308,13 +352,14 @@ struct HashInputs<'a> {
     spec: &'a DriverImageSpec,
     resolved: &'a ResolvedImage,
     patches: &'a [CellPatch],
+    needs: &'a [CellNeed],
     toolchain: &'a str,
     headers: &'a str,
     target: &'a KernelTarget,
 }
 
 fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let HashInputs { spec: _, resolved, patches: _, toolchain, headers, target } = inputs;
+    let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain, headers, target } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let mut hasher = InputHasher::new(BUILD_FORMAT);
     hasher
@@ -333,7 +378,7 @@ fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, Sk
 /// The Dockerfile comes without the base's name. The release and label that the template wrote into it do not
 /// count; what it wrote because of them, such as another step for another kernel, does.
 fn recipe(inputs: &HashInputs<'_>, family: &ImageName, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let HashInputs { spec: _, resolved, patches: _, toolchain: _, headers: _, target } = inputs;
+    let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain: _, headers: _, target } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let mut dockerfile = dockerfile.replace(release.as_str(), "{{kernel.release}}");
     if let Some(label) = KernelLabel::of(release) {
@@ -353,7 +398,7 @@ fn recipe(inputs: &HashInputs<'_>, family: &ImageName, dockerfile: &str) -> Resu
 
 /// Adds what the definition says and what it was resolved to.
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
-    let HashInputs { spec, resolved, patches, toolchain: _, headers: _, target: _ } = inputs;
+    let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
     // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
     // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
     let DriverImageSpec {
@@ -403,6 +448,10 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
             .get(index)
             .ok_or_else(|| SkipReason::Unresolved { detail: format!("patch {name} was not looked up") })?;
         hasher.add("patch", name).add("sha256", sha256);
+    }
+    // What the image was exposed by does not count: one that exposes the same is as good.
+    for CellNeed { name, exposed, image: _ } in *needs {
+        hasher.add("need", name.as_str()).add("exposed", exposed.to_string());
     }
     match (base, &resolved.base_identity) {
         (None, _) => {}

@@ -9,11 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, PlannedNode, PlannedRollout,
-    PlannedUnion, RolloutDecision, Skipped, Unheard, readiness, rollout::rollouts, text,
+    PlannedUnion, RolloutDecision, Skipped, Unheard, Waiting, readiness,
+    rollout::rollouts,
+    text,
+    together::{Together, without_vain_hope},
 };
 use crate::{
     image::{
-        CheckSpec, Definitions, Digest, ImageName, ImageReference, InputHash, OnConflict, Reuse,
+        Chains, CheckSpec, Definitions, Digest, ImageName, ImageReference, InputHash, OnConflict, Reuse,
         UnknownPolicy, Version,
     },
     kernel::KernelTarget,
@@ -95,8 +98,11 @@ pub struct PlanInputs<'a> {
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// Images to build, check and publish.
+    /// Images to build, check and publish; none is compiled against another of them.
     pub builds: Vec<PlannedBuild>,
+    /// Images to build when those that they are compiled against are published; needs before dependents.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waiting: Vec<Waiting>,
     /// Images that are there and lack some of their further names.
     pub tags: Vec<PlannedTags>,
     /// Images that are there.
@@ -122,6 +128,9 @@ pub struct Plan {
     /// Nodes that are to boot another kernel, and whether they may.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<PlannedNode>,
+    /// All driver images of the definitions, chain by chain, needs before their dependents.
+    #[serde(skip)]
+    pub order: Vec<ImageName>,
 }
 
 /// An image to build.
@@ -219,6 +228,7 @@ pub struct UnknownState {
 const REMEDY: &str = "change the version or the tag pattern, delete the tag, or set onConflict: overwrite";
 
 /// Where a cell stands; what rollouts ask for.
+#[derive(Clone)]
 pub(super) enum CellState<'a> {
     /// Published under this digest.
     Published(&'a Published),
@@ -241,6 +251,7 @@ impl Plan {
                     RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
                 )
         };
+        // What waits for others waits for builds, or for a registry that does not answer.
         self.builds.is_empty()
             && self.unions.is_empty()
             && self.tags.is_empty()
@@ -265,6 +276,8 @@ impl Plan {
             unheard: _,
             rollouts,
             nodes: _,
+            waiting: _,
+            order: _,
         } = self;
         let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
         !conflicts.is_empty()
@@ -279,8 +292,8 @@ impl Plan {
 /// Decides.
 pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
     let PlanInputs { matrix, .. } = inputs;
+    let chains = Chains::of(&inputs.definitions.images);
     let mut plan = Plan {
-        skipped: matrix.skipped.clone(),
         left_alone: matrix.left_alone.clone(),
         unheard: matrix.announced.unheard.clone(),
         ..Plan::default()
@@ -290,8 +303,16 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
         let state = decide(inputs, cell, &mut plan);
         states.insert((&cell.image, &cell.target), (cell, state));
     }
-    (plan.rollouts, plan.unions) = rollouts(inputs, &states);
-    plan.nodes = readiness::nodes(inputs, &states, &plan);
+    let refined = without_vain_hope(matrix, &plan);
+    let inputs = &PlanInputs { matrix: refined.as_ref().unwrap_or(matrix), ..*inputs };
+    plan.skipped.clone_from(&inputs.matrix.skipped);
+    plan.waiting.clone_from(&inputs.matrix.waiting);
+    let together = Together::of(inputs, &states, &plan);
+    let differing = together.seen(&states);
+    let seen = differing.as_ref().unwrap_or(&states);
+    (plan.rollouts, plan.unions) = rollouts(inputs, &states, seen, (&chains, &together));
+    plan.nodes = readiness::nodes(inputs, seen, &plan, &together);
+    plan.order = chains.order().to_vec();
     plan
 }
 

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    Announcements, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
+    Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
     ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts,
     OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Plan, PlanInputs, PodCount, PodFacts, Published,
     ResolvedImage, ResourceChange, ResourceFacts, TrackedKernel, TreeKey, UpdateStrategy, matrix, plan,
 };
 use crate::{
-    image::{Definitions, Digest, DriverImage, ImageName, OperatorResource, UnknownPolicy},
+    image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
     kernel::{KernelFamily, KernelLabel, KernelTarget},
     kmod::Verdict,
 };
@@ -60,6 +60,25 @@ impl World {
             manifests: Manifests::new(),
             now: jiff::Timestamp::UNIX_EPOCH,
         }
+    }
+
+    /// [`World::new`] with a chain beside `mft`: `peer` is compiled against `mofed` and `gpu`.
+    pub(super) fn chain(releases: &[&str]) -> Self {
+        let mut world = Self::new(releases);
+        for (image, needs) in [("mofed", &[][..]), ("gpu", &[]), ("peer", &["mofed", "gpu"])] {
+            world.add(image, needs);
+        }
+        world
+    }
+
+    /// Adds an image for the same nodes as `mft`, which exposes something and has a DaemonSet.
+    pub(super) fn add(&mut self, new: &str, needs: &[&str]) {
+        let mut added = image(new);
+        added.spec.needs = needs.iter().map(|need| Need::Image(name(need))).collect();
+        added.spec.exposes = vec![format!("/usr/src/{new}")];
+        self.definitions.images.insert(name(new), added);
+        self.resolved.insert(name(new), Ok(resolved()));
+        self.snapshot.daemon_sets.push(daemon_set(new));
     }
 
     pub(super) fn cell_inputs(&self) -> CellInputs<'_> {
@@ -117,16 +136,23 @@ impl World {
     /// Publishes every cell as it would be built now.
     pub(super) fn publish(&mut self, verdict: Verdict) {
         for cell in self.matrix().cells {
-            let published = Published {
-                digest: Digest::of(cell.input_hash.to_string().as_bytes()),
-                input_hash: Some(cell.input_hash),
-                exposed: None,
-                verdict: Some(verdict),
-                kernel_release: Some(cell.target.release.to_string()),
-            };
-            for reference in cell.references() {
-                self.observed.published.insert(reference.clone(), published.clone());
-            }
+            self.publish_cell(&cell, verdict);
+        }
+    }
+
+    /// Publishes a cell as it would be built now. What it exposes depends on its version and kernel alone.
+    pub(super) fn publish_cell(&mut self, cell: &Cell, verdict: Verdict) {
+        let Cell { image, version, target, .. } = cell;
+        let exposes = !self.definitions.images[image].spec.exposes.is_empty();
+        let published = Published {
+            digest: Digest::of(cell.input_hash.to_string().as_bytes()),
+            input_hash: Some(cell.input_hash),
+            exposed: exposes.then(|| Digest::of(format!("{image} {version} {target}").as_bytes())),
+            verdict: Some(verdict),
+            kernel_release: Some(target.release.to_string()),
+        };
+        for reference in cell.references() {
+            self.observed.published.insert(reference.clone(), published.clone());
         }
     }
 }

@@ -9,11 +9,13 @@ use serde::Serialize;
 
 use super::{
     AnnouncedBy, Announcements, Cell, CellInputs, ClusterSnapshot, NodeFacts, NodeReason, SkipReason,
-    cell_for, node_target,
+    cell::{cell_with, family_for},
+    needs::{self, NeedsFound, Outcome, Outcomes},
+    node::TARGET_LABELS,
+    node_target, text,
 };
-use super::{node::TARGET_LABELS, text};
 use crate::{
-    image::{ImageName, ImageReference},
+    image::{Chains, DriverImage, ImageName, ImageReference, Need},
     kernel::KernelTarget,
     template::Templates,
 };
@@ -32,7 +34,7 @@ pub struct MatrixInputs<'a> {
 /// Driver images x kernel targets, as far as nodes or announcements call for them.
 #[derive(Clone, Debug, Default)]
 pub struct Matrix {
-    /// What can be built, by image, then target.
+    /// What can be built, by image, then target; needs before those that are compiled against them.
     pub cells: Vec<Arc<Cell>>,
     /// What is called for and will be built when others are published.
     pub waiting: Vec<Waiting>,
@@ -74,7 +76,7 @@ pub struct Waiting {
     /// The kernel target.
     #[serde(serialize_with = "text::target")]
     pub target: KernelTarget,
-    /// Those that it waits for.
+    /// Those that it waits for, themselves to be built or waiting.
     #[serde(serialize_with = "text::many")]
     pub needs: Vec<ImageName>,
     /// How many nodes call for it.
@@ -95,11 +97,20 @@ pub struct LeftAlone {
     pub why: NodeReason,
 }
 
+impl Waiting {
+    /// `waits for mofed, nvidia-gpu`.
+    pub fn why(&self) -> String {
+        let needs: Vec<&str> = self.needs.iter().map(ImageName::as_str).collect();
+        format!("waits for {}", needs.join(", "))
+    }
+}
+
 impl Matrix {
     /// Does some node or announced kernel call for the image, whether or not it can be built?
     pub fn calls_for(&self, image: &ImageName) -> bool {
         let skipped = || self.skipped.iter().any(|skipped| skipped.image == *image);
-        self.cells.iter().any(|cell| cell.image == *image) || skipped()
+        let waiting = || self.waiting.iter().any(|waiting| waiting.image == *image);
+        self.cells.iter().any(|cell| cell.image == *image) || waiting() || skipped()
     }
 }
 
@@ -161,72 +172,167 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     }
     matrix.left_alone.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
 
-    let mut cells = Vec::new();
+    let chains = Chains::of(images);
+    let calls = calls(inputs, &chains, &groups);
     let mut templates = Templates::default();
-    for image in images.values() {
-        let selector = &image.spec.nodes.match_labels;
-        let mut wanted: BTreeMap<&KernelTarget, Vec<&NodeFacts>> =
-            announced.targets_for(&image.metadata.name).map(|target| (target, Vec::new())).collect();
-        for group in &groups {
-            let selected = selector.iter().all(|(key, value)| group.sample.labels.get(key) == Some(value));
-            if let (true, Ok(target)) = (selected, &group.target) {
-                wanted.entry(target).or_default().extend(&group.nodes);
-            }
+    let mut outcomes = Outcomes::new();
+    for name in chains.order() {
+        if let (Some(image), Some(calls)) = (images.get(name), calls.get(name)) {
+            add_image(inputs, &mut matrix, &mut outcomes, &mut templates, image, calls);
         }
-        for (target, nodes) in wanted {
-            let announced_by = announced.by_for(target, &image.metadata.name);
-            match cell_for(cell_inputs, &mut templates, image, target) {
-                Ok(mut cell) => {
-                    cell.announced_by = announced_by;
-                    cell.nodes = nodes.iter().map(|node| node.name.clone()).collect();
-                    cell.nodes.sort_unstable();
-                    cells.push(cell);
-                }
-                Err(why) => matrix.skipped.push(Skipped {
-                    image: image.metadata.name.clone(),
-                    target: target.clone(),
-                    why,
-                    nodes: nodes.len(),
-                    announced_by,
-                }),
+    }
+    matrix.skipped.sort_by(|a, b| (&a.image, &a.target).cmp(&(&b.image, &b.target)));
+    matrix
+}
+
+/// Adds what becomes of one image for every target that it is called for on.
+fn add_image<'a>(
+    inputs: &MatrixInputs<'_>,
+    matrix: &mut Matrix,
+    outcomes: &mut Outcomes<'a>,
+    templates: &mut Templates,
+    image: &'a DriverImage,
+    calls: &BTreeMap<&'a KernelTarget, Call<'_>>,
+) {
+    let MatrixInputs { cells: cell_inputs, snapshot: _, announced } = inputs;
+    let name = &image.metadata.name;
+    let mut made = Vec::new();
+    for (target, call) in calls {
+        let nodes = call.nodes.len();
+        let announced_by = announced.by_for(target, name);
+        let made_cell = match needs::find(cell_inputs, outcomes, image, target) {
+            Ok(NeedsFound::All(needs)) => cell_with(cell_inputs, templates, image, target, needs),
+            Ok(NeedsFound::Missing(needs)) => {
+                outcomes.insert((name, target), Outcome::Waiting);
+                let (image, target) = (name.clone(), (*target).clone());
+                matrix.waiting.push(Waiting { image, target, needs, nodes, announced_by });
+                continue;
+            }
+            Err(why) => Err(why),
+        };
+        match made_cell {
+            Ok(mut cell) => {
+                cell.announced_by = announced_by;
+                cell.nodes = call.nodes.iter().map(|node| node.name.clone()).collect();
+                cell.nodes.sort_unstable();
+                cell.needed_by = call.needed_by.iter().map(|name| (*name).clone()).collect();
+                made.push((cell, call.is_live()));
+            }
+            Err(why) => {
+                outcomes.insert((name, target), Outcome::Skipped(why.clone()));
+                let (image, target) = (name.clone(), (*target).clone());
+                matrix.skipped.push(Skipped { image, target, why, nodes, announced_by });
             }
         }
     }
-    let (cells, collided) = without_collisions(cells);
-    matrix.cells = cells.into_iter().map(Arc::new).collect();
-    matrix.skipped.extend(collided);
-    matrix.skipped.sort_by(|a, b| (&a.image, &a.target).cmp(&(&b.image, &b.target)));
-    matrix
+    let (cells, collided) = without_collisions(made);
+    for skipped in collided {
+        if let Some((target, _)) = calls.get_key_value(&skipped.target) {
+            outcomes.insert((name, *target), Outcome::Skipped(skipped.why.clone()));
+        }
+        matrix.skipped.push(skipped);
+    }
+    for cell in cells.into_iter().map(Arc::new) {
+        if let Some((target, _)) = calls.get_key_value(&cell.target) {
+            outcomes.insert((name, *target), Outcome::Cell(Arc::clone(&cell)));
+        }
+        matrix.cells.push(cell);
+    }
+}
+
+/// Who calls for an image on one kernel.
+#[derive(Default)]
+struct Call<'a> {
+    nodes: Vec<&'a NodeFacts>,
+    /// Images that are compiled against it and called for themselves.
+    needed_by: Vec<&'a ImageName>,
+    /// Does a node run the kernel that calls for one of those?
+    needed_live: bool,
+}
+
+impl Call<'_> {
+    fn is_live(&self) -> bool {
+        self.needed_live || !self.nodes.is_empty()
+    }
+}
+
+/// Who calls for which image, on which kernel: nodes, announcements, and the images that are compiled against it.
+fn calls<'a>(
+    inputs: &MatrixInputs<'a>,
+    chains: &Chains,
+    groups: &'a [NodeGroup<'a>],
+) -> HashMap<&'a ImageName, BTreeMap<&'a KernelTarget, Call<'a>>> {
+    let MatrixInputs { cells: CellInputs { definitions, .. }, snapshot: _, announced } = *inputs;
+    let mut calls: HashMap<&ImageName, BTreeMap<&KernelTarget, Call<'_>>> = HashMap::new();
+    // Dependents first: they call for what they need.
+    for name in chains.order().iter().rev() {
+        let Some((name, image)) = definitions.images.get_key_value(name) else { continue };
+        let own = calls.entry(name).or_default();
+        for target in announced.targets_for(name) {
+            own.entry(target).or_default();
+        }
+        let selector = &image.spec.nodes.match_labels;
+        for group in groups {
+            let selected = selector.iter().all(|(key, value)| group.sample.labels.get(key) == Some(value));
+            if let (true, Ok(target)) = (selected, &group.target) {
+                own.entry(target).or_default().nodes.extend(&group.nodes);
+            }
+        }
+        // An image that is not meant for a kernel asks nothing of others there.
+        let meant = |(target, call): (&&'a KernelTarget, &Call<'_>)| {
+            family_for(definitions, image, target).is_ok().then_some((*target, call.is_live()))
+        };
+        let needs: Vec<&ImageName> = image.spec.needs.iter().filter_map(Need::image).collect();
+        let targets: Vec<_> =
+            if needs.is_empty() { Vec::new() } else { own.iter().filter_map(meant).collect() };
+        for need in needs {
+            let Some((need, _)) = definitions.images.get_key_value(need).filter(|(need, _)| *need != name)
+            else {
+                continue;
+            };
+            let needed = calls.entry(need).or_default();
+            for (target, live) in &targets {
+                let call = needed.entry(target).or_default();
+                call.needed_live |= live;
+                call.needed_by.push(name);
+            }
+        }
+    }
+    for call in calls.values_mut().flat_map(BTreeMap::values_mut) {
+        call.needed_by.sort_unstable();
+    }
+    calls
 }
 
 /// Labels are lossy: two releases can have one tag. Neither may then be published under it, because
 /// whichever came second would be taken for, or replace, the first. A kernel that is only announced gives way
 /// to one that a node runs: an announcement must not take a running node's image away.
-fn without_collisions(cells: Vec<Cell>) -> (Vec<Cell>, Vec<Skipped>) {
-    let mut owners: HashMap<&ImageReference, Vec<&Cell>> = HashMap::new();
-    for cell in &cells {
-        for reference in cell.references() {
-            owners.entry(reference).or_default().push(cell);
+fn without_collisions(cells: Vec<(Cell, bool)>) -> (Vec<Cell>, Vec<Skipped>) {
+    let mut owners: HashMap<&ImageReference, Vec<&(Cell, bool)>> = HashMap::new();
+    for owner in &cells {
+        for reference in owner.0.references() {
+            owners.entry(reference).or_default().push(owner);
         }
     }
-    let gives_way = |cell: &Cell, other: &Cell| {
-        other.target != cell.target && (cell.nodes.is_empty() || !other.nodes.is_empty())
+    let gives_way = |(cell, live): &(Cell, bool), (other, other_live): &(Cell, bool)| {
+        other.target != cell.target && (!live || *other_live)
     };
     let collisions: Vec<Option<SkipReason>> = cells
         .iter()
         .map(|cell| {
             let (reference, found) = cell
+                .0
                 .references()
                 .filter_map(|reference| owners.get_key_value(reference))
                 .find(|(_, found)| found.iter().any(|other| gives_way(cell, other)))?;
             let others = found.iter().filter(|other| gives_way(cell, other));
-            let others = others.map(|other| other.target.to_string()).collect();
+            let others = others.map(|(other, _)| other.target.to_string()).collect();
             Some(SkipReason::TagCollision { reference: (*reference).clone(), others })
         })
         .collect();
     let mut kept = Vec::new();
     let mut collided = Vec::new();
-    for (cell, collision) in cells.into_iter().zip(collisions) {
+    for ((cell, _), collision) in cells.into_iter().zip(collisions) {
         match collision {
             None => kept.push(cell),
             Some(why) => {

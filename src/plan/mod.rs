@@ -15,6 +15,7 @@ mod decide;
 mod fixtures;
 mod interest;
 mod matrix;
+mod needs;
 mod node;
 mod pace;
 mod readiness;
@@ -29,6 +30,7 @@ mod table;
 #[cfg(test)]
 pub(crate) mod testing;
 mod text;
+mod together;
 mod union;
 
 pub use activity::{Activity, BuildActivity};
@@ -39,6 +41,7 @@ pub use announced::{
 pub use budget::Budget;
 pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, TreeKey, cell_for,
+    dockerfile_for,
 };
 pub use deadline::next_deadline;
 pub use decide::{
@@ -50,7 +53,7 @@ pub use matrix::{LeftAlone, Matrix, MatrixInputs, Skipped, Waiting, matrix};
 pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
 pub use pace::Pace;
 pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
-pub use reasons::{BuildReason, HoldReason, SkipReason};
+pub use reasons::{BuildReason, HoldReason, NeedReason, SkipReason};
 pub use rollout::{
     COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
     FieldRecord, ImageChange, Manifests, NodeChange, PER_KERNEL_ANNOTATION, PlannedRollout, PodRestart,

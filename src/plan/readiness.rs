@@ -13,6 +13,7 @@ use super::{
     announced::NEXT_KERNEL_ANNOTATION,
     decide::{CellState, CellStates},
     text,
+    together::Together,
 };
 use crate::{
     image::{DriverImage, ImageName, ImageReference, UnknownPolicy},
@@ -105,16 +106,31 @@ fn shared<S: serde::Serializer>(next: &Option<Arc<Next>>, serializer: S) -> Resu
 }
 
 /// What every node's mark should be.
-pub(super) fn nodes(inputs: &PlanInputs<'_>, states: &CellStates<'_>, plan: &Plan) -> Vec<PlannedNode> {
+pub(super) fn nodes(
+    inputs: &PlanInputs<'_>,
+    states: &CellStates<'_>,
+    plan: &Plan,
+    together: &Together<'_>,
+) -> Vec<PlannedNode> {
     let images: Vec<&DriverImage> = inputs.definitions.images.values().collect();
     let judge = Judge {
         inputs,
         states,
-        unknown: plan.unknown.iter().map(|found| (&found.cell.image, &found.cell.target)).collect(),
+        unknown: plan
+            .unknown
+            .iter()
+            .map(|found| (&found.cell.image, &found.cell.target))
+            .chain(together.unknown.iter().copied())
+            .collect(),
         skipped: plan
             .skipped
             .iter()
             .map(|found| ((&found.image, &found.target), found.why.to_string()))
+            .chain(
+                plan.waiting
+                    .iter()
+                    .map(|found| ((&found.image, &found.target), format!("it {}", found.why()))),
+            )
             .collect(),
     };
     let mut judged: HashMap<(KernelTarget, Vec<bool>), Arc<Next>> = HashMap::new();
@@ -149,6 +165,7 @@ struct Judge<'a> {
     inputs: &'a PlanInputs<'a>,
     states: &'a CellStates<'a>,
     unknown: HashSet<(&'a ImageName, &'a KernelTarget)>,
+    /// Why there is no cell: skipped, or waiting for others.
     skipped: HashMap<(&'a ImageName, &'a KernelTarget), String>,
 }
 
@@ -172,8 +189,10 @@ impl Judge<'_> {
             };
             (Some(cell.reference.clone()), state)
         } else {
-            let why = self.skipped.get(&key);
-            (None, missing(why.map_or("no image is planned for this kernel", String::as_str)))
+            let why = self.skipped.get(&key).map_or("no image is planned for this kernel", String::as_str);
+            let is_unknown = self.unknown.contains(&key);
+            let unknown = || Readiness::Unknown { message: why.to_owned() };
+            (None, if is_unknown { unknown() } else { missing(why) })
         };
         Needed { image: image.metadata.name.clone(), reference, state }
     }

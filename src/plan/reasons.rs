@@ -66,12 +66,107 @@ pub enum SkipReason {
         /// The other targets.
         others: Vec<String>,
     },
+    /// What it is compiled against is not there and will not be.
+    Need {
+        /// The need's name.
+        #[serde(serialize_with = "text::one")]
+        need: ImageName,
+        /// Why not.
+        #[serde(serialize_with = "text::explained")]
+        why: NeedReason,
+    },
+}
+
+/// Why an image cannot be compiled against another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
+pub enum NeedReason {
+    /// No driver image has this name.
+    Undefined,
+    /// Images need one another in a circle.
+    Circle,
+    /// The needed image cannot be built for the target.
+    Skipped {
+        /// Why not.
+        #[serde(serialize_with = "text::explained")]
+        why: Box<SkipReason>,
+    },
+    /// The needed image's tag holds an image of other inputs.
+    Conflict {
+        /// The tag.
+        #[serde(serialize_with = "text::one")]
+        reference: ImageReference,
+        /// Input hash of what is there, if it has one.
+        #[serde(serialize_with = "text::optional")]
+        theirs: Option<InputHash>,
+    },
+    /// The needed image failed before with the same inputs.
+    Failed {
+        /// How.
+        detail: String,
+    },
+    /// The needed image is published and says nothing of exposed headers.
+    NothingExposed {
+        /// Its name.
+        #[serde(serialize_with = "text::one")]
+        reference: ImageReference,
+    },
+    /// The needed image is not published yet.
+    NotPublished {
+        /// Its name.
+        #[serde(serialize_with = "text::one")]
+        reference: ImageReference,
+    },
+    /// The tree that the user brings is not known.
+    Tree {
+        /// Why not.
+        detail: String,
+    },
+}
+
+impl NeedReason {
+    fn is_finding(&self) -> bool {
+        matches!(self, Self::Skipped { why } if why.is_finding())
+    }
+}
+
+impl fmt::Display for NeedReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Undefined => f.write_str("there is no such driver image"),
+            Self::Circle => f.write_str("images need one another in a circle"),
+            Self::Skipped { why } => write!(f, "it is not built for this kernel: {why}"),
+            Self::Conflict { reference, theirs: None } => write!(
+                f,
+                "{reference} was published by something else and exposes no headers; \
+                 change its version or tag pattern, delete the tag, or set onConflict: overwrite"
+            ),
+            Self::Conflict { reference, theirs: Some(theirs) } => {
+                write!(f, "{reference} holds an image of other inputs ({})", theirs.short())
+            }
+            Self::Failed { detail } => write!(f, "it failed before with the same inputs: {detail}"),
+            Self::NothingExposed { reference } => {
+                write!(
+                    f,
+                    "{reference} has these inputs and exposes no headers; delete the tag to have it built again"
+                )
+            }
+            Self::NotPublished { reference } => {
+                write!(f, "{reference} is not published; build and push it first")
+            }
+            Self::Tree { detail } => f.write_str(detail),
+        }
+    }
 }
 
 impl SkipReason {
     /// Does it only say that the definitions are not meant for this kernel?
     pub fn is_finding(&self) -> bool {
-        matches!(self, Self::KernelOutOfRange { .. } | Self::NoFamily)
+        match self {
+            Self::KernelOutOfRange { .. } | Self::NoFamily => true,
+            Self::Need { need: _, why } => why.is_finding(),
+            _ => false,
+        }
     }
 }
 
@@ -88,6 +183,7 @@ impl fmt::Display for SkipReason {
             Self::Toolchain { family, detail } => write!(f, "toolchain of family {family}: {detail}"),
             Self::NoTemplate { template } => write!(f, "there is no template {template:?}"),
             Self::NoTags => f.write_str("the image has no tags"),
+            Self::Need { need, why } => write!(f, "it needs {need}: {why}"),
             Self::TagCollision { reference, others } => {
                 let others = others.join(" and ");
                 write!(
@@ -323,6 +419,14 @@ pub enum HoldReason {
     },
     /// A person took the rollout back.
     CopiesRolledBack,
+    /// Another image of its chain cannot be rolled out, and they go out together or not at all.
+    Chain {
+        /// The other image.
+        #[serde(serialize_with = "text::one")]
+        image: ImageName,
+        /// Why it cannot.
+        why: String,
+    },
 }
 
 impl HoldReason {
@@ -361,6 +465,7 @@ impl HoldReason {
             | Self::DriverOff { .. }
             | Self::UpgradeInProgress { .. }
             | Self::CopiesRolledBack
+            | Self::Chain { .. }
             | Self::TooOften
             | Self::NotPullable => false,
         }
@@ -481,6 +586,9 @@ impl fmt::Display for HoldReason {
                 "{image} did not work for {kernel}: {why}; it is not tried again until there is another image"
             ),
             Self::NoUnion { detail } => write!(f, "there is no one image for all kernels: {detail}"),
+            Self::Chain { image, why } => {
+                write!(f, "its chain goes out together, and {image} is on hold: {why}")
+            }
             Self::CopiesRolledBack => f.write_str(
                 "it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again",
             ),

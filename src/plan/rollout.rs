@@ -33,6 +33,7 @@ pub use change::{
 };
 pub use copy::{COPY_KERNEL_LABEL, COPY_OF_LABEL};
 pub use handover::handover_label;
+pub(super) use image::passes;
 pub use per_kernel::PER_KERNEL_ANNOTATION;
 pub use record::{FieldRecord, RECORD_ANNOTATION, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
@@ -43,10 +44,11 @@ use super::{
     decide::{CellState, CellStates},
     matrix::{NodeGroup, group_nodes},
     text,
+    together::Together,
     union::PlannedUnion,
 };
 use crate::{
-    image::{Definitions, ImageName, ImageReference, RolloutSpec},
+    image::{Chains, Definitions, ImageName, ImageReference, RolloutSpec},
     kernel::KernelTarget,
 };
 
@@ -118,6 +120,20 @@ pub(super) struct Decided {
     pub(super) changes: Vec<Change>,
 }
 
+impl Decided {
+    /// Does it bring an image to where it is not yet?
+    fn goes_further(&self) -> bool {
+        match self.decision {
+            RolloutDecision::Rewrite { .. }
+            | RolloutDecision::Steps { .. }
+            | RolloutDecision::Pending { .. } => true,
+            RolloutDecision::AlreadySet { .. }
+            | RolloutDecision::Settled { .. }
+            | RolloutDecision::Hold(_) => false,
+        }
+    }
+}
+
 impl From<RolloutDecision> for Decided {
     fn from(decision: RolloutDecision) -> Self {
         Self { decision, changes: Vec::new() }
@@ -139,15 +155,18 @@ pub(super) struct Context<'a> {
     pub(super) spec: &'a RolloutSpec,
 }
 
-/// Decides every rollout of the definitions.
+/// Decides every rollout of the definitions, those of needed images before those of their dependents.
 pub(super) fn rollouts(
     inputs: &PlanInputs<'_>,
     states: &CellStates<'_>,
+    seen: &CellStates<'_>,
+    (chains, together): (&Chains, &Together<'_>),
 ) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
-    let wanted: Vec<(&ImageName, &RolloutSpec, RolloutTarget)> = inputs
-        .definitions
-        .images
+    let images = &inputs.definitions.images;
+    let wanted: Vec<(&ImageName, &RolloutSpec, RolloutTarget)> = chains
+        .order()
         .iter()
+        .filter_map(|name| images.get_key_value(name))
         .flat_map(|(name, image)| {
             image.spec.rollout.iter().map(move |spec| (name, spec, RolloutTarget::of(spec)))
         })
@@ -165,13 +184,24 @@ pub(super) fn rollouts(
     let mut planned = Vec::new();
     let mut unions = Vec::new();
     for (image, spec, target) in &wanted {
-        let context = Context { inputs, states, groups: &groups, image, spec };
+        let mut context = Context { inputs, states, groups: &groups, image, spec };
         let claimed = target.field().and_then(|field| claims.get(&field));
         let decided = match claimed.filter(|images| images.len() > 1) {
             Some(images) => {
                 Err(HoldReason::ClaimedTwice { images: images.iter().copied().cloned().collect() })
             }
-            None => decide(&context, target),
+            None => {
+                let decided = decide(&context, target);
+                // What is set already stays set while other images of its chain are built anew.
+                if decided.as_ref().is_ok_and(Decided::goes_further)
+                    && !matches!(spec, RolloutSpec::PublishOnly { .. })
+                {
+                    context.states = seen;
+                    decide(&context, target)
+                } else {
+                    decided
+                }
+            }
         };
         // A definition that neither a node nor a DaemonSet asks for, such as a built-in one, says nothing.
         if decided.as_ref().is_err_and(HoldReason::is_absence) && !inputs.matrix.calls_for(image) {
@@ -181,7 +211,54 @@ pub(super) fn rollouts(
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
         planned.push(PlannedRollout { image: (*image).clone(), target: target.clone(), decision, changes });
     }
+    let held = held_by_their_chain(&planned, together);
+    for (index, why) in held {
+        let Some(rollout) = planned.get_mut(index) else { continue };
+        let named = |(image, _, target): &&(&ImageName, &RolloutSpec, RolloutTarget)| {
+            **image == rollout.image && *target == rollout.target
+        };
+        let Some((image, spec, target)) = wanted.iter().find(named) else { continue };
+        let none = without_images(seen, image);
+        let context = Context { inputs, states: &none, groups: &groups, image, spec };
+        // A strategy in the middle of its steps knows best what it may leave as it is when there is no image.
+        let Decided { decision, changes } = match decide(&context, target) {
+            Ok(decided) => decided,
+            Err(_) => RolloutDecision::Hold(why).into(),
+        };
+        (rollout.decision, rollout.changes) = (decision, changes);
+    }
     (planned, unions)
+}
+
+/// Rollouts that would change something while another of their chain is broken, by their place, with the reason.
+fn held_by_their_chain(planned: &[PlannedRollout], together: &Together<'_>) -> Vec<(usize, HoldReason)> {
+    let broken: Vec<(&PlannedRollout, &HoldReason)> = planned
+        .iter()
+        .filter(|rollout| rollout.target.strategy != Strategy::PublishOnly)
+        .filter_map(|rollout| match &rollout.decision {
+            RolloutDecision::Hold(why) if why.is_failure() => Some((rollout, why)),
+            _ => None,
+        })
+        .collect();
+    let held = |(index, rollout): (usize, &PlannedRollout)| {
+        let changes =
+            matches!(rollout.decision, RolloutDecision::Rewrite { .. } | RolloutDecision::Steps { .. });
+        let (other, why) =
+            broken.iter().find(|(other, _)| changes && together.are_linked(&other.image, &rollout.image))?;
+        Some((index, HoldReason::Chain { image: other.image.clone(), why: why.to_string() }))
+    };
+    planned.iter().enumerate().filter_map(held).collect()
+}
+
+/// The states as if an image were not published for any kernel.
+fn without_images<'a>(states: &CellStates<'a>, image: &ImageName) -> CellStates<'a> {
+    let mut states = states.clone();
+    for ((name, _), (_, state)) in &mut states {
+        if *name == image && matches!(state, CellState::Published(_)) {
+            *state = CellState::Absent("its chain is on hold".to_owned());
+        }
+    }
+    states
 }
 
 /// The next steps that take a rollout by kernel back: the original DaemonSet is marked, gets its nodes back and then its

@@ -1,8 +1,10 @@
 //! Pure: how the matrix of images and kernels stands.
 
+use std::collections::HashMap;
+
 use serde::Serialize;
 
-use super::{Activity, BuildActivity, Cell, Plan, Skipped, text};
+use super::{Activity, AnnouncedBy, BuildActivity, Cell, Plan, Skipped, Waiting, text};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
@@ -23,6 +25,8 @@ pub enum Phase {
     Retrying,
     /// To be built by the next pass.
     Missing,
+    /// To be built when what it is compiled against is published.
+    Waiting,
     /// Failed with these inputs; not tried again until one changes.
     Failed,
     /// The tag holds an image of other inputs.
@@ -42,6 +46,7 @@ impl Phase {
             Self::Queued => "queued",
             Self::Retrying => "retrying",
             Self::Missing => "missing",
+            Self::Waiting => "waiting",
             Self::Failed => "failed",
             Self::Conflict => "conflict",
             Self::Unknown => "unknown",
@@ -73,6 +78,9 @@ pub struct StatusRow {
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
+    /// What it is compiled against: `name@sha256:digits` of what is exposed, or the names that it waits for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<String>,
     /// Who announces the kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<String>,
@@ -93,16 +101,14 @@ pub struct StatusEntry<'a> {
     pub row: StatusRow,
 }
 
-/// The matrix, ordered by image and kernel, as far as registry and cluster tell.
+/// The matrix, in the order of [`status_entries`], as far as registry and cluster tell.
 pub fn status(plan: &Plan) -> Vec<StatusRow> {
     let nothing = Activity::new();
-    let mut rows: Vec<StatusRow> =
-        status_entries(plan, &nothing).into_iter().map(|entry| entry.row).collect();
-    rows.sort();
-    rows
+    status_entries(plan, &nothing).into_iter().map(|entry| entry.row).collect()
 }
 
-/// The matrix with what the loop knows of its builds, ordered by image and kernel target.
+/// The matrix with what the loop knows of its builds: chain by chain, needs before their dependents, an image's kernels
+/// together.
 pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusEntry<'a>> {
     let Plan {
         builds,
@@ -117,6 +123,8 @@ pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusE
         unheard: _,
         rollouts: _,
         nodes: _,
+        waiting,
+        order,
     } = plan;
     let about = |cell: &'a Cell, phase, reason: String| entry(cell, activity, phase, reason);
     let published = up_to_date.iter().map(|found| {
@@ -134,9 +142,12 @@ pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusE
                 .map(|conflict| about(&conflict.cell, Phase::Conflict, conflict.remedy.to_owned())),
         )
         .chain(unknown.iter().map(|unknown| about(&unknown.cell, Phase::Unknown, unknown.message.clone())))
-        .chain(skipped.iter().map(not_built))
+        .chain(waiting.iter().map(waiting_entry))
+        .chain(skipped.iter().map(skipped_entry))
         .collect();
-    entries.sort_by_key(|entry| (entry.image, entry.target));
+    let places: HashMap<&ImageName, usize> =
+        order.iter().enumerate().map(|(place, name)| (name, place)).collect();
+    entries.sort_by_key(|entry| (places.get(entry.image), entry.image, entry.target));
     entries
 }
 
@@ -155,25 +166,44 @@ fn entry<'a>(cell: &'a Cell, activity: &'a Activity, phase: Phase, reason: Strin
         reference: cell.reference.to_string(),
         digest: None,
         reason,
+        needs: cell.needs.iter().map(ToString::to_string).collect(),
         announced_by: cell.announced_by.iter().map(ToString::to_string).collect(),
     };
     let input_hash = Some(cell.input_hash);
     StatusEntry { image: &cell.image, target: &cell.target, input_hash, activity, row }
 }
 
-fn not_built(skipped: &Skipped) -> StatusEntry<'_> {
+fn skipped_entry(skipped: &Skipped) -> StatusEntry<'_> {
+    let Skipped { image, target, why, nodes, announced_by } = skipped;
+    without_cell((image, target), *nodes, (Phase::Skipped, why.to_string()), announced_by)
+}
+
+fn waiting_entry(waiting: &Waiting) -> StatusEntry<'_> {
+    let Waiting { image, target, needs, nodes, announced_by } = waiting;
+    let mut entry = without_cell((image, target), *nodes, (Phase::Waiting, waiting.why()), announced_by);
+    entry.row.needs = needs.iter().map(ToString::to_string).collect();
+    entry
+}
+
+fn without_cell<'a>(
+    (image, target): (&'a ImageName, &'a KernelTarget),
+    nodes: usize,
+    (phase, reason): (Phase, String),
+    announced_by: &[AnnouncedBy],
+) -> StatusEntry<'a> {
     let row = StatusRow {
-        image: skipped.image.to_string(),
-        kernel: skipped.target.to_string(),
-        nodes: skipped.nodes,
-        phase: Phase::Skipped,
+        image: image.to_string(),
+        kernel: target.to_string(),
+        nodes,
+        phase,
         verdict: None,
         reference: String::new(),
         digest: None,
-        reason: skipped.why.to_string(),
-        announced_by: skipped.announced_by.iter().map(ToString::to_string).collect(),
+        reason,
+        needs: Vec::new(),
+        announced_by: announced_by.iter().map(ToString::to_string).collect(),
     };
-    StatusEntry { image: &skipped.image, target: &skipped.target, input_hash: None, activity: None, row }
+    StatusEntry { image, target, input_hash: None, activity: None, row }
 }
 
 /// What an image that is not published waits for.
@@ -203,12 +233,27 @@ pub fn status_table(rows: &[StatusRow]) -> String {
         "REFERENCE",
     ]);
     for row in rows {
-        let StatusRow { image, kernel, nodes, phase, verdict, reference, digest, reason, announced_by } = row;
+        let StatusRow {
+            image,
+            kernel,
+            nodes,
+            phase,
+            verdict,
+            reference,
+            digest,
+            reason,
+            needs,
+            announced_by,
+        } = row;
         let check = verdict.map_or("", Verdict::as_str);
         let mut last = match (digest, reason.as_str()) {
             (Some(digest), _) => format!("{reference}\n@{digest}"),
             (None, reason) => [reference.as_str(), reason].join("\n").trim().to_owned(),
         };
+        if !needs.is_empty() && *phase != Phase::Waiting {
+            last.push_str("\nneeds ");
+            last.push_str(&needs.join(", "));
+        }
         if !announced_by.is_empty() {
             if !last.is_empty() {
                 last.push('\n');

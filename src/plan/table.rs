@@ -1,6 +1,6 @@
 //! Pure: a plan as people read it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use comfy_table::{Table, presets};
 
@@ -49,11 +49,14 @@ pub fn counts(plan: &Plan) -> String {
         unheard,
         rollouts,
         nodes,
+        waiting,
+        order: _,
     } = plan;
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
     let parts = [
         (builds.len(), "to build"),
+        (waiting.len(), "to build after those"),
         (unions.len(), "to put together"),
         (tags.len(), "to tag"),
         (up_to_date.len(), "up to date"),
@@ -95,10 +98,12 @@ fn images(plan: &Plan) -> Table {
         unheard: _,
         rollouts: _,
         nodes: _,
+        waiting,
+        order,
     } = plan;
     let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
     let mut add = |cell: &super::Cell, action, why: String| {
-        let why = announced(why, &cell.announced_by);
+        let why = announced(against(why, cell), &cell.announced_by);
         rows.push((cell.image.to_string(), cell.target.to_string(), cell.nodes.len(), action, why));
     };
     for build in builds {
@@ -128,6 +133,10 @@ fn images(plan: &Plan) -> Table {
     for unclear in unknown {
         add(&unclear.cell, "unknown", format!("{}: {}", unclear.reference, unclear.message));
     }
+    for found in waiting {
+        let why = announced(found.why(), &found.announced_by);
+        rows.push((found.image.to_string(), found.target.to_string(), found.nodes, "wait", why));
+    }
     for skip in skipped {
         rows.push((
             skip.image.to_string(),
@@ -142,7 +151,9 @@ fn images(plan: &Plan) -> Table {
         let what = format!("{} from {}", union.reference, kernels.join(", "));
         rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "put together", what));
     }
-    rows.sort();
+    let places: HashMap<&str, usize> =
+        order.iter().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
+    rows.sort_by(|a, b| places.get(a.0.as_str()).cmp(&places.get(b.0.as_str())).then_with(|| a.cmp(b)));
     let rows = rows.into_iter().map(|(image, kernel, nodes, action, why)| {
         vec![image, kernel, nodes.to_string(), action.to_owned(), why]
     });
@@ -162,6 +173,12 @@ fn rollouts(plan: &Plan) -> Table {
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
     plain(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
+}
+
+/// What it is compiled against.
+fn against(why: String, cell: &super::Cell) -> String {
+    let needs: Vec<String> = cell.needs.iter().map(ToString::to_string).collect();
+    if needs.is_empty() { why } else { format!("{why}; needs {}", needs.join(", ")) }
 }
 
 /// Who asks for it, where that is not only nodes that run the kernel.

@@ -52,7 +52,7 @@ pub struct DriverBuildSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DriverBuildStatus {
-    /// published, building, queued, retrying, missing, failed, conflict, unknown or skipped; the same words as in
+    /// published, building, queued, retrying, missing, waiting, failed, conflict, unknown or skipped; the same words as in
     /// `farrier status`.
     pub phase: String,
     /// Published, Checked, ConfigurationCurrent.
@@ -77,6 +77,9 @@ pub struct DriverBuildStatus {
     /// Who announces the kernel, beside nodes that run it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<String>,
+    /// What it is compiled against: `name@sha256:digits` of what is exposed, or the names that it waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub needs: Vec<String>,
     /// Attempts with the present inputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]

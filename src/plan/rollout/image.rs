@@ -15,7 +15,9 @@ use super::{
 use crate::{
     image::{ImageName, UnknownPolicy},
     kmod::Verdict,
-    plan::{ClusterSnapshot, Container, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Published},
+    plan::{
+        ClusterSnapshot, Container, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Published, Waiting,
+    },
 };
 
 /// Decides one target.
@@ -190,7 +192,7 @@ pub(super) fn reached<'a>(daemon_set: &DaemonSetFacts, group: &NodeGroup<'a>) ->
 }
 
 /// Guarantee 1: by digest, checked, and for the exact release, which the tag's label does not tell.
-pub(super) fn passes(
+pub(in crate::plan) fn passes(
     inputs: &PlanInputs<'_>,
     name: &ImageName,
     published: &Published,
@@ -217,9 +219,11 @@ pub(super) fn passes(
 pub(super) fn why_no_cell(inputs: &PlanInputs<'_>, image: &ImageName, kernel: &KernelTarget) -> String {
     let skipped =
         inputs.matrix.skipped.iter().find(|skipped| skipped.image == *image && skipped.target == *kernel);
-    match skipped {
-        Some(skipped) => skipped.why.to_string(),
-        None => format!("no node of this kernel matches the nodes of image {image}"),
+    let is_it = |waiting: &&Waiting| waiting.image == *image && waiting.target == *kernel;
+    match (skipped, inputs.matrix.waiting.iter().find(is_it)) {
+        (Some(skipped), _) => skipped.why.to_string(),
+        (None, Some(waiting)) => format!("it {}", waiting.why()),
+        (None, None) => format!("no node of this kernel matches the nodes of image {image}"),
     }
 }
 

@@ -26,6 +26,10 @@ pub(super) fn decide(
         let (kernel, detail) = (skipped.target.to_string(), skipped.why.to_string());
         return Err(HoldReason::NoImage { kernel, detail });
     }
+    if let Some(waiting) = inputs.matrix.waiting.iter().find(|waiting| waiting.image == *image) {
+        let (kernel, detail) = (waiting.target.to_string(), format!("it {}", waiting.why()));
+        return Err(HoldReason::NoImage { kernel, detail });
+    }
     let mut pending = None;
     let mut tags = 0;
     for cell in inputs.matrix.cells.iter().filter(|cell| cell.image == *image) {

@@ -79,7 +79,9 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     }
     let mut members = Members::default();
     let announced = context.inputs.matrix.cells.iter().filter(|cell| cell.image == *context.image);
-    let announced = announced.filter(|cell| cell.nodes.is_empty()).map(|cell| &cell.target);
+    let announced = announced
+        .filter(|cell| cell.nodes.is_empty() && !cell.announced_by.is_empty())
+        .map(|cell| &cell.target);
     let all: BTreeSet<&KernelTarget> = kernels.live.iter().copied().chain(announced).collect();
     for kernel in &all {
         members.add(context, kernel, current)?;

@@ -227,7 +227,7 @@ impl<'a> Fleet<'a> {
 fn announced<'a>(context: &Context<'a>) -> BTreeSet<&'a KernelTarget> {
     let cells = context.inputs.matrix.cells.iter();
     cells
-        .filter(|cell| cell.image == *context.image && cell.nodes.is_empty())
+        .filter(|cell| cell.image == *context.image && cell.nodes.is_empty() && !cell.announced_by.is_empty())
         .map(|cell| &cell.target)
         .collect()
 }
