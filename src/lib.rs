@@ -18,6 +18,7 @@ pub mod image;
 mod jitter;
 pub mod kernel;
 pub mod kmod;
+pub mod machine;
 pub mod oci;
 pub mod payload;
 pub mod plan;

@@ -18,6 +18,7 @@ const ADAPTERS: &[&str] = &[
     "definitions",
     "engine",
     "headers",
+    "machine",
     "jitter",
     "payload",
     "registry",

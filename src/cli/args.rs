@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::env_vars as vars;
-use crate::engine::EngineChoice;
+use crate::{
+    engine::EngineChoice,
+    image::{Cpus, Memory},
+};
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
 ///
@@ -328,15 +331,28 @@ pub struct RunArgs {
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "once")]
     pub interval: Option<u64>,
     #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
     pub service: ServiceArgs,
+}
+
+/// How much is built at once.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Builds at the same time, at most [default: as many as there is room for]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel_builds: Option<u16>,
+    /// Processors for builds, such as 4 or 500m [default: this machine's]
+    #[arg(long, value_name = "NUMBER")]
+    pub build_cpus: Option<Cpus>,
+    /// Memory for builds, such as 8Gi [default: this machine's]
+    #[arg(long, value_name = "AMOUNT")]
+    pub build_memory: Option<Memory>,
 }
 
 /// What a run without --once has around it.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// Builds at the same time
-    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
-    pub parallel_builds: u16,
     /// Of several farriers with the same lease, let one build and write [default: in a pod, with --cluster kube]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub leader_elect: Option<bool>,

@@ -41,8 +41,12 @@ struct Reused {
 pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let target = settings::target(&args.target)?;
     let name = settings::parse("image", &args.image)?;
-    let location = args.registry.as_deref().filter(|_| args.push);
-    let controller = session::controller(global, location, args.engine.engine, cancel.clone())?;
+    let (location, engine) = (args.registry.as_deref(), args.engine.engine);
+    let controller = if args.push {
+        session::controller(global, location, engine, cancel.clone())?
+    } else {
+        session::reader(global, location, engine, cancel.clone())?
+    };
     let outcome = controller.build_one(&name, &target, args.push, args.force).await;
     if cancel.is_cancelled() {
         return Ok(Exit::Interrupted);

@@ -14,7 +14,6 @@ pub async fn render(global: &Global, args: &RenderArgs) -> Result<Exit, CliError
     let target = settings::target(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let controller = session::controller(global, None, EngineChoice::Auto, CancellationToken::new())?;
-    let cell = controller.cell(&name, &target).await?;
-    printer::result(&cell.dockerfile)?;
+    printer::result(&controller.dockerfile(&name, &target).await?)?;
     Ok(Exit::Done)
 }

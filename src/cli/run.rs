@@ -17,8 +17,9 @@ use crate::{
 pub async fn run(global: &Global, args: &RunArgs, stop: Stop) -> Result<Exit, CliError> {
     let cancel = stop.cancel.clone();
     let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller =
+    let mut controller =
         session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
+    controller.limits = session::limits(&args.limits);
     let connection = cluster.connect(Interest::of(&controller.definitions), cancel.clone()).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {

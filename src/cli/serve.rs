@@ -71,10 +71,7 @@ pub async fn serve(
         let place = Place { namespace: kube.namespace().to_owned(), instance: identity };
         Arc::new(KubeStatus::new(kube.client(), place, controller.fence.clone())) as Arc<dyn StatusSink>
     });
-    let options = LiveOptions {
-        parallel_builds: usize::from(args.service.parallel_builds),
-        resync: Duration::from_secs(resync),
-    };
+    let options = LiveOptions { resync: Duration::from_secs(resync) };
     tracing::info!(cluster = cluster.describe(), "watching");
     let parts = LiveParts { cluster, configuration, leads, status, metrics, health };
     Live::new(controller, options, parts).run().await;
@@ -175,7 +172,6 @@ mod tests {
 
     fn args(listen: Option<&str>) -> ServiceArgs {
         ServiceArgs {
-            parallel_builds: 1,
             leader_elect: None,
             lease_name: "farrier".to_owned(),
             lease_namespace: None,

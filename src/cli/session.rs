@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError,
-    args::Global,
+    args::{Global, LimitArgs},
     env_vars,
     printer::Progress,
     serve::Connection,
@@ -14,15 +14,32 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::{Controller, LazyEngine, LazyEntrypoint, QemuBoot},
+    controller::{BuildLimits, Controller, LazyEngine, LazyEntrypoint, NeedsFrom, QemuBoot},
     engine::EngineChoice,
     image::Definitions,
-    plan::Interest,
+    machine,
+    plan::{Budget, Interest},
     registry::{self, RegistryLocation, RemoteRegistry},
 };
 
 /// The directory in the cache for what boot checks remember of this machine.
 pub const BOOT_MEMORY: &str = "boot";
+
+/// A controller that publishes nothing, and looks needed images up in a registry, where one is given.
+pub fn reader(
+    global: &Global,
+    needs_from: Option<&str>,
+    engine: EngineChoice,
+    cancel: CancellationToken,
+) -> Result<Controller, CliError> {
+    let mut controller = controller(global, None, engine, cancel)?;
+    if let Some(location) = needs_from {
+        let location: RegistryLocation = parse("--registry", location)?;
+        let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        controller.needs_from = Some(NeedsFrom { location, registry });
+    }
+    Ok(controller)
+}
 
 /// A controller that publishes to `location`; without one, to a layout directory in the cache, so that
 /// nothing outside is touched.
@@ -55,11 +72,22 @@ pub fn controller(
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         entrypoint: LazyEntrypoint::new(global.entrypoint.clone()),
+        limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
         fence: None,
         cancel,
     })
+}
+
+/// How much is built at once: what the arguments say, else what the machine has.
+pub fn limits(args: &LimitArgs) -> BuildLimits {
+    let LimitArgs { parallel_builds, build_cpus, build_memory } = args;
+    let Budget { cpus, memory } = machine::budget();
+    BuildLimits {
+        at_once: parallel_builds.map_or(usize::MAX, usize::from),
+        budget: Budget { cpus: build_cpus.unwrap_or(cpus), memory: build_memory.unwrap_or(memory) },
+    }
 }
 
 /// What `--cluster` names.

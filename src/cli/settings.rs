@@ -42,12 +42,16 @@ impl Settings {
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
         let fetcher = Fetcher::new(cache.clone(), options);
-        let registry = RegistryOptions {
+        Ok(Self { definitions, cache, fetcher, registry: Self::registry_options(global) })
+    }
+
+    /// How registries are reached.
+    pub fn registry_options(global: &Global) -> RegistryOptions {
+        RegistryOptions {
             credentials: CredentialFile::new(env_vars::registry_auth_file()),
             ca_file: global.ca_file.clone(),
             insecure: global.insecure_registry.clone(),
-        };
-        Ok(Self { definitions, cache, fetcher, registry })
+        }
     }
 }
 

@@ -134,8 +134,8 @@ impl Controller {
     /// The registry in which needed images of a repository are looked up.
     pub(super) fn shelf(&self, repository: &Repository) -> &dyn Registry {
         match &self.needs_from {
-            Some(from) if from.location.holds(repository) => from.registry.as_ref(),
-            _ => self.registry_of(repository),
+            Some(from) => from.registry.as_ref(),
+            None => self.registry_of(repository),
         }
     }
 

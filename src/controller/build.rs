@@ -145,12 +145,12 @@ impl Controller {
             return Ok(None);
         }
         let tree = payload.tree.clone();
-        let exposed = blocking(move || Ok(payload::expose(&tree, &exposes)?)).await?;
-        for path in exposed.without_tables() {
+        let found = blocking(move || Ok(payload::expose(&tree, &exposes)?)).await?;
+        for path in found.without_tables() {
             let path = path.display();
             self.reporter.note(&cell.subject(), &format!("exposed /{path} has no Module.symvers"));
         }
-        Ok(Some(exposed.digest))
+        Ok(Some(found.digest))
     }
 
     /// The build context, sources and the patches that apply, and what the sources are.

@@ -10,7 +10,7 @@ use crate::{
     kernel::Compiler,
     oci::ImageError,
     payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError},
-    plan::SkipReason,
+    plan::{NeedReason, SkipReason},
     registry::RegistryError,
 };
 
@@ -181,6 +181,16 @@ pub enum TargetError {
     /// The payload.
     #[error(transparent)]
     Payload(#[from] PayloadError),
+    /// An image that another is compiled against cannot be built.
+    #[error("{image} is compiled against {need}, which cannot be built: {}", crate::fault::chain(error.as_ref()))]
+    Need {
+        /// The image that was asked for.
+        image: String,
+        /// The image that it needs.
+        need: String,
+        /// Why not.
+        error: Box<TargetError>,
+    },
     /// What the payload exposes.
     #[error(transparent)]
     Exposed(#[from] ExposedError),
@@ -240,6 +250,7 @@ impl TargetError {
             Self::Fetch(error) => error.is_transient(),
             Self::Engine(error) => error.is_transient(),
             Self::Registry(error) => error.is_transient(),
+            Self::Need { error, .. } => error.is_fault(),
             _ => false,
         }
     }
@@ -267,6 +278,7 @@ impl TargetError {
             Self::Registry(RegistryError::Unreachable { .. } | RegistryError::Server { .. })
             | Self::Engine(EngineError::Unavailable { .. }) => true,
             Self::Fetch(error) => error.is_transient(),
+            Self::Need { error, .. } => error.is_unreachable(),
             _ => false,
         }
     }
@@ -278,16 +290,19 @@ impl TargetError {
             Self::Refused { report, .. }
             | Self::Unknown { report, .. }
             | Self::BootRefused { report, .. } => report.lines().map(str::to_owned).collect(),
+            Self::Need { error, .. } => error.detail(),
             _ => Vec::new(),
         }
     }
 
     /// Is the command or a definition wrong, rather than the world?
     pub fn is_usage(&self) -> bool {
-        matches!(
-            self,
-            Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
-        )
+        let needed = |error: &Self| matches!(error, Self::Need { error, .. } if error.is_usage());
+        needed(self)
+            || matches!(
+                self,
+                Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
+            )
     }
 
     /// What to do about it.
@@ -334,6 +349,10 @@ impl TargetError {
             Self::Registry(error) => error.hint(),
             Self::Layer(error) => error.hint(),
             Self::Exposed(error) => error.hint(),
+            Self::Need { error, .. } => error.hint(),
+            Self::Skipped { reason: SkipReason::Need { need, why: NeedReason::NotPublished { .. } }, .. } => {
+                Some(format!("build {need} with --push first, or build with --push: then what is needed is built before"))
+            }
             Self::NeedLacks { .. } => Some(
                 "delete the needed image's tag, so that it is built and published again, then build this one with --force"
                     .to_owned(),

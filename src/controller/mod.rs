@@ -4,6 +4,7 @@
 
 mod bases;
 mod boot;
+mod broken_chains;
 mod build;
 mod check;
 mod check_report;
@@ -23,6 +24,7 @@ mod report;
 mod retry;
 mod reuse;
 mod root_fs;
+mod side_by_side;
 mod single;
 #[cfg(test)]
 mod testing;
@@ -46,6 +48,7 @@ pub use observe::Memory;
 pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
 pub use report::{Reporter, Stage};
 pub use retry::chain;
+pub use side_by_side::BuildLimits;
 pub use single::BuildOutcome;
 
 use crate::{
@@ -81,6 +84,8 @@ pub struct Controller {
     pub engine: LazyEngine,
     /// What is put into images that start with it.
     pub entrypoint: LazyEntrypoint,
+    /// How much may be built at once.
+    pub limits: BuildLimits,
     /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.

@@ -207,12 +207,12 @@ impl Controller {
         }
     }
 
-    /// Asks the registry for those of the references about which it has not been asked.
+    /// Asks the registry for those of the references about which it has not been asked. Says whether there were any.
     pub(super) async fn look_up_more<'a>(
         &self,
         references: impl IntoIterator<Item = &'a ImageReference>,
         lookups: &mut Lookups,
-    ) {
+    ) -> bool {
         let known = |reference: &&ImageReference| {
             lookups.published.contains_key(*reference)
                 || lookups.absent.contains(*reference)
@@ -220,6 +220,9 @@ impl Controller {
         };
         let references: Vec<ImageReference> =
             references.into_iter().filter(|reference| !known(reference)).cloned().collect();
+        if references.is_empty() {
+            return false;
+        }
         let found = stream::iter(references)
             .map(|reference| async move {
                 let published = self.look_up(&reference).await;
@@ -242,12 +245,13 @@ impl Controller {
                 }
             }
         }
+        true
     }
 
     /// What the registry holds under one reference.
     pub(super) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
         let manifest = with_retry("look up image", &self.cancel, || {
-            self.registry.manifest(&reference.repository, &reference.version)
+            self.shelf(&reference.repository).manifest(&reference.repository, &reference.version)
         })
         .await?;
         Ok(manifest.map(|manifest| {

@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use serde::Serialize;
 
-use super::{BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, retry::chain};
+use super::{
+    BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, broken_chains::BrokenChains,
+    retry::chain,
+};
 use crate::{
     cluster::{Cluster, Directory},
     image::{DriverImage, ImageReference, OnConflict, RolloutSpec},
@@ -180,28 +183,38 @@ impl Controller {
             .filter_map(|node| node_target(node).ok())
             .chain(announced.targets().cloned())
             .collect();
-        let called_for: Vec<&DriverImage> = self
+        let mut called_for: Vec<&DriverImage> = self
             .definitions
             .images
             .values()
             .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
             .collect();
+        self.add_needs(&mut called_for);
         self.resolve_more(&called_for, &targets, &mut memory.resolved).await;
-        let (resolved, location) = (&memory.resolved, self.image_location());
-        let matrix = plan::matrix(&MatrixInputs {
-            cells: CellInputs {
-                definitions: &self.definitions,
-                resolved: &resolved.images,
-                toolchains: &resolved.toolchains,
-                headers: &resolved.headers,
-                published: &memory.lookups.published,
-                trees: &resolved.trees,
-                location: &location,
-            },
-            snapshot: &snapshot,
-            announced: &announced,
-        });
-        let unreachable = resolved.unreachable;
+        let location = self.image_location();
+        let matrix = loop {
+            let Memory { resolved, lookups, contents: _ } = &mut *memory;
+            let matrix = plan::matrix(&MatrixInputs {
+                cells: CellInputs {
+                    definitions: &self.definitions,
+                    resolved: &resolved.images,
+                    toolchains: &resolved.toolchains,
+                    headers: &resolved.headers,
+                    published: &lookups.published,
+                    trees: &resolved.trees,
+                    location: &location,
+                },
+                snapshot: &snapshot,
+                announced: &announced,
+            });
+            // What a needed image exposes makes further cells: as often as the longest chain has images.
+            let references = matrix.cells.iter().flat_map(|cell| cell.references());
+            let news = self.look_up_more(references, lookups).await;
+            if !news || called_for.iter().all(|image| image.spec.needs.is_empty()) {
+                break matrix;
+            }
+        };
+        let unreachable = memory.resolved.unreachable;
         let manifests = self.manifests().await;
         self.decide(matrix, snapshot, manifests, unreachable, memory).await
     }
@@ -216,7 +229,6 @@ impl Controller {
         memory: &mut Memory,
     ) -> Result<Planned, PassError> {
         let Memory { resolved: _, lookups, contents } = memory;
-        self.look_up_more(matrix.cells.iter().flat_map(|cell| cell.references()), lookups).await;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
         let contents = self.contents(&images_in_use(&snapshot, &self.definitions), contents).await;
         let mut observed = Observed {
@@ -251,21 +263,17 @@ impl Controller {
     /// One pass. A target's failure does not stop the others; rollouts come last, decided anew from what
     /// the registry then holds and the nodes then run (guarantee 1): a build may have taken an hour.
     pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
-        let mut planned = self.plan(cluster).await?;
+        let mut memory = Memory::default();
+        let mut planned = self.plan_for(cluster.snapshot().await?, &mut memory).await?;
         let mut unreachable = planned.unreachable;
         let mut targets = Vec::new();
         let plan = &planned.plan;
         for planned in &plan.tags {
             targets.push(self.add_tags(&planned.cell, &planned.digest, &planned.references).await);
         }
-        for planned in &plan.builds {
-            if self.cancel.is_cancelled() {
-                break;
-            }
-            let BuildEnd { report, fault } = self.build_planned(&planned.cell).await?;
-            unreachable |= fault == Some(Fault::Unreachable);
-            targets.push(report);
-        }
+        let built = self.build_all(plan, &planned.snapshot, &mut memory).await?;
+        unreachable |= built.unreachable;
+        targets.extend(built.targets);
         if !targets.is_empty() {
             planned = self.plan(cluster).await?;
             unreachable |= planned.unreachable;
@@ -277,23 +285,37 @@ impl Controller {
             planned = self.plan(cluster).await?;
             unreachable |= planned.unreachable;
         }
+        let rollouts = self.roll_out_all(cluster, &mut planned.plan).await;
+        self.mark_nodes(cluster, &mut planned.plan.nodes).await;
+        Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable })
+    }
+
+    /// Makes what a plan says of rollouts; the plan then says how things stand. What a chain's other rollouts are about
+    /// stays as it is after one of them failed: its images fit one another and not those of before.
+    async fn roll_out_all(&self, cluster: &dyn Cluster, plan: &mut Plan) -> Vec<RolloutReport> {
         let mut rollouts = Vec::new();
-        for rollout in &mut planned.plan.rollouts {
+        let mut broken = BrokenChains::of(&self.definitions);
+        for rollout in &mut plan.rollouts {
             if self.cancel.is_cancelled() {
                 break;
             }
+            if let Some(why) = broken.hold(rollout) {
+                rollouts.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
+                continue;
+            }
             let error = self.roll_out(cluster, rollout).await.err();
-            rollouts.push(RolloutReport { planned: rollout.clone(), error });
+            if let Some(error) = &error {
+                broken.note(rollout, error);
+            }
             // The plan in the report says how things stand now.
-            if let (RolloutDecision::Rewrite { to, .. }, None) =
-                (&rollout.decision, &rollouts[rollouts.len() - 1].error)
-            {
+            let planned = rollout.clone();
+            if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
                 rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
                 rollout.changes.clear();
             }
+            rollouts.push(RolloutReport { planned, error });
         }
-        self.mark_nodes(cluster, &mut planned.plan.nodes).await;
-        Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable })
+        rollouts
     }
 
     /// Builds one cell and records the outcome.
@@ -451,6 +473,19 @@ impl Controller {
             );
         }
         manifests
+    }
+
+    /// Adds the images that the given ones are compiled against, directly or through others.
+    pub(super) fn add_needs<'a>(&'a self, images: &mut Vec<&'a DriverImage>) {
+        let mut next = 0;
+        while let Some(image) = images.get(next) {
+            next += 1;
+            let needs = image.spec.needs.iter().filter_map(|need| self.definitions.images.get(need.image()?));
+            let new: Vec<&DriverImage> = needs
+                .filter(|need| images.iter().all(|image| image.metadata.name != need.metadata.name))
+                .collect();
+            images.extend(new);
+        }
     }
 
     pub(super) fn image_location(&self) -> ImageLocation {

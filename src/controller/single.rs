@@ -1,10 +1,13 @@
 //! Adapter: one image for one kernel, asked for by name rather than by a node.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::{BuildOptions, Built, Controller, Failures, PassError, TargetError};
+use super::{
+    BuildOptions, Built, Controller, Failures, PassError, TargetError,
+    observe::{Lookups, Resolved},
+};
 use crate::{
-    image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
+    image::{Chains, Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
     kernel::KernelTarget,
     kmod::Verdict,
     plan::{self, Cell, CellInputs},
@@ -23,8 +26,43 @@ pub struct BuildOutcome {
 }
 
 impl Controller {
-    /// The cell of one image for one kernel.
+    /// The cell of one image for one kernel. What it is compiled against must be published.
     pub async fn cell(&self, name: &ImageName, target: &KernelTarget) -> Result<Cell, TargetError> {
+        let image = self.image(name)?;
+        let (needs, resolved) = self.resolve_with_needs(image, target).await;
+        let location =
+            self.needs_from.as_ref().map_or(&self.location, |from| &from.location).image_location();
+        let mut lookups = Lookups::default();
+        let mut templates = Templates::default();
+        for image in needs.into_iter().chain([image]) {
+            let inputs = CellInputs {
+                definitions: &self.definitions,
+                resolved: &resolved.images,
+                toolchains: &resolved.toolchains,
+                headers: &resolved.headers,
+                published: &lookups.published,
+                trees: &resolved.trees,
+                location: &location,
+            };
+            match plan::cell_for(&inputs, &mut templates, image, target) {
+                Ok(cell) if image.metadata.name == *name => return Ok(cell),
+                Ok(needed) => {
+                    if let Some(published) = self.look_up(&needed.reference).await? {
+                        lookups.published.insert(needed.reference, published);
+                    }
+                }
+                Err(reason) if image.metadata.name == *name => {
+                    return Err(TargetError::Skipped { subject: format!("{name} for {target}"), reason });
+                }
+                // What is compiled against it says so.
+                Err(_) => {}
+            }
+        }
+        Err(TargetError::Definition(format!("{name} for {target}")))
+    }
+
+    /// The Dockerfile of one image for one kernel; nothing need be published for that.
+    pub async fn dockerfile(&self, name: &ImageName, target: &KernelTarget) -> Result<String, TargetError> {
         let image = self.image(name)?;
         let resolved = self.resolve(&[image], &BTreeSet::from([target.clone()])).await;
         let location = self.image_location();
@@ -33,18 +71,61 @@ impl Controller {
             resolved: &resolved.images,
             toolchains: &resolved.toolchains,
             headers: &resolved.headers,
-            published: &std::collections::BTreeMap::new(),
+            published: &BTreeMap::new(),
             trees: &resolved.trees,
             location: &location,
         };
-        plan::cell_for(&inputs, &mut Templates::default(), image, target)
+        plan::dockerfile_for(&inputs, image, target)
             .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
     }
 
-    /// Builds one image for one kernel and, with `push`, publishes it under its tags.
+    /// The images that one needs, in the order in which they are built, and what they and it amount to.
+    async fn resolve_with_needs<'a>(
+        &'a self,
+        image: &'a DriverImage,
+        target: &KernelTarget,
+    ) -> (Vec<&'a DriverImage>, Resolved) {
+        let mut images = vec![image];
+        self.add_needs(&mut images);
+        let resolved = self.resolve(&images, &BTreeSet::from([target.clone()])).await;
+        let chains = Chains::of(&self.definitions.images);
+        let place =
+            |image: &&DriverImage| chains.order().iter().position(|name| *name == image.metadata.name);
+        images.sort_by_key(place);
+        images.retain(|needed| needed.metadata.name != image.metadata.name);
+        (images, resolved)
+    }
+
+    /// Builds one image for one kernel and, with `push`, publishes it under its tags; what it is compiled against is
+    /// then built and published before, where it is not yet. Without `push` that must be published already.
     ///
     /// With `force` it is compiled although the same inputs are published, failed before, or could take over another kernel's payload.
     pub async fn build_one(
+        &self,
+        name: &ImageName,
+        target: &KernelTarget,
+        push: bool,
+        force: bool,
+    ) -> Result<BuildOutcome, TargetError> {
+        if push {
+            let image = self.image(name)?;
+            let mut needs = vec![image];
+            self.add_needs(&mut needs);
+            for need in Chains::of(&self.definitions.images).order() {
+                if need != name && needs.iter().any(|image| image.metadata.name == *need) {
+                    self.build_alone(need, target, push, false).await.map_err(|error| TargetError::Need {
+                        image: name.to_string(),
+                        need: need.to_string(),
+                        error: Box::new(error),
+                    })?;
+                }
+            }
+        }
+        self.build_alone(name, target, push, force).await
+    }
+
+    /// The same for the image alone.
+    async fn build_alone(
         &self,
         name: &ImageName,
         target: &KernelTarget,

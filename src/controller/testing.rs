@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 pub(super) use self::fleet::{FIRST, Fleet, Gate};
 use super::{
-    BootCheck, BootChecker, Built, Controller, LazyEngine, LazyEntrypoint, Reporter, Stage, TargetError,
+    BootCheck, BootChecker, BuildLimits, Built, Controller, LazyEngine, LazyEntrypoint, Reporter, Stage,
+    TargetError,
     build::{BuildOptions, Made, Origins, Payload},
     needs::Needed,
 };
@@ -135,6 +136,7 @@ impl Bench {
             location,
             engine: LazyEngine::new(EngineChoice::Docker, env),
             entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
+            limits: BuildLimits { at_once: 1, budget: crate::machine::budget() },
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
             fence: None,

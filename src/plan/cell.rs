@@ -192,6 +192,15 @@ pub fn cell_for(
     cell_with(inputs, templates, image, target, needs)
 }
 
+/// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
+pub fn dockerfile_for(
+    inputs: &CellInputs<'_>,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<String, SkipReason> {
+    cell_with(inputs, &mut Templates::default(), image, target, Vec::new()).map(|cell| cell.dockerfile)
+}
+
 /// Is the image meant for the kernel at all?
 pub(super) fn family_for<'a>(
     definitions: &'a Definitions,

@@ -42,7 +42,7 @@ pub use announced::{
 pub use budget::Budget;
 pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, EntrypointBinary, ImageLocation, ResolvedImage,
-    TreeKey, cell_for,
+    TreeKey, cell_for, dockerfile_for,
 };
 pub use deadline::next_deadline;
 pub use decide::{

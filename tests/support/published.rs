@@ -27,6 +27,11 @@ fn text(value: &Value) -> &str {
 
 /// Publishes one cell of a plan with this verdict, and gives its reference by digest.
 pub fn publish(cell: &Value, verdict: Verdict) -> String {
+    publish_with(cell, ImageFacts { verdict: Some(verdict), ..ImageFacts::default() })
+}
+
+/// The same, with these annotations beside the planned input hash and kernel; what else they say is made up.
+pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
     let release = text(&cell["target"]["release"]);
     let reference: ImageReference = text(&cell["reference"]).parse().unwrap();
     let mut writer = LayerWriter::new(Vec::new(), 0);
@@ -40,8 +45,7 @@ pub fn publish(cell: &Value, verdict: Verdict) -> String {
     let facts = ImageFacts {
         input_hash: Some(text(&cell["inputHash"]).parse().unwrap()),
         kernel_release: Some(release.parse().unwrap()),
-        verdict: Some(verdict),
-        ..ImageFacts::default()
+        ..facts
     };
     let assembled = assemble(&Assembly {
         base: None,

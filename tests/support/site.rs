@@ -58,6 +58,14 @@ impl Site {
         site
     }
 
+    /// In place of the fixtures' own definitions the chain a -> b, c -> d, of which nodes call for d alone.
+    pub fn chain() -> Self {
+        let site = Self::new();
+        fs::remove_dir_all(site.definitions()).unwrap();
+        copy_tree(&fixtures().join("chain"), &site.definitions());
+        site
+    }
+
     /// Links the shared parts into the cache directory.
     pub fn link_shared(&self) {
         for kind in SHARED {

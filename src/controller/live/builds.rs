@@ -19,12 +19,14 @@ use super::{
 };
 use crate::{
     controller::{
-        Controller, TargetReport,
+        BuildLimits, Controller, TargetReport,
         pass::{BuildEnd, Fault},
+        side_by_side::cost,
     },
     fault::chain,
+    image::Definitions,
     jitter::jitter,
-    plan::{Activity, Cell, Plan},
+    plan::{Activity, Cell, Plan, PlannedBuild},
     service::{BuildOutcomeLabel, Metrics},
 };
 
@@ -48,10 +50,10 @@ pub(super) struct EndedBuild {
 }
 
 impl Builds {
-    pub(super) fn new(at_once: usize, cancel: CancellationToken) -> Self {
+    pub(super) fn new(limits: BuildLimits, cancel: CancellationToken) -> Self {
         let term = cancel.child_token();
         Self {
-            queue: Queue::new(at_once),
+            queue: Queue::new(limits),
             activity: SharedActivity::default(),
             tasks: JoinSet::new(),
             started: HashMap::new(),
@@ -61,8 +63,9 @@ impl Builds {
     }
 
     /// Takes over what a plan asks for.
-    pub(super) fn update(&mut self, plan: &Plan) {
-        let renewed = self.queue.update(plan.builds.iter().map(|planned| Arc::clone(&planned.cell)));
+    pub(super) fn update(&mut self, plan: &Plan, definitions: &Definitions) {
+        let costed = |planned: &PlannedBuild| (Arc::clone(&planned.cell), cost(definitions, &planned.cell));
+        let renewed = self.queue.update(plan.builds.iter().map(costed));
         for key in &renewed {
             self.activity.renewed(key);
         }
@@ -177,7 +180,7 @@ impl Builds {
     }
 
     pub(super) fn next_due(&self) -> Option<Instant> {
-        self.queue.next_due()
+        self.queue.next_due(Instant::now())
     }
 
     pub(super) fn running(&self) -> usize {

@@ -26,7 +26,7 @@ use self::{
     view::{StatusWorker, View},
     wake::Wake,
 };
-use super::{Controller, Memory, Planned, RolloutReport, TargetReport};
+use super::{Controller, Memory, Planned, RolloutReport, TargetReport, broken_chains::BrokenChains};
 use crate::{
     cluster::Cluster,
     fault::chain,
@@ -45,8 +45,6 @@ const LAST_STATUS: Duration = Duration::from_secs(5);
 /// How the loop runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveOptions {
-    /// Builds at the same time.
-    pub parallel_builds: usize,
     /// A pass comes after this long at the latest, and asks for everything anew: also how long it may take until a
     /// tag that the registry has lost is missed.
     pub resync: Duration,
@@ -101,7 +99,7 @@ impl Live {
     /// A loop that has not begun.
     pub fn new(controller: Controller, options: LiveOptions, parts: LiveParts) -> Self {
         let LiveParts { cluster, configuration, leads, status, metrics, health } = parts;
-        let builds = Builds::new(options.parallel_builds, controller.cancel.child_token());
+        let builds = Builds::new(controller.limits, controller.cancel.child_token());
         let now = Instant::now();
         Self {
             controller,
@@ -224,7 +222,7 @@ impl Live {
             unreachable |= self.add_tags(&planned.plan).await;
             unreachable |= self.unite(&planned.plan).await;
             self.controller.mark_nodes(self.cluster.as_ref(), &mut planned.plan.nodes).await;
-            self.builds.update(&planned.plan);
+            self.builds.update(&planned.plan, &self.controller.definitions);
             self.start_builds();
         }
         let now = Instant::now();
@@ -265,10 +263,16 @@ impl Live {
         cancel: &CancellationToken,
     ) -> Result<Vec<RolloutReport>, String> {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
+        let mut broken = BrokenChains::of(&self.controller.definitions);
         let seen = &planned.snapshot;
         for rollout in &mut planned.plan.rollouts {
             if cancel.is_cancelled() {
                 break;
+            }
+            if let Some(why) = broken.hold(rollout) {
+                tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
+                reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
+                continue;
             }
             if matches!(rollout.decision, RolloutDecision::Rewrite { .. })
                 && let Err(next) = self.pace.take(&rollout.target, self.started.elapsed())
@@ -284,6 +288,9 @@ impl Live {
             }
             let error = self.controller.roll_out(self.cluster.as_ref(), rollout).await.err();
             self.health.beat();
+            if let Some(error) = &error {
+                broken.note(rollout, error);
+            }
             self.tell(rollout, error.as_deref());
             reports.push(RolloutReport { planned: rollout.clone(), error });
         }

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    image::{ImageName, InputHash},
+    controller::BuildLimits,
+    image::{BuildSpec, ImageName, InputHash},
     kernel::KernelTarget,
     plan::{Cell, retry},
 };
@@ -42,6 +43,8 @@ enum State {
 #[derive(Debug)]
 struct Entry {
     cell: Arc<Cell>,
+    /// What it takes of the machine.
+    cost: BuildSpec,
     /// Its place in the plan, whose order puts what others need first.
     place: usize,
     state: State,
@@ -53,29 +56,33 @@ struct Entry {
 #[derive(Debug)]
 pub(super) struct Queue {
     entries: BTreeMap<CellKey, Entry>,
-    at_once: usize,
+    limits: BuildLimits,
 }
 
 impl Queue {
     /// An empty queue for so many builds at once, at least one.
-    pub(super) fn new(at_once: usize) -> Self {
-        Self { entries: BTreeMap::new(), at_once: at_once.max(1) }
+    pub(super) fn new(limits: BuildLimits) -> Self {
+        Self { entries: BTreeMap::new(), limits }
     }
 
     /// Takes over what a plan asks for. What only waits and is not asked for any more is dropped; what runs ends by
     /// itself. Inputs that changed start anew, without the waits that the old ones had earned; these are told.
-    pub(super) fn update(&mut self, wanted: impl IntoIterator<Item = Arc<Cell>>) -> Vec<CellKey> {
+    pub(super) fn update(
+        &mut self,
+        wanted: impl IntoIterator<Item = (Arc<Cell>, BuildSpec)>,
+    ) -> Vec<CellKey> {
         let mut renewed = Vec::new();
         for entry in self.entries.values_mut() {
             entry.wanted = false;
         }
-        for (place, cell) in wanted.into_iter().enumerate() {
+        for (place, (cell, cost)) in wanted.into_iter().enumerate() {
             let key = key_of(&cell);
             match self.entries.get_mut(&key) {
                 Some(entry) if entry.state == State::Running || entry.input_hash() == cell.input_hash => {
                     // A build that runs keeps its inputs; when they changed, the plan after its end says so.
                     if entry.state != State::Running {
                         entry.cell = cell;
+                        entry.cost = cost;
                     }
                     entry.place = place;
                     entry.wanted = true;
@@ -84,7 +91,7 @@ impl Queue {
                     if other.is_some() {
                         renewed.push(key.clone());
                     }
-                    let entry = Entry { cell, place, state: State::Queued, failed: 0, wanted: true };
+                    let entry = Entry { cell, cost, place, state: State::Queued, failed: 0, wanted: true };
                     self.entries.insert(key, entry);
                 }
             }
@@ -95,7 +102,8 @@ impl Queue {
 
     /// The next build to start now, which then counts as running.
     pub(super) fn start(&mut self, now: Instant) -> Option<Arc<Cell>> {
-        if self.running() >= self.at_once {
+        let running: Vec<BuildSpec> = self.costs().copied().collect();
+        if running.len() >= self.limits.at_once.max(1) {
             return None;
         }
         let ready = |entry: &&mut Entry| match entry.state {
@@ -104,6 +112,10 @@ impl Queue {
             State::Running => false,
         };
         let next = self.entries.values_mut().filter(ready).min_by_key(|entry| entry.place)?;
+        // None overtakes another: a large one would wait for ever behind small ones.
+        if !self.limits.budget.admits(&running, &next.cost) {
+            return None;
+        }
         next.state = State::Running;
         Some(Arc::clone(&next.cell))
     }
@@ -129,21 +141,23 @@ impl Queue {
         }
     }
 
-    /// When the next wait is over.
-    pub(super) fn next_due(&self) -> Option<Instant> {
+    /// When the next wait is over. What waits for room has no time: it is looked at when a build ends.
+    pub(super) fn next_due(&self, now: Instant) -> Option<Instant> {
         let until = |entry: &Entry| match entry.state {
-            State::Waiting(until) => Some(until),
+            State::Waiting(until) => Some(until).filter(|until| *until > now),
             State::Queued | State::Running => None,
         };
-        if self.running() >= self.at_once {
-            return None;
-        }
         self.entries.values().filter_map(until).min()
     }
 
     /// Builds that run.
     pub(super) fn running(&self) -> usize {
-        self.entries.values().filter(|entry| entry.state == State::Running).count()
+        self.costs().count()
+    }
+
+    /// What they take.
+    fn costs(&self) -> impl Iterator<Item = &BuildSpec> {
+        self.entries.values().filter(|entry| entry.state == State::Running).map(|entry| &entry.cost)
     }
 
     /// Builds that wait for room, or for the time of their next attempt.

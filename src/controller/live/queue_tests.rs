@@ -4,11 +4,22 @@ use super::*;
 use crate::{
     controller::testing::{Bench, K9, K10, K11},
     image::InputHasher,
+    plan::Budget,
 };
 
 async fn cells() -> [Arc<Cell>; 3] {
     let bench = Bench::new(&serde_json::json!({}));
     [bench.cell(K9).await, bench.cell(K10).await, bench.cell(K11).await].map(Arc::new)
+}
+
+/// A machine of two processors.
+fn limits(at_once: usize) -> BuildLimits {
+    let (cpus, memory) = ("2".parse().unwrap(), "4Gi".parse().unwrap());
+    BuildLimits { at_once, budget: Budget { cpus, memory } }
+}
+
+fn small(cells: impl IntoIterator<Item = Arc<Cell>>) -> Vec<(Arc<Cell>, BuildSpec)> {
+    cells.into_iter().map(|cell| (cell, BuildSpec::default())).collect()
 }
 
 fn changed(cell: &Cell) -> Arc<Cell> {
@@ -21,13 +32,13 @@ fn changed(cell: &Cell) -> Arc<Cell> {
 async fn each_cell_once_and_so_many_at_once() {
     let cells = cells().await;
     let now = Instant::now();
-    let mut queue = Queue::new(2);
-    queue.update(cells.iter().cloned());
+    let mut queue = Queue::new(limits(2));
+    queue.update(small(cells.iter().cloned()));
     // In the plan's order, whatever the names.
     assert_eq!(queue.start(now).as_ref(), Some(&cells[0]));
     assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
     assert_eq!(queue.start(now), None);
-    queue.update(cells.iter().cloned());
+    queue.update(small(cells.iter().cloned()));
     assert_eq!(queue.start(now), None, "asked for again, and running already");
     queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
@@ -38,10 +49,10 @@ async fn each_cell_once_and_so_many_at_once() {
 async fn what_nobody_wants_any_more_is_dropped_unless_it_runs() {
     let cells = cells().await;
     let now = Instant::now();
-    let mut queue = Queue::new(1);
-    queue.update(cells.iter().cloned());
+    let mut queue = Queue::new(limits(1));
+    queue.update(small(cells.iter().cloned()));
     queue.start(now);
-    queue.update([Arc::clone(&cells[2])]);
+    queue.update(small([Arc::clone(&cells[2])]));
     assert_eq!((queue.running(), queue.waiting()), (1, 1));
     assert!(!queue.holds(&key_of(&cells[1])));
     queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
@@ -53,27 +64,27 @@ async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
     let [cell, ..] = cells().await;
     let key = key_of(&cell);
     let mut now = Instant::now();
-    let mut queue = Queue::new(1);
+    let mut queue = Queue::new(limits(1));
     for expected in [10, 20, 40] {
-        queue.update([Arc::clone(&cell)]);
+        queue.update(small([Arc::clone(&cell)]));
         assert!(queue.start(now).is_some());
         let wait = queue.ended(&key, Ended::Passing, now, 0.0);
         assert_eq!(wait, Some(Duration::from_secs(expected)));
         assert_eq!(queue.start(now + Duration::from_secs(expected - 1)), None);
-        assert_eq!(queue.next_due(), Some(now + Duration::from_secs(expected)));
+        assert_eq!(queue.next_due(now), Some(now + Duration::from_secs(expected)));
         now += Duration::from_secs(expected);
     }
     queue.start(now);
     queue.ended(&key, Ended::Passing, now, 0.0);
     let other = changed(&cell);
-    assert_eq!(queue.update([Arc::clone(&other)]), std::slice::from_ref(&key));
+    assert_eq!(queue.update(small([Arc::clone(&other)])), std::slice::from_ref(&key));
     assert_eq!(queue.start(now).as_ref(), Some(&other));
 
     // Inputs that change while it runs: the build keeps its own, and the next plan asks for the new ones.
-    queue.update([Arc::clone(&cell)]);
+    queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now), None);
     queue.ended(&key, Ended::Settled, now, 0.0);
-    queue.update([Arc::clone(&cell)]);
+    queue.update(small([Arc::clone(&cell)]));
     assert_eq!(queue.start(now).as_ref(), Some(&cell));
 }
 
@@ -81,10 +92,32 @@ async fn passing_faults_wait_longer_each_time_and_other_inputs_do_not() {
 async fn a_stopped_build_is_queued_again_at_once() {
     let [cell, ..] = cells().await;
     let now = Instant::now();
-    let mut queue = Queue::new(1);
-    queue.update([Arc::clone(&cell)]);
+    let mut queue = Queue::new(limits(1));
+    queue.update(small([Arc::clone(&cell)]));
     queue.start(now);
     assert_eq!(queue.ended(&key_of(&cell), Ended::Stopped, now, 0.0), None);
     assert_eq!(queue.queued().collect::<Vec<_>>(), [&key_of(&cell)]);
     assert!(queue.start(now).is_some());
+}
+
+#[tokio::test]
+async fn as_many_as_the_machine_has_room_for_and_none_overtakes() {
+    let cells = cells().await;
+    let now = Instant::now();
+    let mut queue = Queue::new(limits(8));
+    let mut wanted = small(cells.iter().cloned());
+    wanted[1].1.cpus = "1500m".parse().unwrap();
+    queue.update(wanted);
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[0]));
+    assert_eq!(
+        queue.start(now),
+        None,
+        "the second is too large beside the first, and the third waits behind it"
+    );
+    assert_eq!(queue.next_due(now), None, "what waits for room has no time");
+    queue.ended(&key_of(&cells[0]), Ended::Settled, now, 0.0);
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[1]));
+    assert_eq!(queue.start(now), None);
+    queue.ended(&key_of(&cells[1]), Ended::Settled, now, 0.0);
+    assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }

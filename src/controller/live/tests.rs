@@ -99,7 +99,7 @@ impl Running {
         let cancel = bench.controller.cancel.clone();
         let live = Live::new(
             bench.controller.clone(),
-            LiveOptions { parallel_builds: 1, resync: Duration::from_mins(1) },
+            LiveOptions { resync: Duration::from_mins(1) },
             LiveParts {
                 cluster: Arc::clone(&fleet) as Arc<dyn Cluster>,
                 configuration: configuration.subscribe(),

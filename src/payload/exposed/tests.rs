@@ -87,8 +87,8 @@ fn what_is_missing_is_named_with_what_is_there() {
 
 #[test]
 fn the_digest_is_that_of_the_exposed_content() {
-    let first = exposed(payload("x86_64").path()).unwrap().digest;
     type Change = fn(&Path);
+    let first = exposed(payload("x86_64").path()).unwrap().digest;
     let same: [Change; 3] = [
         |tree| fs::write(tree.join("lib/modules/6.1.0-1-amd64/extra/a.ko"), "other").unwrap(),
         |tree| {

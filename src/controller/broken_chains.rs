@@ -1,0 +1,45 @@
+//! Adapter: the rollouts of a chain go out together: one that fails holds those that come after it.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    image::{Definitions, ImageName, Need, connected},
+    plan::PlannedRollout,
+};
+
+/// The chains of which a rollout failed in this pass. Rollouts come in the order in which images need one another, so
+/// what a later one would put beside the old image was built against the new one.
+pub(super) struct BrokenChains {
+    /// The chain of each image, by one of its images.
+    chains: BTreeMap<ImageName, ImageName>,
+    broken: BTreeMap<ImageName, String>,
+}
+
+impl BrokenChains {
+    /// None yet.
+    pub(super) fn of(definitions: &Definitions) -> Self {
+        let images = &definitions.images;
+        let edges = images.iter().flat_map(|(name, image)| {
+            image.spec.needs.iter().filter_map(Need::image).map(move |need| (name, need))
+        });
+        let chains = connected(images.keys(), edges);
+        let chains = chains.into_iter().map(|(image, chain)| (image.clone(), chain.clone())).collect();
+        Self { chains, broken: BTreeMap::new() }
+    }
+
+    /// A rollout failed.
+    pub(super) fn note(&mut self, rollout: &PlannedRollout, error: &str) {
+        let Some(chain) = self.chains.get(&rollout.image) else { return };
+        let why = format!("{} of {} failed: {error}", rollout.target, rollout.image);
+        self.broken.entry(chain.clone()).or_insert(why);
+    }
+
+    /// Why a rollout with changes is not made in this pass.
+    pub(super) fn hold(&self, rollout: &PlannedRollout) -> Option<String> {
+        if rollout.changes.is_empty() {
+            return None;
+        }
+        let why = self.broken.get(self.chains.get(&rollout.image)?)?;
+        Some(format!("not made, because the images of a chain go out together and {why}"))
+    }
+}

@@ -1,0 +1,68 @@
+//! Adapter: what this machine, or the container that farrier runs in, has for builds.
+
+use std::{fs, num::NonZero, path::Path, thread};
+
+use crate::{
+    image::{Cpus, Memory},
+    plan::Budget,
+};
+
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Processors and memory that this process may use: the machine's, or the smaller limits of its control groups. An
+/// engine that runs elsewhere may have others; then they are given by hand.
+pub fn budget() -> Budget {
+    // The standard library knows affinity and `cpu.max`.
+    let cpus = thread::available_parallelism().map_or(1, NonZero::get) as u64;
+    let limit = fs::read_to_string("/proc/self/cgroup")
+        .ok()
+        .and_then(|text| memory_limit(Path::new(CGROUPS), own_group(&text)?));
+    let memory = [limit, fs::read_to_string("/proc/meminfo").ok().and_then(|text| total(&text))];
+    let memory = memory.into_iter().flatten().min().unwrap_or(u64::MAX);
+    Budget { cpus: Cpus::from_thousandths(cpus.saturating_mul(1000)), memory: Memory::from_bytes(memory) }
+}
+
+/// The control group in the unified hierarchy (version 2), of `/proc/self/cgroup`.
+fn own_group(text: &str) -> Option<&str> {
+    text.lines().find_map(|line| line.strip_prefix("0::/"))
+}
+
+/// The smallest `memory.max` on the way down to a group; a container sees itself as the root.
+fn memory_limit(root: &Path, group: &str) -> Option<u64> {
+    let read = |directory: &Path| fs::read_to_string(directory.join("memory.max")).ok()?.trim().parse().ok();
+    root.join(group).ancestors().take_while(|directory| directory.starts_with(root)).filter_map(read).min()
+}
+
+/// Bytes of `MemTotal` in `/proc/meminfo`.
+fn total(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_smallest_limit_on_the_way_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("kubepods/pod1/c");
+        fs::create_dir_all(&inner).unwrap();
+        assert_eq!(memory_limit(root.path(), "kubepods/pod1/c"), None);
+        fs::write(inner.join("memory.max"), "max\n").unwrap();
+        fs::write(root.path().join("kubepods/pod1/memory.max"), "2147483648\n").unwrap();
+        fs::write(root.path().join("kubepods/memory.max"), "8589934592\n").unwrap();
+        assert_eq!(memory_limit(root.path(), "kubepods/pod1/c"), Some(2 << 30));
+        assert_eq!(memory_limit(root.path(), ""), None);
+    }
+
+    #[test]
+    fn what_the_kernel_says() {
+        assert_eq!(own_group("12:memory:/x\n0::/user.slice/a\n"), Some("user.slice/a"));
+        assert_eq!(own_group("0::/\n"), Some(""));
+        assert_eq!(total("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
+        assert_eq!(total("MemTotal: many\n"), None);
+        let Budget { cpus, memory } = budget();
+        assert!(cpus.thousandths() >= 1000 && memory.bytes() > 0);
+    }
+}

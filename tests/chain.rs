@@ -1,0 +1,194 @@
+//! Images that are compiled against each other: the real binary, engine, registry and compilers. `b` and `c` use what
+//! `a` exports, `d` uses what `b` and `c` export, and nodes call for `d` alone.
+// clippy.toml allows these in test functions only, not in what the tests share.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
+
+use std::fs;
+
+use farrier::{image::Digest, kmod::Verdict, oci::ImageFacts};
+use support::{
+    kernels,
+    published::{publish, publish_with},
+    site::{FIRST_IMAGE, Run, Site, skopeo},
+};
+
+/// The images that a pass built, in the order in which they were published.
+fn built(run: &Run) -> Vec<String> {
+    let lines = run.stdout.lines().filter_map(|line| line.strip_prefix("built "));
+    lines.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+}
+
+/// The first line of the log with these words.
+fn place(run: &Run, words: &str) -> usize {
+    run.stderr.lines().position(|line| line.contains(words)).unwrap_or_else(|| panic!("no {words:?}: {run}"))
+}
+
+/// A pass with room for two builds.
+fn pass(site: &Site) -> Run {
+    site.farrier(&["run", "--once", "--build-cpus", "2", "--build-memory", "2Gi"])
+}
+
+fn exposed(site: &Site, image: &str, kernel: &str) -> String {
+    let manifest = site.inspect_raw(&format!("{image}:1.0-{kernel}-debian12-amd64"));
+    manifest["annotations"]["farrier.dev/exposed-digest"].as_str().unwrap().to_owned()
+}
+
+/// New kernel: all in order. A change that nobody can see: the image alone. One that changes a symbol's version: all
+/// that were compiled against it, and nothing else.
+#[test]
+fn what_is_rebuilt_is_what_was_compiled_against_the_change() {
+    let kernel = kernels::newest().newer;
+    let site = Site::chain();
+    site.canary(&kernel);
+    let first = pass(&site).exits(0);
+    let order = built(&first);
+    assert_eq!((order.len(), order[0].as_str(), order[3].as_str()), (4, "a", "d"), "{first}");
+    // `b` and `c` ran side by side, and `d` began when both were published.
+    let subject = |image: &str| format!("{image} for {kernel}: ");
+    let began = |image: &str| place(&first, &format!("{}fetching headers", subject(image)));
+    let ended = |image: &str| place(&first, &format!("{}published", subject(image)));
+    assert!(ended("a") < began("b").min(began("c")), "{first}");
+    assert!(began("b").max(began("c")) < ended("b").min(ended("c")), "{first}");
+    assert!(ended("b").max(ended("c")) < began("d"), "{first}");
+    let image = site.image();
+    assert!(image.starts_with(&format!("{}/d@sha256:", site.location)), "{image}");
+    pass(&site).exits(0).line("nothing to do");
+
+    let before = exposed(&site, "a", &kernel);
+    site.edit("sources/a/chain_a.c", "value + 1", "value + 10");
+    assert_eq!(built(&pass(&site).exits(0)), ["a"]);
+    assert_eq!((exposed(&site, "a", &kernel), site.image()), (before.clone(), image.clone()));
+
+    site.edit("sources/b/chain_b.c", "int chain_b(int value)", "int chain_b(int value, int more)");
+    site.edit("sources/b/include/chain_b.h", "int value", "int value, int more");
+    site.edit("sources/d/chain_d.c", "chain_b(value)", "chain_b(value, 1)");
+    assert_eq!(built(&pass(&site).exits(0)), ["b", "d"]);
+
+    for file in ["sources/a/chain_a.c", "sources/a/include/chain_a.h"] {
+        site.edit(file, "chain_a(int value)", "chain_a(long value)");
+    }
+    // Both that use the symbol; what they export themselves is as it was, so `d` stays.
+    let users = built(&pass(&site).exits(0));
+    assert_eq!((users.len(), users[0].as_str()), (3, "a"), "{users:?}");
+    assert!(users.contains(&"b".to_owned()) && users.contains(&"c".to_owned()), "{users:?}");
+    assert_ne!(exposed(&site, "a", &kernel), before);
+    // What is not in the cache is fetched again.
+    fs::remove_dir_all(site.cache()).unwrap();
+    pass(&site).exits(0).line("nothing to do");
+}
+
+/// Nothing is built against an image that somebody else published, and nothing is rewritten.
+#[test]
+fn a_need_that_something_else_published() {
+    let kernel = kernels::newest().newer;
+    let site = Site::chain();
+    site.canary(&kernel);
+    site.edit("images/a.yaml", "  onConflict: overwrite\n", "");
+    let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    let foreign = publish(&plan["builds"][0]["cell"], Verdict::Loads);
+    // The same image without a word of farrier's.
+    let layout = format!("oci:{}:x", site.path("foreign").display());
+    let tag = format!("docker://{}/a:1.0-{kernel}-debian12-amd64", site.location);
+    for (from, to) in [(format!("docker://{foreign}"), layout.clone()), (layout, tag)] {
+        let copy = ["copy", "--src-tls-verify=false", "--dest-tls-verify=false", "--format=v2s2", &from, &to];
+        let output =
+            skopeo(&copy.map(|word| {
+                if word == "--format=v2s2" && to.starts_with("oci:") { "--quiet" } else { word }
+            }));
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let run = pass(&site);
+    assert_eq!(run.code, Some(1), "{run}");
+    assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
+    run.line("was published by something else and exposes no headers");
+    assert_eq!((site.tags("a").len(), site.tags("b").len()), (1, 0));
+}
+
+/// An image with the right inputs whose layers do not hold what its annotations promise.
+#[test]
+fn a_need_that_lacks_the_headers_it_claims() {
+    let kernel = kernels::newest().newer;
+    let site = Site::chain();
+    site.canary(&kernel);
+    let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    let exposed_digest = Some(Digest::of(b"nothing like it"));
+    let facts = ImageFacts { verdict: Some(Verdict::Loads), exposed_digest, ..ImageFacts::default() };
+    publish_with(&plan["builds"][0]["cell"], facts);
+    let run = pass(&site).exits(1);
+    run.line("does not hold the headers that it claims to expose: the payload has no /usr/src/chain-a");
+    run.line("hint: delete the needed image's tag");
+    assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
+    // Permanent: not tried again.
+    let again = pass(&site).exits(1);
+    assert!(!again.stderr.contains("fetching headers"), "{again}");
+}
+
+#[test]
+fn a_range_that_excludes_the_kernel_ends_the_chain() {
+    let kernel = kernels::newest().newer;
+    let site = Site::chain();
+    site.canary(&kernel);
+    site.edit("images/a.yaml", "  needs: []\n", "  needs: []\n  kernels: \">=6.2\"\n");
+    let run = pass(&site);
+    assert_eq!((built(&run), site.image().as_str()), (Vec::new(), FIRST_IMAGE));
+    run.line("it needs a: it is not built for this kernel");
+}
+
+/// One image by name: what it needs must be there for the very kernel, or is built before it.
+#[test]
+fn one_image_by_name() {
+    let kernels = kernels::newest();
+    let kernel = kernels.newer.as_str();
+    let site = Site::chain();
+    let render =
+        ["render", "d", "--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+    site.farrier(&render).exits(0).line("COPY needs/b/ /");
+
+    // Of another kernel's image nothing is used.
+    site.build("a", &kernels.older, &["--push"]).exits(0);
+    let alone = site.build("b", kernel, &[]).exits(2);
+    alone.line("it needs a: ");
+    alone.line("is not published");
+    alone.line("build a with --push first");
+    assert!(site.tags("b").is_empty());
+
+    site.build("b", kernel, &["--push"]).exits(0).line("chain_b");
+    assert_eq!((site.tags("a").len(), site.tags("b").len()), (2, 1));
+    // Without --push the needs are found in the registry all the same, and nothing is published.
+    site.build("c", kernel, &[]).exits(0).line("not published");
+    assert!(site.tags("c").is_empty());
+}
+
+/// A payload that does not expose what the definition says, or links out of itself, is not published.
+#[test]
+fn what_is_exposed_must_be_there() {
+    let kernel = kernels::newest().newer;
+    let site = Site::chain();
+    site.edit("images/a.yaml", "[/usr/src/chain-a]", "[/usr/src/ofa_kernel]");
+    let run = site.build("a", &kernel, &["--push"]).exits(1);
+    run.line("the payload has no /usr/src/ofa_kernel, which the definition exposes; /usr/src has chain-a");
+    run.line("hint: let the template install the tree below /out");
+
+    site.edit("images/a.yaml", "[/usr/src/ofa_kernel]", "[/usr/src/chain-a]");
+    site.edit(
+        "templates/chain.Dockerfile.hbs",
+        "rm -rf /build",
+        "ln -s /../etc/passwd \"$exposed/out\"; rm -rf /build",
+    );
+    let run = site.build("a", &kernel, &["--push"]).exits(1);
+    run.line("exposed link /usr/src/chain-a/out -> /../etc/passwd: it leads out of the payload");
+    assert!(site.tags("a").is_empty());
+}
+
+/// A layout directory in place of a registry.
+#[test]
+fn a_layout_directory_holds_a_chain_as_well() {
+    let kernel = kernels::newest().newer;
+    let mut site = Site::chain();
+    site.registry.stop();
+    site.location = format!("oci:{}", site.path("layout").display());
+    site.build("b", &kernel, &["--push"]).exits(0);
+    site.build("c", &kernel, &[]).exits(0);
+}
