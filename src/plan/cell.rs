@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     image::{
-        Definitions, Digest, DriverImage, ImageName, ImageReference, InputHash, InputHasher,
-        PatchSpec, ReferenceError, Repository, TagInputs, Version, render_tags,
+        Definitions, Digest, DriverImage, ImageName, ImageReference, InputHash, InputHasher, PatchSpec,
+        ReferenceError, Repository, TagInputs, Version, render_tags,
     },
     kernel::{Architecture, KernelFamily, KernelTarget, match_family},
     template::{TemplateContext, Templates},
