@@ -188,7 +188,7 @@ fn a_tree_of_a_host_with_another_kernel() {
         .unwrap();
     let tree = site.definitions().join(format!("trees/a-{newer}.tar.gz"));
     fs::create_dir_all(tree.parent().unwrap()).unwrap();
-    let refused = collect(&site, &host, newer, &tree).exits(1);
+    let refused = collect(&site, &host, newer, &tree).exits(2);
     refused.line(&format!("for kernel {newer}: it was built for {older}"));
     assert!(!tree.exists());
 
