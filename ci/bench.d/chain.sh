@@ -169,7 +169,7 @@ side_by_side_row() {
         built longer shorter
     done
     share="$(awk -v a="$(median cpu-longer)" -v b="$(median cpu-shorter)" -v n="$(nproc)" \
-        'BEGIN { sum = (a + b) / n; longer = a > b ? a : b; print sum > longer ? sum : longer }')"
+        'BEGIN { sum = (a + b) / n; longer = a > b ? a : b; print (sum > longer ? sum : longer) }')"
     say "two builds: $(median side-by-side) s, processor-bound share $share s"
     row "two builds at once / their processor-bound share" \
         "$(awk -v t="$(median side-by-side)" -v s="$share" 'BEGIN { print t / s }')" 1.15 x
