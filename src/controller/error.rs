@@ -194,7 +194,8 @@ pub enum TargetError {
     /// What the payload exposes.
     #[error(transparent)]
     Exposed(#[from] ExposedError),
-    /// A needed image that does not hold what it says that it exposes.
+    /// A needed image that does not hold what it says that it exposes. Not permanent: the fault is that image's, which
+    /// may be published anew while the inputs of this build stay as they are.
     #[error("needed image {image} does not hold the headers that it claims to expose: {why}")]
     NeedLacks {
         /// The image, by digest.
@@ -258,10 +259,7 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::CompilerMissing { .. }
-            | Self::Compile { .. }
-            | Self::Refused { .. }
-            | Self::NeedLacks { .. } => true,
+            Self::CompilerMissing { .. } | Self::Compile { .. } | Self::Refused { .. } => true,
             Self::Exposed(error) => error.is_permanent(),
             _ => self.is_of_policy(),
         }
@@ -354,7 +352,7 @@ impl TargetError {
                 Some(format!("build {need} with --push first, or build with --push: then what is needed is built before"))
             }
             Self::NeedLacks { .. } => Some(
-                "delete the needed image's tag, so that it is built and published again, then build this one with --force"
+                "delete the needed image's tag: then it is built and published again, and this one after it"
                     .to_owned(),
             ),
             Self::NeedVanished { .. } => Some("run again: it is built and published first".to_owned()),

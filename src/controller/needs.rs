@@ -20,9 +20,6 @@ use crate::{
 /// Kinds of cache entries: exposed trees by their own digest, modules by their image's.
 const EXPOSED: &str = "exposed";
 const MODULES: &str = "needed-modules";
-/// Layers of farrier's own that lie on a base: the payload, and what is put beside it. Those below are the base's:
-/// they may be large, and hold no payload.
-const OWN_LAYERS: usize = 2;
 
 /// What a cell is compiled against, checked against and loaded after.
 #[derive(Default)]
@@ -139,36 +136,21 @@ impl Controller {
             return Err(lacks(format!("{exposed} is wanted, and its annotations say that it {claimed}")));
         }
         let work = self.cache.scratch()?;
-        let mut why = "it has no layers".to_owned();
-        for (number, layer) in manifest.layers.iter().rev().take(OWN_LAYERS).enumerate() {
-            let (blob, tree) = (work.path().join("layer"), work.path().join(number.to_string()));
-            self.fetch_layer(image, &layer.digest, &blob).await?;
-            let (unpacked, patterns) = (tree.clone(), patterns.clone());
-            let found = blocking(move || {
-                make_directory(&unpacked)?;
-                let found =
-                    payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| chain(&error));
-                Ok(found.and_then(|()| {
-                    payload::read_exposed(&unpacked, &patterns).map_err(|error| chain(&error))
-                }))
-            })
-            .await?;
-            match found {
-                Ok(found) if found.digest == *exposed => {
-                    return fs::rename(&tree, &place)
-                        .map_err(|source| TargetError::Input { path: place.clone(), source });
-                }
-                Ok(found) => {
-                    return Err(lacks(format!(
-                        "its annotations say {exposed}, and its content is {}",
-                        found.digest
-                    )));
-                }
-                Err(reason) if number == 0 => why = reason,
-                Err(_) => {}
-            }
+        let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
+        self.fetch_payload(image, &manifest, &blob).await?;
+        let unpacked = tree.clone();
+        let found = blocking(move || {
+            make_directory(&unpacked)?;
+            let found = payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| chain(&error));
+            Ok(found
+                .and_then(|()| payload::read_exposed(&unpacked, &patterns).map_err(|error| chain(&error))))
+        })
+        .await?;
+        let found = found.map_err(lacks)?.digest;
+        if found != *exposed {
+            return Err(lacks(format!("its annotations say {exposed}, and its content is {found}")));
         }
-        Err(lacks(why))
+        fs::rename(&tree, &place).map_err(|source| TargetError::Input { path: place.clone(), source })
     }
 
     /// The modules of a needed image for the cell's kernel.
@@ -186,17 +168,14 @@ impl Controller {
         let image = &wanted.image;
         let manifest = self.needed_manifest(image).await?;
         let work = self.cache.scratch()?;
-        for layer in manifest.layers.iter().rev().take(OWN_LAYERS) {
-            let blob = work.path().join("layer");
-            self.fetch_layer(image, &layer.digest, &blob).await?;
-            let (release, place, image) = (release.to_owned(), place.clone(), image.to_string());
-            blocking(move || {
-                payload::unpack_modules(&blob, &release, &place)
-                    .map_err(|error| TargetError::NeedLacks { image, why: chain(&error) })
-            })
-            .await?;
-        }
-        Ok(())
+        let blob = work.path().join("layer");
+        self.fetch_payload(image, &manifest, &blob).await?;
+        let (release, image) = (release.to_owned(), image.to_string());
+        blocking(move || {
+            payload::unpack_modules(&blob, &release, &place)
+                .map_err(|error| TargetError::NeedLacks { image, why: chain(&error) })
+        })
+        .await
     }
 
     async fn needed_manifest(&self, image: &ImageReference) -> Result<ImageManifest, TargetError> {
@@ -208,14 +187,18 @@ impl Controller {
         Ok(ImageManifest::parse(&stored.bytes)?)
     }
 
-    async fn fetch_layer(
+    async fn fetch_payload(
         &self,
         image: &ImageReference,
-        digest: &Digest,
+        manifest: &ImageManifest,
         to: &Path,
     ) -> Result<(), TargetError> {
-        with_retry("fetch exposed headers", &self.cancel, || {
-            self.shelf(&image.repository).fetch_blob(&image.repository, digest, to)
+        let layer = manifest.payload_layer().ok_or_else(|| TargetError::NeedLacks {
+            image: image.to_string(),
+            why: "it has no layers".to_owned(),
+        })?;
+        with_retry("fetch needed payload", &self.cancel, || {
+            self.shelf(&image.repository).fetch_blob(&image.repository, &layer.digest, to)
         })
         .await
     }

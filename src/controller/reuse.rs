@@ -138,7 +138,7 @@ impl Controller {
         lender: &Lender,
     ) -> Result<Result<Made, NotReused>, TargetError> {
         let kernel = || lender.kernel.clone();
-        let Some(layer) = lender.manifest.layers.last() else {
+        let Some(layer) = lender.manifest.payload_layer() else {
             let why = ReuseError::NoModules(kernel());
             return Ok(Err(NotReused::Payload { kernel: kernel(), why }));
         };

@@ -31,7 +31,10 @@ async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
     let manifest = ImageManifest::parse(&stored.bytes).unwrap();
     let work = tempfile::tempdir().unwrap();
     let (blob, tree) = (work.path().join("blob"), work.path().join("tree"));
-    registry.fetch_blob(&reference.repository, &manifest.layers.last().unwrap().digest, &blob).await.unwrap();
+    registry
+        .fetch_blob(&reference.repository, &manifest.payload_layer().unwrap().digest, &blob)
+        .await
+        .unwrap();
     fs::create_dir(&tree).unwrap();
     payload::unpack_layer(&blob, &tree).unwrap();
     let files = walkdir::WalkDir::new(&tree).into_iter().map(Result::unwrap);

@@ -66,6 +66,7 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     let descriptor = |media_type, digest: &Digest, size| Descriptor::new(media_type, digest.clone(), size);
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
     let own = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
+    // The payload last: `ImageManifest::payload_layer` is where it is looked for.
     layers.extend(own.map(|l| descriptor(l.media_type, &l.digest, l.size)));
 
     let mut notes = assembly.annotations.clone();

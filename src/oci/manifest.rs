@@ -164,6 +164,14 @@ impl Descriptor {
 }
 
 impl ImageManifest {
+    /// The layer with the payload of an image for one kernel that farrier made: the last one. Below it are the base's
+    /// layers and the one with `driver-entrypoint`, where there are any; [`super::assemble`] puts them so, and what
+    /// reads published payloads relies on it. An engine-made image (`output: image`) has no such layer, and a union
+    /// has several. `None` for an image without layers.
+    pub fn payload_layer(&self) -> Option<&Descriptor> {
+        self.layers.last()
+    }
+
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         let manifest: Self = read("image manifest", bytes)?;
