@@ -35,6 +35,10 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
+fn fixture(name: &str) -> PathBuf {
+    root().join("tests/fixtures/gpudirect").join(name)
+}
+
 /// The images that a pass built, in the order in which they were published.
 fn built(run: &Run) -> Vec<String> {
     let lines = run.stdout.lines().filter_map(|line| line.strip_prefix("built "));
@@ -67,19 +71,15 @@ impl Chain {
         // Of Debian's stable suite: with a security update's kernel the GPU driver may not compile.
         let chain = Self { site, kernel: kernels::stable(), entrypoint: entrypoint().display().to_string() };
         chain.pack_ofed(OFED, &root().join("tests/fixtures/ofed"));
-        chain.pack("nv_peer_memory-1.3.tar.gz", &chain.fixture("nv_peer_memory"), "nv_peer_memory-1.3");
+        chain.pack("nv_peer_memory-1.3.tar.gz", &fixture("nv_peer_memory"), "nv_peer_memory-1.3");
         for node in ["gpu-1", "gpu-2"] {
             chain.node(node);
         }
         chain
     }
 
-    fn fixture(&self, name: &str) -> PathBuf {
-        root().join("tests/fixtures/gpudirect").join(name)
-    }
-
     fn node(&self, name: &str) {
-        let text = fs::read_to_string(self.fixture("cluster/node.yaml")).unwrap();
+        let text = fs::read_to_string(fixture("cluster/node.yaml")).unwrap();
         let text = text.replace("NAME", name).replace("KERNEL", &self.kernel);
         fs::write(self.site.cluster().join(format!("{name}.yaml")), text).unwrap();
     }

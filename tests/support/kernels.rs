@@ -38,8 +38,8 @@ pub fn all() -> Vec<String> {
 /// The newest of Debian's stable suite itself, without its security updates: all of the suite's drivers compile on it.
 pub fn stable() -> String {
     let list = list();
-    let releases = list.lines().filter_map(|line| line.strip_suffix(STABLE));
-    releases.last().expect("Debian 12 has a kernel").to_owned()
+    let mut releases = list.lines().filter_map(|line| line.strip_suffix(STABLE));
+    releases.next_back().expect("Debian 12 has a kernel").to_owned()
 }
 
 /// Follows the kernels in the list that are in the suite `bookworm`.
