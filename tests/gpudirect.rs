@@ -61,6 +61,8 @@ impl Chain {
                 site.define(&file, &fs::read_to_string(root().join(&file)).unwrap());
             }
         }
+        // A directory of manifests has no pods, which copies of DaemonSets follow.
+        site.edit("images/nv-peer-mem.yaml", "strategy: per-kernel", "strategy: image");
         // User space is as large as the rest of the node: what the probes need is enough here.
         let file = "images/nvidia-gpu.yaml";
         let text = fs::read_to_string(site.definitions().join(file)).unwrap();
@@ -72,6 +74,8 @@ impl Chain {
         let chain = Self { site, kernel: kernels::stable(), entrypoint: entrypoint().display().to_string() };
         chain.pack_ofed(OFED, &root().join("tests/fixtures/ofed"));
         chain.pack("nv_peer_memory-1.3.tar.gz", &fixture("nv_peer_memory"), "nv_peer_memory-1.3");
+        let sets = fixture("cluster/daemonsets.yaml");
+        fs::copy(sets, chain.site.cluster().join("daemonsets.yaml")).unwrap();
         for node in ["gpu-1", "gpu-2"] {
             chain.node(node);
         }
