@@ -30,22 +30,42 @@ pub fn newest() -> Kernels {
     Kernels { older: older.clone(), newer: newer.clone() }
 }
 
-/// All of them, oldest first. Tests run at once, each in its own process: the first asks apt, the others read its answer.
+/// All of them, oldest first.
 pub fn all() -> Vec<String> {
+    list().lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+/// The newest of Debian's stable suite itself, without its security updates: all of the suite's drivers compile on it.
+pub fn stable() -> String {
+    let list = list();
+    let mut releases = list.lines().filter_map(|line| line.strip_suffix(STABLE));
+    releases.next_back().expect("Debian 12 has a kernel").to_owned()
+}
+
+/// Follows the kernels in the list that are in the suite `bookworm`.
+const STABLE: &str = " bookworm";
+
+/// One line for each. Tests run at once, each in its own process: the first asks apt, the others read its answer.
+fn list() -> String {
     let cache = shared_cache();
     fs::create_dir_all(&cache).unwrap();
     let lock = File::create(cache.join("kernels.lock")).unwrap();
     lock.lock().unwrap();
-    let list = cache.join("kernels");
+    let list = cache.join("kernels-with-suites");
     let age = |path: &Path| SystemTime::now().duration_since(fs::metadata(path).ok()?.modified().ok()?).ok();
     if age(&list).is_none_or(|age| age > FRESH) {
         fs::write(&list, ask_apt(&cache).join("\n")).unwrap();
     }
-    let releases = fs::read_to_string(&list).unwrap();
-    releases.lines().map(str::to_owned).collect()
+    fs::read_to_string(&list).unwrap()
 }
 
-/// Releases of all 6.1 kernels with headers, oldest first.
+/// Configurations for apt of the package lists that farrier has fetched.
+fn lists(cache: &Path) -> Vec<PathBuf> {
+    let states = fs::read_dir(cache.join("apt")).expect("farrier has fetched package lists");
+    states.map(|state| state.unwrap().path().join("apt.conf")).collect()
+}
+
+/// Releases of all 6.1 kernels with headers, oldest first, each with its suite if that is the stable one.
 fn ask_apt(cache: &Path) -> Vec<String> {
     // Fails, for want of such a kernel, and leaves farrier's own package lists in the cache.
     let _ = Command::new(env!("CARGO_BIN_EXE_farrier"))
@@ -54,12 +74,12 @@ fn ask_apt(cache: &Path) -> Vec<String> {
         .arg(cache)
         .output()
         .unwrap();
-    let states = fs::read_dir(cache.join("apt")).expect("farrier has fetched package lists");
-    let mut releases: Vec<(u32, String)> = states
-        .flat_map(|state| {
+    let mut releases: Vec<(u32, String)> = lists(cache)
+        .iter()
+        .flat_map(|list| {
             let output = Command::new("apt-cache")
                 .arg("-c")
-                .arg(state.unwrap().path().join("apt.conf"))
+                .arg(list)
                 .args(["pkgnames", "linux-headers-6.1.0-"])
                 .output()
                 .expect("run apt-cache");
@@ -73,5 +93,16 @@ fn ask_apt(cache: &Path) -> Vec<String> {
         .collect();
     releases.sort();
     releases.dedup();
-    releases.into_iter().map(|(_, release)| release).collect()
+    let lists = lists(cache);
+    let suite = |release: &String| if is_stable(&lists, release) { STABLE } else { "" };
+    releases.into_iter().map(|(_, release)| format!("{release}{}", suite(&release))).collect()
+}
+
+/// Is the kernel in the suite itself?
+fn is_stable(lists: &[PathBuf], release: &str) -> bool {
+    let package = format!("linux-headers-{release}");
+    lists.iter().any(|list| {
+        let output = Command::new("apt-cache").arg("-c").arg(list).args(["madison", &package]).output();
+        String::from_utf8(output.expect("run apt-cache").stdout).unwrap().contains(&format!("{STABLE}/"))
+    })
 }
