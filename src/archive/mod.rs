@@ -131,7 +131,7 @@ impl Format {
     /// Bytes that tell the form: in NVIDIA's installers the word `Makeself` is about 700 bytes from the start.
     const START: usize = 4096;
 
-    /// Tells the form by a file's first bytes ([`START`](Self::START) suffice).
+    /// Tells the form by a file's first bytes (4 KiB suffice, or all of a shorter one).
     pub fn detect(start: &[u8]) -> Option<Self> {
         const MAGIC: [(&[u8], Format); 5] = [
             (b"\x1f\x8b", Format::Gzip),

@@ -36,7 +36,7 @@ async fn look(bench: &Bench, release: &str) -> Result<Digest, String> {
 
 /// The cell as it is planned with the tree of this digest.
 async fn cell(bench: &Bench, exposed: Digest) -> Cell {
-    let needs = vec![CellNeed { name: name(), exposed, image: None }];
+    let needs = vec![CellNeed { name: name(), version: "1".to_owned(), exposed, image: None }];
     Cell { needs, ..bench.cell(K9).await }
 }
 

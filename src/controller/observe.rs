@@ -180,7 +180,8 @@ impl Controller {
             patches.insert(index, Digest::of(&bytes).hex().to_owned());
         }
         let base_identity = match &spec.runtime.base {
-            None => None,
+            // The image that it is counts with the needs.
+            None | Some(RuntimeBase::Need(_)) => None,
             // The specification alone: the architecture is hashed with the target.
             Some(RuntimeBase::Bootstrap(base)) => {
                 Some(bootstrap_key(&base.for_version(&version), Architecture::Amd64))
@@ -192,7 +193,7 @@ impl Controller {
         };
         let entrypoint = if spec.holds_entrypoint() {
             let binary = self.entrypoint.binary().await?;
-            Some(EntrypointBinary { digest: binary.digest.clone(), arch: binary.arch })
+            Some(EntrypointBinary { arch: binary.arch })
         } else {
             None
         };

@@ -63,7 +63,7 @@ impl Controller {
         } else {
             let base = match &runtime.base {
                 None => None,
-                Some(spec) => Some(self.runtime_base(spec, &cell.version, cell.target.arch).await?),
+                Some(spec) => Some(self.runtime_base(spec, cell).await?),
             };
             let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
             let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
@@ -74,7 +74,9 @@ impl Controller {
             if image.spec.holds_entrypoint() {
                 let file = payload.work.path().join("entrypoint.tar.gz");
                 let layer = self.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
-                entrypoint = Some((file, layer));
+                // A base that is a driver image has it already.
+                let below = base.as_ref().is_some_and(|base| base.image.holds(&layer.digest));
+                entrypoint = (!below).then_some((file, layer));
             }
             (base, vec![(out, written.layer)])
         };

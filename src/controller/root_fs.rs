@@ -10,6 +10,7 @@ use crate::{
     kernel::{Architecture, BootstrapSpec},
     oci::{self, AnyManifest, Assembly, Base, Descriptor, ImageManifest, Layer, annotations, media_type},
     payload,
+    plan::Cell,
 };
 
 /// The image below a payload.
@@ -36,16 +37,22 @@ const ROOT_FS: &str = "farrier-rootfs";
 const USR_MERGED: &str = "farrier.dev/usr-merged";
 
 impl Controller {
-    /// The runtime base of a definition.
+    /// The runtime base of a cell's definition.
     pub(super) async fn runtime_base(
         &self,
         base: &RuntimeBase,
-        version: &str,
-        arch: Architecture,
+        cell: &Cell,
     ) -> Result<RuntimeBaseImage, TargetError> {
+        let arch = cell.target.arch;
         match base {
+            RuntimeBase::Need(name) => {
+                let need = cell.needs.iter().find(|need| need.name == *name);
+                let image = need.and_then(|need| need.image.as_ref());
+                let image = image.ok_or_else(|| TargetError::BaseMissing(name.to_string()))?;
+                self.base_image(image, arch).await
+            }
             RuntimeBase::Bootstrap(spec) => {
-                let spec = spec.for_version(version);
+                let spec = spec.for_version(&cell.version);
                 let reference = self.published_root_fs(RootFsSpec::Bootstrap(&spec), arch).await?;
                 self.base_image(&reference, arch).await
             }

@@ -1,7 +1,7 @@
 //! Adapter: what is wrong with the needs of images, among all of them.
 
 use super::{DefinitionError, File, decode::Mistake, node::Node};
-use crate::image::{Definitions, DriverImage, Need, Output, Reuse, cycle};
+use crate::image::{Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in};
 
 /// An image with the file and tree that it was read from.
 pub(super) struct Read<'a> {
@@ -24,6 +24,18 @@ pub(super) fn own(document: &Node, image: &DriverImage) -> Vec<Mistake> {
         } else if need.image() == Some(&image.metadata.name) {
             wrong(&place, format!("{:?} needs itself", image.metadata.name.as_str()));
         }
+    }
+    let is_need = |name: &str| spec.needs.iter().any(|need| need.name().as_str() == name);
+    for (index, pattern) in spec.tags.iter().enumerate() {
+        if let Some(name) = needs_in(pattern).into_iter().find(|name| !is_need(name)) {
+            wrong(&["spec", "tags", &index.to_string()], format!("{name:?} is not among `needs`"));
+        }
+    }
+    if let Some(RuntimeBase::Need(base)) = &spec.runtime.base
+        && !spec.needs.iter().any(|need| need.image() == Some(base))
+    {
+        let message = format!("{:?} is not among the driver images of `needs`", base.as_str());
+        wrong(&["spec", "runtime", "base", "need"], message);
     }
     for (index, path) in spec.exposes.iter().enumerate() {
         if spec.exposes[..index].contains(path) {
@@ -61,7 +73,7 @@ pub(super) fn among(images: &[Read<'_>], definitions: &Definitions) -> Vec<Defin
 fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Option<String> {
     let name = need.image().filter(|name| **name != image.metadata.name)?;
     let Some(needed) = definitions.images.get(name) else {
-        let known: Vec<&str> = definitions.images.keys().map(crate::image::ImageName::as_str).collect();
+        let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
         return Some(format!("there is no driver image {:?}; there is {}", name.as_str(), known.join(", ")));
     };
     if let Some(way) = cycle(&definitions.images, &image.metadata.name)
@@ -69,7 +81,7 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
         // One of the circle's images is enough to tell it.
         && way.iter().min() == Some(&image.metadata.name)
     {
-        let way: Vec<&str> = way.iter().map(crate::image::ImageName::as_str).collect();
+        let way: Vec<&str> = way.iter().map(ImageName::as_str).collect();
         return Some(format!("images need one another in a circle: {}", way.join(" -> ")));
     }
     needed.spec.exposes.is_empty().then(|| {

@@ -63,14 +63,17 @@ fn the_first_tags_are_those_that_the_operators_compute() {
     let definitions = load(None).unwrap();
     let target = target();
     let first_tag = |name: &str, version: &str| {
-        let inputs = TagInputs { version, target: &target };
+        let needs = [("mofed", "25.10"), ("nvidia-gpu", version)].into();
+        let inputs = TagInputs { version, target: &target, needs };
         render_tags(&mut Templates::default(), &image(&definitions, name).spec.tags, &inputs).unwrap()[0]
             .to_string()
     };
     assert_eq!(first_tag("mofed", "25.10-1.2.8.0-0"), "25.10-1.2.8.0-0-5.15.0-91-generic-ubuntu22.04-amd64");
-    for gpu in ["nvidia-gpu", "nvidia-gpu-proprietary", "nvidia-peermem"] {
+    for gpu in ["nvidia-gpu", "nvidia-gpu-proprietary"] {
         assert_eq!(first_tag(gpu, "535.261.03"), "535.261.03-5.15.0-91-generic-ubuntu22.04", "{gpu}");
     }
+    // The operator's version is then 535.261.03-25.10.
+    assert_eq!(first_tag("nvidia-peermem", "535.261.03"), "535.261.03-25.10-5.15.0-91-generic-ubuntu22.04");
 }
 
 #[test]

@@ -391,6 +391,11 @@ fn a_need_must_be_covered_by_an_image_that_exposes_something() {
         ("peer", "[mofed, silent, mofed, nobody, peer, engine, {name: silent, tree: host}]", ""),
         ("loud", "[]", "output: image\n  exposes: [/usr/src/y]"),
         ("lent", "[mofed]", "reuse: compatible\n  exposes: [/usr/src/y]"),
+        (
+            "high",
+            "[mofed]",
+            "runtime: {base: {need: silent}}\n  tags: [\"{{needs.mofed}}-{{needs.silent}}\"]",
+        ),
     ]);
     insta::assert_snapshot!(text);
 }

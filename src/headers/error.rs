@@ -178,6 +178,10 @@ impl FetchError {
             Self::Checksum { .. } => {
                 "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
             }
+            Self::Io { action: "find", source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                "put it there, or name another place in the definition; a relative path starts in the definitions \
+                 directory"
+            }
             Self::Status { status: 401 | 403, .. } => "the server wants credentials or refuses this client",
             Self::Status { status: 404 | 410, .. } => "check the address",
             Self::Cache(e) if e.source.kind() == std::io::ErrorKind::StorageFull => FULL,

@@ -176,7 +176,8 @@ pub struct DriverImageSpec {
     #[serde(default, skip_serializing_if = "BuildSpec::is_default")]
     pub build: BuildSpec,
     /// Tags, the first one being the name that is looked up. Variables: `version`, `kernel_label`,
-    /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`.
+    /// `kernel_release`, `os_id`, `os_version`, `os_tag` (the GPU Operator's: `ubuntu22.04`, but `rhel9`), `arch`,
+    /// `needs.NAME` (the version of what it is compiled against: a tag without it is taken when that is another).
     #[serde(default = "default_tags", deserialize_with = "tag_patterns")]
     #[schemars(length(min = 1))]
     pub tags: Vec<String>,
@@ -334,6 +335,8 @@ pub enum RuntimeBase {
     Bootstrap(crate::kernel::BootstrapSpec),
     /// One static busybox.
     Minimal(MinimalSpec),
+    /// One of the driver images that it `needs`: the payload is one more layer on it.
+    Need(ImageName),
     /// A reference to an image that exists, with its tag or digest.
     Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
 }

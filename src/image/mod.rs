@@ -25,5 +25,5 @@ pub use need::Need;
 pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
 pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
-pub use tag::{TagError, TagInputs, render_tags};
+pub use tag::{TagError, TagInputs, needs_in, render_tags};
 pub use version::VersionSpec;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use super::Tag;
 use crate::{
     kernel::{KernelLabel, KernelTarget},
@@ -15,6 +17,16 @@ pub struct TagInputs<'a> {
     pub version: &'a str,
     /// The kernel target.
     pub target: &'a KernelTarget,
+    /// The versions of what it is compiled against, by the needs' names; cleaned in the same way.
+    pub needs: BTreeMap<&'a str, &'a str>,
+}
+
+/// What a pattern is rendered from.
+#[derive(Serialize)]
+struct Values<'a> {
+    #[serde(flatten)]
+    plain: BTreeMap<&'a str, String>,
+    needs: BTreeMap<&'a str, String>,
 }
 
 /// Why a tag pattern gives no tag.
@@ -49,10 +61,10 @@ pub fn render_tags(
     patterns: &[String],
     inputs: &TagInputs<'_>,
 ) -> Result<Vec<Tag>, TagError> {
-    let TagInputs { version, target } = inputs;
+    let TagInputs { version, target, needs } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release);
-    let mut values = BTreeMap::from([
+    let mut plain = BTreeMap::from([
         ("version", tag_safe(version)),
         ("kernel_release", tag_safe(release.as_str())),
         ("os_id", os.to_string()),
@@ -61,8 +73,10 @@ pub fn render_tags(
         ("arch", arch.to_string()),
     ]);
     if let Some(label) = &label {
-        values.insert("kernel_label", label.to_string());
+        plain.insert("kernel_label", label.to_string());
     }
+    let needs = needs.iter().map(|(name, version)| (*name, tag_safe(version))).collect();
+    let values = Values { plain, needs };
     let mut tags = Vec::new();
     for pattern in patterns {
         if label.is_none() && pattern.contains("kernel_label") {
@@ -80,15 +94,21 @@ pub fn render_tags(
 /// the definition, not of some later kernel.
 pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
     let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "os_tag", "arch"];
-    let values = samples.map(|name| (name, "1".to_owned())).into();
+    let plain = samples.map(|name| (name, "1".to_owned())).into();
+    let needs = needs_in(pattern).into_iter().map(|name| (name, "1".to_owned())).collect();
+    let values = Values { plain, needs };
     render_one(&mut Templates::default(), pattern, &values).map(|_| ())
 }
 
-fn render_one(
-    templates: &mut Templates,
-    pattern: &str,
-    values: &BTreeMap<&str, String>,
-) -> Result<Tag, TagError> {
+/// The names of needs whose versions a pattern asks for: `mofed` of `{{needs.mofed}}`.
+pub fn needs_in(pattern: &str) -> Vec<&str> {
+    let names = pattern.split("needs.").skip(1);
+    let end =
+        |rest: &str| rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).unwrap_or(rest.len());
+    names.map(|rest| rest.split_at(end(rest)).0).collect()
+}
+
+fn render_one(templates: &mut Templates, pattern: &str, values: &Values<'_>) -> Result<Tag, TagError> {
     let text = templates
         .render_line(pattern, values)
         .map_err(|reason| TagError::Pattern { pattern: pattern.to_owned(), reason })?;
@@ -112,8 +132,9 @@ mod tests {
             arch: crate::kernel::Architecture::Amd64,
         };
         let patterns: Vec<_> = patterns.iter().map(|p| (*p).to_owned()).collect();
-        let tags =
-            render_tags(&mut Templates::default(), &patterns, &TagInputs { version, target: &target })?;
+        let needs = [("mofed", "25.10~1"), ("nvidia-gpu", "535.1")].into();
+        let inputs = TagInputs { version, target: &target, needs };
+        let tags = render_tags(&mut Templates::default(), &patterns, &inputs)?;
         Ok(tags.iter().map(ToString::to_string).collect())
     }
 
@@ -139,6 +160,16 @@ mod tests {
         let longer_than_a_tag =
             tags(&["{{version}}-{{kernel_label}}"], &"9".repeat(100), "6.1.0-47-amd64-and-more-of-it");
         assert!(matches!(longer_than_a_tag, Err(TagError::Form { .. })));
+    }
+
+    #[test]
+    fn a_tag_may_follow_what_the_image_is_compiled_against() {
+        let pattern = "{{version}}-{{needs.mofed}}-{{needs.nvidia-gpu}}";
+        assert_eq!(tags(&[pattern], "1.3", "6.1.0").unwrap(), ["1.3-25.10_1-535.1"]);
+        assert_eq!(needs_in(pattern), ["mofed", "nvidia-gpu"]);
+        assert!(try_pattern(pattern).is_ok() && try_pattern("{{needs}}").is_err());
+        let unknown = tags(&["{{needs.other}}"], "1", "6.1.0").unwrap_err().to_string();
+        assert!(unknown.contains("needs.other"), "{unknown}");
     }
 
     #[test]

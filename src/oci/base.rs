@@ -21,6 +21,11 @@ pub struct Base {
 }
 
 impl Base {
+    /// Is a layer with this digest among its layers?
+    pub fn holds(&self, layer: &Digest) -> bool {
+        self.layers.iter().any(|held| held.digest == *layer)
+    }
+
     /// Checks a manifest and configuration (untrusted bytes) against each other and an architecture.
     ///
     /// Docker's media types become OCI's: the layers' bytes are the same.

@@ -4,19 +4,27 @@ use std::{collections::BTreeMap, fmt, path::Path};
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, Published, SkipReason, needs, text};
+use super::{
+    AnnouncedBy, Published, SkipReason,
+    cell_hash::{HashInputs, canonical, input_hash, recipe},
+    needs, text,
+};
 use crate::{
     image::{
-        Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash, InputHasher,
-        PatchSpec, ReferenceError, Repository, RuntimeSpec, SourceSpec, TagInputs, Version, render_tags,
+        Definitions, Digest, DriverImage, ImageName, ImageReference, InputHash, InputHasher, PatchSpec,
+        ReferenceError, Repository, TagInputs, Version, render_tags,
     },
-    kernel::{Architecture, KernelFamily, KernelLabel, KernelTarget, match_family},
+    kernel::{Architecture, KernelFamily, KernelTarget, match_family},
     template::{TemplateContext, Templates},
 };
 
 /// farrier's build format. It changes when the same inputs would give other bytes, for example because
 /// layers are packed differently.
 pub const BUILD_FORMAT: &str = "farrier.dev/build/1";
+/// Names what `driver-entrypoint` does in an image, and counts in the input hash of images that hold it. Its bytes do not,
+/// or every new farrier would rebuild every fleet: an image has the one of the farrier that built it. To be changed when
+/// images that are there should be built again because of it.
+pub const ENTRYPOINT_FORMAT: &str = "farrier.dev/entrypoint/1";
 
 /// What the definitions leave open and an adapter found out about one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,10 +42,8 @@ pub struct ResolvedImage {
 }
 
 /// The `driver-entrypoint` at hand.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntrypointBinary {
-    /// Digest of its bytes.
-    pub digest: Digest,
     /// What it runs on.
     pub arch: Architecture,
 }
@@ -91,6 +97,8 @@ pub struct CellNeed {
     /// Its directory under `needs/`.
     #[serde(serialize_with = "text::one")]
     pub name: ImageName,
+    /// The needed image's version; of a tree the first digits of its digest.
+    pub version: String,
     /// Digest over its content, which counts in the input hash.
     #[serde(serialize_with = "text::one")]
     pub exposed: Digest,
@@ -198,7 +206,7 @@ pub fn dockerfile_for(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<String, SkipReason> {
-    cell_with(inputs, &mut Templates::default(), image, target, Vec::new()).map(|cell| cell.dockerfile)
+    rendered(inputs, &mut Templates::default(), image, target).map(|rendered| rendered.dockerfile)
 }
 
 /// Is the image meant for the kernel at all?
@@ -215,14 +223,23 @@ pub(super) fn family_for<'a>(
     match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
 }
 
-/// [`cell_for`], with what the image is compiled against.
-pub(super) fn cell_with(
-    inputs: &CellInputs<'_>,
+/// What does not depend on the needs' content.
+struct Rendered<'a> {
+    family: &'a KernelFamily,
+    resolved: &'a ResolvedImage,
+    toolchain: &'a str,
+    headers: String,
+    base_name: String,
+    patches: Vec<CellPatch>,
+    dockerfile: String,
+}
+
+fn rendered<'a>(
+    inputs: &CellInputs<'a>,
     templates: &mut Templates,
     image: &DriverImage,
     target: &KernelTarget,
-    needs: Vec<CellNeed>,
-) -> Result<Cell, SkipReason> {
+) -> Result<Rendered<'a>, SkipReason> {
     let CellInputs {
         definitions,
         resolved,
@@ -230,13 +247,11 @@ pub(super) fn cell_with(
         headers: header_files,
         published: _,
         trees: _,
-        location,
-    } = inputs;
-    let name = &image.metadata.name;
-    let spec = &image.spec;
+        location: _,
+    } = *inputs;
     let family = family_for(definitions, image, target)?;
     let unresolved = |detail: String| SkipReason::Unresolved { detail };
-    let resolved = match resolved.get(name) {
+    let resolved = match resolved.get(&image.metadata.name) {
         Some(Ok(resolved)) => resolved,
         Some(Err(detail)) => return Err(unresolved(detail.clone())),
         None => return Err(unresolved("its sources were not looked up".to_owned())),
@@ -247,23 +262,34 @@ pub(super) fn cell_with(
         headers.push_str(digest);
     }
     let base_name = base_name(toolchain, &headers, target);
-
-    let patches: Vec<CellPatch> = spec
-        .patches
-        .iter()
-        .enumerate()
-        .filter(|(_, patch)| patch.kernels.as_ref().is_none_or(|r| r.matches(&target.release.version())))
+    let version = target.release.version();
+    let patches = image.spec.patches.iter().enumerate();
+    let patches: Vec<CellPatch> = patches
+        .filter(|(_, patch)| patch.kernels.as_ref().is_none_or(|range| range.matches(&version)))
         .map(|(index, patch)| CellPatch { index, name: patch_name(index, patch) })
         .collect();
-
     let dockerfile = dockerfile(definitions, templates, (image, resolved), &patches, &base_name, target)?;
-    let (reference, further) = references(location, templates, (image, resolved), target)?;
+    Ok(Rendered { family, resolved, toolchain, headers, base_name, patches, dockerfile })
+}
+
+/// [`cell_for`], with what the image is compiled against.
+pub(super) fn cell_with(
+    inputs: &CellInputs<'_>,
+    templates: &mut Templates,
+    image: &DriverImage,
+    target: &KernelTarget,
+    needs: Vec<CellNeed>,
+) -> Result<Cell, SkipReason> {
+    let rendered = rendered(inputs, templates, image, target)?;
+    let Rendered { family, resolved, toolchain, headers, base_name, patches, dockerfile } = rendered;
+    let (reference, further) = references(inputs.location, templates, (image, resolved), target, &needs)?;
+    let spec = &image.spec;
     let inputs =
         HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
     let input_hash = input_hash(&inputs, &dockerfile)?;
     let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
     Ok(Cell {
-        image: name.clone(),
+        image: image.metadata.name.clone(),
         version: resolved.version.clone(),
         target: target.clone(),
         family: family.metadata.name.clone(),
@@ -327,12 +353,15 @@ fn references(
     templates: &mut Templates,
     (image, resolved): (&DriverImage, &ResolvedImage),
     target: &KernelTarget,
+    needs: &[CellNeed],
 ) -> Result<(ImageReference, Vec<ImageReference>), SkipReason> {
     let repository = location
         .repository(&image.metadata.name)
         .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
-    let tags = render_tags(templates, &image.spec.tags, &TagInputs { version: &resolved.version, target })
-        .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
+    let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
+    let tags =
+        render_tags(templates, &image.spec.tags, &TagInputs { version: &resolved.version, target, needs })
+            .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
     let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
     let mut references = tags.into_iter().map(reference);
     let first = references.next().ok_or(SkipReason::NoTags)?;
@@ -357,146 +386,4 @@ fn patch_name(index: usize, patch: &PatchSpec) -> String {
     let file = patch.path.file_name().map(Path::new).map(Path::to_string_lossy).unwrap_or_default();
     let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
     format!("{:03}-{}", index + 1, file.chars().map(safe).collect::<String>())
-}
-
-struct HashInputs<'a> {
-    spec: &'a DriverImageSpec,
-    resolved: &'a ResolvedImage,
-    patches: &'a [CellPatch],
-    needs: &'a [CellNeed],
-    toolchain: &'a str,
-    headers: &'a str,
-    target: &'a KernelTarget,
-}
-
-fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain, headers, target } = inputs;
-    let KernelTarget { os, os_version, release, arch } = target;
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
-    hasher
-        .add("dockerfile", dockerfile)
-        .add("os", os.as_str())
-        .add("os-version", os_version.as_str())
-        .add("release", release.as_str())
-        .add("arch", arch.as_str())
-        .add("headers", headers)
-        .add("toolchain", toolchain)
-        .add("version", &resolved.version);
-    add_definition(&mut hasher, inputs)?;
-    Ok(hasher.finish())
-}
-
-/// The Dockerfile comes without the base's name. The release and label that the template wrote into it do not
-/// count; what it wrote because of them, such as another step for another kernel, does.
-fn recipe(inputs: &HashInputs<'_>, family: &ImageName, dockerfile: &str) -> Result<InputHash, SkipReason> {
-    let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain: _, headers: _, target } = inputs;
-    let KernelTarget { os, os_version, release, arch } = target;
-    let mut dockerfile = dockerfile.replace(release.as_str(), "{{kernel.release}}");
-    if let Some(label) = KernelLabel::of(release) {
-        dockerfile = dockerfile.replace(label.as_str(), "{{kernel.label}}");
-    }
-    let mut hasher = InputHasher::new(BUILD_FORMAT);
-    hasher
-        .add("recipe", dockerfile)
-        .add("os", os.as_str())
-        .add("os-version", os_version.as_str())
-        .add("arch", arch.as_str())
-        .add("family", family.as_str())
-        .add("version", &resolved.version);
-    add_definition(&mut hasher, inputs)?;
-    Ok(hasher.finish())
-}
-
-/// Adds what the definition says and what it was resolved to.
-fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
-    let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target } = inputs;
-    // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
-    // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
-    let DriverImageSpec {
-        version: _,
-        template: _,
-        vars: _,
-        sources,
-        patches: _,
-        needs: _,
-        exposes,
-        nodes: _,
-        kernels: _,
-        modules,
-        check: _,
-        reuse: _,
-        runtime,
-        output,
-        build: _,
-        tags: _,
-        on_conflict: _,
-        rollout: _,
-    } = spec;
-    let RuntimeSpec { base, entrypoint, env } = runtime;
-    hasher
-        .add("modules", canonical("modules", modules)?)
-        .add("output", canonical("output", output)?)
-        .add("entrypoint", canonical("runtime.entrypoint", entrypoint)?)
-        .add("env", canonical("runtime.env", env)?);
-    // Absent lists add nothing, so that images without them keep their hash.
-    if !exposes.is_empty() {
-        hasher.add("exposes", canonical("exposes", exposes)?);
-    }
-    for SourceSpec { name, from: _, unpack, subdir } in sources {
-        let identity = resolved
-            .sources
-            .get(name.as_str())
-            .ok_or_else(|| SkipReason::Unresolved { detail: format!("source {name} was not looked up") })?;
-        hasher
-            .add("source", name.as_str())
-            .add("identity", identity)
-            .add("unpack", canonical("unpack", unpack)?)
-            .add("subdir", canonical("subdir", subdir)?);
-    }
-    for CellPatch { index, name } in *patches {
-        let sha256 = resolved
-            .patches
-            .get(index)
-            .ok_or_else(|| SkipReason::Unresolved { detail: format!("patch {name} was not looked up") })?;
-        hasher.add("patch", name).add("sha256", sha256);
-    }
-    // What the image was exposed by does not count: one that exposes the same is as good.
-    for CellNeed { name, exposed, image: _ } in *needs {
-        hasher.add("need", name.as_str()).add("exposed", exposed.to_string());
-    }
-    match (base, &resolved.base_identity) {
-        (None, _) => {}
-        (Some(_), Some(identity)) => {
-            hasher.add("base", identity);
-        }
-        (Some(_), None) => {
-            return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
-        }
-    }
-    // Images without it keep their hash.
-    if spec.holds_entrypoint() {
-        hasher.add("driver-entrypoint", entrypoint_digest(resolved, target.arch)?.as_str());
-    }
-    Ok(())
-}
-
-/// The binary that goes into an image of this architecture.
-fn entrypoint_digest(resolved: &ResolvedImage, arch: Architecture) -> Result<&Digest, SkipReason> {
-    let unresolved = |detail| Err(SkipReason::Unresolved { detail });
-    match &resolved.entrypoint {
-        Some(binary) if binary.arch == arch => Ok(&binary.digest),
-        Some(binary) => unresolved(format!(
-            "the driver-entrypoint at hand is for {}, and the target is {arch} (build it with `cargo build --profile \
-             entrypoint` in entrypoint/ for {arch}, and name it with --entrypoint)",
-            binary.arch
-        )),
-        None => unresolved("driver-entrypoint was not looked up".to_owned()),
-    }
-}
-
-/// The canonical form of a part of a definition: JSON with fields in the order of their declaration and
-/// maps in the order of their keys.
-fn canonical(part: &str, value: &impl Serialize) -> Result<String, SkipReason> {
-    serde_json::to_string(value)
-        .map_err(|error| SkipReason::Definition { detail: format!("{part} cannot be hashed: {error}") })
 }

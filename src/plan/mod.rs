@@ -9,6 +9,7 @@ mod activity;
 mod announced;
 mod budget;
 mod cell;
+mod cell_hash;
 mod deadline;
 mod decide;
 #[cfg(test)]
@@ -41,8 +42,8 @@ pub use announced::{
 };
 pub use budget::Budget;
 pub use cell::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, EntrypointBinary, ImageLocation, ResolvedImage,
-    TreeKey, cell_for, dockerfile_for,
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ENTRYPOINT_FORMAT, EntrypointBinary, ImageLocation,
+    ResolvedImage, TreeKey, cell_for, dockerfile_for,
 };
 pub use deadline::next_deadline;
 pub use decide::{

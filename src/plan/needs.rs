@@ -109,7 +109,8 @@ fn exposed_by(inputs: &CellInputs<'_>, cell: &Cell) -> Result<Option<CellNeed>, 
         return Err(NeedReason::NothingExposed { reference: found.pinned(&cell.reference) });
     };
     let image = Some(found.pinned(&cell.reference));
-    Ok(Some(CellNeed { name: cell.image.clone(), exposed: exposed.clone(), image }))
+    let (name, version, exposed) = (cell.image.clone(), cell.version.clone(), exposed.clone());
+    Ok(Some(CellNeed { name, version, exposed, image }))
 }
 
 fn tree(
@@ -120,7 +121,12 @@ fn tree(
 ) -> Result<CellNeed, NeedReason> {
     let key = (image.metadata.name.clone(), need.clone(), target.clone());
     match inputs.trees.get(&key) {
-        Some(Ok(exposed)) => Ok(CellNeed { name: need.clone(), exposed: exposed.clone(), image: None }),
+        Some(Ok(exposed)) => {
+            let (name, exposed) = (need.clone(), exposed.clone());
+            // What a host has says no version.
+            let version = exposed.hex().chars().take(12).collect();
+            Ok(CellNeed { name, version, exposed, image: None })
+        }
         Some(Err(detail)) => Err(NeedReason::Tree { detail: detail.clone() }),
         None => Err(NeedReason::Tree { detail: "its tree was not looked up".to_owned() }),
     }

@@ -123,7 +123,7 @@ impl Templates {
     }
 
     /// Renders one line, such as a tag pattern, from named values; the error is the reason alone.
-    pub fn render_line(&mut self, text: &str, values: &BTreeMap<&str, String>) -> Result<String, String> {
+    pub fn render_line(&mut self, text: &str, values: &impl Serialize) -> Result<String, String> {
         // No template has a name with a blank in it.
         let name = format!("line {text}");
         if !self.0.has_template(&name) {

@@ -4,7 +4,7 @@ use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use super::*;
 use crate::{
-    image::{Digest, InputHash, OnConflict, Version},
+    image::{Digest, InputHash, OnConflict, RuntimeBase, Version},
     kmod::Verdict,
     plan::{
         Failure, HoldReason, NEXT_KERNEL_ANNOTATION, Published, Readiness, RolloutDecision, Skipped,
@@ -113,6 +113,30 @@ fn a_change_that_exposes_the_same_rebuilds_nothing_else() {
     (mofed.spec.on_conflict, mofed.spec.modules) = (OnConflict::Overwrite, vec!["other".to_owned()]);
     assert_eq!(settle(&mut world), ["mofed for 6.1.0-47-amd64"]);
     assert_eq!(world.plan().up_to_date.len(), 4);
+}
+
+/// An image that stands on a needed one follows all of it, and a tag that follows a need is free for another.
+#[test]
+fn an_image_on_a_needed_one_follows_it_under_tags_that_follow_too() {
+    let mut world = World::chain(&[K47]);
+    let peer = &mut world.image("peer").spec;
+    peer.runtime.base = Some(RuntimeBase::Need(name("gpu")));
+    peer.tags = vec!["{{version}}-{{needs.mofed}}-{{kernel_label}}".to_owned()];
+    settle(&mut world);
+    let tag = |world: &World| {
+        let matrix = world.matrix();
+        let cell = matrix.cells.iter().find(|cell| cell.image == name("peer")).unwrap();
+        cell.reference.version.to_string()
+    };
+    assert!(tag(&world).ends_with(&format!("-4.33.0-{K47}")), "{}", tag(&world));
+    let gpu = world.image("gpu");
+    (gpu.spec.on_conflict, gpu.spec.modules) = (OnConflict::Overwrite, vec!["other".to_owned()]);
+    world.image("peer").spec.on_conflict = OnConflict::Overwrite;
+    assert_eq!(settle(&mut world), ["gpu for 6.1.0-47-amd64", "peer for 6.1.0-47-amd64"]);
+    world.image("peer").spec.on_conflict = OnConflict::Refuse;
+    set_version(&mut world, "mofed", "25.10");
+    assert_eq!(settle(&mut world), ["mofed for 6.1.0-47-amd64", "peer for 6.1.0-47-amd64"]);
+    assert!(tag(&world).ends_with(&format!("-25.10-{K47}")), "{}", tag(&world));
 }
 
 #[test]

@@ -1,0 +1,165 @@
+//! Pure: the input hash of a cell, and its recipe.
+
+use serde::Serialize;
+
+use super::{BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, ResolvedImage, SkipReason};
+use crate::{
+    image::{DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec},
+    kernel::{Architecture, KernelLabel, KernelTarget},
+};
+
+/// What is hashed beside the Dockerfile.
+pub(super) struct HashInputs<'a> {
+    pub(super) spec: &'a DriverImageSpec,
+    pub(super) resolved: &'a ResolvedImage,
+    pub(super) patches: &'a [CellPatch],
+    pub(super) needs: &'a [CellNeed],
+    pub(super) toolchain: &'a str,
+    pub(super) headers: &'a str,
+    pub(super) target: &'a KernelTarget,
+}
+
+pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
+    let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain, headers, target } = inputs;
+    let KernelTarget { os, os_version, release, arch } = target;
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("dockerfile", dockerfile)
+        .add("os", os.as_str())
+        .add("os-version", os_version.as_str())
+        .add("release", release.as_str())
+        .add("arch", arch.as_str())
+        .add("headers", headers)
+        .add("toolchain", toolchain)
+        .add("version", &resolved.version);
+    add_definition(&mut hasher, inputs)?;
+    Ok(hasher.finish())
+}
+
+/// The Dockerfile comes without the base's name. The release and label that the template wrote into it do not
+/// count; what it wrote because of them, such as another step for another kernel, does.
+pub(super) fn recipe(
+    inputs: &HashInputs<'_>,
+    family: &ImageName,
+    dockerfile: &str,
+) -> Result<InputHash, SkipReason> {
+    let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain: _, headers: _, target } = inputs;
+    let KernelTarget { os, os_version, release, arch } = target;
+    let mut dockerfile = dockerfile.replace(release.as_str(), "{{kernel.release}}");
+    if let Some(label) = KernelLabel::of(release) {
+        dockerfile = dockerfile.replace(label.as_str(), "{{kernel.label}}");
+    }
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("recipe", dockerfile)
+        .add("os", os.as_str())
+        .add("os-version", os_version.as_str())
+        .add("arch", arch.as_str())
+        .add("family", family.as_str())
+        .add("version", &resolved.version);
+    add_definition(&mut hasher, inputs)?;
+    Ok(hasher.finish())
+}
+
+/// Adds what the definition says and what it was resolved to.
+fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
+    let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target } = inputs;
+    // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
+    // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
+    let DriverImageSpec {
+        version: _,
+        template: _,
+        vars: _,
+        sources,
+        patches: _,
+        needs: _,
+        exposes,
+        nodes: _,
+        kernels: _,
+        modules,
+        check: _,
+        reuse: _,
+        runtime,
+        output,
+        build: _,
+        tags: _,
+        on_conflict: _,
+        rollout: _,
+    } = spec;
+    let RuntimeSpec { base, entrypoint, env } = runtime;
+    hasher
+        .add("modules", canonical("modules", modules)?)
+        .add("output", canonical("output", output)?)
+        .add("entrypoint", canonical("runtime.entrypoint", entrypoint)?)
+        .add("env", canonical("runtime.env", env)?);
+    // Absent lists add nothing, so that images without them keep their hash.
+    if !exposes.is_empty() {
+        hasher.add("exposes", canonical("exposes", exposes)?);
+    }
+    for SourceSpec { name, from: _, unpack, subdir } in sources {
+        let identity = resolved
+            .sources
+            .get(name.as_str())
+            .ok_or_else(|| SkipReason::Unresolved { detail: format!("source {name} was not looked up") })?;
+        hasher
+            .add("source", name.as_str())
+            .add("identity", identity)
+            .add("unpack", canonical("unpack", unpack)?)
+            .add("subdir", canonical("subdir", subdir)?);
+    }
+    for CellPatch { index, name } in *patches {
+        let sha256 = resolved
+            .patches
+            .get(index)
+            .ok_or_else(|| SkipReason::Unresolved { detail: format!("patch {name} was not looked up") })?;
+        hasher.add("patch", name).add("sha256", sha256);
+    }
+    // What the image was exposed by does not count: one that exposes the same is as good.
+    for CellNeed { name, version: _, exposed, image: _ } in *needs {
+        hasher.add("need", name.as_str()).add("exposed", exposed.to_string());
+    }
+    match (base, &resolved.base_identity) {
+        (None, _) => {}
+        (Some(RuntimeBase::Need(name)), _) => {
+            let need = needs.iter().find(|need| need.name == *name);
+            let image = need.and_then(|need| need.image.as_ref());
+            let image = image.ok_or_else(|| SkipReason::Definition {
+                detail: format!("runtime.base: {name} is not among the driver images of `needs`"),
+            })?;
+            hasher.add("base", image.version.to_string());
+        }
+        (Some(_), Some(identity)) => {
+            hasher.add("base", identity);
+        }
+        (Some(_), None) => {
+            return Err(SkipReason::Unresolved { detail: "the runtime base was not looked up".to_owned() });
+        }
+    }
+    // Images without it keep their hash.
+    if spec.holds_entrypoint() {
+        runs_on(resolved, target.arch)?;
+        hasher.add("driver-entrypoint", ENTRYPOINT_FORMAT);
+    }
+    Ok(())
+}
+
+/// Is there a binary that can go into an image of this architecture?
+fn runs_on(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReason> {
+    let unresolved = |detail| Err(SkipReason::Unresolved { detail });
+    match &resolved.entrypoint {
+        Some(binary) if binary.arch == arch => Ok(()),
+        Some(binary) => unresolved(format!(
+            "the driver-entrypoint at hand is for {}, and the target is {arch} (build it with `cargo build --profile \
+             entrypoint` in entrypoint/ for {arch}, and name it with --entrypoint)",
+            binary.arch
+        )),
+        None => unresolved("driver-entrypoint was not looked up".to_owned()),
+    }
+}
+
+/// The canonical form of a part of a definition: JSON with fields in the order of their declaration and
+/// maps in the order of their keys.
+pub(super) fn canonical(part: &str, value: &impl Serialize) -> Result<String, SkipReason> {
+    serde_json::to_string(value)
+        .map_err(|error| SkipReason::Definition { detail: format!("{part} cannot be hashed: {error}") })
+}
