@@ -1,6 +1,6 @@
 //! Adapter: what is wrong with the needs of images, among all of them.
 
-use super::{DefinitionError, File, decode::Mistake, node::Node};
+use super::{DefinitionError, File, builtin, decode::Mistake, node::Node};
 use crate::image::{Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in};
 
 /// An image with the file and tree that it was read from.
@@ -42,6 +42,10 @@ pub(super) fn own(document: &Node, image: &DriverImage) -> Vec<Mistake> {
             wrong(&["spec", "exposes", &index.to_string()], format!("{path:?} is exposed already"));
         }
     }
+    if spec.check.boot && spec.needs.iter().any(|need| need.image().is_none()) {
+        let message = "the virtual machine of the boot check would not have the modules of a host's tree";
+        wrong(&["spec", "check", "boot"], message.to_owned());
+    }
     if spec.output == Output::Image && !spec.exposes.is_empty() {
         let message =
             "an image that the engine makes (output: image) has no payload that could expose something";
@@ -74,7 +78,18 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
     let name = need.image().filter(|name| **name != image.metadata.name)?;
     let Some(needed) = definitions.images.get(name) else {
         let known: Vec<&str> = definitions.images.keys().map(ImageName::as_str).collect();
-        return Some(format!("there is no driver image {:?}; there is {}", name.as_str(), known.join(", ")));
+        let hidden = format!("{name}.yaml");
+        let hidden = builtin::IMAGES.get_file(&hidden).map(|_| {
+            format!(
+                " (farrier's own images/{hidden} does not count beside an `images/` of yours: copy it there)"
+            )
+        });
+        return Some(format!(
+            "there is no driver image {:?}; there is {}{}",
+            name.as_str(),
+            known.join(", "),
+            hidden.unwrap_or_default()
+        ));
     };
     if let Some(way) = cycle(&definitions.images, &image.metadata.name)
         && way.get(1) == Some(name)

@@ -389,6 +389,7 @@ fn a_need_must_be_covered_by_an_image_that_exposes_something() {
         ("silent", "[]", ""),
         ("engine", "[mofed]", "output: image"),
         ("peer", "[mofed, silent, mofed, nobody, peer, engine, {name: silent, tree: host}]", ""),
+        ("booted", "[{name: mofed, tree: host}, nvidia-gpu]", "check: {boot: true}"),
         ("loud", "[]", "output: image\n  exposes: [/usr/src/y]"),
         ("lent", "[mofed]", "reuse: compatible\n  exposes: [/usr/src/y]"),
         (
