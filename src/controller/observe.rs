@@ -11,10 +11,10 @@ use super::{
 };
 use crate::{
     headers::bootstrap_key,
-    image::{Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
+    image::{Definitions, Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
-    plan::{EntrypointBinary, ImageContents, Published, ResolvedImage, TreeKey},
+    plan::{CellInputs, EntrypointBinary, ImageContents, ImageLocation, Published, ResolvedImage, TreeKey},
 };
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
@@ -46,6 +46,20 @@ pub struct Memory {
     pub(super) lookups: Lookups,
     /// What images in use hold, by digest.
     pub(super) contents: BTreeMap<String, ImageContents>,
+}
+
+impl Resolved {
+    /// What cells are made from, with what the registry answered.
+    pub(super) fn cell_inputs<'a>(
+        &'a self,
+        definitions: &'a Definitions,
+        lookups: &'a Lookups,
+        location: &'a ImageLocation,
+    ) -> CellInputs<'a> {
+        let Self { images, toolchains, headers, targets: _, trees, unreachable: _ } = self;
+        let published = &lookups.published;
+        CellInputs { definitions, resolved: images, toolchains, headers, published, trees, location }
+    }
 }
 
 impl Memory {

@@ -14,9 +14,9 @@ use crate::{
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     plan::{
-        self, Announcements, Cell, CellInputs, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix,
-        MatrixInputs, Observed, Plan, PlanInputs, PlannedRollout, PlannedUnion, RolloutDecision,
-        images_in_use, node_target,
+        self, Announcements, Cell, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
+        Observed, Plan, PlanInputs, PlannedRollout, PlannedUnion, RolloutDecision, images_in_use,
+        node_target,
     },
 };
 
@@ -195,15 +195,7 @@ impl Controller {
         let matrix = loop {
             let Memory { resolved, lookups, contents: _ } = &mut *memory;
             let matrix = plan::matrix(&MatrixInputs {
-                cells: CellInputs {
-                    definitions: &self.definitions,
-                    resolved: &resolved.images,
-                    toolchains: &resolved.toolchains,
-                    headers: &resolved.headers,
-                    published: &lookups.published,
-                    trees: &resolved.trees,
-                    location: &location,
-                },
+                cells: resolved.cell_inputs(&self.definitions, lookups, &location),
                 snapshot: &snapshot,
                 announced: &announced,
             });

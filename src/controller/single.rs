@@ -10,7 +10,7 @@ use crate::{
     image::{Chains, Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
     kernel::KernelTarget,
     kmod::Verdict,
-    plan::{self, Cell, CellInputs},
+    plan::{self, Cell},
     template::Templates,
 };
 
@@ -35,15 +35,7 @@ impl Controller {
         let mut lookups = Lookups::default();
         let mut templates = Templates::default();
         for image in needs.into_iter().chain([image]) {
-            let inputs = CellInputs {
-                definitions: &self.definitions,
-                resolved: &resolved.images,
-                toolchains: &resolved.toolchains,
-                headers: &resolved.headers,
-                published: &lookups.published,
-                trees: &resolved.trees,
-                location: &location,
-            };
+            let inputs = resolved.cell_inputs(&self.definitions, &lookups, &location);
             match plan::cell_for(&inputs, &mut templates, image, target) {
                 Ok(cell) if image.metadata.name == *name => return Ok(cell),
                 Ok(needed) => {
@@ -66,15 +58,8 @@ impl Controller {
         let image = self.image(name)?;
         let resolved = self.resolve(&[image], &BTreeSet::from([target.clone()])).await;
         let location = self.image_location();
-        let inputs = CellInputs {
-            definitions: &self.definitions,
-            resolved: &resolved.images,
-            toolchains: &resolved.toolchains,
-            headers: &resolved.headers,
-            published: &BTreeMap::new(),
-            trees: &resolved.trees,
-            location: &location,
-        };
+        let lookups = Lookups::default();
+        let inputs = resolved.cell_inputs(&self.definitions, &lookups, &location);
         plan::dockerfile_for(&inputs, image, target)
             .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
     }
