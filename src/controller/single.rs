@@ -1,6 +1,6 @@
 //! Adapter: one image for one kernel, asked for by name rather than by a node.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use super::{
     BuildOptions, Built, Controller, Failures, PassError, TargetError,
