@@ -8,6 +8,7 @@ mod sriov;
 mod stack;
 #[cfg(test)]
 mod tests;
+mod udev;
 
 use std::{fs, io};
 
@@ -27,12 +28,6 @@ use crate::{
     personality::Error,
     signals::Ending,
 };
-
-/// Renames interfaces as the in-tree drivers of older kernels call them: without the port at the end.
-const UDEV_RULES: &str = r#"# Written by driver-entrypoint: names of NVIDIA network interfaces without their port number.
-ACTION=="add", SUBSYSTEM=="net", DRIVERS=="mlx5_core", ENV{ID_NET_NAME_PATH}=="?*", PROGRAM="/bin/sh -c 'echo %E{ID_NET_NAME_PATH} | sed -e s/np[01]$$// -e s/np[01]v/v/'", ENV{ID_NET_NAME_PATH}="%c"
-ACTION=="add", SUBSYSTEM=="net", DRIVERS=="mlx5_core", ENV{ID_NET_NAME_SLOT}=="?*", PROGRAM="/bin/sh -c 'echo %E{ID_NET_NAME_SLOT} | sed -e s/np[01]$$// -e s/np[01]v/v/'", ENV{ID_NET_NAME_SLOT}="%c"
-"#;
 
 /// From start to stop.
 pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
@@ -244,7 +239,7 @@ impl Container<'_> {
             node.log.step("interfaces are named with their ports already: no udev rules needed");
             return Ok(());
         }
-        files::write(node, &settings.udev_file, UDEV_RULES)?;
+        files::write(node, &settings.udev_file, &udev::rules())?;
         node.log.step(format!("wrote {}", settings.udev_file));
         Ok(())
     }

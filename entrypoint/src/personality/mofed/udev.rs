@@ -1,0 +1,48 @@
+//! Pure: udev rules that name network interfaces without their port, as the in-tree drivers of older kernels do.
+
+/// What a shell prints of a name in `$1`: `enp3s0f0` of `enp3s0f0np0`, and of a virtual function's `enp3s0f0np0v1`
+/// `enp3s0f0v1`.
+const WITHOUT_PORT: &str =
+    "case $1 in *np[01]v*) echo ${1%np[01]v*}v${1##*np[01]v};; *) echo ${1%np[01]};; esac";
+
+/// The rules file. It changes what udev would name the interface after, and leaves the naming to udev.
+pub(super) fn rules() -> String {
+    // In a rule both characters begin a substitution.
+    let script = WITHOUT_PORT.replace('$', "$$").replace('%', "%%");
+    let rule = |property: &str| {
+        format!(
+            "SUBSYSTEM==\"net\", ACTION==\"add\", DRIVERS==\"mlx5_core\", ENV{{{property}}}==\"?*\", \
+             PROGRAM=\"/bin/sh -c '{script}' sh $env{{{property}}}\", ENV{{{property}}}=\"%c\"\n"
+        )
+    };
+    let rules = ["ID_NET_NAME_PATH", "ID_NET_NAME_SLOT"].map(rule).concat();
+    format!("# By driver-entrypoint: interfaces of mlx5_core are named without their port.\n{rules}")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn the_port_goes_and_the_function_stays() {
+        for (name, wanted) in [
+            ("enp3s0f0np0", "enp3s0f0"),
+            ("enp3s0f1np1v12", "enp3s0f1v12"),
+            ("ens1f0", "ens1f0"),
+            ("enp3s0f0np2", "enp3s0f0np2"),
+        ] {
+            let output = Command::new("sh").args(["-c", WITHOUT_PORT, "sh", name]).output().unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), wanted);
+        }
+    }
+
+    #[test]
+    fn nothing_of_the_script_is_substituted_by_udev() {
+        let rules = rules();
+        let script = rules.split('\'').nth(1).unwrap();
+        assert_eq!(script.replace("$$", "$").replace("%%", "%"), WITHOUT_PORT);
+        assert_eq!(rules.matches("ENV{ID_NET_NAME_SLOT}=\"%c\"").count(), 1);
+    }
+}
