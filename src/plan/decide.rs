@@ -315,7 +315,7 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
     let together = Together::of(inputs, &states, &plan);
     let differing = together.seen(&states);
     let seen = differing.as_ref().unwrap_or(&states);
-    (plan.rollouts, plan.unions) = rollouts(inputs, &states, seen, (&chains, &together));
+    (plan.rollouts, plan.unions) = rollouts(inputs, &states, differing.as_ref(), (&chains, &together));
     plan.nodes = readiness::nodes(inputs, seen, &plan, &together);
     plan.order = chains.order().to_vec();
     plan

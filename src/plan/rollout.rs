@@ -161,7 +161,7 @@ pub(super) struct Context<'a> {
 pub(super) fn rollouts(
     inputs: &PlanInputs<'_>,
     states: &CellStates<'_>,
-    seen: &CellStates<'_>,
+    differing: Option<&CellStates<'_>>,
     (chains, together): (&Chains, &Together<'_>),
 ) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
     let images = &inputs.definitions.images;
@@ -196,7 +196,10 @@ pub(super) fn rollouts(
         };
         // What is set already stays set while other images of its chain are built anew.
         let is_bound = !matches!(spec, RolloutSpec::PublishOnly { .. });
-        if is_bound && decided.as_ref().is_ok_and(Decided::goes_further) {
+        if is_bound
+            && let Some(seen) = differing
+            && decided.as_ref().is_ok_and(Decided::goes_further)
+        {
             context.states = seen;
             decided = decide(&context, target);
         }
@@ -215,7 +218,7 @@ pub(super) fn rollouts(
             **image == rollout.image && *target == rollout.target
         };
         let Some((image, spec, target)) = wanted.iter().find(named) else { continue };
-        let none = without_images(seen, image);
+        let none = without_images(differing.unwrap_or(states), image);
         let context = Context { inputs, states: &none, groups: &groups, image, spec };
         // A strategy in the middle of its steps knows best what it may leave as it is when there is no image.
         let Decided { decision, changes } = match decide(&context, target) {
