@@ -16,7 +16,9 @@ use crate::{fault::Fault, node::Node};
 
 /// Held as long as this lives.
 #[derive(Debug)]
-pub(crate) struct Lock(#[allow(dead_code, reason = "what is dropped is what counts")] File);
+pub(crate) struct Lock {
+    _file: File,
+}
 
 /// Why there is no lock.
 #[derive(Debug)]
@@ -74,7 +76,7 @@ impl Lock {
             writeln!(file, "{}", std::process::id())
         };
         write(&mut file).map_err(fault)?;
-        Ok(Self(file))
+        Ok(Self { _file: file })
     }
 }
 
