@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     archive::Format,
-    image::{AptSource, SourceOrigin, SourceSpec},
+    image::{AptSource, SourceOrigin, SourceSpec, checked::fits},
     kernel::Architecture,
 };
 
@@ -288,7 +288,7 @@ fn only_match(
         return Err(absent(path, base)?);
     }
     let names = names_in(&parent)?;
-    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| matches(last, name)));
+    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| fits(last, name)));
     let mut found =
         matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && is_kind(path));
     match (found.next(), found.next()) {
@@ -299,15 +299,6 @@ fn only_match(
             what: "the source".to_owned(),
             found: format!("several match among {}", listing(&names)),
         }),
-    }
-}
-
-fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((start, end)) => {
-            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
-        }
     }
 }
 

@@ -202,17 +202,3 @@ async fn without_an_apt_source_it_says_so() {
     let error = scene.source(json).await.unwrap_err();
     insta::assert_snapshot!(error, @"find an apt source for suite sid: the host has no entry for it");
 }
-
-#[test]
-fn patterns() {
-    for (pattern, name, wanted) in [
-        ("a*", "abc", true),
-        ("a*c", "ac", true),
-        ("ab*bc", "abc", false),
-        ("*", "", true),
-        ("abc", "abc", true),
-        ("abc", "ab", false),
-    ] {
-        assert_eq!(matches(pattern, name), wanted, "{pattern} {name}");
-    }
-}

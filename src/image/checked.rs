@@ -132,6 +132,17 @@ fn one_star_at_the_end(path: &str) -> bool {
     !directory.contains('*') && last.matches('*').count() <= 1
 }
 
+/// Does a name fit the last component of an [`InnerPattern`] or [`ExposedPath`]: a text with at most one `*`, which stands
+/// for any text?
+pub fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => {
+            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+        }
+    }
+}
+
 /// A string that keeps its rule. It exists only while a definition is read: the message about it is
 /// then about that very list element or key.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -276,5 +287,24 @@ mod tests {
         assert!(!InnerPattern::accepts("usr/*/mstflint"));
         assert!(!InnerPattern::accepts("usr/src/*-*"));
         assert!(!InnerPattern::accepts("../*"));
+    }
+    #[test]
+    fn one_star_fits_any_text() {
+        for (pattern, name, wanted) in [
+            ("a*", "abc", true),
+            ("a*c", "ac", true),
+            ("ab*bc", "abc", false),
+            ("*", "", true),
+            ("abc", "abc", true),
+            ("abc", "ab", false),
+            ("nvidia-*", "nvidia-535.1", true),
+            ("nvidia-*", "nvidia", false),
+            ("*", "x", true),
+            ("a*a", "a", false),
+            ("a*b", "a-b", true),
+            ("x", "xx", false),
+        ] {
+            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
+        }
     }
 }

@@ -13,7 +13,7 @@ use walkdir::WalkDir;
 use super::layer::MERGED;
 use crate::{
     archive::{Limits, UnpackError, unpack_file_part},
-    image::Digest,
+    image::{Digest, checked::fits},
     oci::{EntryKind, LayerError, TreeDigester, plain_path},
 };
 
@@ -175,22 +175,12 @@ fn is_at_or_below(path: &Path, exposed: &str) -> bool {
     let mut parts = exposed.trim_start_matches('/').split('/').peekable();
     while let Some(part) = parts.next() {
         let Some(name) = names.next().and_then(|name| name.to_str()) else { return false };
-        let fits = if parts.peek().is_some() { part == name } else { matches(part, name) };
+        let fits = if parts.peek().is_some() { part == name } else { fits(part, name) };
         if !fits {
             return false;
         }
     }
     true
-}
-
-/// Does a name fit a pattern with at most one `*`?
-fn matches(pattern: &str, name: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == name,
-        Some((start, end)) => {
-            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
-        }
-    }
 }
 
 /// The exposed paths that are there, relative to the payload.
@@ -206,7 +196,7 @@ fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, ExposedError
         let before = found.len();
         if deepest_directory(payload, parent) == parent {
             let names = names_in(payload, parent)?;
-            found.extend(names.iter().filter(|found| matches(name, found)).map(|name| parent.join(name)));
+            found.extend(names.iter().filter(|found| fits(name, found)).map(|name| parent.join(name)));
         }
         if found.len() == before {
             missing.push(exposed.clone());

@@ -150,17 +150,7 @@ fn a_layer_gives_the_exposed_tree_and_nothing_else() {
 }
 
 #[test]
-fn one_star_fits_any_text() {
-    for (pattern, name, fits) in [
-        ("nvidia-*", "nvidia-535.1", true),
-        ("nvidia-*", "nvidia", false),
-        ("*", "x", true),
-        ("a*a", "a", false),
-        ("a*b", "a-b", true),
-        ("x", "xx", false),
-    ] {
-        assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
-    }
+fn what_lies_below_a_pattern_fits_it() {
     assert!(is_at_or_below(Path::new("usr/src/nvidia-1/x/y"), "/usr/src/nvidia-*"));
     assert!(!is_at_or_below(Path::new("usr/src"), "/usr/src/nvidia-*"));
 }
