@@ -24,5 +24,7 @@ pub mod payload;
 pub mod plan;
 pub mod registry;
 pub mod service;
+pub mod site;
 pub mod status;
+pub mod store;
 pub mod template;

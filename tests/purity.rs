@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci"];
+const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "site"];
 
 const ADAPTERS: &[&str] = &[
     "archive",
@@ -23,6 +23,7 @@ const ADAPTERS: &[&str] = &[
     "payload",
     "registry",
     "service",
+    "store",
 ];
 
 const OUTSIDE: &[&str] = &[

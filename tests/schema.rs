@@ -42,6 +42,11 @@ fn the_schema_of_announced_kernels_is_current() {
 }
 
 #[test]
+fn the_schema_of_sites_is_current() {
+    is_current("site.json", &schema::site());
+}
+
+#[test]
 fn the_schema_of_the_check_report_is_current() {
     is_current("checkreport.json", &schema::check_report());
 }
@@ -65,4 +70,5 @@ fn the_schemas_refuse_unknown_fields() {
     check(&schema::driver_image(), "DriverImage");
     check(&schema::kernel_family(), "KernelFamily");
     check(&schema::announced_kernels(), "AnnouncedKernels");
+    check(&schema::site(), "Site");
 }

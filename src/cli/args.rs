@@ -398,6 +398,8 @@ pub enum SchemaKind {
     KernelFamily,
     /// announced/*.yaml
     AnnouncedKernels,
+    /// site.yaml
+    Site,
     /// What `farrier check -o json` prints
     CheckReport,
     /// The CustomResourceDefinition of DriverBuild, as YAML for `kubectl apply`

@@ -13,6 +13,7 @@ pub fn schema(kind: SchemaKind) -> Result<Exit, CliError> {
         SchemaKind::DriverImage => definitions::schema::driver_image(),
         SchemaKind::KernelFamily => definitions::schema::kernel_family(),
         SchemaKind::AnnouncedKernels => definitions::schema::announced_kernels(),
+        SchemaKind::Site => definitions::schema::site(),
         SchemaKind::CheckReport => definitions::schema::check_report(),
     };
     printer::result(&printer::json(&schema)?)?;

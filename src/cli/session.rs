@@ -20,6 +20,7 @@ use crate::{
     machine,
     plan::{Budget, Interest},
     registry::{self, RegistryLocation, RemoteRegistry},
+    store::Store,
 };
 
 /// The directory in the cache for what boot checks remember of this machine.
@@ -54,6 +55,8 @@ pub fn controller(
         Some(location) => parse("--registry", location)?,
         None => RegistryLocation::Layout(cache.root().join("layout")),
     };
+    let registry = registry::connect(&location, &options)?;
+    let fetcher = fetcher.with_store(Store::new(location.clone(), Arc::clone(&registry)));
     let boot = QemuBoot {
         fetcher: fetcher.clone(),
         root: definitions.root.clone(),
@@ -65,7 +68,7 @@ pub fn controller(
         definitions,
         fetcher,
         cache,
-        registry: registry::connect(&location, &options)?,
+        registry,
         needs_from: None,
         remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)?),
         credentials: options.credentials.clone(),

@@ -117,6 +117,7 @@ impl Bench {
         };
         let controller = Controller {
             definitions: Definitions {
+                site: crate::site::SiteSpec::default(),
                 announced: BTreeMap::new(),
                 images: [(image.metadata.name.clone(), image)].into(),
                 families: vec![family(&at("headers-{{release}}").display().to_string())],

@@ -21,6 +21,7 @@ use node::Node;
 use crate::{
     image::{Definitions, DriverImage},
     kernel::{AnnouncedKernels, KernelFamily},
+    site::Site,
 };
 
 /// The largest definition file that is read; the shipped ones have about one KiB.
@@ -52,6 +53,8 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let own_families = read("kernels", &["yaml", "yml"]).unwrap_or_default();
     let own_templates = read("templates", &["hbs"]).unwrap_or_default();
     let announced = read("announced", &["yaml", "yml"]).unwrap_or_default();
+
+    let site = dir.and_then(|dir| one_file(&dir.join(SITE), SITE, &mut errors));
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
     let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
@@ -106,8 +109,20 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             definitions.announced.insert(kernels.metadata.name.clone(), kernels);
         }
     }
+    if let Some(file) = &site {
+        let mut documents = parse::<Site>(file, &mut errors).into_iter();
+        if let Some((site, _)) = documents.next() {
+            definitions.site = site.spec;
+        }
+        if documents.next().is_some() {
+            errors.push(DefinitionError::of_file(SITE, "holds more than one document".to_owned()));
+        }
+    }
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
 }
+
+/// What holds for the whole site.
+const SITE: &str = "site.yaml";
 
 const NOT_A_TEMPLATE: &str = "is no template: its name must be <name>.Dockerfile.hbs";
 
@@ -145,20 +160,25 @@ fn directory(
         if !wanted || file_name.starts_with('.') {
             continue;
         }
-        let name = format!("{name}/{file_name}");
-        let size = fs::metadata(&path).map(|metadata| metadata.len());
-        match size
-            .and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(&path).map(Some) })
-        {
-            Ok(Some(text)) => files.push(File { name, text }),
-            Ok(None) => {
-                errors.push(DefinitionError::of_file(&name, format!("is larger than {MAX_FILE} bytes")));
-            }
-            Err(error) => errors.push(DefinitionError::of_file(&name, format!("cannot be read: {error}"))),
-        }
+        files.extend(one_file(&path, &format!("{name}/{file_name}"), errors));
     }
     files.sort_by(|a, b| a.name.cmp(&b.name));
     Some(files)
+}
+
+/// One file; `None` where it is not there, or cannot be read, which is reported.
+fn one_file(path: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Option<File> {
+    let size = fs::metadata(path).map(|metadata| metadata.len());
+    let text =
+        size.and_then(|size| if size > MAX_FILE { Ok(None) } else { fs::read_to_string(path).map(Some) });
+    let problem = match text {
+        Ok(Some(text)) => return Some(File { name: name.to_owned(), text }),
+        Ok(None) => format!("is larger than {MAX_FILE} bytes"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => format!("cannot be read: {error}"),
+    };
+    errors.push(DefinitionError::of_file(name, problem));
+    None
 }
 
 /// The documents of one file that have the form of a definition, each with its tree; the others are reported.

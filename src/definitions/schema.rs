@@ -4,6 +4,7 @@ use crate::{
     image::DriverImage,
     kernel::{AnnouncedKernels, KernelFamily},
     kmod::CheckReport,
+    site::Site,
 };
 
 /// The schema of `images/*.yaml`.
@@ -19,6 +20,11 @@ pub fn kernel_family() -> serde_json::Value {
 /// The schema of `announced/*.yaml`.
 pub fn announced_kernels() -> serde_json::Value {
     schemars::schema_for!(AnnouncedKernels).to_value()
+}
+
+/// The schema of `site.yaml`.
+pub fn site() -> serde_json::Value {
+    schemars::schema_for!(Site).to_value()
 }
 
 /// The schema of the check report, as `farrier check -o json` prints it.

@@ -43,6 +43,7 @@ use crate::{
     image::Digest,
     kernel::{Architecture, Compiler},
     kmod::KernelFacts,
+    store::Store,
 };
 
 /// One kernel's build tree, unpacked in the cache.
@@ -130,12 +131,24 @@ pub struct Fetcher {
     cache: Cache,
     options: FetchOptions,
     http: Arc<OnceLock<reqwest::Client>>,
+    store: Option<Store>,
 }
 
 impl Fetcher {
     /// A fetcher that keeps what it fetches in `cache`.
     pub fn new(cache: Cache, options: FetchOptions) -> Self {
-        Self { cache, options, http: Arc::default() }
+        Self { cache, options, http: Arc::default(), store: None }
+    }
+
+    /// The same with a place where what it needs may be kept beside the images.
+    #[must_use]
+    pub fn with_store(self, store: Store) -> Self {
+        Self { store: Some(store), ..self }
+    }
+
+    /// Where what it needs may be kept beside the images.
+    pub fn store(&self) -> Option<&Store> {
+        self.store.as_ref()
     }
 }
 

@@ -13,7 +13,10 @@ use super::{
     },
     tag,
 };
-use crate::kernel::{AnnouncedKernels, KernelFamily};
+use crate::{
+    kernel::{AnnouncedKernels, KernelFamily},
+    site::SiteSpec,
+};
 
 /// The version of farrier's definition language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -372,6 +375,8 @@ pub struct Definitions {
     pub families: Vec<KernelFamily>,
     /// Announced kernels, by the list's name.
     pub announced: BTreeMap<ImageName, AnnouncedKernels>,
+    /// What holds for the whole site; nothing where there is no `site.yaml`.
+    pub site: SiteSpec,
     /// Template texts by name.
     pub templates: BTreeMap<String, String>,
     /// Where relative paths in definitions start.

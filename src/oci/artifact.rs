@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The configuration of what has none.
-const EMPTY: &[u8] = b"{}";
+pub const EMPTY: &[u8] = b"{}";
 
 /// Where a payload was built that another kernel takes over.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,24 @@
+//! Pure: what must hold of an image before nodes get it.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What must hold of an image before a rollout names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Policy {
+    /// Public keys (PEM files, relative to the definitions directory), of which one must have signed the image, its check
+    /// report, its bill of materials and its provenance; nothing is required where there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub require_signed: Vec<PathBuf>,
+}
+
+impl Policy {
+    /// Is nothing required?
+    pub fn is_empty(&self) -> bool {
+        let Self { require_signed } = self;
+        require_signed.is_empty()
+    }
+}

@@ -1,0 +1,70 @@
+//! Pure: who signs modules and images.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{SecretKey, SecretSource};
+use crate::image::checked::{self, LocalPath};
+
+/// A private key, or what uses one: exactly one field. It is never in a build, a layer, a log or the cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum KeySource {
+    /// A file, absolute or relative to the definitions directory: a private key in PEM form, PKCS#8 or PKCS#1, which may
+    /// be encrypted. The kernel's build leaves certificate and key in one such file (`certs/signing_key.pem`).
+    File(#[serde(deserialize_with = "checked::path::<LocalPath, _>")] PathBuf),
+    /// The same in an entry of a Kubernetes Secret.
+    Secret(SecretKey),
+    /// A program and its arguments, for keys that cannot be had, such as those of a hardware security module. It gets the
+    /// digest on its standard input and writes the signature to its standard output; `{{hash}}` in an argument stands for
+    /// `sha256`, `sha384` or `sha512`.
+    Command(#[schemars(length(min = 1))] Vec<String>),
+}
+
+/// What becomes of a module that is signed already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Signed {
+    /// It keeps its signature.
+    #[default]
+    Keep,
+    /// It gets ours instead.
+    Replace,
+}
+
+/// Who signs the modules of all images.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModuleSigning {
+    /// The key.
+    pub key: KeySource,
+    /// The passphrase of an encrypted key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passphrase: Option<SecretSource>,
+    /// The certificate that the kernels know, PEM or DER; relative to the definitions directory.
+    #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
+    pub certificate: PathBuf,
+    /// What becomes of modules that are signed already.
+    #[serde(default)]
+    pub signed: Signed,
+}
+
+/// Who signs published images, in the form that `cosign verify --key` accepts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ImageSigning {
+    /// The key: ECDSA P-256 or RSA.
+    pub key: KeySource,
+    /// The passphrase of an encrypted key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passphrase: Option<SecretSource>,
+    /// Its public half, PEM; needed where a command signs.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "checked::optional_path::<LocalPath, _>"
+    )]
+    pub public_key: Option<PathBuf>,
+}

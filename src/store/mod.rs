@@ -1,0 +1,178 @@
+//! Adapter: what builds need, kept beside the images: header sets, sources and root file systems as OCI artifacts.
+//!
+//! Each is one manifest with one layer, under a tag that says what it is. A tag never changes its content.
+
+mod error;
+mod tag;
+
+use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
+
+pub use error::StoreError;
+pub use tag::{header_tag, key_tag};
+
+use crate::{
+    image::{Digest, Repository, Tag, Version},
+    oci::{self, Descriptor, ImageManifest, annotations, media_type},
+    registry::{Registry, RegistryLocation},
+};
+
+/// What is kept. Each kind has a repository of its own beside those of the images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// A kernel's header set.
+    Headers,
+    /// A source of a driver image.
+    Source,
+    /// A root file system made from packages: a toolchain, a runtime base.
+    RootFs,
+    /// A definitions directory.
+    Definitions,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Headers, Self::Source, Self::RootFs, Self::Definitions];
+
+    /// The repository's name below the registry's prefix. No driver image can have it.
+    pub fn repository(self) -> &'static str {
+        match self {
+            Self::Headers => "headers",
+            Self::Source => "sources",
+            Self::RootFs => "rootfs",
+            Self::Definitions => "definitions",
+        }
+    }
+
+    /// The manifest's `artifactType`.
+    pub fn media_type(self) -> &'static str {
+        match self {
+            Self::Headers => media_type::HEADERS,
+            Self::Source => media_type::SOURCE,
+            Self::RootFs => media_type::ROOT_FS,
+            Self::Definitions => media_type::DEFINITIONS,
+        }
+    }
+}
+
+/// An artifact that the store holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// Its kind.
+    pub kind: Kind,
+    /// Where it stands.
+    pub repository: Repository,
+    /// The manifest's digest.
+    pub digest: Digest,
+    /// The one layer.
+    pub layer: Descriptor,
+    /// What is noted of it.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A file that is to be kept.
+#[derive(Clone, Debug)]
+pub struct Item<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Its tag; see [`header_tag`] and [`key_tag`].
+    pub tag: &'a Tag,
+    /// The file.
+    pub file: &'a Path,
+    /// The file's digest and size.
+    pub layer: &'a Descriptor,
+    /// What is to be noted of it.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Artifacts in one registry. A clone shares its connections.
+#[derive(Clone)]
+pub struct Store {
+    location: RegistryLocation,
+    registry: Arc<dyn Registry>,
+}
+
+impl Store {
+    /// The store in the registry where images go.
+    pub fn new(location: RegistryLocation, registry: Arc<dyn Registry>) -> Self {
+        Self { location, registry }
+    }
+
+    /// What is kept under this tag, if anything.
+    pub async fn find(&self, kind: Kind, tag: &Tag) -> Result<Option<Stored>, StoreError> {
+        let repository = self.repository(kind)?;
+        let Some(found) = self.registry.manifest(&repository, &Version::Tag(tag.clone())).await? else {
+            return Ok(None);
+        };
+        let wrong = |reason: &str| StoreError::NotAnArtifact {
+            reference: format!("{repository}:{tag}"),
+            reason: reason.to_owned(),
+        };
+        let manifest = ImageManifest::parse(&found.bytes).map_err(|error| wrong(&error.to_string()))?;
+        if manifest.artifact_type.as_deref() != Some(kind.media_type()) {
+            return Err(wrong(&format!("its artifactType is not {}", kind.media_type())));
+        }
+        let [layer] = &manifest.layers[..] else { return Err(wrong("it has not exactly one layer")) };
+        let (layer, annotations) = (layer.clone(), manifest.annotations.clone());
+        Ok(Some(Stored { kind, repository, digest: found.digest, layer, annotations }))
+    }
+
+    /// Fetches the layer into a file, which appears whole and verified or not at all.
+    pub async fn fetch(&self, stored: &Stored, to: &Path) -> Result<(), StoreError> {
+        Ok(self.registry.fetch_blob(&stored.repository, &stored.layer.digest, to).await?)
+    }
+
+    /// Keeps a file. The same content under the same tag is kept already; other content is refused.
+    pub async fn put(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+        let Item { kind, tag, file, layer, annotations } = item;
+        let repository = self.repository(*kind)?;
+        let manifest = manifest(*kind, layer, annotations);
+        let bytes = manifest.to_bytes()?;
+        let digest = Digest::of(&bytes);
+        if let Some(found) = self.find(*kind, tag).await? {
+            if found.digest == digest {
+                return Ok(found);
+            }
+            return Err(StoreError::Taken { reference: format!("{repository}:{tag}"), holds: found.digest });
+        }
+        self.registry.push_blob(&repository, &layer.digest, file).await?;
+        self.registry.push_bytes(&repository, oci::EMPTY).await?;
+        let version = Version::Tag((*tag).clone());
+        self.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
+        let layer = (*layer).clone();
+        Ok(Stored { kind: *kind, repository, digest, layer, annotations: annotations.clone() })
+    }
+
+    /// The tags of one kind; empty where there are none.
+    pub async fn tags(&self, kind: Kind) -> Result<Vec<Tag>, StoreError> {
+        Ok(self.registry.tags(&self.repository(kind)?).await?)
+    }
+
+    /// Where a kind stands.
+    pub fn repository(&self, kind: Kind) -> Result<Repository, StoreError> {
+        Ok(self.location.repository(kind.repository())?)
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("location", &self.location).finish_non_exhaustive()
+    }
+}
+
+/// The same layer and notes give the same manifest, whoever makes it and when.
+fn manifest(kind: Kind, layer: &Descriptor, notes: &BTreeMap<String, String>) -> ImageManifest {
+    let mut annotations = notes.clone();
+    annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
+    ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: Some(kind.media_type().to_owned()),
+        config: Descriptor::new(media_type::OCI_EMPTY, Digest::of(oci::EMPTY), oci::EMPTY.len() as u64),
+        layers: vec![layer.clone()],
+        subject: None,
+        annotations,
+    }
+}
+
+#[cfg(test)]
+mod tests;

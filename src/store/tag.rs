@@ -1,0 +1,31 @@
+//! Tags of what the store holds.
+
+use std::fmt::Write as _;
+
+use super::StoreError;
+use crate::{
+    image::Tag,
+    kernel::{Architecture, KernelRelease},
+};
+
+/// The tag of a kernel's header set: `<release>-<architecture>`, in which what no tag can hold is written `_` and two
+/// hexadecimal digits (`+` is `_2b`), and `_` itself `__`: no two releases share a tag, as they can share a kernel label.
+pub fn header_tag(release: &KernelRelease, arch: Architecture) -> Result<Tag, StoreError> {
+    let mut text = String::new();
+    for byte in release.as_str().bytes() {
+        match byte {
+            b'_' => text.push_str("__"),
+            b'.' | b'-' if !text.is_empty() => text.push(char::from(byte)),
+            byte if byte.is_ascii_alphanumeric() => text.push(char::from(byte)),
+            // A string takes everything that is written to it.
+            byte => drop(write!(text, "_{byte:02x}")),
+        }
+    }
+    let text = format!("{text}-{arch}");
+    text.parse().map_err(|_| StoreError::Tag(text))
+}
+
+/// The tag of what goes by a key of 64 hexadecimal digits.
+pub fn key_tag(key: &str) -> Result<Tag, StoreError> {
+    key.parse().map_err(|_| StoreError::Tag(key.chars().take(80).collect()))
+}
