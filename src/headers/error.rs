@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{CollectError, HostTreeError, KernelImageError, tree::TreeError};
-use crate::{archive::UnpackError, cache::CacheError};
+use super::{CollectError, HostTreeError, ImportError, KernelImageError, tree::TreeError};
+use crate::{archive::UnpackError, cache::CacheError, store::StoreError};
 
 /// A fault while fetching. "There are no such headers" is none: see
 /// [`HeaderLookup`](super::HeaderLookup).
@@ -120,6 +120,12 @@ pub enum FetchError {
     /// Exposed headers that cannot be collected.
     #[error(transparent)]
     Collect(#[from] CollectError),
+    /// A header set that cannot be imported.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// What is kept beside the images.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A kernel image that cannot be read, or is another kernel's.
     #[error(transparent)]
     KernelImage(#[from] KernelImageError),
@@ -145,6 +151,7 @@ impl FetchError {
         match self {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } | Self::Transfer { .. } => true,
+            Self::Store(StoreError::Registry(error)) => error.is_transient(),
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
             Self::Cache(_)
             | Self::Unpack { .. }
@@ -157,6 +164,8 @@ impl FetchError {
             | Self::Tree(_)
             | Self::HostTree(_)
             | Self::Collect(_)
+            | Self::Import(_)
+            | Self::Store(_)
             | Self::KernelImage(_)
             | Self::Io { .. }
             | Self::Interrupted => false,
@@ -172,6 +181,8 @@ impl FetchError {
             Self::Tree(error) => error.remedy(),
             Self::HostTree(error) => error.remedy(),
             Self::Collect(error) => return error.remedy(),
+            Self::Import(error) => return error.remedy(),
+            Self::Store(error) => return error.hint(),
             Self::KernelImage(error) => error.remedy(),
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",
@@ -199,6 +210,13 @@ impl FetchError {
             }
             Self::Unpack { source: UnpackError::Outside(_) | UnpackError::ThroughLink(_), .. } => {
                 "no honest archive has such entries: look where it came from; nothing of it was used"
+            }
+            Self::Unpack { source: UnpackError::Kind(..), .. } => {
+                "only files, directories and links are unpacked: make the archive again without it"
+            }
+            Self::Unpack { source: UnpackError::Limit(_), .. } => {
+                "the archive is larger than what it could be good for: make it of what is needed only (of a kernel's \
+                 build tree: tar --exclude='*.o' --exclude=.git), or give the directory itself"
             }
             Self::Unpack { source: UnpackError::Unsupported(_), .. } => {
                 "unpack it, and name the directory as a `path` source"

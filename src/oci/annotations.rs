@@ -49,6 +49,18 @@ pub const HEADERS: &str = "farrier.dev/headers";
 /// What the sources were resolved to, each as its origin says.
 pub const SOURCES: &str = "farrier.dev/sources";
 
+/// Of a header set: its architecture.
+pub const ARCHITECTURE: &str = "farrier.dev/architecture";
+/// Of a header set: the compiler that the kernel was built with, `gcc 12`.
+pub const COMPILER: &str = "farrier.dev/compiler";
+/// Of a header set: how many symbols `Module.symvers` lists; `none` without one, when what modules need is not known.
+pub const EXPORTED_SYMBOLS: &str = "farrier.dev/exported-symbols";
+/// Of a header set: digest of its uncompressed layer, by which the same content is known.
+pub const HEADERS_CONTENT: &str = "farrier.dev/headers-content";
+/// Of a header set: what goes into input hashes beyond the kernel release; absent where the release says it all, as
+/// for packages (decision 0002).
+pub const HEADERS_IDENTITY: &str = "farrier.dev/headers-identity";
+
 /// The exact releases of all kernels that a union image has modules for, with blanks between them; for people and
 /// other programs.
 pub const KERNELS: &str = "farrier.dev/kernels";
