@@ -251,6 +251,3 @@ fn annotations_of(brought: &Brought, facts: &KernelFacts, compiler: Compiler) ->
     let identity = brought.identity.clone().map(|identity| (annotations::HEADERS_IDENTITY, identity));
     notes.into_iter().chain(identity).map(|(key, value)| (key.to_owned(), value)).collect()
 }
-
-#[cfg(test)]
-mod tests;
