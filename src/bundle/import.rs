@@ -95,11 +95,7 @@ pub async fn import(
         target.push_content(verified, content).await?;
     }
     meter.end();
-    Ok(Imported {
-        contents,
-        sent: sent.iter().sum(),
-        blobs: sent.iter().filter(|bytes| **bytes > 0).count(),
-    })
+    Ok(Imported { contents, sent: sent.iter().sum(), blobs: sent.iter().filter(|bytes| **bytes > 0).count() })
 }
 
 /// The blobs of these contents, each with the repositories that need it for them.
@@ -115,7 +111,14 @@ fn wanted_blobs<'a>(verified: &'a Verified, contents: &[&'a Content]) -> Vec<Wan
     }
     let with_repositories =
         |blob: &'a Blob| Some(Wanted { blob, repositories: needed.remove(&blob.digest)? });
-    verified.bundle.index().blobs.iter().filter(|blob| blob.manifest.is_none()).filter_map(with_repositories).collect()
+    verified
+        .bundle
+        .index()
+        .blobs
+        .iter()
+        .filter(|blob| blob.manifest.is_none())
+        .filter_map(with_repositories)
+        .collect()
 }
 
 /// A manifest and those below it, those first that others name.
@@ -166,7 +169,9 @@ impl Target {
                 missing.push(&blob.digest);
             }
         }
-        let (Some(first), Some(base)) = (missing.first(), &verified.bundle.index().base) else { return Ok(()) };
+        let (Some(first), Some(base)) = (missing.first(), &verified.bundle.index().base) else {
+            return Ok(());
+        };
         Err(BundleError::BaseMissing {
             count: missing.len(),
             first: (*first).clone(),
@@ -204,7 +209,9 @@ impl Target {
         let mut sent = 0;
         for name in repositories {
             let repository = self.repository(name)?;
-            if holder.as_ref() == Some(&repository) || self.registry.has_blob(&repository, &blob.digest).await? {
+            if holder.as_ref() == Some(&repository)
+                || self.registry.has_blob(&repository, &blob.digest).await?
+            {
                 holder.get_or_insert(repository);
                 continue;
             }

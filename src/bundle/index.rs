@@ -129,8 +129,12 @@ impl BundleIndex {
 
     /// The layout's index: each of the contents by its name.
     fn layout_index(&self) -> ImageIndex {
-        let manifests: BTreeMap<&Digest, &Blob> =
-            self.blobs.iter().filter(|blob| blob.manifest.is_some()).map(|blob| (&blob.digest, blob)).collect();
+        let manifests: BTreeMap<&Digest, &Blob> = self
+            .blobs
+            .iter()
+            .filter(|blob| blob.manifest.is_some())
+            .map(|blob| (&blob.digest, blob))
+            .collect();
         let descriptor = |listed: &Listed| {
             let Content { kind, repository, tag, digest } = &listed.content;
             let name = match tag {
@@ -157,7 +161,8 @@ impl BundleIndex {
         if !self.contents.is_sorted_by(|a, b| a.content < b.content) {
             return Some("its contents are not in their order, or named twice".to_owned());
         }
-        let of_names = |repository: &String| repository.parse::<Repository>().is_ok_and(|r| r.host().is_none());
+        let of_names =
+            |repository: &String| repository.parse::<Repository>().is_ok_and(|r| r.host().is_none());
         for Blob { digest, size, manifest, repositories, base } in &self.blobs {
             let wrong = if repositories.is_empty() || !repositories.iter().chain(base).all(of_names) {
                 "has no repository, or one with a name that is none"

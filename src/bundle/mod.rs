@@ -34,3 +34,6 @@ pub use read::Bundle;
 pub use referrers::with_referrers;
 pub use since::Since;
 pub use verify::Verified;
+
+#[cfg(test)]
+mod tests;

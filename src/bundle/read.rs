@@ -57,8 +57,7 @@ impl Bundle {
             reason,
         };
         check_version(path, &index_bytes)?;
-        let truncated =
-            |reason| BundleError::Truncated { path: path.to_owned(), bytes: length, reason };
+        let truncated = |reason| BundleError::Truncated { path: path.to_owned(), bytes: length, reason };
         let end = length.checked_sub(FIXED).ok_or_else(|| truncated("is shorter than any bundle"))?;
         let wrong_end = |error: NoTrailer| match error {
             NoTrailer::Truncated => truncated("does not end as a bundle of this length does"),
@@ -84,7 +83,10 @@ impl Bundle {
         }
         let expected = HEAD + index.carried().count() + 1;
         if trailer.frames.len() != expected {
-            return Err(inconsistent(format!("it has {} frames, and entries for {expected}", trailer.frames.len())));
+            return Err(inconsistent(format!(
+                "it has {} frames, and entries for {expected}",
+                trailer.frames.len()
+            )));
         }
         let mut offsets = vec![0];
         offsets.extend(trailer.frames.iter().scan(0, |at, length| {
@@ -123,7 +125,8 @@ impl Bundle {
             if *name == INDEX_NAME && content != index_bytes {
                 return Err(self.damaged(frame, name, "it is not written as farrier writes it"));
             }
-            let wanted = entry::entry(name, content).map_err(|e| self.damaged(frame, name, &e.to_string()))?;
+            let wanted =
+                entry::entry(name, content).map_err(|e| self.damaged(frame, name, &e.to_string()))?;
             self.compare(frame, name, &wanted)?;
         }
         Ok(())
@@ -194,7 +197,9 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>, Bu
         reader.read_exact(header.as_mut_bytes()).map_err(wrong)?;
         let size = header.size().map_err(|_| not("it does not begin with a tar's header"))?;
         if size > MAX_INDEX {
-            return Err(not(&format!("an entry of {size} bytes is at its head, at most {MAX_INDEX} are read")));
+            return Err(not(&format!(
+                "an entry of {size} bytes is at its head, at most {MAX_INDEX} are read"
+            )));
         }
         let mut content = vec![0; usize::try_from(size).unwrap_or_default()];
         reader.read_exact(&mut content).map_err(wrong)?;
@@ -228,11 +233,7 @@ fn check_version(path: &Path, index: &[u8]) -> Result<(), BundleError> {
 }
 
 /// Reads the frame of a blob, compares its digest, and gives the frame's length.
-pub(super) fn read_blob(
-    from: impl Read,
-    blob: &Blob,
-    mut each: impl FnMut(&[u8]),
-) -> io::Result<u64> {
+pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let mut reader = FrameReader::new(from)?;
     let mut header = [0; UNIT as usize];

@@ -104,7 +104,10 @@ mod tests {
             let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             // Which index it is for is compared with the index.
-            assert!(read(&flipped).is_ok_and(|read| read.index != trailer.index) || read(&flipped).is_err(), "{bit}");
+            assert!(
+                read(&flipped).is_ok_and(|read| read.index != trailer.index) || read(&flipped).is_err(),
+                "{bit}"
+            );
         }
         assert_eq!(Trailer::start(length - 1, &bytes[..FIXED as usize]), Err(NoTrailer::Truncated));
     }

@@ -48,7 +48,8 @@ impl Bundle {
     pub fn verify(self, meter: &dyn Meter) -> Result<Verified, BundleError> {
         let blobs: Vec<&Blob> = self.index().carried().collect();
         meter.begin(Phase::Verify, blobs.iter().map(|blob| blob.size).sum());
-        let work = Work { bundle: &self, blobs: &blobs, next: AtomicUsize::new(0), found: Mutex::default(), meter };
+        let work =
+            Work { bundle: &self, blobs: &blobs, next: AtomicUsize::new(0), found: Mutex::default(), meter };
         let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
         thread::scope(|scope| {
             for _ in 0..threads {
@@ -60,8 +61,7 @@ impl Bundle {
             return Err(error);
         }
         self.compare(HEAD + blobs.len(), "the end of the tar", &entry::END)?;
-        let frames =
-            blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD + at)).collect();
+        let frames = blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD + at)).collect();
         let manifests = self.parse(manifests)?;
         self.check_references(&manifests)?;
         meter.end();
@@ -75,7 +75,9 @@ impl Bundle {
     fn parse(&self, manifests: BTreeMap<Digest, Vec<u8>>) -> Result<BTreeMap<Digest, Manifest>, BundleError> {
         let mut parsed = BTreeMap::new();
         for blob in self.index().blobs.iter() {
-            let (Some(media_type), Some(bytes)) = (&blob.manifest, manifests.get(&blob.digest)) else { continue };
+            let (Some(media_type), Some(bytes)) = (&blob.manifest, manifests.get(&blob.digest)) else {
+                continue;
+            };
             let manifest = AnyManifest::parse(bytes)
                 .map_err(|error| self.inconsistent(format!("manifest {}: {error}", blob.digest)))?;
             let own = match &manifest {
@@ -160,7 +162,9 @@ impl Work<'_> {
         });
         match read {
             Ok(read) if read == length => {}
-            Ok(_) => return Err(self.bundle.damaged(frame, &what(), "its frame is shorter than the end says")),
+            Ok(_) => {
+                return Err(self.bundle.damaged(frame, &what(), "its frame is shorter than the end says"));
+            }
             Err(error) => return Err(self.bundle.damaged(frame, &what(), &error.to_string())),
         }
         if blob.manifest.is_some() {

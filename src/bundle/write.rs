@@ -128,8 +128,11 @@ impl Writer {
         end.extend(trailer.to_bytes());
         self.out.write_all(&end).and_then(|()| self.out.flush()).map_err(action())?;
         self.out.get_ref().sync_data().map_err(action())?;
-        fs::rename(&self.partial, &self.to)
-            .map_err(BundleError::io(format!("rename {} to {}", self.partial.display(), self.to.display())))?;
+        fs::rename(&self.partial, &self.to).map_err(BundleError::io(format!(
+            "rename {} to {}",
+            self.partial.display(),
+            self.to.display()
+        )))?;
         Ok((self.at + end.len() as u64, self.index))
     }
 }

@@ -12,16 +12,14 @@ use tokio_util::sync::CancellationToken;
 use self::progress::Bar;
 use super::{
     CliError, Exit,
-    args::{
-        BundleCommand, BundleExportArgs, BundleImportArgs, BundleInspectArgs, Global, OutputForm,
-    },
+    args::{BundleCommand, BundleExportArgs, BundleImportArgs, BundleInspectArgs, Global, OutputForm},
     printer, session,
     settings::{self, Settings},
 };
 use crate::{
     bundle::{
-        self, Bundle, BundleError, BundleIndex, Content, ContentKind, Meter, Since, Taken, Target, Verified, Wanted,
-        kind_name,
+        self, Bundle, BundleError, BundleIndex, Content, ContentKind, Meter, Since, Taken, Target, Verified,
+        Wanted, kind_name,
     },
     engine::EngineChoice,
     image::{Digest, ImageReference},
@@ -86,8 +84,7 @@ async fn export(
     }
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
-    let controller =
-        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
+    let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
     let contents = select::contents(&controller, args).await?;
     let (location, registry) = (&controller.location, &controller.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
@@ -110,12 +107,17 @@ async fn export(
         OutputForm::Json => printer::json(&listing(&written))?,
         OutputForm::Table => text::summary(&written),
     })?;
-    printer::message(&format!("next: farrier bundle import {} --registry REGISTRY, at the site", args.to.display()));
+    printer::message(&format!(
+        "next: farrier bundle import {} --registry REGISTRY, at the site",
+        args.to.display()
+    ));
     Ok(Exit::Done)
 }
 
 fn location_name(location: &RegistryLocation, content: &Content) -> String {
-    location.repository(&content.repository).map_or_else(|_| content.repository.clone(), |r| r.as_str().to_owned())
+    location
+        .repository(&content.repository)
+        .map_or_else(|_| content.repository.clone(), |r| r.as_str().to_owned())
 }
 
 /// farrier's own image, wherever it is.

@@ -356,7 +356,11 @@ impl Registry for LayoutRegistry {
         self.blocking(move |layout| layout.copy_out(&digest, &to)).await
     }
 
-    async fn open_blob(&self, _repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+    async fn open_blob(
+        &self,
+        _repository: &Repository,
+        digest: &Digest,
+    ) -> Result<BlobStream, RegistryError> {
         let place = self.blob(digest);
         let action = format!("read {}", place.display());
         let file = tokio::fs::File::open(&place).await.map_err(RegistryError::io(action.as_str()))?;

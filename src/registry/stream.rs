@@ -35,7 +35,9 @@ pub trait BlobSource: Send + Sync {
 }
 
 /// The source's bytes, read away from the asynchronous threads.
-pub(super) fn read_source(source: Arc<dyn BlobSource>) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+pub(super) fn read_source(
+    source: Arc<dyn BlobSource>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     let (sender, receiver) = tokio::sync::mpsc::channel(WAITING);
     tokio::task::spawn_blocking(move || {
         let mut reader = match source.open() {

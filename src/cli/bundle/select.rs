@@ -78,7 +78,10 @@ fn images(controller: &Controller, args: &BundleExportArgs) -> Result<BTreeSet<I
 }
 
 async fn tags(controller: &Controller, name: &str) -> Result<Vec<Tag>, CliError> {
-    let repository = settings::parse("--registry", controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()))?;
+    let repository = settings::parse(
+        "--registry",
+        controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()),
+    )?;
     Ok(controller.registry.tags(&repository).await?)
 }
 
@@ -95,7 +98,14 @@ async fn published(
         }
         let one = tagged(controller, ContentKind::Image, image.as_str(), [tag]).await?;
         for content in one {
-            let repository = settings::parse("--registry", controller.location.repository(image.as_str()).as_ref().map_or(image.as_str(), |r| r.as_str()))?;
+            let repository = settings::parse(
+                "--registry",
+                controller
+                    .location
+                    .repository(image.as_str())
+                    .as_ref()
+                    .map_or(image.as_str(), |r| r.as_str()),
+            )?;
             let version = Version::Digest(content.digest.clone());
             let manifest = controller.registry.manifest(&repository, &version).await?;
             let facts = manifest.and_then(|manifest| ImageFacts::from_manifest(&manifest.bytes).ok());
@@ -119,7 +129,10 @@ async fn tagged(
     name: &str,
     tags: impl IntoIterator<Item = Tag>,
 ) -> Result<Vec<Content>, CliError> {
-    let repository = settings::parse("--registry", controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()))?;
+    let repository = settings::parse(
+        "--registry",
+        controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()),
+    )?;
     let mut found = Vec::new();
     for tag in tags {
         if let Some(stored) = controller.registry.manifest(&repository, &Version::Tag(tag.clone())).await? {
