@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{CollectError, HostTreeError, KernelImageError, tree::TreeError};
-use crate::{archive::UnpackError, cache::CacheError};
+use crate::{archive::UnpackError, cache::CacheError, payload::LayerFileError, store::StoreError};
 
 /// A fault while fetching. "There are no such headers" is none: see
 /// [`HeaderLookup`](super::HeaderLookup).
@@ -134,6 +134,15 @@ pub enum FetchError {
         #[source]
         source: std::io::Error,
     },
+    /// The store beside the images.
+    #[error("use the store beside the images")]
+    Store(#[from] StoreError),
+    /// There is no registry to keep anything in.
+    #[error("keep it beside the images: no registry was named")]
+    NoStore,
+    /// A tree that cannot be packed for the store.
+    #[error("pack for the store")]
+    Pack(#[from] LayerFileError),
     /// The work was cut short because the program is ending.
     #[error("fetching was interrupted")]
     Interrupted,
@@ -146,7 +155,10 @@ impl FetchError {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } | Self::Transfer { .. } => true,
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
+            Self::Store(error) => error.is_transient(),
             Self::Cache(_)
+            | Self::NoStore
+            | Self::Pack(_)
             | Self::Unpack { .. }
             | Self::Start { .. }
             | Self::NoAptSource { .. }
@@ -173,6 +185,9 @@ impl FetchError {
             Self::HostTree(error) => error.remedy(),
             Self::Collect(error) => return error.remedy(),
             Self::KernelImage(error) => error.remedy(),
+            Self::Store(error) => return error.hint(),
+            Self::Pack(error) => return error.hint(),
+            Self::NoStore => "name one with --registry",
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",
             Self::Checksum { .. } => {

@@ -14,7 +14,11 @@ use super::{
     blocking::blocking,
     copy, digest, io_error, layout, tree, unpack,
 };
-use crate::kernel::{AptHeaders, Architecture, HeaderSource, KernelTarget, TarballHeaders};
+use crate::{
+    kernel::{AptHeaders, Architecture, HeaderSource, KernelTarget, TarballHeaders},
+    oci::annotations,
+    store::Stored,
+};
 
 /// Changes when the same packages or file are laid out differently.
 const FORMAT: &str = "header-set-1";
@@ -64,7 +68,7 @@ impl Fetcher {
         let HeaderSource::Tarball(tarball) = source else { return Ok(None) };
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
-            return Ok(None);
+            return self.stored_header_identity(target).await;
         }
         let cache = self.cache.clone();
         let known = blocking(move |stop| digest::remembered(&cache, &path, stop)).await?;
@@ -88,6 +92,11 @@ impl Fetcher {
         if let Some(found) = self.cache.read_record::<Found>(KIND, &search)?
             && self.cache.get(KIND, &found.key)?.is_some()
         {
+            return self.load(found, target).await;
+        }
+        if let Some(stored) = self.stored_headers(target).await? {
+            let found = self.take_headers(&stored, target).await?;
+            self.cache.write_record(KIND, &search, &found)?;
             return self.load(found, target).await;
         }
         let AptHeaders { packages: _, from } = apt;
@@ -139,6 +148,10 @@ impl Fetcher {
     ) -> Result<HeaderLookup, FetchError> {
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
+            if let Some(stored) = self.stored_headers(target).await? {
+                let found = self.take_headers(&stored, target).await?;
+                return self.load(found, target).await;
+            }
             return Ok(HeaderLookup::Missing {
                 looked_for: path.display().to_string(),
                 hint: format!("put the headers of {} there, as a directory or a tarball", target.release),
@@ -184,6 +197,20 @@ impl Fetcher {
             Ok(sets)
         })
         .await
+    }
+
+    /// Brings a header set from the store into the cache.
+    async fn take_headers(&self, stored: &Stored, target: &KernelTarget) -> Result<Found, FetchError> {
+        let origin = stored.annotations.get(annotations::HEADERS).cloned().into_iter().collect();
+        let found = Found::new(target, tree_key(target, &[stored.layer.digest.to_string()]), origin);
+        let wanted = target.clone();
+        let make = |dir: PathBuf| async move {
+            self.take_tree(stored, dir.clone()).await?;
+            blocking(move |_| verify(&dir.join(TREE), &wanted)).await
+        };
+        self.cache.get_or_make(KIND, &found.key, make).await?;
+        self.cache.write_record(KIND, &found.key, &found)?;
+        Ok(found)
     }
 
     async fn load(&self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {

@@ -55,6 +55,19 @@ pub const KERNELS: &str = "farrier.dev/kernels";
 /// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
 pub const MEMBERS: &str = "farrier.dev/members";
 
+/// On what the store holds: the content's identity where it was made, as it goes into input hashes.
+pub const IDENTITY: &str = "farrier.dev/identity";
+/// On a root file system in the store: digest of the uncompressed layer.
+pub const DIFF_ID: &str = "farrier.dev/diff-id";
+/// On a header set in the store: the compiler of its kernel.
+pub const COMPILER: &str = "farrier.dev/compiler";
+/// On a header set in the store: how many symbols the kernel exports.
+pub const SYMBOLS: &str = "farrier.dev/symbols";
+/// On what the store holds: the architecture.
+pub const ARCHITECTURE: &str = "farrier.dev/architecture";
+/// On a root file system in the store: the packages that were asked for, with blanks between them.
+pub const PACKAGES: &str = "farrier.dev/packages";
+
 /// Longest value that is read back.
 const MAX_VALUE: usize = 4096;
 /// Longest list of members that is read back: more than [`MAX_VALUE`], because 40 kernels fill that.

@@ -40,6 +40,11 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the same thing may work in a moment without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Registry(error) if error.is_transient())
+    }
+
     /// What to do about it, where that is clear.
     pub fn hint(&self) -> Option<String> {
         match self {

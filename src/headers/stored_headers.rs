@@ -1,0 +1,85 @@
+//! Adapter: header sets in the store: put there from the cache, and taken from there where the family's own source is
+//! not asked.
+
+use std::path::Path;
+
+use super::{
+    FetchError, Fetcher, HeaderLookup, HeaderSet,
+    stored::{Keep, Kept},
+};
+use crate::{
+    kernel::{HeaderSource, KernelTarget},
+    oci::{Descriptor, annotations},
+    store::{self, Kind, Stored},
+};
+
+/// A header set was put into the store, or there is none to put.
+#[derive(Clone, Debug)]
+pub enum KeptHeaders {
+    /// The store has it.
+    Kept(Kept),
+    /// No source has it.
+    Missing {
+        /// What was looked for.
+        looked_for: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+impl Fetcher {
+    /// Puts the header set of a kernel into the store, unless one of its release is there; relative paths start at
+    /// `root`. One that came from packages has no identity beyond its release.
+    pub async fn keep_headers(
+        &self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<KeptHeaders, FetchError> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let tag = store::header_tag(release, *arch)?;
+        let what = format!("headers of {release} ({arch})");
+        if let Some(kept) = self.kept_already(Kind::Headers, &what, &tag, None).await? {
+            return Ok(KeptHeaders::Kept(kept));
+        }
+        let HeaderSet { root: tree, facts, compiler, origin, identity: _ } =
+            match self.header_set(source, root, target).await? {
+                HeaderLookup::Found(found) => *found,
+                HeaderLookup::Missing { looked_for, hint } => {
+                    return Ok(KeptHeaders::Missing { looked_for, hint });
+                }
+            };
+        let notes = [
+            (annotations::TITLE, Some(what.clone())),
+            (annotations::KERNEL_RELEASE, Some(release.to_string())),
+            (annotations::ARCHITECTURE, Some(arch.to_string())),
+            (annotations::IDENTITY, self.header_identity(source, root, target).await?),
+            (annotations::HEADERS, Some(origin.join(", "))),
+            (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
+            (annotations::SYMBOLS, facts.symbols.map(|table| table.len().to_string())),
+        ];
+        let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        let (file, layer, _scratch) = self.pack(tree).await?;
+        let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
+        let keep = Keep { kind: Kind::Headers, what, tag, declared: None, file: &file, layer, notes };
+        Ok(KeptHeaders::Kept(self.keep(keep).await?))
+    }
+
+    /// What the store has for the kernel.
+    pub(super) async fn stored_headers(&self, target: &KernelTarget) -> Result<Option<Stored>, FetchError> {
+        if self.store.is_none() {
+            return Ok(None);
+        }
+        self.stored(Kind::Headers, &store::header_tag(&target.release, target.arch)?).await
+    }
+
+    /// What the input hash has of a stored header set.
+    pub(super) async fn stored_header_identity(
+        &self,
+        target: &KernelTarget,
+    ) -> Result<Option<String>, FetchError> {
+        let stored = self.stored_headers(target).await?;
+        Ok(stored.and_then(|stored| stored.annotations.get(annotations::IDENTITY).cloned()))
+    }
+
+}
