@@ -40,6 +40,11 @@ pub struct Global {
     /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
+    /// Contact no host but those that the site's definition, --registry and --cluster name; what the registry's store has
+    /// of sources, headers and toolchains counts, and nobody is asked for something newer
+    #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true,
+          value_parser = clap::builder::FalseyValueParser::new())]
+    pub offline: bool,
     /// Look package lists up again when they are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,
@@ -92,6 +97,8 @@ pub enum Command {
     Prebuild(PrebuildArgs),
     /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
     Preflight(PreflightArgs),
+    /// Put what images are made from into the registry, so that a site without a network can build them
+    Mirror(MirrorArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
     /// The loop: observe, plan, build, check, publish, roll out
@@ -223,6 +230,27 @@ pub struct PrebuildArgs {
     /// Build only what nodes of the kernel's operating system and architecture call for here, where no image is named
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct MirrorArgs {
+    /// Kernel release, exactly as `uname -r` prints it (repeatable)
+    #[arg(long, value_name = "RELEASE", required = true)]
+    pub kernel: Vec<String>,
+    /// Operating system id, as in os-release [default: this machine's]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    /// The driver image's name (repeatable), with those it needs [default: all]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    #[command(flatten)]
+    pub registry: RegistryArg,
 }
 
 #[derive(Debug, Args)]

@@ -37,7 +37,7 @@ pub use error::FetchError;
 pub use host::{HostError, read_host};
 pub use host_tree::{HostTree, HostTreeError, HostTreeLookup};
 pub use kernel_image::{KernelImage, KernelImageError, KernelImageLookup};
-pub use stored::{Kept, minimal_tag, source_tag};
+pub use stored::{Kept, LATEST, content_tag, minimal_tag, source_tag};
 pub use stored_headers::KeptHeaders;
 pub use tree::{TreeError, read_header_set};
 
@@ -151,6 +151,11 @@ impl Fetcher {
     #[must_use]
     pub fn with_store(self, store: Store) -> Self {
         Self { store: Some(store), ..self }
+    }
+
+    /// Does what was kept count, without asking upstream for something newer?
+    pub fn is_offline(&self) -> bool {
+        self.options.offline
     }
 
     /// Where what it needs may be kept beside the images.

@@ -22,11 +22,14 @@ use crate::{
     kernel::{Architecture, BootstrapSpec},
     oci::{Descriptor, Layer, annotations},
     payload::write_payload_layer,
-    store::{self, Item, Kind, Store, StoreError, Stored},
+    store::{self, Item, Kind, PackedDefinitions, Store, StoreError, Stored},
 };
 
 /// Changes when definitions' own keys are made otherwise.
 const FORMAT: &str = "declared-1";
+
+/// The tag of the definitions that were kept last.
+pub const LATEST: &str = "latest";
 
 /// Something that the store holds now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,11 +87,7 @@ impl Fetcher {
     }
 
     /// Puts a bootstrapped root file system into the store, unless it is there.
-    pub async fn keep_bootstrap(
-        &self,
-        spec: &BootstrapSpec,
-        arch: Architecture,
-    ) -> Result<Kept, FetchError> {
+    pub async fn keep_bootstrap(&self, spec: &BootstrapSpec, arch: Architecture) -> Result<Kept, FetchError> {
         let key = bootstrap_key(spec, arch);
         let (tag, what) = (key_tag(&key)?, format!("root file system of {} ({arch})", spec.suite));
         if let Some(kept) = self.kept_already(Kind::RootFs, &what, &tag, None).await? {
@@ -140,6 +139,28 @@ impl Fetcher {
         .await
     }
 
+    /// Puts the definitions directory into the store, without what is secret; says what was left out.
+    pub async fn keep_definitions(
+        &self,
+        root: &Path,
+        secrets: Vec<PathBuf>,
+    ) -> Result<(Kept, Vec<PathBuf>), FetchError> {
+        let scratch = self.cache.scratch()?;
+        let file = scratch.path().join(LAYER);
+        let (from, to) = (root.to_owned(), file.clone());
+        let packed = blocking(move |_| Ok(store::pack_definitions(&from, &secrets, &to)?)).await?;
+        let PackedDefinitions { layer, left_out } = packed;
+        let what = "definitions".to_owned();
+        let (tag, declared) = (key_tag(layer.digest.hex())?, key_tag(LATEST)?);
+        if let Some(kept) = self.kept_already(Kind::Definitions, &what, &tag, Some(&declared)).await? {
+            return Ok((kept, left_out));
+        }
+        let notes = [(annotations::TITLE.to_owned(), what.clone())].into();
+        let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
+        let (kind, declared, file) = (Kind::Definitions, Some(declared), &*file);
+        Ok((self.keep(Keep { kind, what, tag, declared, file, layer, notes }).await?, left_out))
+    }
+
     /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
     /// content is fixed, and with `--offline` any.
     pub(super) async fn stored_source(
@@ -159,8 +180,7 @@ impl Fetcher {
     /// Is the store asked before the archive which package this is?
     fn asks_store(&self, source: &AptSource, arch: Architecture) -> Result<bool, FetchError> {
         let is_fixed = source.version.is_some();
-        Ok((self.options.offline || is_fixed)
-            && !(is_fixed && self.known_package(source, arch)?.is_some()))
+        Ok((self.options.offline || is_fixed) && !(is_fixed && self.known_package(source, arch)?.is_some()))
     }
 
     /// The key of a minimal base that is not asked about upstream.
@@ -276,6 +296,16 @@ fn key_tag(key: &str) -> Result<Tag, FetchError> {
     Ok(store::key_tag(key)?)
 }
 
+/// The tag of a source or root file system that never changes.
+pub fn content_tag(stored: &Stored) -> Option<Tag> {
+    let identity = stored.annotations.get(annotations::IDENTITY)?;
+    match stored.kind {
+        Kind::Source => store::key_tag(&content_key(identity)).ok(),
+        Kind::RootFs => store::key_tag(identity).ok(),
+        Kind::Headers | Kind::Definitions => None,
+    }
+}
+
 /// The tag under which a definition's source is found: the same wherever these lines stand in a definition.
 pub fn source_tag(spec: &SourceSpec) -> Result<Tag, FetchError> {
     let SourceSpec { name: _, from, unpack, subdir } = spec;
@@ -312,3 +342,7 @@ fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag, FetchError> {
     let parts = [FORMAT, kind].into_iter().chain(parts.iter().map(String::as_str));
     key_tag(&format!("declared-{}", digest::of_parts(parts)))
 }
+
+#[cfg(test)]
+#[path = "stored_tests.rs"]
+mod tests;

@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub enum KeptHeaders {
     /// The store has it.
-    Kept(Kept),
+    Kept(Box<Kept>),
     /// No source has it.
     Missing {
         /// What was looked for.
@@ -40,7 +40,7 @@ impl Fetcher {
         let tag = store::header_tag(release, *arch)?;
         let what = format!("headers of {release} ({arch})");
         if let Some(kept) = self.kept_already(Kind::Headers, &what, &tag, None).await? {
-            return Ok(KeptHeaders::Kept(kept));
+            return Ok(KeptHeaders::Kept(Box::new(kept)));
         }
         let HeaderSet { root: tree, facts, compiler, origin, identity: _ } =
             match self.header_set(source, root, target).await? {
@@ -62,7 +62,7 @@ impl Fetcher {
         let (file, layer, _scratch) = self.pack(tree).await?;
         let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
         let keep = Keep { kind: Kind::Headers, what, tag, declared: None, file: &file, layer, notes };
-        Ok(KeptHeaders::Kept(self.keep(keep).await?))
+        Ok(KeptHeaders::Kept(Box::new(self.keep(keep).await?)))
     }
 
     /// What the store has for the kernel.
@@ -81,5 +81,4 @@ impl Fetcher {
         let stored = self.stored_headers(target).await?;
         Ok(stored.and_then(|stored| stored.annotations.get(annotations::IDENTITY).cloned()))
     }
-
 }

@@ -34,6 +34,15 @@ pub enum StoreError {
     /// A manifest that cannot be written.
     #[error(transparent)]
     Manifest(#[from] ImageError),
+    /// A definitions directory that cannot be packed.
+    #[error("pack {path}")]
+    Pack {
+        /// The file or directory.
+        path: std::path::PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -55,7 +64,7 @@ impl StoreError {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
             Self::Registry(error) => error.hint(),
-            Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
+            Self::Pack { .. } | Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
         }
     }
 }

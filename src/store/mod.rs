@@ -3,11 +3,13 @@
 //! Each is one manifest with one layer, under a tag that says what it is. Such a tag never changes its content; one made
 //! from a definition ([`Store::name`]) names what that came to last.
 
+mod definitions;
 mod error;
 mod tag;
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
+pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
 pub use tag::{header_tag, key_tag};
 
