@@ -86,7 +86,8 @@ impl Controller {
         tell: &mut (dyn FnMut(&CarryReport) + Send),
     ) -> Vec<CarryReport> {
         let needed = needed(&self.definitions, &carrying.images, &carrying.kernels);
-        let resolved = self.resolve(&needed.images, &carrying.kernels).await;
+        // Their versions, by which bases differ; of toolchains only the definition counts here.
+        let resolved = self.resolve(&needed.images, &BTreeSet::new()).await;
         let (parts, lacking) = Self::parts(&needed, &resolved);
         let mut reports: Vec<CarryReport> = lacking.into_iter().map(CarryReport::Failed).collect();
         reports.iter().for_each(&mut *tell);
@@ -112,7 +113,8 @@ impl Controller {
     /// what is missing of it.
     pub async fn site_contents(&self, carrying: &Carrying) -> (Vec<Content>, Vec<Lacking>) {
         let needed = needed(&self.definitions, &carrying.images, &carrying.kernels);
-        let resolved = self.resolve(&needed.images, &carrying.kernels).await;
+        // Their versions, by which bases differ; of toolchains only the definition counts here.
+        let resolved = self.resolve(&needed.images, &BTreeSet::new()).await;
         let (parts, mut lacking) = Self::parts(&needed, &resolved);
         let mut found = Vec::new();
         for part in &parts {
