@@ -86,7 +86,7 @@ pub enum Command {
     Plan(PlanArgs),
     /// Print the Dockerfile of one image for one kernel
     Render(RenderArgs),
-    /// Fetch and list header sets
+    /// Fetch, import, collect and list header sets
     #[command(subcommand)]
     Headers(HeadersCommand),
     /// Collect the headers that a host's own driver exposes, to compile other drivers against
@@ -177,8 +177,56 @@ pub struct RenderArgs {
 pub enum HeadersCommand {
     /// Fetch the header set of a kernel into the cache
     Fetch(TargetArgs),
-    /// List the header sets in the cache
-    List,
+    /// Import the header set of a kernel that no mirror has, for all who publish to the registry
+    Import(HeadersImportArgs),
+    /// Import the header set of the kernel that this node runs; what the Job of the chart does
+    Collect(HeadersCollectArgs),
+    /// List the header sets in the cache and the registry
+    List {
+        #[command(flatten)]
+        store: HeadersStoreArg,
+    },
+}
+
+/// Where imported header sets go.
+#[derive(Debug, Args)]
+pub struct HeadersStoreArg {
+    /// The registry that keeps header sets beside the images: host[:port]/path, or oci:PATH [default: only the cache]
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct HeadersImportArgs {
+    /// Parts of one header set: a tarball or directory of a kernel's build tree (after `make modules_prepare`, with the
+    /// Module.symvers of the full build; a separate build directory with the source tree beside it), one that is rooted
+    /// at /, or .deb and .rpm files
+    #[arg(required = true, value_name = "SOURCE")]
+    pub sources: Vec<PathBuf>,
+    /// Kernel release, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    #[command(flatten)]
+    pub store: HeadersStoreArg,
+    /// Take the place of other headers of the same kernel: new builds use these, and images built with the old ones
+    /// count as built from other inputs
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct HeadersCollectArgs {
+    /// Where the node's file system is mounted
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Kernel release [default: the kernel that runs here, as `uname -r` prints it]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    #[command(flatten)]
+    pub store: HeadersStoreArg,
 }
 
 #[derive(Debug, Args)]

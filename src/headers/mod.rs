@@ -6,6 +6,7 @@
 pub mod apt;
 mod blocking;
 mod bootstrap;
+mod brought;
 mod collect;
 mod copy;
 mod digest;
@@ -14,6 +15,7 @@ mod error;
 mod header_set;
 mod host;
 mod host_tree;
+mod import;
 mod kernel_image;
 mod layout;
 mod minimal;
@@ -32,10 +34,12 @@ use std::{
 };
 
 pub use bootstrap::bootstrap_key;
+pub use brought::ListedHeaders;
 pub use collect::{CollectError, Collected, Collection, collect};
 pub use error::FetchError;
 pub use host::{HostError, read_host};
 pub use host_tree::{HostTree, HostTreeError, HostTreeLookup};
+pub use import::{HeaderImport, ImportError, ImportSource, ImportedHeaders, Outcome};
 pub use kernel_image::{KernelImage, KernelImageError, KernelImageLookup};
 pub use stored::{Kept, LATEST, content_tag, minimal_tag, source_tag};
 pub use stored_headers::KeptHeaders;

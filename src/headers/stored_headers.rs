@@ -1,5 +1,5 @@
-//! Adapter: header sets in the store: put there from the cache, and taken from there where the family's own source is
-//! not asked.
+//! Adapter: puts header sets of a family's own source into the store, from the cache. What finds them there is
+//! [`super::brought`].
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{
 use crate::{
     kernel::{HeaderSource, KernelTarget},
     oci::{Descriptor, annotations},
-    store::{self, Kind, Stored},
+    store::{self, Kind},
 };
 
 /// A header set was put into the store, or there is none to put.
@@ -49,36 +49,24 @@ impl Fetcher {
                     return Ok(KeptHeaders::Missing { looked_for, hint });
                 }
             };
+        let symbols = facts.symbols.map(|table| table.len());
+        let (file, layer, _scratch) = self.pack(tree).await?;
         let notes = [
             (annotations::TITLE, Some(what.clone())),
             (annotations::KERNEL_RELEASE, Some(release.to_string())),
             (annotations::ARCHITECTURE, Some(arch.to_string())),
-            (annotations::IDENTITY, self.header_identity(source, root, target).await?),
+            (annotations::HEADERS_IDENTITY, self.header_identity(source, root, target).await?),
             (annotations::HEADERS, Some(origin.join(", "))),
             (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
-            (annotations::SYMBOLS, facts.symbols.map(|table| table.len().to_string())),
+            (
+                annotations::EXPORTED_SYMBOLS,
+                Some(symbols.map_or_else(|| "none".to_owned(), |count| count.to_string())),
+            ),
+            (annotations::HEADERS_CONTENT, Some(layer.diff_id.to_string())),
         ];
         let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
-        let (file, layer, _scratch) = self.pack(tree).await?;
         let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
         let keep = Keep { kind: Kind::Headers, what, tag, declared: None, file: &file, layer, notes };
         Ok(KeptHeaders::Kept(Box::new(self.keep(keep).await?)))
-    }
-
-    /// What the store has for the kernel.
-    pub(super) async fn stored_headers(&self, target: &KernelTarget) -> Result<Option<Stored>, FetchError> {
-        if self.store.is_none() {
-            return Ok(None);
-        }
-        self.stored(Kind::Headers, &store::header_tag(&target.release, target.arch)?).await
-    }
-
-    /// What the input hash has of a stored header set.
-    pub(super) async fn stored_header_identity(
-        &self,
-        target: &KernelTarget,
-    ) -> Result<Option<String>, FetchError> {
-        let stored = self.stored_headers(target).await?;
-        Ok(stored.and_then(|stored| stored.annotations.get(annotations::IDENTITY).cloned()))
     }
 }

@@ -126,6 +126,15 @@ impl Store {
 
     /// Keeps a file. The same content under the same tag is kept already; other content is refused.
     pub async fn put(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+        self.keep(item, false).await
+    }
+
+    /// The same, and other content under the same tag gives way.
+    pub async fn replace(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+        self.keep(item, true).await
+    }
+
+    async fn keep(&self, item: &Item<'_>, replace: bool) -> Result<Stored, StoreError> {
         let Item { kind, tag, file, layer, annotations } = item;
         let repository = self.repository(*kind)?;
         let manifest = manifest(*kind, layer, annotations);
@@ -135,7 +144,10 @@ impl Store {
             if found.digest == digest {
                 return Ok(found);
             }
-            return Err(StoreError::Taken { reference: format!("{repository}:{tag}"), holds: found.digest });
+            if !replace {
+                let reference = format!("{repository}:{tag}");
+                return Err(StoreError::Taken { reference, holds: found.digest });
+            }
         }
         self.registry.push_blob(&repository, &layer.digest, file).await?;
         self.registry.push_bytes(&repository, oci::EMPTY).await?;
