@@ -193,6 +193,7 @@ impl CliError {
             | Self::NoKernel { .. }
             | Self::Fetch(
                 FetchError::KernelImage(_)
+                | FetchError::Import(_)
                 | FetchError::HostTree(_)
                 | FetchError::Collect(
                     CollectError::Absent { .. }
