@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::{CollectError, HostTreeError, ImportError, KernelImageError, tree::TreeError};
-use crate::{archive::UnpackError, cache::CacheError, store::StoreError};
+use crate::{archive::UnpackError, cache::CacheError, payload::LayerFileError, store::StoreError};
 
 /// A fault while fetching. "There are no such headers" is none: see
 /// [`HeaderLookup`](super::HeaderLookup).
@@ -140,6 +140,12 @@ pub enum FetchError {
         #[source]
         source: std::io::Error,
     },
+    /// There is no registry to keep anything in.
+    #[error("keep it beside the images: no registry was named")]
+    NoStore,
+    /// A tree that cannot be packed for the store.
+    #[error("pack for the store")]
+    Pack(#[from] LayerFileError),
     /// The work was cut short because the program is ending.
     #[error("fetching was interrupted")]
     Interrupted,
@@ -151,9 +157,11 @@ impl FetchError {
         match self {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } | Self::Transfer { .. } => true,
-            Self::Store(StoreError::Registry(error)) => error.is_transient(),
+            Self::Store(error) => error.is_transient(),
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
             Self::Cache(_)
+            | Self::NoStore
+            | Self::Pack(_)
             | Self::Unpack { .. }
             | Self::Start { .. }
             | Self::NoAptSource { .. }
@@ -165,7 +173,6 @@ impl FetchError {
             | Self::HostTree(_)
             | Self::Collect(_)
             | Self::Import(_)
-            | Self::Store(_)
             | Self::KernelImage(_)
             | Self::Io { .. }
             | Self::Interrupted => false,
@@ -182,8 +189,10 @@ impl FetchError {
             Self::HostTree(error) => error.remedy(),
             Self::Collect(error) => return error.remedy(),
             Self::Import(error) => return error.remedy(),
-            Self::Store(error) => return error.hint(),
             Self::KernelImage(error) => error.remedy(),
+            Self::Store(error) => return error.hint(),
+            Self::Pack(error) => return error.hint(),
+            Self::NoStore => "name one with --registry",
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",
             Self::Checksum { .. } => {

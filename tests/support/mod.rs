@@ -6,6 +6,7 @@ pub mod fake_http;
 pub mod kernels;
 pub mod kube_api;
 pub mod live;
+pub mod netns;
 pub mod node_vm;
 pub mod ofed;
 pub mod packages;
