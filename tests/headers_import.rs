@@ -17,9 +17,11 @@ use farrier::{
         FetchError, FetchOptions, Fetcher, HeaderImport, HeaderLookup, ImportError, ImportSource,
         ImportedHeaders, Outcome, TreeError,
     },
+    image::Digest,
     kernel::{Architecture, HeaderSource, KernelTarget},
+    oci::Descriptor,
     registry::{self, RegistryLocation, RegistryOptions},
-    store::{Kind, Store, header_tag},
+    store::{Item, Kind, Store, header_tag},
 };
 use tempfile::TempDir;
 
@@ -446,26 +448,42 @@ async fn everybody_finds_what_the_store_has() {
     assert_eq!(listed[0].release, RELEASE);
 }
 
-#[tokio::test]
-async fn an_artifact_of_another_kernel_under_this_tag_is_refused() {
-    let bench = Bench::new();
-    bench.write("layer", "x");
+/// Puts bytes where the header set of the release is looked for.
+async fn put(bench: &Bench, layer: &[u8], notes: &[(&str, &str)]) {
+    bench.write("layer", layer);
     let location = RegistryLocation::Layout(bench.path("registry"));
-    let store =
-        Store::new(location.clone(), registry::connect(&location, &RegistryOptions::default()).unwrap());
+    let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
     let tag = header_tag(&RELEASE.parse().unwrap(), Architecture::Amd64).unwrap();
-    let layer = farrier::oci::Descriptor::new("x/y", farrier::image::Digest::of(b"x"), 1);
-    let annotations = [("farrier.dev/kernel-release".to_owned(), "6.1.0\u{1b}[2J".to_owned())].into();
-    let item = farrier::store::Item {
+    let digest = Digest::of(layer);
+    let layer = Descriptor::new("x/y", digest, layer.len() as u64);
+    let annotations = notes.iter().map(|(key, value)| (format!("farrier.dev/{key}"), (*value).to_owned()));
+    let file = bench.path("layer");
+    let item = Item {
         kind: Kind::Headers,
         tag: &tag,
-        file: &bench.path("layer"),
+        file: &file,
         layer: &layer,
-        annotations,
+        annotations: annotations.collect(),
     };
-    store.put(&item).await.unwrap();
-    let error =
-        bench.with_store("cache").header_identity(&family(), Path::new("/"), &target()).await.unwrap_err();
+    Store::new(location, registry).replace(&item).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_lies_is_not_believed() {
+    let bench = Bench::new();
+    put(&bench, b"x", &[("kernel-release", "6.1.0\u{1b}[2J")]).await;
+    let fetcher = bench.with_store("cache");
+    let error = fetcher.header_identity(&family(), Path::new("/"), &target()).await.unwrap_err();
     assert!(matches!(&error, FetchError::Import(ImportError::Annotation { .. })), "{error}");
     assert!(!error.to_string().contains('\u{1b}'));
+
+    bench.tree("linux");
+    let layer = fs::read(bench.tar(&[], "linux.tar", "linux")).unwrap();
+    let stated = Digest::of(b"other");
+    let notes =
+        [("kernel-release", RELEASE), ("architecture", "amd64"), ("headers-content", stated.as_str())];
+    put(&bench, &layer, &notes).await;
+    let error = fetcher.header_set(&family(), Path::new("/"), &target()).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Import(ImportError::Content { .. })), "{error}");
+    assert_eq!(fs::read_dir(bench.path("cache/headers")).unwrap().count(), 0);
 }

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Bounds on what is imported: several times a kernel's whole source tree.
-const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
+pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
 
 /// Where headers come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
