@@ -51,7 +51,6 @@ pub(super) fn is_needed(path: &Path, arch: Architecture) -> bool {
                 || LINKED.contains(&name)
                 || directories.iter().any(|part| matches!(*part, "include" | "scripts"))
         }
-        (Some("arch"), Some(_)) => false,
         (Some("tools"), Some(_)) => TOOLS.iter().any(|tool| path == Path::new(tool)),
         (Some(_), None) => {
             is_makefile
