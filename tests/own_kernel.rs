@@ -45,7 +45,18 @@ fn signed(kernel: &OwnKernel, module: &Path, key: &Path, to: &Path) -> PathBuf {
 fn stranger(work: &Path) -> PathBuf {
     let pem = work.join("stranger.pem");
     run(Command::new("openssl")
-        .args(["req", "-new", "-nodes", "-x509", "-newkey", "rsa:2048", "-subj", "/CN=stranger", "-outform", "PEM"])
+        .args([
+            "req",
+            "-new",
+            "-nodes",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-subj",
+            "/CN=stranger",
+            "-outform",
+            "PEM",
+        ])
         .arg("-out")
         .arg(&pem)
         .arg("-keyout")
