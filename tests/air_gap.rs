@@ -11,6 +11,7 @@ use std::{
     process::Command,
 };
 
+use farrier::kernel::KernelLabel;
 use serde_json::Value;
 use support::{
     netns::{LoopbackOnly, SealedRegistry},
@@ -263,11 +264,7 @@ impl Place {
     /// A node that runs the kernel, as node feature discovery labels it, and a DaemonSet for it.
     fn write_cluster(&self, kernel: &OwnKernel) {
         let release = kernel.release.as_str();
-        // A label's value has no plus, and neither begins nor ends with what replaces it.
-        let label: String = release
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || ".-".contains(c) { c } else { '_' })
-            .collect();
+        let label = KernelLabel::of(&kernel.release).unwrap();
         let node = format!(
             "apiVersion: v1\n\
              kind: Node\n\
@@ -275,7 +272,7 @@ impl Place {
                name: edge-1\n  \
                labels:\n    \
                  kubernetes.io/hostname: edge-1\n    \
-                 feature.node.kubernetes.io/kernel-version.full: {}\n    \
+                 feature.node.kubernetes.io/kernel-version.full: {label}\n    \
                  feature.node.kubernetes.io/system-os_release.ID: debian\n    \
                  feature.node.kubernetes.io/system-os_release.VERSION_ID: \"12\"\n    \
                  feature.node.kubernetes.io/pci-15b3.present: \"true\"\n\
@@ -285,8 +282,7 @@ impl Place {
                  kernelVersion: {release}\n    \
                  operatingSystem: linux\n    \
                  osImage: Debian GNU/Linux 12 (bookworm)\n    \
-                 containerRuntimeVersion: containerd://1.7.27\n",
-            label.trim_matches('_')
+                 containerRuntimeVersion: containerd://1.7.27\n"
         );
         fs::write(self.path("cluster/node.yaml"), node).unwrap();
         let daemon_set = format!(
