@@ -3,6 +3,7 @@
 mod entry;
 mod makeself;
 mod tree;
+mod way;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use std::{
 use entry::{Extensions, Names};
 use tar::EntryType;
 use tree::Tree;
+pub use way::way;
 
 use crate::oci::LayerReader;
 
