@@ -1,6 +1,8 @@
 //! Pure: the site (`site.yaml` in the definitions directory): which hosts may be asked and how, who signs, what must
 //! be signed.
 
+mod host;
+mod mirrors;
 mod network;
 mod policy;
 mod secret;
@@ -9,6 +11,8 @@ mod signing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use host::{HostPolicy, HostPort, NoProxy, NotA, ProxyUrl, is_docker_hub};
+pub use mirrors::{Images, Prefix, image_candidates, normalised, url_candidates};
 pub use network::{Credentials, Host, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
