@@ -40,6 +40,9 @@ pub struct Global {
     /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
+    /// Ask no host but those that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name
+    #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true)]
+    pub offline: bool,
     /// Look package lists up again when they are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,

@@ -19,7 +19,7 @@ use crate::{
     image::Definitions,
     machine,
     plan::{Budget, Interest},
-    registry::{self, RegistryLocation, RemoteRegistry},
+    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
     store::Store,
 };
 
@@ -36,7 +36,13 @@ pub fn reader(
     let mut controller = controller(global, None, engine, cancel)?;
     if let Some(location) = needs_from {
         let location: RegistryLocation = parse("--registry", location)?;
-        let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        let registry = registry::connect(
+            &location,
+            &RegistryOptions {
+                credentials: controller.credentials.clone(),
+                net: controller.fetcher.net().clone(),
+            },
+        )?;
         controller.needs_from = Some(NeedsFrom { location, registry });
     }
     Ok(controller)

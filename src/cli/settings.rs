@@ -14,11 +14,13 @@ use super::{
 };
 use crate::{
     cache::Cache,
+    cluster::KubeOptions,
     definitions,
     headers::{FetchOptions, Fetcher},
     image::Definitions,
     kernel::{Architecture, KernelTarget},
-    registry::{CredentialFile, RegistryOptions},
+    net::{Net, NetOptions},
+    registry::{CredentialFile, Keyring, RegistryOptions},
 };
 
 /// What every command works with.
@@ -41,17 +43,19 @@ impl Settings {
         let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
-        let fetcher = Fetcher::new(cache.clone(), options);
-        Ok(Self { definitions, cache, fetcher, registry: Self::registry_options(global) })
-    }
-
-    /// How registries are reached.
-    pub fn registry_options(global: &Global) -> RegistryOptions {
-        RegistryOptions {
-            credentials: CredentialFile::new(env_vars::registry_auth_file()),
+        let net = Net::new(NetOptions {
+            site: definitions.site.clone(),
+            root: definitions.root.clone(),
             ca_file: global.ca_file.clone(),
             insecure: global.insecure_registry.clone(),
-        }
+            environment: env_vars::proxies(),
+            offline: global.offline,
+            kube: KubeOptions::default(),
+        })?;
+        let docker = CredentialFile::new(env_vars::registry_auth_file());
+        let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
+        let fetcher = Fetcher::new(cache.clone(), options).with_net(net.clone());
+        Ok(Self { definitions, cache, fetcher, registry: RegistryOptions { credentials, net } })
     }
 }
 

@@ -3,7 +3,11 @@
 use std::path::PathBuf;
 
 use super::{CollectError, HostTreeError, KernelImageError, tree::TreeError};
-use crate::{archive::UnpackError, cache::CacheError};
+use crate::{
+    archive::UnpackError,
+    cache::CacheError,
+    net::{Fault, NetError, fault},
+};
 
 /// A fault while fetching. "There are no such headers" is none: see
 /// [`HeaderLookup`](super::HeaderLookup).
@@ -99,8 +103,11 @@ pub enum FetchError {
         url: String,
         /// Why.
         #[source]
-        source: reqwest::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A host that may not be asked, or cannot be asked as the site says.
+    #[error(transparent)]
+    Net(#[from] NetError),
     /// A tree that is not laid out as the definition says.
     #[error("find {wanted} in {what}: {found}")]
     Layout {
@@ -144,7 +151,9 @@ impl FetchError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Program { transient, .. } => *transient,
-            Self::Truncated { .. } | Self::Transfer { .. } => true,
+            Self::Truncated { .. } => true,
+            Self::Transfer { source, .. } => fault(source.as_ref()) == Fault::Connection,
+            Self::Net(error) => error.is_transient(),
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
             Self::Cache(_)
             | Self::Unpack { .. }
@@ -172,6 +181,8 @@ impl FetchError {
             Self::Tree(error) => error.remedy(),
             Self::HostTree(error) => error.remedy(),
             Self::Collect(error) => return error.remedy(),
+            Self::Net(error) => return error.hint(),
+            Self::Transfer { source, .. } => return fault(source.as_ref()).hint("the server"),
             Self::KernelImage(error) => error.remedy(),
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",

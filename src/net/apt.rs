@@ -17,9 +17,32 @@ pub struct AptReach {
 }
 
 impl Net {
-    /// What apt needs to know for these archives. Offline, archives whose hosts may not be asked are refused.
-    /// `suites` names who asks.
-    pub fn apt_reach(&self, archives: &[&str], suites: &str) -> Result<AptReach, NetError> {
+    /// May these archives be asked? `suites` names for what.
+    pub fn permit_archives<'a>(
+        &self,
+        archives: impl IntoIterator<Item = &'a str>,
+        suites: &str,
+    ) -> Result<(), NetError> {
+        if !self.is_offline() {
+            return Ok(());
+        }
+        let what = format!("apt for {suites}");
+        for archive in archives {
+            let url = Url::parse(archive).ok();
+            let scheme = url.as_ref().map_or("", Url::scheme);
+            match (scheme, url.as_ref().and_then(HostPort::of_url)) {
+                ("http" | "https", Some(host)) => self.permit(&host, &Asker::of(&what))?,
+                // Files are nobody's.
+                ("file" | "copy" | "cdrom", _) => {}
+                // What else apt has (tor, lists of mirrors) asks hosts that nobody can tell.
+                _ => return Err(NetError::Offline { who: what, host: archive.to_owned() }),
+            }
+        }
+        Ok(())
+    }
+
+    /// What apt needs to know for these archives.
+    pub fn apt_reach<'a>(&self, archives: impl IntoIterator<Item = &'a str>) -> Result<AptReach, NetError> {
         let offline = self.is_offline();
         let mut reach = AptReach { options: Vec::new(), without_environment: offline || self.0.site_proxy };
         if offline {
@@ -35,22 +58,21 @@ impl Net {
                 .map(str::to_owned),
             );
         }
-        let what = format!("apt for {suites}");
         for archive in archives {
             let Ok(url) = Url::parse(archive) else { continue };
             if !matches!(url.scheme(), "http" | "https") {
-                // Files are nobody's; what else apt has (tor, mirror lists) asks hosts that nobody can tell.
-                if offline && !matches!(url.scheme(), "file" | "copy" | "cdrom") {
-                    return Err(NetError::Offline { who: what, host: (*archive).to_owned() });
-                }
                 continue;
             }
             let Some(host) = HostPort::of_url(&url) else { continue };
-            self.permit(&host, &Asker::of(&what))?;
             if reach.without_environment {
                 let (scheme, name) = (url.scheme(), host.name());
                 let proxy = match self.proxy(&url) {
-                    Some((proxy, environment)) if !(offline && environment) => proxy.as_url().as_str(),
+                    // The environment names nobody whom `--offline` lets through.
+                    Some((proxy, environment))
+                        if !environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
+                    {
+                        proxy.as_url().as_str()
+                    }
                     _ => "DIRECT",
                 };
                 reach.options.push(line(&format!("Acquire::{scheme}::Proxy::{name}"), proxy)?);

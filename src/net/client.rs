@@ -4,7 +4,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use reqwest::{
     Client, Method, Request, Response,
-    header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, LOCATION, PROXY_AUTHORIZATION, TRANSFER_ENCODING},
+    header::{
+        AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, LOCATION, PROXY_AUTHORIZATION, TRANSFER_ENCODING,
+    },
     redirect,
 };
 use tokio::sync::OnceCell;
@@ -63,13 +65,18 @@ impl Net {
             let url = request.url().clone();
             let client = self.client(&url, &Asker { what: asker.what, sent_by: sender.as_deref() }).await?;
             let again = request.try_clone();
-            let response = client.execute(request).await.map_err(|error| NetError::Http(error.without_url()))?;
+            bare(client, &mut request)?;
+            let host = HostPort::of_url(&url).map(|host| host.to_string());
+            let response = client.execute(request).await.map_err(|error| NetError::Http {
+                host: host.clone().unwrap_or_default(),
+                source: error.without_url(),
+            })?;
             let (Some(to), Some(again)) = (target(&response)?, again) else { return Ok(response) };
             if url.scheme() == "https" && to.scheme() != "https" {
                 return Err(refused("redirect from https to plain http"));
             }
             request = sent_on(again, response.status().as_u16(), to);
-            sender = HostPort::of_url(&url).map(|host| host.to_string());
+            sender = host;
         }
         Err(refused("too many redirects"))
     }
@@ -89,7 +96,8 @@ impl Net {
             self.permit(&proxy, &Asker::of(&what))?;
         }
         let entry = self.host_entry(&host);
-        let special = entry.filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some());
+        let special =
+            entry.filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some());
         let inner = &self.0;
         let Some((at, entry)) = special else {
             let make = || async { make(inner, None, None).await.map_err(|reason| wrong("TLS", reason)) };
@@ -97,10 +105,13 @@ impl Net {
         };
         let make = || async {
             let key = match &entry.client_key {
-                Some(key) => Some(inner.secrets.read(key).await.map_err(|source| NetError::Secret {
-                    host: entry.host.to_string(),
-                    source,
-                })?),
+                Some(key) => Some(
+                    inner
+                        .secrets
+                        .read(key)
+                        .await
+                        .map_err(|source| NetError::Secret { host: entry.host.to_string(), source })?,
+                ),
                 None => None,
             };
             make(inner, Some(at), key)
@@ -114,6 +125,20 @@ impl Net {
     }
 }
 
+/// Takes a user's name and password out of the address, into a header.
+fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
+    let url = request.url();
+    if url.username().is_empty() && url.password().is_none() {
+        return Ok(());
+    }
+    let built = client.get(url.clone()).build().map_err(|error| refused(&error.without_url().to_string()))?;
+    *request.url_mut() = built.url().clone();
+    if let Some(value) = built.headers().get(AUTHORIZATION) {
+        request.headers_mut().entry(AUTHORIZATION).or_insert(value.clone());
+    }
+    Ok(())
+}
+
 fn wrong(what: &str, reason: String) -> NetError {
     NetError::Options { what: what.to_owned(), reason }
 }
@@ -122,11 +147,7 @@ fn refused(reason: &str) -> NetError {
     NetError::Redirect { reason: reason.to_owned() }
 }
 
-async fn make(
-    inner: &Arc<Inner>,
-    host: Option<usize>,
-    key: Option<super::Secret>,
-) -> Result<Client, String> {
+async fn make(inner: &Arc<Inner>, host: Option<usize>, key: Option<super::Secret>) -> Result<Client, String> {
     // Reads the system's certificates.
     let shared = Arc::clone(inner);
     let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref()));
@@ -153,7 +174,11 @@ fn target(response: &Response) -> Result<Option<Url>, NetError> {
         return Ok(None);
     };
     let to = response.url().join(text).map_err(|_| refused("its target is no address"))?;
-    if matches!(to.scheme(), "http" | "https") { Ok(Some(to)) } else { Err(refused("its target is not http")) }
+    if matches!(to.scheme(), "http" | "https") {
+        Ok(Some(to))
+    } else {
+        Err(refused("its target is not http"))
+    }
 }
 
 /// The request as it goes on (Fetch standard, HTTP-redirect fetch).

@@ -41,15 +41,21 @@ pub enum NetError {
         reason: String,
     },
     /// No connection, or it broke. The address is not in it: it may hold what grants access.
-    #[error(transparent)]
-    Http(reqwest::Error),
+    #[error("reach {host}")]
+    Http {
+        /// Whom.
+        host: String,
+        /// Why not.
+        #[source]
+        source: reqwest::Error,
+    },
 }
 
 impl NetError {
     /// May the same request succeed later, without anybody changing anything?
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Http(error) => matches!(fault(error), Fault::Connection),
+            Self::Http { source, .. } => fault(source) == Fault::Connection,
             Self::Secret { source, .. } => source.is_transient(),
             Self::Offline { .. } | Self::Options { .. } | Self::Redirect { .. } => false,
         }
@@ -63,10 +69,7 @@ impl NetError {
                  host of the site"
             )),
             Self::Secret { source, .. } => source.hint(),
-            Self::Http(error) => {
-                let host = error.url().and_then(|url| url.host_str()).unwrap_or("the host").to_owned();
-                fault(error).hint(&host)
-            }
+            Self::Http { host, source } => fault(source).hint(host),
             Self::Options { .. } | Self::Redirect { .. } => None,
         }
     }
@@ -100,7 +103,9 @@ impl Fault {
                 format!("renew the certificate of {host}, or set this machine's clock")
             }
             Self::CertificateName => {
-                format!("ask for the host by a name that its certificate has, or give {host} a certificate with this name")
+                format!(
+                    "ask for the host by a name that its certificate has, or give {host} a certificate with this name"
+                )
             }
             Self::ClientCertificate => format!(
                 "set `clientCertificate` and `clientKey` of {host} in site.yaml to a certificate that it accepts and that \

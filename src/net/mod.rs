@@ -20,8 +20,8 @@ use url::Url;
 
 pub use apt::AptReach;
 pub use client::Asker;
-pub use error::{Fault, NetError, fault};
 pub(crate) use error::hung_up;
+pub use error::{Fault, NetError, fault};
 pub use secrets::{Secret, SecretError, SecretReader};
 
 use crate::{
@@ -177,13 +177,8 @@ impl Net {
         self.without_forbidden(site::url_candidates(&self.0.mirrors, url), HostPort::of_url)
     }
 
-    fn without_forbidden<T>(
-        &self,
-        mut candidates: Vec<T>,
-        host: impl Fn(&T) -> Option<HostPort>,
-    ) -> Vec<T> {
-        let forbidden =
-            candidates.last().and_then(host).is_some_and(|host| !self.allows(&host));
+    fn without_forbidden<T>(&self, mut candidates: Vec<T>, host: impl Fn(&T) -> Option<HostPort>) -> Vec<T> {
+        let forbidden = candidates.last().and_then(host).is_some_and(|host| !self.allows(&host));
         if forbidden && candidates.len() > 1 {
             candidates.pop();
         }

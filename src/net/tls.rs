@@ -112,7 +112,10 @@ mod tests {
         assert!(read().unwrap().contains("No such file"));
         std::fs::write(&file, "hello").unwrap();
         let error = read().unwrap();
-        assert!(error.starts_with("CA file ") && error.ends_with("holds no certificate in PEM form"), "{error}");
+        assert!(
+            error.starts_with("CA file ") && error.ends_with("holds no certificate in PEM form"),
+            "{error}"
+        );
         let host = r#"{"host": "r.example", "clientCertificate": "ca.pem"}"#;
         let hosts = [serde_json::from_str(host).unwrap()];
         let error = Trusted::read(None, &hosts, directory.path()).err().unwrap().to_string();

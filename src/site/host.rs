@@ -223,9 +223,7 @@ impl FromStr for NoProxy {
         let inner = text.strip_prefix("*.").or_else(|| text.strip_prefix('.')).unwrap_or(text);
         let HostPort { name, port } = inner.parse().map_err(|_| refused())?;
         Ok(match name.parse::<IpAddr>() {
-            Ok(address) => {
-                Self::Network { bits: if address.is_ipv4() { 32 } else { 128 }, address, port }
-            }
+            Ok(address) => Self::Network { bits: if address.is_ipv4() { 32 } else { 128 }, address, port },
             Err(_) => Self::Domain { name, port },
         })
     }
@@ -362,7 +360,21 @@ mod tests {
             assert_eq!((parsed.name(), parsed.port()), (name, port), "{text}");
             assert_eq!(host(&parsed.to_string()), parsed);
         }
-        for text in ["", "https://r.example", "r.example/x", "r.example:", "r.example:0", "r.example:65536", "r:+1", "a b", "-x", "::1", "[::1", "[r.example]", "[::1]x"] {
+        for text in [
+            "",
+            "https://r.example",
+            "r.example/x",
+            "r.example:",
+            "r.example:0",
+            "r.example:65536",
+            "r:+1",
+            "a b",
+            "-x",
+            "::1",
+            "[::1",
+            "[r.example]",
+            "[::1]x",
+        ] {
             assert!(text.parse::<HostPort>().is_err(), "{text:?}");
         }
     }

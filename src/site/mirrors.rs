@@ -39,6 +39,12 @@ impl Images {
         &self.host
     }
 
+    /// How specific this prefix is, if what is at `host` and `path` begins with it.
+    pub fn covers(&self, host: &str, path: &str) -> Option<usize> {
+        let host = if is_docker_hub(host) { "docker.io" } else { host };
+        self.rest(host, path).map(|_| self.host.len() + self.path.len())
+    }
+
     /// What follows this prefix in a reference; empty where it is all of it.
     fn rest<'a>(&self, host: &str, path: &'a str) -> Option<&'a str> {
         if host != self.host {
@@ -186,10 +192,7 @@ mod tests {
     use super::*;
 
     fn rule(from: &str, to: &[&str]) -> MirrorRule {
-        MirrorRule {
-            from: from.parse().unwrap(),
-            to: to.iter().map(|to| to.parse().unwrap()).collect(),
-        }
+        MirrorRule { from: from.parse().unwrap(), to: to.iter().map(|to| to.parse().unwrap()).collect() }
     }
 
     fn images(rules: &[MirrorRule], text: &str) -> Vec<String> {
@@ -245,7 +248,9 @@ mod tests {
             urls(&rules, "https://github.com:443/MellanoxX/x"),
             ["http://a.example:8080/github/MellanoxX/x", "https://github.com/MellanoxX/x"]
         );
-        for other in ["http://github.com/Mellanox/x", "https://github.com:8443/x", "https://github.com.evil/x"] {
+        for other in
+            ["http://github.com/Mellanox/x", "https://github.com:8443/x", "https://github.com.evil/x"]
+        {
             assert_eq!(urls(&rules, other), [other]);
         }
         // Parts that lead out of the prefix are resolved before it is compared.
