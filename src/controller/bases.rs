@@ -19,7 +19,7 @@ use crate::{
     net::Asker,
     plan::Cell,
     registry::{Registry, RegistryError},
-    site::normalised,
+    site::{HostPort, normalised},
 };
 
 /// What the probe of a toolchain prints before the compilers that it found.
@@ -147,7 +147,7 @@ impl Controller {
         place: &Repository,
         name: &str,
     ) -> Result<(), TargetError> {
-        if let Ok(host) = normalised(place).0.parse() {
+        if let Some(host) = HostPort::of_registry(&normalised(place).0) {
             let what = format!("pull of toolchain image {name}");
             self.fetcher.net().permit(&host, &Asker::of(&what)).map_err(RegistryError::Net)?;
         }

@@ -169,7 +169,7 @@ impl Net {
     /// no other: then the error tells that.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
         let candidates = site::image_candidates(&self.0.mirrors, repository);
-        self.without_forbidden(candidates, |candidate| site::normalised(candidate).0.parse().ok())
+        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&site::normalised(candidate).0))
     }
 
     /// The same for an address.

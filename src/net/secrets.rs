@@ -103,7 +103,7 @@ impl SecretError {
                     Some(format!("create Secret {secret}, or correct its name in site.yaml"))
                 }
                 kube::Error::Api(status) if status.code == 403 => Some(format!(
-                    "allow farrier to `get` Secret {secret}: with the chart, list it under `secrets.read`"
+                    "allow farrier to `get` Secret {secret}: with the chart, list it under `rbac.secrets`"
                 )),
                 _ => None,
             },

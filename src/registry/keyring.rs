@@ -7,7 +7,7 @@ use crate::{
     fault::chain,
     image::Repository,
     net::SecretReader,
-    site::{Credentials, Prefix},
+    site::{Credentials, Prefix, normalised},
 };
 
 /// The key of a Secret of type `kubernetes.io/dockerconfigjson`.
@@ -40,8 +40,8 @@ impl Keyring {
     /// User name and password for a repository, for an engine that pulls by itself; `None` where there
     /// are none, or only a token that engines cannot be given.
     pub async fn password(&self, repository: &Repository) -> Option<(String, String)> {
-        let (host, path) = repository.as_str().split_once('/')?;
-        match self.find(host, path).await {
+        let (host, path) = normalised(repository);
+        match self.find(&host, &path).await {
             Ok(Some(Credential::Password { user, password })) => Some((user, password)),
             Ok(Some(Credential::IdentityToken(_)) | None) => None,
             Err(reason) => {

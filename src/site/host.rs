@@ -48,6 +48,12 @@ impl HostPort {
         Some(Self { name, port: url.port_or_known_default() })
     }
 
+    /// The host of a registry, which is asked at TLS's own port where none is named.
+    pub fn of_registry(text: &str) -> Option<Self> {
+        let host: Self = text.parse().ok()?;
+        Some(Self { port: host.port.or(Some(443)), ..host })
+    }
+
     /// The name or address, without brackets.
     pub fn name(&self) -> &str {
         &self.name

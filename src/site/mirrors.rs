@@ -56,7 +56,8 @@ impl Images {
     fn with(&self, rest: &str) -> Option<Repository> {
         let parts = [self.host.as_str(), &self.path, rest];
         let text = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
-        text.parse().ok()
+        // A host alone would be read as the name of an image at Docker Hub.
+        text.parse().ok().filter(|repository: &Repository| repository.host().is_some())
     }
 }
 

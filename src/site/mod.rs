@@ -69,3 +69,11 @@ pub struct SiteSpec {
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
 }
+
+impl SiteSpec {
+    /// What decides how hosts are reached.
+    pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
+        let Self { mirrors, proxy, hosts, credentials, module_signing: _, image_signing: _, policy: _ } = self;
+        (mirrors, proxy.as_ref(), hosts, credentials)
+    }
+}
