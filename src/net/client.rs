@@ -9,14 +9,16 @@ use reqwest::{
     },
     redirect,
 };
+use rustls::SupportedProtocolVersion;
 use tokio::sync::OnceCell;
 use url::Url;
 
-use super::{Inner, Net, NetError};
-use crate::site::HostPort;
+use super::{Fault, Inner, Net, NetError, fault};
+use crate::site::{Host, HostPort};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
+static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
 
 /// Who wants to ask somebody.
 #[derive(Clone, Copy, Debug)]
@@ -67,10 +69,13 @@ impl Net {
             let again = request.try_clone();
             bare(client, &mut request)?;
             let host = HostPort::of_url(&url).map(|host| host.to_string());
-            let response = client.execute(request).await.map_err(|error| NetError::Http {
-                host: host.clone().unwrap_or_default(),
-                source: error.without_url(),
-            })?;
+            let response = match client.execute(request).await {
+                Ok(response) => response,
+                Err(error) => {
+                    let source = self.refusal(&url, &error).await.unwrap_or(error).without_url();
+                    return Err(NetError::Http { host: host.unwrap_or_default(), source });
+                }
+            };
             let (Some(to), Some(again)) = (target(&response)?, again) else { return Ok(response) };
             if url.scheme() == "https" && to.scheme() != "https" {
                 return Err(refused("redirect from https to plain http"));
@@ -95,33 +100,54 @@ impl Net {
             let what = format!("{asker}, through the environment's proxy,");
             self.permit(&proxy, &Asker::of(&what))?;
         }
-        let entry = self.host_entry(&host);
-        let special =
-            entry.filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some());
         let inner = &self.0;
+        let special = self.special(&host);
+        let make = || self.make(special, rustls::DEFAULT_VERSIONS);
+        let cell = special.and_then(|(at, _)| inner.clients.hosts.get(at)).unwrap_or(&inner.clients.general);
+        cell.get_or_try_init(make).await
+    }
+
+    /// The site's word on a host's certificates, if there is one.
+    fn special(&self, host: &HostPort) -> Option<(usize, &Host)> {
+        self.host_entry(host)
+            .filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some())
+    }
+
+    async fn make(
+        &self,
+        special: Option<(usize, &Host)>,
+        versions: &'static [&'static SupportedProtocolVersion],
+    ) -> Result<Client, NetError> {
         let Some((at, entry)) = special else {
-            let make = || async { make(inner, None, None).await.map_err(|reason| wrong("TLS", reason)) };
-            return inner.clients.general.get_or_try_init(make).await;
+            return make(&self.0, None, None, versions).await.map_err(|reason| wrong("TLS", reason));
         };
-        let make = || async {
-            let key = match &entry.client_key {
-                Some(key) => Some(
-                    inner
-                        .secrets
-                        .read(key)
-                        .await
-                        .map_err(|source| NetError::Secret { host: entry.host.to_string(), source })?,
-                ),
-                None => None,
-            };
-            make(inner, Some(at), key)
-                .await
-                .map_err(|reason| wrong(&format!("site.yaml, host {}", entry.host), reason))
+        let key = match &entry.client_key {
+            Some(key) => Some(
+                self.0
+                    .secrets
+                    .read(key)
+                    .await
+                    .map_err(|source| NetError::Secret { host: entry.host.to_string(), source })?,
+            ),
+            None => None,
         };
-        match inner.clients.hosts.get(at) {
-            Some(cell) => cell.get_or_try_init(make).await,
-            None => Err(refused("an unknown host")),
+        let made = make(&self.0, Some(at), key, versions).await;
+        made.map_err(|reason| wrong(&format!("site.yaml, host {}", entry.host), reason))
+    }
+
+    /// Does the server refuse our certificate, or the lack of one? With TLS 1.3 it says so after the handshake only, and
+    /// then the HTTP client tells no more than that the connection closed; with TLS 1.2 it says so in the handshake.
+    async fn refusal(&self, url: &Url, error: &reqwest::Error) -> Option<reqwest::Error> {
+        if url.scheme() != "https"
+            || error.is_connect()
+            || error.is_timeout()
+            || fault(error) != Fault::Connection
+        {
+            return None;
         }
+        let client = self.make(self.special(&HostPort::of_url(url)?), &TLS12_ONLY).await.ok()?;
+        let again = client.head(url.join("/").ok()?).timeout(CONNECT_TIMEOUT).send().await.err()?;
+        (fault(&again) == Fault::ClientCertificate).then_some(again)
     }
 }
 
@@ -147,10 +173,15 @@ fn refused(reason: &str) -> NetError {
     NetError::Redirect { reason: reason.to_owned() }
 }
 
-async fn make(inner: &Arc<Inner>, host: Option<usize>, key: Option<super::Secret>) -> Result<Client, String> {
+async fn make(
+    inner: &Arc<Inner>,
+    host: Option<usize>,
+    key: Option<super::Secret>,
+    versions: &'static [&'static SupportedProtocolVersion],
+) -> Result<Client, String> {
     // Reads the system's certificates.
     let shared = Arc::clone(inner);
-    let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref()));
+    let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
     let config = config.await.map_err(|panic| panic.to_string())??;
     let proxy = inner.proxy.clone();
     Client::builder()

@@ -6,7 +6,7 @@ use std::{
 };
 
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig, RootCertStore, SupportedProtocolVersion,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
@@ -49,7 +49,12 @@ impl Trusted {
     }
 
     /// Client configuration with ring named explicitly, so that it does not depend on a process-wide default. Blocks.
-    pub(super) fn config(&self, host: Option<usize>, key: Option<&Secret>) -> Result<ClientConfig, String> {
+    pub(super) fn config(
+        &self,
+        host: Option<usize>,
+        key: Option<&Secret>,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> Result<ClientConfig, String> {
         let entry = host.and_then(|at| self.hosts.get(at));
         let mut roots = self.system.get_or_init(system_roots).clone();
         for certificate in self.everywhere.iter().chain(entry.iter().flat_map(|entry| &entry.roots)) {
@@ -57,7 +62,7 @@ impl Trusted {
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions)
             .map_err(|error| error.to_string())?
             .with_root_certificates(roots);
         let mut config = match (entry.map(|entry| &entry.client), key) {

@@ -73,7 +73,8 @@ pub struct SiteSpec {
 impl SiteSpec {
     /// What decides how hosts are reached.
     pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
-        let Self { mirrors, proxy, hosts, credentials, module_signing: _, image_signing: _, policy: _ } = self;
+        let Self { mirrors, proxy, hosts, credentials, module_signing: _, image_signing: _, policy: _ } =
+            self;
         (mirrors, proxy.as_ref(), hosts, credentials)
     }
 }
