@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use crate::{
     boot::BootError,
+    bundle::BundleError,
     cache::CacheError,
     cluster::ClusterError,
     controller::{PassError, TargetError, chain},
@@ -71,6 +72,9 @@ pub enum CliError {
     /// The site's words on the network.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// A bundle.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
     /// A header tree.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -196,6 +200,7 @@ impl CliError {
             | Self::NoKernel { .. }
             | Self::Fetch(
                 FetchError::KernelImage(_)
+                | FetchError::Import(_)
                 | FetchError::HostTree(_)
                 | FetchError::Collect(
                     CollectError::Absent { .. }
@@ -218,13 +223,17 @@ impl CliError {
                 error if error.is_unreachable() => Exit::Unreachable,
                 _ => Exit::Failed,
             },
-            Self::Registry(error) if error.is_transient() => Exit::Unreachable,
+            Self::Registry(error) | Self::Bundle(BundleError::Registry(error)) if error.is_transient() => {
+                Exit::Unreachable
+            }
+            Self::Bundle(error) if error.is_usage() => Exit::Wrong,
             Self::Fetch(error) if error.is_transient() => Exit::Unreachable,
             Self::Pass(PassError::Cache(_))
             | Self::Cache(_)
             | Self::Output(_)
             | Self::Payload(_)
             | Self::Boot(_)
+            | Self::Bundle(_)
             | Self::Registry(_)
             | Self::Fetch(_) => Exit::Failed,
         }
@@ -236,6 +245,7 @@ impl CliError {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Net(error) => error.hint(),
+            Self::Bundle(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
             Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) => error.hint(),
             Self::Image { source, .. } => source.hint(),

@@ -36,13 +36,14 @@ pub fn reader(
     let mut controller = controller(global, None, engine, cancel)?;
     if let Some(location) = needs_from {
         let location: RegistryLocation = parse("--registry", location)?;
-        let registry = registry::connect(
-            &location,
-            &RegistryOptions {
-                credentials: controller.credentials.clone(),
-                net: controller.fetcher.net().clone(),
-            },
-        )?;
+        let options = RegistryOptions {
+            credentials: controller.credentials.clone(),
+            net: controller.fetcher.net().clone(),
+        };
+        let registry = registry::connect(&location, &options)?;
+        // What it publishes nowhere is not where anything is kept.
+        let store = Store::new(location.clone(), Arc::clone(&registry));
+        controller.fetcher = controller.fetcher.with_store(store);
         controller.needs_from = Some(NeedsFrom { location, registry });
     }
     Ok(controller)

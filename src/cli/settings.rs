@@ -41,22 +41,37 @@ impl Settings {
         let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
         let definitions = definitions::load(directory.as_deref())?;
         let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
-        let options =
-            FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
-        let net = Net::new(NetOptions {
-            site: definitions.site.clone(),
-            root: definitions.root.clone(),
-            ca_file: global.ca_file.clone(),
-            insecure: global.insecure_registry.clone(),
-            environment: env_vars::proxies(),
+        let options = FetchOptions {
+            refresh: Duration::from_secs(global.refresh),
             offline: global.offline,
-            kube: KubeOptions::default(),
-        })?;
-        let docker = CredentialFile::new(env_vars::registry_auth_file());
-        let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
-        let fetcher = Fetcher::new(cache.clone(), options).with_net(net.clone());
-        Ok(Self { definitions, cache, fetcher, registry: RegistryOptions { credentials, net } })
+            ..FetchOptions::default()
+        };
+        let registry = reach(global, &definitions)?;
+        let fetcher = Fetcher::new(cache.clone(), options).with_net(registry.net.clone());
+        Ok(Self { definitions, cache, fetcher, registry })
     }
+
+    /// How registries are reached, for commands that need nothing else of the definitions.
+    pub fn registry_options(global: &Global) -> Result<RegistryOptions, CliError> {
+        let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
+        reach(global, &definitions::load(directory.as_deref())?)
+    }
+}
+
+/// How hosts are reached here, and with which credentials.
+fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions, CliError> {
+    let net = Net::new(NetOptions {
+        site: definitions.site.clone(),
+        root: definitions.root.clone(),
+        ca_file: global.ca_file.clone(),
+        insecure: global.insecure_registry.clone(),
+        environment: env_vars::proxies(),
+        offline: global.offline,
+        kube: KubeOptions::default(),
+    })?;
+    let docker = CredentialFile::new(env_vars::registry_auth_file());
+    let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
+    Ok(RegistryOptions { credentials, net })
 }
 
 fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {

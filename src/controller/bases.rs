@@ -91,6 +91,12 @@ impl Controller {
         let spec = match toolchain {
             Toolchain::Image(reference) => {
                 let reference = self.resolve_reference(reference).await?;
+                if engine.has_image(&reference.to_string()).await? {
+                    return Ok(reference.to_string());
+                }
+                let copy = self.at_hand(reference.clone()).await?;
+                // No engine pulls from a layout directory.
+                let reference = if copy.repository.host().is_some() { copy } else { reference };
                 let pull = || self.pull(engine, &reference);
                 return with_retry("pull toolchain image", &self.cancel, pull).await;
             }
@@ -161,6 +167,13 @@ impl Controller {
         let reference: ImageReference = text.parse()?;
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(reference);
+        }
+        // What a tag names may have changed upstream; where that is not asked, what was copied last counts.
+        if self.fetcher.is_offline()
+            && let Some((_, copy)) = self.copy_of(&reference).await?
+        {
+            let version = Version::Digest(copy.digest);
+            return Ok(ImageReference { repository: reference.repository, version });
         }
         let found = with_retry("look up base image", &self.cancel, || {
             self.registry_of(&reference.repository).manifest(&reference.repository, &reference.version)

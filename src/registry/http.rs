@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use reqwest::{
     Body, Method, Request, Response,
     header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue},
@@ -29,6 +29,7 @@ use super::{
     auth::{Access, Authorizer, authority_of},
     error::excerpt,
     name::RemoteName,
+    stream::{BlobSource, read_source},
 };
 use crate::{
     net::{Asker, Fault, Net, fault, hung_up},
@@ -162,6 +163,7 @@ pub(super) enum Payload<'a> {
     None,
     Bytes(Bytes),
     File { path: &'a Path, size: u64 },
+    Source(Arc<dyn BlobSource>),
 }
 
 /// One request of the protocol.
@@ -268,17 +270,33 @@ impl Http {
                 let file = tokio::fs::File::open(path)
                     .await
                     .map_err(RegistryError::io(format!("open {}", path.display())))?;
-                let moved = Arc::new(AtomicU64::new(0));
-                let counter = Arc::clone(&moved);
-                let stream = ReaderStream::with_capacity(file, CHUNK).inspect(move |chunk| {
-                    let bytes = chunk.as_ref().map_or(0, Bytes::len);
-                    counter.fetch_add(bytes as u64, Ordering::Relaxed);
-                });
-                request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(*size));
-                *request.body_mut() = Some(Body::wrap_stream(stream));
-                self.transport.execute_moving(request, &moved, asker, host).await
+                let stream = ReaderStream::with_capacity(file, CHUNK);
+                self.transmit_stream(call, request, asker, stream, *size).await
+            }
+            Payload::Source(source) => {
+                let size = source.size();
+                self.transmit_stream(call, request, asker, read_source(Arc::clone(source)), size).await
             }
         }
+    }
+
+    async fn transmit_stream(
+        &self,
+        call: &Call<'_>,
+        mut request: Request,
+        asker: &Asker<'_>,
+        stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        size: u64,
+    ) -> Result<Response, RegistryError> {
+        let moved = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&moved);
+        let stream = stream.inspect(move |chunk| {
+            let bytes = chunk.as_ref().map_or(0, Bytes::len);
+            counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        });
+        request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
+        *request.body_mut() = Some(Body::wrap_stream(stream));
+        self.transport.execute_moving(request, &moved, asker, &call.name.host).await
     }
 
     /// The error for a status that is none of the expected ones.
@@ -295,10 +313,7 @@ impl Http {
         call: &Call<'_>,
         response: &mut Response,
     ) -> Result<Option<Bytes>, RegistryError> {
-        match tokio::time::timeout(IDLE_TIMEOUT, response.chunk()).await {
-            Ok(chunk) => chunk.map_err(|error| broken(&call.name.host, call.action, error)),
-            Err(_) => Err(silent(&call.name.host, call.action)),
-        }
+        next_chunk(response, &call.name.host, call.action).await
     }
 
     /// A whole body, if it is no longer than `limit`.
@@ -320,6 +335,18 @@ impl Http {
             body.extend_from_slice(&chunk);
         }
         Ok(body)
+    }
+}
+
+/// The next part of an answer's body.
+pub(super) async fn next_chunk(
+    response: &mut Response,
+    host: &str,
+    action: &str,
+) -> Result<Option<Bytes>, RegistryError> {
+    match tokio::time::timeout(IDLE_TIMEOUT, response.chunk()).await {
+        Ok(chunk) => chunk.map_err(|error| broken(host, action, error)),
+        Err(_) => Err(silent(host, action)),
     }
 }
 

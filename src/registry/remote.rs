@@ -1,7 +1,7 @@
 //! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; registries from
 //! Docker's 2.x on).
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use reqwest::{
@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 use url::Url;
 
 use super::{
-    Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
+    BlobSource, BlobStream, Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
     auth::Access,
     error::excerpt,
     http::{Call, Http, Payload},
@@ -393,6 +393,16 @@ impl Registry for RemoteRegistry {
         self.upload(repository, digest, size, Payload::File { path: file, size }).await
     }
 
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        let size = source.size();
+        self.upload(repository, digest, size, Payload::Source(source)).await
+    }
+
     async fn mount_blob(
         &self,
         repository: &Repository,
@@ -444,6 +454,20 @@ impl Registry for RemoteRegistry {
         search.end(())
     }
 
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if let Some(found) = search.take(&place, self.stream_blob(&place, digest).await.map(Some)) {
+                return Ok(found);
+            }
+        }
+        search.end(None)?.ok_or_else(|| RegistryError::Protocol {
+            host: RemoteName::of(repository).host,
+            action: format!("fetch blob {digest} of {repository}"),
+            reason: "no place to look for it".to_owned(),
+        })
+    }
+
     async fn push_manifest(
         &self,
         repository: &Repository,
@@ -466,7 +490,23 @@ impl Registry for RemoteRegistry {
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let mut search = Search::new(repository);
         for place in self.places(repository) {
-            let listed = self.list_referrers(&place, subject, artifact_type).await;
+            let listed = self.list_referrers(&place, subject, Some(artifact_type)).await;
+            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
+            if let Some(found) = search.take(&place, listed) {
+                return Ok(found);
+            }
+        }
+        search.end(Vec::new())
+    }
+
+    async fn all_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let listed = self.list_referrers(&place, subject, None).await;
             let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
             if let Some(found) = search.take(&place, listed) {
                 return Ok(found);
