@@ -21,6 +21,7 @@ const ADAPTERS: &[&str] = &[
     "headers",
     "machine",
     "jitter",
+    "net",
     "payload",
     "registry",
     "service",

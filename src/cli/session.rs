@@ -19,7 +19,7 @@ use crate::{
     image::Definitions,
     machine,
     plan::{Budget, Interest},
-    registry::{self, RegistryLocation, RemoteRegistry},
+    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
     store::Store,
 };
 
@@ -36,7 +36,11 @@ pub fn reader(
     let mut controller = controller(global, None, engine, cancel)?;
     if let Some(location) = needs_from {
         let location: RegistryLocation = parse("--registry", location)?;
-        let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        let options = RegistryOptions {
+            credentials: controller.credentials.clone(),
+            net: controller.fetcher.net().clone(),
+        };
+        let registry = registry::connect(&location, &options)?;
         // What it publishes nowhere is not where anything is kept.
         let store = Store::new(location.clone(), Arc::clone(&registry));
         controller.fetcher = controller.fetcher.with_store(store);
