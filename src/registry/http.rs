@@ -22,6 +22,7 @@ use reqwest::{
     header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName},
     redirect,
 };
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use tokio_util::io::ReaderStream;
 use url::Url;
 
@@ -194,7 +195,12 @@ fn silent(host: &str, action: &str) -> RegistryError {
 pub(super) enum Payload<'a> {
     None,
     Bytes(Bytes),
-    File { path: &'a Path, size: u64 },
+    /// The bytes of a file from one offset to another.
+    File {
+        path: &'a Path,
+        from: u64,
+        to: u64,
+    },
 }
 
 /// One request of the protocol.
@@ -293,17 +299,18 @@ impl Http {
             Payload::Bytes(bytes) => {
                 self.transport.execute(request.body(bytes.clone()), &name.host, action).await
             }
-            Payload::File { path, size } => {
-                let file = tokio::fs::File::open(path)
-                    .await
-                    .map_err(RegistryError::io(format!("open {}", path.display())))?;
+            Payload::File { path, from, to } => {
+                let reading = || RegistryError::io(format!("read {}", path.display()));
+                let mut file = tokio::fs::File::open(path).await.map_err(reading())?;
+                file.seek(io::SeekFrom::Start(*from)).await.map_err(reading())?;
+                let length = to.saturating_sub(*from);
                 let moved = Arc::new(AtomicU64::new(0));
                 let counter = Arc::clone(&moved);
-                let stream = ReaderStream::with_capacity(file, CHUNK).inspect(move |chunk| {
+                let stream = ReaderStream::with_capacity(file.take(length), CHUNK).inspect(move |chunk| {
                     let bytes = chunk.as_ref().map_or(0, Bytes::len);
                     counter.fetch_add(bytes as u64, Ordering::Relaxed);
                 });
-                let request = request.header(CONTENT_LENGTH, *size).body(Body::wrap_stream(stream));
+                let request = request.header(CONTENT_LENGTH, length).body(Body::wrap_stream(stream));
                 self.transport.execute_moving(request, &moved, &name.host, action).await
             }
         }

@@ -11,6 +11,7 @@ mod name;
 mod referrers;
 mod remote;
 mod tls;
+mod upload;
 
 use std::path::Path;
 
