@@ -6,6 +6,7 @@ pub mod check;
 mod collect;
 mod env_vars;
 mod error;
+mod gc;
 mod headers;
 mod plan;
 mod prebuild;
@@ -82,6 +83,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Check(args) => check::check(&global, &args, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
+        Command::Gc(args) => gc::gc(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -55,6 +55,9 @@ pub const KERNELS: &str = "farrier.dev/kernels";
 /// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
 pub const MEMBERS: &str = "farrier.dev/members";
 
+/// On the record of kernels: the day on which each was last seen, as a JSON object.
+pub const KERNELS_SEEN: &str = "farrier.dev/kernels-seen";
+
 /// Longest value that is read back.
 const MAX_VALUE: usize = 4096;
 /// Longest list of members that is read back: more than [`MAX_VALUE`], because 40 kernels fill that.

@@ -29,6 +29,7 @@ const MARGIN: Duration = Duration::from_secs(10);
 pub(super) enum Access {
     Pull,
     Push,
+    Delete,
 }
 
 impl Access {
@@ -36,6 +37,7 @@ impl Access {
         match self {
             Self::Pull => "pull",
             Self::Push => "pull,push",
+            Self::Delete => "delete,pull",
         }
     }
 }

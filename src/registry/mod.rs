@@ -3,9 +3,11 @@
 mod auth;
 mod challenge;
 mod credentials;
+mod delete;
 mod error;
 mod http;
 mod layout;
+mod layout_sweep;
 mod location;
 mod name;
 mod referrers;
@@ -118,4 +120,15 @@ pub trait Registry: Send + Sync {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError>;
+
+    /// The same of all kinds.
+    async fn all_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+    ) -> Result<Vec<Descriptor>, RegistryError>;
+
+    /// Deletes a manifest with all its tags. `false` where there was none. A registry frees the space of what nothing
+    /// names any more when it likes; a layout directory does it at once.
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError>;
 }

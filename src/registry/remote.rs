@@ -344,7 +344,19 @@ impl Registry for RemoteRegistry {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        self.list_referrers(repository, subject, artifact_type).await
+        self.list_referrers(repository, subject, Some(artifact_type)).await
+    }
+
+    async fn all_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        self.list_referrers(repository, subject, None).await
+    }
+
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        self.delete(repository, digest).await
     }
 }
 
