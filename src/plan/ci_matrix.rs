@@ -81,23 +81,16 @@ fn github(builds: &BTreeSet<CiBuild>) -> String {
 /// An empty matrix, and a pipeline without jobs, are errors to GitLab: with nothing to build there is a job that does
 /// nothing.
 fn gitlab(builds: &BTreeSet<CiBuild>) -> String {
-    #[derive(Serialize)]
-    #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
-    struct Variables<'a> {
-        image: &'a str,
-        kernel: &'a str,
-        os: &'a str,
-        os_version: &'a str,
-        arch: &'a str,
-    }
     if builds.is_empty() {
         return json(&serde_json::json!({"build": {"script": ["echo nothing to build"]}}));
     }
-    let variables = |build| {
+    let variables = |build: &CiBuild| {
         let CiBuild { image, kernel, os, os_version, arch } = build;
-        Variables { image: image.as_str(), kernel, os, os_version, arch }
+        serde_json::json!({
+            "IMAGE": image.as_str(), "KERNEL": kernel, "OS": os, "OS_VERSION": os_version, "ARCH": arch,
+        })
     };
-    let matrix: Vec<Variables<'_>> = builds.iter().map(variables).collect();
+    let matrix: Vec<serde_json::Value> = builds.iter().map(variables).collect();
     json(&serde_json::json!({"build": {"parallel": {"matrix": matrix}}}))
 }
 

@@ -12,10 +12,11 @@ mod location;
 mod name;
 mod referrers;
 mod remote;
+mod stream;
 mod tls;
 mod upload;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 pub use self::{
     credentials::CredentialFile,
@@ -23,6 +24,7 @@ pub use self::{
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation, RegistryOptions, connect},
     remote::RemoteRegistry,
+    stream::{BlobSource, BlobStream},
 };
 use crate::{
     image::{Digest, Repository, Tag, Version},
@@ -76,6 +78,14 @@ pub trait Registry: Send + Sync {
         file: &Path,
     ) -> Result<Upload, RegistryError>;
 
+    /// The same for a blob that is no file of its own. `digest` is the source's.
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError>;
+
     /// Makes a blob of another repository of the same registry known in this one, without sending it.
     /// `false` where the registry does not do that; then it must be pushed.
     async fn mount_blob(
@@ -100,6 +110,9 @@ pub trait Registry: Send + Sync {
         to: &Path,
     ) -> Result<(), RegistryError>;
 
+    /// A blob's bytes as they come, which whoever takes them has to verify.
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError>;
+
     /// Puts a manifest under a tag or its digest.
     async fn push_manifest(
         &self,
@@ -121,7 +134,7 @@ pub trait Registry: Send + Sync {
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError>;
 
-    /// The same of all kinds.
+    /// The manifests of all kinds that refer to `subject`, as [`Registry::referrers`].
     async fn all_referrers(
         &self,
         repository: &Repository,

@@ -125,7 +125,7 @@ impl RemoteRegistry {
         artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let wanted = |descriptor: &Descriptor| {
-            artifact_type.is_none_or(|wanted| descriptor.artifact_type.as_deref() == Some(wanted))
+            artifact_type.is_none_or(|kind| descriptor.artifact_type.as_deref() == Some(kind))
         };
         let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
         let mut found: Vec<Descriptor> = listed.into_iter().filter(wanted).collect();
@@ -151,8 +151,8 @@ impl RemoteRegistry {
             reason,
         };
         let mut first = self.http.url(name, &format!("referrers/{subject}"), &action).await?;
-        if let Some(artifact_type) = artifact_type {
-            first.query_pairs_mut().append_pair("artifactType", artifact_type);
+        if let Some(kind) = artifact_type {
+            first.query_pairs_mut().append_pair("artifactType", kind);
         }
         let mut next = Some(first);
         let mut found = Vec::new();

@@ -1,7 +1,7 @@
 //! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; registries from
 //! Docker's 2.x on).
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use reqwest::{
@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 use url::Url;
 
 use super::{
-    Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
+    BlobSource, BlobStream, Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
     auth::Access,
     error::excerpt,
     http::{Call, Http, Payload},
@@ -248,6 +248,16 @@ impl Registry for RemoteRegistry {
         self.upload_file(repository, digest, file).await
     }
 
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        let size = source.size();
+        self.upload_whole(repository, digest, size, Payload::Source(source)).await
+    }
+
     async fn mount_blob(
         &self,
         repository: &Repository,
@@ -280,7 +290,8 @@ impl Registry for RemoteRegistry {
     }
 
     async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
-        self.upload_bytes(repository, bytes).await
+        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
+        self.upload_whole(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
     }
 
     async fn fetch_blob(
@@ -322,6 +333,10 @@ impl Registry for RemoteRegistry {
         }
         temporary.persist(to).map_err(|error| writing()(error.error))?;
         Ok(())
+    }
+
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+        self.stream_blob(repository, digest).await
     }
 
     async fn push_manifest(

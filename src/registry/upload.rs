@@ -8,7 +8,6 @@
 
 use std::path::Path;
 
-use bytes::Bytes;
 use reqwest::{
     Method,
     header::{CONTENT_RANGE, CONTENT_TYPE, HeaderName, RANGE},
@@ -43,13 +42,14 @@ const SHORTEST_PART: HeaderName = HeaderName::from_static("oci-chunk-min-length"
 
 impl RemoteRegistry {
     /// HEAD, POST for a place, PUT all of it there.
-    pub(super) async fn upload_bytes(
+    pub(super) async fn upload_whole(
         &self,
         repository: &Repository,
-        bytes: &[u8],
+        digest: &Digest,
+        size: u64,
+        payload: Payload<'_>,
     ) -> Result<Upload, RegistryError> {
         let name = &RemoteName::of(repository);
-        let digest = &Digest::of(bytes);
         // With the token for pushing from the start, so that there is only one.
         if self.exists(name, digest, Access::Push).await? {
             return Ok(Upload::Present);
@@ -57,8 +57,8 @@ impl RemoteRegistry {
         let action = &format!("push blob {digest} to {}", name.path);
         let session = Session { http: &self.http, name, action, digest };
         let (place, _) = session.place().await?;
-        session.put(place, Payload::Bytes(Bytes::copy_from_slice(bytes))).await?;
-        Ok(Upload::Sent(bytes.len() as u64))
+        session.put(place, payload).await?;
+        Ok(Upload::Sent(size))
     }
 
     /// The same for a file, which is not sent from its start again when the connection breaks.
