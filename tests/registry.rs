@@ -184,7 +184,7 @@ fn login(directory: &Path, host: &str, password: &str) -> CredentialFile {
 
 #[tokio::test]
 async fn certificates_and_passwords() {
-    let server = RegistryProcess::start(Wants { tls: true, password: true });
+    let server = RegistryProcess::start(Wants { tls: true, password: true, ..Wants::default() });
     let directory = tempfile::tempdir().unwrap();
     let repository = repository(&server.host, "drivers/x");
     let ask = |credentials: CredentialFile, ca_file: Option<PathBuf>| {

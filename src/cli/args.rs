@@ -8,6 +8,7 @@ use super::env_vars as vars;
 use crate::{
     engine::EngineChoice,
     image::{Cpus, Memory},
+    plan,
 };
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
@@ -83,7 +84,7 @@ pub enum LogForm {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show what would be built and rolled out, and why
-    Plan(PlanArgs),
+    Plan(PlanCommandArgs),
     /// Print the Dockerfile of one image for one kernel
     Render(RenderArgs),
     /// Fetch, import, collect and list header sets
@@ -110,6 +111,8 @@ pub enum Command {
     Status(PlanArgs),
     /// Put back what was there before farrier's rewrites
     Rollback(RollbackArgs),
+    /// Remove published images for kernels that no node has any more; without --delete only say which
+    Gc(GcArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print shell completions
@@ -166,6 +169,15 @@ pub struct PlanArgs {
     pub registry: RegistryArg,
     #[command(flatten)]
     pub cluster: ClusterArg,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanCommandArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Print only what is to be built, as the list from which a CI system makes jobs of `farrier build --push`
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
+    pub matrix: Option<MatrixForm>,
 }
 
 #[derive(Debug, Args)]
@@ -525,10 +537,51 @@ pub struct RollbackArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct GcArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+    /// Days that an image outlives the last node with its kernel
+    #[arg(long, value_name = "DAYS", default_value_t = 30)]
+    pub keep_days: u32,
+    /// Look at this image as well, whose definition is gone (repeatable)
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    /// Delete
+    #[arg(long)]
+    pub delete: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct SchemaArgs {
     /// The kind of document
     #[arg(value_enum, default_value_t = SchemaKind::DriverImage)]
     pub kind: SchemaKind,
+}
+
+/// Forms of a list of builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MatrixForm {
+    /// {"include": [...]} for strategy.matrix of GitHub Actions
+    Github,
+    /// A job `build` with parallel: matrix, for a child pipeline of GitLab CI
+    Gitlab,
+    /// An array of strings for a Tekton matrix: image, kernel, OS, OS version, architecture with blanks between them
+    Tekton,
+    /// The same, one on each line
+    Lines,
+}
+
+impl From<MatrixForm> for plan::MatrixForm {
+    fn from(form: MatrixForm) -> Self {
+        match form {
+            MatrixForm::Github => Self::Github,
+            MatrixForm::Gitlab => Self::Gitlab,
+            MatrixForm::Tekton => Self::Tekton,
+            MatrixForm::Lines => Self::Lines,
+        }
+    }
 }
 
 /// Documents with a schema.

@@ -7,6 +7,7 @@ pub mod check;
 mod collect;
 mod env_vars;
 mod error;
+mod gc;
 mod headers;
 mod mirror;
 mod plan;
@@ -86,6 +87,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Bundle(command) => bundle::bundle(&global, command, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
+        Command::Gc(args) => gc::gc(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, broken_chains::BrokenChains,
-    retry::chain,
+    kernel_record::Noted, retry::chain,
 };
 use crate::{
     cluster::{Cluster, Directory},
@@ -257,6 +257,7 @@ impl Controller {
     pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
         let mut memory = Memory::default();
         let mut planned = self.plan_for(cluster.snapshot().await?, &mut memory).await?;
+        self.note_kernels(&planned, &mut Noted::default()).await;
         let mut unreachable = planned.unreachable;
         let mut targets = Vec::new();
         let plan = &planned.plan;

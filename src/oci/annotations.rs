@@ -67,6 +67,8 @@ pub const KERNELS: &str = "farrier.dev/kernels";
 /// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
 pub const MEMBERS: &str = "farrier.dev/members";
 
+/// On the record of kernels: the day on which each was last seen, as a JSON object.
+pub const KERNELS_SEEN: &str = "farrier.dev/kernels-seen";
 /// On a source or root file system in the store: the content's identity where it was made, as it goes into input hashes.
 pub const IDENTITY: &str = "farrier.dev/identity";
 /// On a root file system in the store: digest of the uncompressed layer.

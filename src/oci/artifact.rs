@@ -121,6 +121,14 @@ pub fn referrers_tag(subject: &Digest) -> Option<Tag> {
     format!("sha256-{}", subject.hex()).parse().ok()
 }
 
+/// The manifest that what stands under a tag is about, where the tag says so: a list of referrers, or with a suffix a
+/// signature or attestation of cosign's (`sha256-<hex>.sig`).
+pub fn subject_of_tag(tag: &Tag) -> Option<Digest> {
+    let text = tag.as_str().strip_prefix("sha256-")?;
+    let hex = text.split_once('.').map_or(text, |(hex, _)| hex);
+    format!("sha256:{hex}").parse().ok()
+}
+
 /// Is this such a tag?
 pub fn is_referrers_tag(tag: &Tag) -> bool {
     tag.as_str()
@@ -195,5 +203,10 @@ mod tests {
         let tag = referrers_tag(&Digest::of(b"x")).unwrap();
         assert!(is_referrers_tag(&tag), "{tag}");
         assert!(!is_referrers_tag(&"sha256-1".parse().unwrap()));
+        assert_eq!(subject_of_tag(&tag), Some(Digest::of(b"x")));
+        assert_eq!(subject_of_tag(&format!("{tag}.sig").parse().unwrap()), Some(Digest::of(b"x")));
+        for other in ["sha256-1", "1.0", &tag.as_str().to_uppercase()] {
+            assert_eq!(subject_of_tag(&other.parse().unwrap()), None, "{other}");
+        }
     }
 }

@@ -24,6 +24,8 @@ pub const SOURCE: &str = "application/vnd.farrier.source.v1";
 pub const ROOT_FS: &str = "application/vnd.farrier.rootfs.v1";
 /// A definitions directory: one layer.
 pub const DEFINITIONS: &str = "application/vnd.farrier.definitions.v1";
+/// When each kernel was last seen: a manifest that says so in an annotation.
+pub const KERNEL_RECORD: &str = "application/vnd.farrier.kernel-record.v1";
 /// Docker's image manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 /// Docker's manifest list.

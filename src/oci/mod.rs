@@ -12,7 +12,9 @@ mod scan;
 mod union;
 
 pub use annotations::{FactsError, ImageFacts};
-pub use artifact::{Artifact, CheckReportDocument, EMPTY, ReusedFrom, is_referrers_tag, referrers_tag};
+pub use artifact::{
+    Artifact, CheckReportDocument, EMPTY, ReusedFrom, is_referrers_tag, referrers_tag, subject_of_tag,
+};
 pub use assemble::{Assembled, Assembly, CREATED, assemble};
 pub use base::Base;
 pub use layer::{ArtifactWriter, EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};

@@ -10,10 +10,12 @@ mod announced;
 mod budget;
 mod cell;
 mod cell_hash;
+mod ci_matrix;
 mod deadline;
 mod decide;
 #[cfg(test)]
 mod fixtures;
+mod gc;
 mod interest;
 mod matrix;
 mod needs;
@@ -45,10 +47,15 @@ pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ENTRYPOINT_FORMAT, EntrypointBinary, ImageLocation,
     ResolvedImage, TreeKey, cell_for, dockerfile_for,
 };
+pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
     Published, UnknownState, UpToDate, plan,
+};
+pub use gc::{
+    Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
+    LiveKernels, gc_plan, kernels_to_note,
 };
 pub use interest::{Interest, UPGRADE_STATE_LABELS};
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, OwnDriver, Skipped, Waiting, matrix};

@@ -34,6 +34,7 @@ const MARGIN: Duration = Duration::from_secs(10);
 pub(super) enum Access {
     Pull,
     Push,
+    Delete,
 }
 
 impl Access {
@@ -41,6 +42,7 @@ impl Access {
         match self {
             Self::Pull => "pull",
             Self::Push => "pull,push",
+            Self::Delete => "delete,pull",
         }
     }
 }

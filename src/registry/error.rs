@@ -51,6 +51,14 @@ pub enum RegistryError {
         /// Its words.
         reason: String,
     },
+    /// The registry is set up so that nothing can be deleted. Permanent.
+    #[error("{host} does not allow to {action}")]
+    NoDeletion {
+        /// Who.
+        host: String,
+        /// What.
+        action: String,
+    },
     /// Content that is not what its digest says. Transient once, then permanent.
     #[error("{action}: content is {found}, wanted {wanted}")]
     Digest {
@@ -103,7 +111,11 @@ impl RegistryError {
             Self::Unreachable { source, .. } => fault(source.as_ref()) == Fault::Connection,
             Self::Server { .. } | Self::Digest { .. } => true,
             Self::Net(error) => error.is_transient(),
-            Self::Denied { .. } | Self::Protocol { .. } | Self::Io { .. } | Self::Options { .. } => false,
+            Self::Denied { .. }
+            | Self::Protocol { .. }
+            | Self::NoDeletion { .. }
+            | Self::Io { .. }
+            | Self::Options { .. } => false,
         }
     }
 
@@ -125,6 +137,10 @@ impl RegistryError {
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space; nothing incomplete was left".to_owned())
             }
+            Self::NoDeletion { host, .. } => Some(format!(
+                "allow deletion at {host}: in docker-registry (distribution) with REGISTRY_STORAGE_DELETE_ENABLED=true or \
+                 `storage: {{delete: {{enabled: true}}}}`, in others by their own settings"
+            )),
             Self::Digest { .. } => {
                 Some("the registry, or a proxy before it, alters or mixes up content".to_owned())
             }

@@ -21,6 +21,7 @@ use reqwest::{
     Body, Method, Request, Response,
     header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue},
 };
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use tokio_util::io::ReaderStream;
 use url::Url;
 
@@ -162,7 +163,12 @@ fn silent(host: &str, action: &str) -> RegistryError {
 pub(super) enum Payload<'a> {
     None,
     Bytes(Bytes),
-    File { path: &'a Path, size: u64 },
+    /// The bytes of a file from one offset to another.
+    File {
+        path: &'a Path,
+        from: u64,
+        to: u64,
+    },
     Source(Arc<dyn BlobSource>),
 }
 
@@ -266,12 +272,13 @@ impl Http {
                 *request.body_mut() = Some(bytes.clone().into());
                 self.transport.execute(request, asker, host).await
             }
-            Payload::File { path, size } => {
-                let file = tokio::fs::File::open(path)
-                    .await
-                    .map_err(RegistryError::io(format!("open {}", path.display())))?;
-                let stream = ReaderStream::with_capacity(file, CHUNK);
-                self.transmit_stream(call, request, asker, stream, *size).await
+            Payload::File { path, from, to } => {
+                let reading = || RegistryError::io(format!("read {}", path.display()));
+                let mut file = tokio::fs::File::open(path).await.map_err(reading())?;
+                file.seek(io::SeekFrom::Start(*from)).await.map_err(reading())?;
+                let length = to.saturating_sub(*from);
+                let stream = ReaderStream::with_capacity(file.take(length), CHUNK);
+                self.transmit_stream(call, request, asker, stream, length).await
             }
             Payload::Source(source) => {
                 let size = source.size();

@@ -84,7 +84,7 @@ impl RemoteRegistry {
         }
     }
 
-    async fn exists(
+    pub(super) async fn exists(
         &self,
         name: &RemoteName,
         digest: &Digest,
@@ -271,48 +271,10 @@ impl RemoteRegistry {
             _ => Err(self.http.unexpected(&call, response).await),
         }
     }
-
-    /// HEAD, POST for a place, PUT all of it there.
-    async fn upload(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        size: u64,
-        payload: Payload<'_>,
-    ) -> Result<Upload, RegistryError> {
-        let name = &RemoteName::of(repository);
-        // With the token for pushing from the start, so that there is only one.
-        if self.exists(name, digest, Access::Push).await? {
-            return Ok(Upload::Present);
-        }
-        let action = format!("push blob {digest} to {}", name.path);
-        let start = Call {
-            name,
-            access: Access::Push,
-            action: &action,
-            method: Method::POST,
-            url: self.http.url(name, "blobs/uploads/", &action).await?,
-            headers: Vec::new(),
-            payload: Payload::None,
-        };
-        let response = self.http.send(&start).await?;
-        if response.status().as_u16() != 202 {
-            return Err(self.http.unexpected(&start, response).await);
-        }
-        let mut url = location(&start, &response)?;
-        url.query_pairs_mut().append_pair("digest", digest.as_str());
-        let headers = vec![(CONTENT_TYPE, "application/octet-stream".to_owned())];
-        let put = Call { method: Method::PUT, url, headers, payload, ..start };
-        let response = self.http.send(&put).await?;
-        match response.status().as_u16() {
-            201 | 204 => Ok(Upload::Sent(size)),
-            _ => Err(self.http.unexpected(&put, response).await),
-        }
-    }
 }
 
 /// Where the upload goes: absolute or relative, with or without a query.
-fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
+pub(super) fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
     let protocol = |reason: &str| RegistryError::Protocol {
         host: call.name.host.clone(),
         action: call.action.to_owned(),
@@ -326,7 +288,7 @@ fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> 
     }
 }
 
-fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
@@ -387,10 +349,7 @@ impl Registry for RemoteRegistry {
         digest: &Digest,
         file: &Path,
     ) -> Result<Upload, RegistryError> {
-        let metadata =
-            tokio::fs::metadata(file).await.map_err(RegistryError::io(format!("open {}", file.display())))?;
-        let size = metadata.len();
-        self.upload(repository, digest, size, Payload::File { path: file, size }).await
+        self.upload_file(repository, digest, file).await
     }
 
     async fn push_blob_from(
@@ -400,7 +359,7 @@ impl Registry for RemoteRegistry {
         source: Arc<dyn BlobSource>,
     ) -> Result<Upload, RegistryError> {
         let size = source.size();
-        self.upload(repository, digest, size, Payload::Source(source)).await
+        self.upload_whole(repository, digest, size, Payload::Source(source)).await
     }
 
     async fn mount_blob(
@@ -436,7 +395,7 @@ impl Registry for RemoteRegistry {
 
     async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
         let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
-        self.upload(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
+        self.upload_whole(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
     }
 
     async fn fetch_blob(
@@ -513,6 +472,10 @@ impl Registry for RemoteRegistry {
             }
         }
         search.end(Vec::new())
+    }
+
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        self.delete(repository, digest).await
     }
 }
 

@@ -27,6 +27,8 @@ pub struct RegistryProcess {
 pub struct Wants {
     pub tls: bool,
     pub password: bool,
+    /// Does it let its clients delete?
+    pub deletion: bool,
 }
 
 impl RegistryProcess {
@@ -91,6 +93,20 @@ impl RegistryProcess {
         fs::remove_dir_all(self.directory.path().join(tags).join(tag)).expect("the registry has the tag");
     }
 
+    /// Frees what nothing names, as the registry's administrators do now and then.
+    pub fn collect_garbage(&self) {
+        let config = self.directory.path().join("config.yml");
+        let collected = Command::new("docker-registry").arg("garbage-collect").arg(config).output().unwrap();
+        assert!(collected.status.success(), "{}", String::from_utf8_lossy(&collected.stderr));
+    }
+
+    /// Does the storage hold this blob (`sha256:...`), in whatever repository?
+    pub fn stores(&self, digest: &str) -> bool {
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        let blobs = self.directory.path().join("storage/docker/registry/v2/blobs/sha256");
+        blobs.join(&hex[..2]).join(hex).join("data").exists()
+    }
+
     /// Requests of one method that the registry has answered so far.
     pub fn requests(&self, method: &str) -> usize {
         let log = fs::read_to_string(self.directory.path().join("log")).unwrap();
@@ -126,7 +142,8 @@ fn configure(directory: &Path, host: &str, wants: Wants) -> PathBuf {
     let at = directory.display();
     let mut config = format!(
         "version: 0.1\nlog: {{level: info, accesslog: {{disabled: false}}}}\n\
-         storage: {{filesystem: {{rootdirectory: {at}/storage}}}}\nhttp:\n  addr: {host}\n"
+         storage: {{filesystem: {{rootdirectory: {at}/storage}}, delete: {{enabled: {}}}}}\nhttp:\n  addr: {host}\n",
+        wants.deletion
     );
     if wants.tls {
         certificate(directory);

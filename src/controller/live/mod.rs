@@ -26,7 +26,10 @@ use self::{
     view::{StatusWorker, View},
     wake::Wake,
 };
-use super::{Controller, Memory, Planned, RolloutReport, TargetReport, broken_chains::BrokenChains};
+use super::{
+    Controller, Memory, Planned, RolloutReport, TargetReport, broken_chains::BrokenChains,
+    kernel_record::Noted,
+};
 use crate::{
     cluster::Cluster,
     fault::chain,
@@ -80,6 +83,7 @@ pub struct Live {
     wake: Wake,
     memory: Memory,
     remembered_since: Instant,
+    noted: Noted,
     kernels: KernelChanges,
     pace: Pace,
     /// What the pace is counted from.
@@ -114,6 +118,7 @@ impl Live {
             wake: Wake::new(now),
             memory: Memory::default(),
             remembered_since: now,
+            noted: Noted::default(),
             kernels: KernelChanges::default(),
             pace: Pace::default(),
             started: now,
@@ -217,6 +222,7 @@ impl Live {
         let mut unreachable = planned.unreachable;
         let mut rollouts = Vec::new();
         if self.may_act() {
+            self.controller.note_kernels(&planned, &mut self.noted).await;
             rollouts = self.roll_out(&mut planned, cancel).await?;
             unreachable |= rollouts.iter().any(|report| report.error.is_some());
             unreachable |= self.add_tags(&planned.plan).await;
