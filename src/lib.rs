@@ -22,6 +22,7 @@ pub mod machine;
 pub mod oci;
 pub mod payload;
 pub mod plan;
+pub mod provenance;
 pub mod registry;
 pub mod service;
 pub mod site;
