@@ -101,7 +101,7 @@ impl Controller {
         };
 
         self.reporter.stage(&subject, Stage::Assemble);
-        let assembled = self.assemble(cell, image, &made).await?;
+        let assembled = self.assemble(cell, definition, &made).await?;
         let mut pushed_bytes = 0;
         if options.push {
             self.reporter.stage(&subject, Stage::Publish);

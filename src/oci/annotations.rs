@@ -19,6 +19,8 @@ pub const VERSION: &str = "org.opencontainers.image.version";
 pub const BASE_DIGEST: &str = "org.opencontainers.image.base.digest";
 /// Reference of the base image.
 pub const BASE_NAME: &str = "org.opencontainers.image.base.name";
+/// On a signed or unsigned statement: what it claims (in-toto attestation framework).
+pub const PREDICATE_TYPE: &str = "in-toto.io/predicate-type";
 /// In a layout's index: the name that a manifest goes by.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 

@@ -4,12 +4,10 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Serialize};
 
 use super::PublicKey;
+use crate::oci::media_type::IN_TOTO;
 
 /// The media type of an envelope.
 pub const DSSE: &str = "application/vnd.dsse.envelope.v1+json";
-/// The payload type of a statement.
-pub const IN_TOTO: &str = "application/vnd.in-toto+json";
-
 /// Why an envelope says nothing that can be believed.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvelopeError {

@@ -17,7 +17,7 @@ pub use cosign::{
     Layered, SIMPLE_SIGNING, attestation_tag, is_cosign_tag, layered, simple_signing, signature_layer,
     signature_tag, signed_digest,
 };
-pub use dsse::{DSSE, Envelope, EnvelopeError, IN_TOTO, pre_authentication};
+pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyError, PublicKey};
 pub use materials::{Material, ModuleFile, Provenance, Role, Subject};
 pub use package::{Package, PackageReader};

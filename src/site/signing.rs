@@ -67,4 +67,25 @@ pub struct ImageSigning {
         deserialize_with = "checked::optional_path::<LocalPath, _>"
     )]
     pub public_key: Option<PathBuf>,
+    /// What becomes of images that are published already, with the right inputs and without our signature.
+    #[serde(default)]
+    pub existing: Existing,
+}
+
+/// What becomes of published images without our signature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Existing {
+    /// They are signed as they are: right for as long as all who may write to the registry are trusted.
+    #[default]
+    Sign,
+    /// They stay as they are. Only what this farrier publishes is signed.
+    Leave,
+}
+
+impl Existing {
+    /// Are they signed?
+    pub fn signs(self) -> bool {
+        self == Self::Sign
+    }
 }
