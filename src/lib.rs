@@ -24,6 +24,7 @@ pub mod payload;
 pub mod plan;
 pub mod registry;
 pub mod service;
+pub mod signing;
 pub mod site;
 pub mod status;
 pub mod store;

@@ -23,6 +23,7 @@ const ADAPTERS: &[&str] = &[
     "payload",
     "registry",
     "service",
+    "signing",
     "store",
 ];
 
