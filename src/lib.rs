@@ -19,6 +19,7 @@ mod jitter;
 pub mod kernel;
 pub mod kmod;
 pub mod machine;
+pub mod net;
 pub mod oci;
 pub mod payload;
 pub mod plan;

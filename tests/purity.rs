@@ -20,6 +20,7 @@ const ADAPTERS: &[&str] = &[
     "headers",
     "machine",
     "jitter",
+    "net",
     "payload",
     "registry",
     "service",
