@@ -20,9 +20,11 @@ const ADAPTERS: &[&str] = &[
     "headers",
     "machine",
     "jitter",
+    "net",
     "payload",
     "registry",
     "service",
+    "signing",
     "store",
 ];
 

@@ -57,6 +57,11 @@ pub struct KubeOptions {
     pub discovery_interval: Duration,
 }
 
+/// A connection to the API server for what farrier reads beside the fleet, such as Secrets.
+pub async fn client(options: &KubeOptions) -> Result<Client, ClusterError> {
+    Ok(connect::client(options).await?.client)
+}
+
 impl Default for KubeOptions {
     fn default() -> Self {
         Self { kubeconfig: None, context: None, namespace: None, discovery_interval: Duration::from_secs(30) }
