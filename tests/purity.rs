@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "site", "provenance"];
+const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "provenance", "site"];
 
 const ADAPTERS: &[&str] = &[
     "archive",

@@ -90,6 +90,9 @@ impl Controller {
         let (image, family) = definition;
         let subject = cell.subject();
         self.can_check(image)?;
+        if options.push {
+            self.can_sign().await?;
+        }
         self.reporter.stage(&subject, Stage::Headers);
         let headers = self.header_set(cell, family).await?;
         let needed = self.needed(cell, image).await?;

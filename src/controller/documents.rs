@@ -5,7 +5,8 @@ use std::{fs::File, io::Read};
 use super::{Controller, TargetError, build::blocking, retry::with_retry};
 use crate::{
     image::{Digest, ImageReference, Repository, Version},
-    oci::{Artifact, Descriptor, ImageManifest, media_type},
+    oci::{Artifact, Descriptor, ImageManifest, annotations, media_type},
+    provenance::SLSA_PREDICATE,
     registry::{Registry, RegistryError, Upload},
 };
 
@@ -19,14 +20,19 @@ pub(super) struct Kind {
     pub(super) name: &'static str,
     /// Of the artifact and of its layer.
     pub(super) media_type: &'static str,
+    /// Of statements, which others put beside images too: what they claim.
+    predicate_type: Option<&'static str>,
 }
 
 /// What the kernel's loader says about the modules.
-pub(super) const CHECK_REPORT: Kind = Kind { name: "check report", media_type: media_type::CHECK_REPORT };
+pub(super) const CHECK_REPORT: Kind =
+    Kind { name: "check report", media_type: media_type::CHECK_REPORT, predicate_type: None };
 /// What is in it.
-pub(super) const BILL: Kind = Kind { name: "bill of materials", media_type: media_type::CYCLONEDX };
+pub(super) const BILL: Kind =
+    Kind { name: "bill of materials", media_type: media_type::CYCLONEDX, predicate_type: None };
 /// How it was built.
-pub(super) const PROVENANCE: Kind = Kind { name: "provenance", media_type: media_type::IN_TOTO };
+pub(super) const PROVENANCE: Kind =
+    Kind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: Some(SLSA_PREDICATE) };
 
 /// A document that a registry holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +117,10 @@ impl Controller {
         let Some(stored) = stored else { return Ok(None) };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         let about = manifest.subject.as_ref().map(|subject| &subject.digest);
+        let claims = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
+        if kind.predicate_type.is_some() && claims != kind.predicate_type {
+            return Ok(None);
+        }
         let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let Some(layer) = manifest.layers.iter().find(is_it).filter(|_| about == Some(subject)) else {
             return Ok(None);

@@ -11,7 +11,9 @@ use crate::{
     oci::ImageError,
     payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError},
     plan::{NeedReason, SkipReason},
+    provenance::KeyError,
     registry::RegistryError,
+    signing::SigningError,
 };
 
 /// Why one image was not built or published for one kernel.
@@ -217,6 +219,26 @@ pub enum TargetError {
         /// What is there now.
         origin: String,
     },
+    /// The key that signs.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
+    /// A public key that signatures of images are checked with.
+    #[error("use the public key of {from}")]
+    ImageKey {
+        /// The file, or what of the site's definition.
+        from: String,
+        /// What is wrong with it.
+        #[source]
+        source: KeyError,
+    },
+    /// Others write signatures of the same image, faster than this one can.
+    #[error("{tag} lacks what was added to it, {tries} times: others write it, too")]
+    SignaturesLost {
+        /// Repository and tag.
+        tag: String,
+        /// How often it was tried.
+        tries: u32,
+    },
     /// A layer.
     #[error(transparent)]
     Layer(#[from] LayerFileError),
@@ -299,7 +321,12 @@ impl TargetError {
         needed(self)
             || matches!(
                 self,
-                Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
+                Self::NoImage { .. }
+                    | Self::NoVersion { .. }
+                    | Self::Reference(_)
+                    | Self::Skipped { .. }
+                    | Self::Signing(_)
+                    | Self::ImageKey { .. }
             )
     }
 
@@ -346,6 +373,9 @@ impl TargetError {
             Self::Engine(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Layer(error) => error.hint(),
+            Self::Signing(error) => error.hint(),
+            Self::ImageKey { source, .. } => Some(source.hint().to_owned()),
+            Self::SignaturesLost { .. } => Some("run again; what is there is kept".to_owned()),
             Self::Exposed(error) => error.hint(),
             Self::Need { error, .. } => error.hint(),
             Self::Skipped { reason: SkipReason::Need { need, why: NeedReason::NotPublished { .. } }, .. } => {

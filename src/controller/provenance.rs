@@ -17,7 +17,7 @@ use super::{
     root_fs::RuntimeBaseImage,
 };
 use crate::{
-    image::{Digest, DriverImage, RuntimeBase, SourceOrigin},
+    image::{Digest, DriverImage, ImageReference, RuntimeBase, SourceOrigin, Version},
     kernel::{BootstrapSpec, KernelFamily, Toolchain},
     kmod::CheckReport,
     oci::{Artifact, Assembled, annotations, media_type},
@@ -213,7 +213,9 @@ impl Controller {
         })
         .await?;
         if let Some(stored) = found {
-            let base = self.base_image(&reference.pinned(stored.digest), arch).await?;
+            let version = Version::Digest(stored.digest);
+            let reference = ImageReference { repository: reference.repository, version };
+            let base = self.base_image(&reference, arch).await?;
             let digest = base.image.layers.first().map(|layer| layer.digest.clone());
             let packages = self.packages_of(&base).await?;
             return Ok(digest.map(|digest| (digest, packages)));

@@ -19,7 +19,9 @@ use super::{
     retry::{chain, with_retry},
 };
 use crate::{
+    cluster::KubeOptions,
     image::{Digest, ImageReference, Repository, Tag, Version},
+    net::SecretReader,
     oci::{Descriptor, ImageError, ImageManifest, media_type},
     plan::{PlannedSignature, SignatureState},
     provenance::{
@@ -48,11 +50,12 @@ struct ImageSigner {
 }
 
 impl ImageSigner {
-    fn load(signing: &ImageSigning, root: &Path) -> Result<Self, TargetError> {
+    async fn load(signing: &ImageSigning, root: &Path) -> Result<Self, TargetError> {
         let ImageSigning { key, passphrase, public_key, existing: _ } = signing;
         let path = public_key.as_ref().map(|path| root.join(path));
         let public = path.as_deref().map(signing::PublicKey::from_file).transpose()?;
-        let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), root)?;
+        let secrets = SecretReader::new(root.to_owned(), KubeOptions::default());
+        let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), &secrets).await?;
         if let (Some(path), Some(public)) = (&path, &public) {
             signer.must_match(public, path)?;
         }
@@ -82,9 +85,10 @@ fn json(what: &'static str, content: &[u8]) -> Result<Value, TargetError> {
 impl Controller {
     /// What signs images; `None` where the site does not say.
     async fn image_signer(&self) -> Result<Option<ImageSigner>, TargetError> {
-        let Some(signing) = self.definitions.site.image_signing.clone() else { return Ok(None) };
-        let root = self.definitions.root.clone();
-        blocking(move || ImageSigner::load(&signing, &root).map(Some)).await
+        match &self.definitions.site.image_signing {
+            Some(signing) => ImageSigner::load(signing, &self.definitions.root).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Fails where images are to be signed and cannot be: better before a compilation than after it.

@@ -25,6 +25,7 @@ pub mod retry;
 pub mod reuse;
 mod rollout;
 mod selector;
+mod signatures;
 mod skip_reason;
 mod snapshot;
 mod status;
@@ -63,6 +64,7 @@ pub use rollout::{
     RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
+pub use signatures::{PlannedSignature, SignatureState, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
