@@ -94,6 +94,8 @@ pub enum Command {
     Preflight(PreflightArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
+    /// Verify a published image: blobs, signature, check report, bill of materials, provenance
+    Verify(VerifyArgs),
     /// The loop: observe, plan, build, check, publish, roll out
     Run(RunArgs),
     /// Show the matrix of images and kernels
@@ -366,6 +368,23 @@ pub struct ServiceArgs {
     /// --cluster kube, else off]
     #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
     pub listen: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
+    #[arg(value_name = "IMAGE")]
+    pub image: String,
+    /// A public key, PEM, of which one must have signed; may be repeated [default: those of policy.requireSigned in
+    /// site.yaml, else that of imageSigning]
+    #[arg(long, value_name = "PEM")]
+    pub key: Vec<PathBuf>,
+    /// Read every blob and compare its digest, rather than ask whether it is there
+    #[arg(long)]
+    pub deep: bool,
+    /// Where the image is published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
 }
 
 #[derive(Debug, Args)]

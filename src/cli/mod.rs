@@ -18,6 +18,7 @@ mod schema;
 mod serve;
 mod session;
 mod settings;
+mod verify;
 
 use std::{
     process::ExitCode,
@@ -80,6 +81,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Prebuild(args) => prebuild::prebuild(&global, &args, cancel).await,
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
+        Command::Verify(args) => verify::verify(&global, &args, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),

@@ -34,6 +34,7 @@ mod testing;
 mod text;
 mod tracked;
 mod union;
+mod verify;
 
 use std::sync::Arc;
 
@@ -53,6 +54,7 @@ pub use report::{Reporter, Stage};
 pub use retry::chain;
 pub use side_by_side::BuildLimits;
 pub use single::BuildOutcome;
+pub use verify::{CheckResult, VerifyCheck, VerifyReport};
 
 use crate::{
     cache::Cache,

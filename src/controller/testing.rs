@@ -236,7 +236,7 @@ impl Bench {
             toolchain: cell.toolchain.clone(),
         };
         let made = Made { payload, report, origins, exposed: None, reused_from: None };
-        let image = self.controller.assemble(&cell, self.definition().0, &made).await?;
+        let image = self.controller.assemble(&cell, self.definition(), &made).await?;
         let pushed_bytes = self.controller.publish(&cell, &image, false).await?;
         let Made { report, reused_from, .. } = made;
         Ok(Built { digest: image.assembled.digest.clone(), report, reused_from, pushed_bytes })

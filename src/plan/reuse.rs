@@ -7,6 +7,7 @@ use crate::{
     image::{ImageReference, Tag, Version},
     kmod::Verdict,
     oci::{ImageFacts, is_referrers_tag},
+    provenance::is_cosign_tag,
 };
 
 /// The tags to look up, the likeliest and newest first: those that name the driver's version before others, higher
@@ -17,7 +18,8 @@ pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
             |reference: &ImageReference| matches!(&reference.version, Version::Tag(own) if own == tag);
         cell.references().any(is_it)
     };
-    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !own(tag) && !is_referrers_tag(tag)).collect();
+    let about_images = |tag: &Tag| is_referrers_tag(tag) || is_cosign_tag(tag);
+    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !own(tag) && !about_images(tag)).collect();
     let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
     tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
     tags.truncate(at_most);
