@@ -18,7 +18,8 @@ fn key(site: &Site, name: &str, options: &[&str]) {
     let private = site.definitions().join(format!("{name}.key"));
     let public = site.definitions().join(format!("{name}.pem"));
     let run = |args: &[&str]| {
-        let output = Command::new("openssl").args(args).output().expect("run openssl (Debian package openssl)");
+        let output =
+            Command::new("openssl").args(args).output().expect("run openssl (Debian package openssl)");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
     let (private, public) = (private.display().to_string(), public.display().to_string());
@@ -71,7 +72,8 @@ fn cosign_accepts_what_farrier_signs() {
         let home = site.path("home");
         fs::create_dir_all(&home).unwrap();
         let public = site.definitions().join("site.pem").display().to_string();
-        let verify = ["verify", "--key", &public, "--insecure-ignore-tlog", "--allow-insecure-registry", &image];
+        let verify =
+            ["verify", "--key", &public, "--insecure-ignore-tlog", "--allow-insecure-registry", &image];
         let said = accepts(&home, &verify);
         assert!(said.contains("\"cosign container image signature\""), "{kind}: {said}");
         for predicate in ["cyclonedx", "slsaprovenance1", "https://farrier.dev/check-report/v1"] {
@@ -81,7 +83,8 @@ fn cosign_accepts_what_farrier_signs() {
             assert!(said.contains("application/vnd.in-toto+json"), "{kind} {predicate}: {said}");
         }
         let other = site.definitions().join("other.pem").display().to_string();
-        let refused = ["verify", "--key", &other, "--insecure-ignore-tlog", "--allow-insecure-registry", &image];
+        let refused =
+            ["verify", "--key", &other, "--insecure-ignore-tlog", "--allow-insecure-registry", &image];
         assert!(!cosign(&home, &refused).status.success(), "{kind}: another key must not do");
 
         // farrier's own verification, with the site's key, a named one, and a wrong one.
@@ -148,13 +151,16 @@ fn an_unsigned_site_asks_for_no_signatures() {
     site.run_once().exits(0);
     let before = site.registry.requests("GET");
     site.run_once().exits(0).line("nothing to do");
-    assert_eq!(site.registry.requests("GET") - before, 1, "the image's manifest and nothing else");
+    assert_eq!(site.registry.requests("GET") - before, 2, "what the tag names, and what the DaemonSet names");
     let image = site.image();
     let all = rows(&site, &[&image], 0);
     assert_eq!(result(&all, "check report").0, "ok");
     assert_eq!(result(&all, "bill of materials").0, "ok");
     assert_eq!(result(&all, "provenance").0, "ok");
-    assert_eq!(result(&rows(&site, &["--registry", &site.location, "hello:none"], 1), "manifest").0, "absent");
+    assert_eq!(
+        result(&rows(&site, &["--registry", &site.location, "hello:none"], 1), "manifest").0,
+        "absent"
+    );
 }
 
 /// A key that cannot sign is found before anything is compiled.

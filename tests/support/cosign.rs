@@ -20,7 +20,8 @@ pub fn cosign(home: &Path, args: &[&str]) -> Output {
 #[track_caller]
 pub fn accepts(home: &Path, args: &[&str]) -> String {
     let output = cosign(home, args);
-    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "cosign {args:?}: {text}");
     text
 }
