@@ -33,6 +33,11 @@ enum RootFsSpec<'a> {
 /// Where bootstrapped root file systems are published, below the registry's prefix.
 const ROOT_FS: &str = "farrier-rootfs";
 
+/// The repository's name and the tag under which a root file system is published.
+pub(super) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag), TargetError> {
+    Ok((ROOT_FS, key[..32].parse()?))
+}
+
 /// Says on a root file system's manifest whether `/lib` is a link, so that its layers need not be read.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
 
@@ -61,7 +66,7 @@ impl Controller {
                 self.base_image(&reference, arch).await
             }
             RuntimeBase::Image(text) => {
-                let reference = self.resolve_reference(text).await?;
+                let reference = self.at_hand(self.resolve_reference(text).await?).await?;
                 self.base_image(&reference, arch).await
             }
         }
@@ -90,8 +95,8 @@ impl Controller {
     }
 
     fn root_fs_reference(&self, key: &str) -> Result<ImageReference, TargetError> {
-        let tag: Tag = key[..32].parse()?;
-        Ok(ImageReference { repository: self.location.repository(ROOT_FS)?, version: Version::Tag(tag) })
+        let (name, tag) = root_fs_tag(key)?;
+        Ok(ImageReference { repository: self.location.repository(name)?, version: Version::Tag(tag) })
     }
 
     /// Makes sure that the registry has the root file system.
