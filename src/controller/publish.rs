@@ -52,6 +52,8 @@ impl Controller {
             verdict: Some(report.verdict),
             check_summary: Some(summary.clone()),
             recipe: Some(cell.recipe),
+            unsigned_hash: cell.unsigned_hash,
+            module_signer: self.module_signer_fact(cell),
             reused_from: reused_from.as_ref().map(|from| from.digest.clone()),
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
             toolchain: Some(toolchain.clone()),
