@@ -92,6 +92,7 @@ impl Controller {
         self.can_check(image)?;
         self.reporter.stage(&subject, Stage::Headers);
         let headers = self.header_set(cell, family).await?;
+        self.can_sign(cell, image, &headers).await?;
         let needed = self.needed(cell, image).await?;
         let reused =
             if options.compile { None } else { self.take_over(cell, definition, &headers, &needed).await? };

@@ -8,11 +8,9 @@ use crate::{
     headers::FetchError,
     image::ReferenceError,
     kernel::Compiler,
-    oci::ImageError,
     kmod::CannotVerify,
-    payload::{
-        EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError, SignModulesError,
-    },
+    oci::ImageError,
+    payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError, SignModulesError},
     plan::{NeedReason, SkipReason},
     registry::RegistryError,
     signing::SigningError,

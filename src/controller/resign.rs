@@ -90,10 +90,9 @@ impl Controller {
         let tags = with_retry("list tags", &self.cancel, || self.registry.tags(repository)).await?;
         for tag in tags_to_resign(cell, tags, MAX_LOOKUPS) {
             let version = Version::Tag(tag);
-            let found = with_retry("look up image", &self.cancel, || {
-                self.registry.manifest(repository, &version)
-            })
-            .await?;
+            let found =
+                with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
+                    .await?;
             let Some(stored) = found else { continue };
             // What is no image of farrier's has nothing to take over.
             let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { continue };

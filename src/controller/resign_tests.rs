@@ -97,7 +97,9 @@ async fn another_key_signs_anew_without_a_build() {
     bench.lose(&old.reference);
     let back = bench.build(K9).await.unwrap();
     assert_eq!(back.reused_from.unwrap().digest, after.digest);
-    let payload = |annotations: std::collections::BTreeMap<String, String>| annotations[annotations::PAYLOAD_DIGEST].clone();
+    let payload = |annotations: std::collections::BTreeMap<String, String>| {
+        annotations[annotations::PAYLOAD_DIGEST].clone()
+    };
     let again = payload(bench.annotations(K9).await);
     bench.lose(&old.reference);
     bench.publish(K9, &[&module()]).await.unwrap();
@@ -172,6 +174,7 @@ async fn kernels_that_look_at_no_signature_get_none() {
     sign_with(&mut bench, &key, Signed::Keep);
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.modules[0].about.signed_by, None);
+    bench.build(K9).await.unwrap();
     assert!(bench.heard().iter().any(|note| note.contains("no CONFIG_MODULE_SIG")));
 }
 

@@ -37,8 +37,30 @@ impl Controller {
         Some(ModuleSignerFact { signed, key_id, certificate })
     }
 
+    /// Finds out before the work that the modules cannot be signed, and tells what people should know of signing.
+    pub(super) async fn can_sign(
+        &self,
+        cell: &Cell,
+        image: &DriverImage,
+        headers: &HeaderSet,
+    ) -> Result<(), TargetError> {
+        let Some(modules) = &self.module_signer else { return Ok(()) };
+        let subject = cell.subject();
+        let signed = self.signing(cell, image, headers, None).await?.is_some();
+        if image.spec.output == Output::Image {
+            let why = "the engine makes the whole image (output: image)";
+            self.reporter.note(&subject, &format!("its modules are not signed: {why}"));
+        } else if !signed {
+            let why = "the kernel has no CONFIG_MODULE_SIG, and looks at no signature";
+            self.reporter.note(&subject, &format!("its modules are not signed: {why}"));
+        } else if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
+            self.reporter.note(&subject, &format!("warning: {warning}"));
+        }
+        Ok(())
+    }
+
     /// How the payload's modules are to be signed for the cell's kernel; `None` where they are not. `previous` signed a payload
-    /// that was taken over. A key that cannot be loaded, or that the kernel cannot verify, is found here: before the check.
+    /// that was taken over.
     pub(super) async fn signing(
         &self,
         cell: &Cell,
@@ -47,21 +69,13 @@ impl Controller {
         previous: Option<&ModuleSignerFact>,
     ) -> Result<Option<Signing>, TargetError> {
         let Some(modules) = &self.module_signer else { return Ok(None) };
-        let subject = cell.subject();
         if image.spec.output == Output::Image {
-            self.reporter.note(&subject, "its modules are not signed: the engine makes the whole image (output: image)");
             return Ok(None);
         }
         let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
             TargetError::CannotVerify { kernel: cell.target.release.to_string(), source }
         })?;
-        let Some(hash) = hash else {
-            self.reporter.note(&subject, "its modules are not signed: the kernel has no CONFIG_MODULE_SIG, and looks at no signature");
-            return Ok(None);
-        };
-        if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
-            self.reporter.note(&subject, &format!("warning: {warning}"));
-        }
+        let Some(hash) = hash else { return Ok(None) };
         let signer = modules.load().await?;
         let rule = SigningRule {
             replace: modules.signed() == Signed::Replace,

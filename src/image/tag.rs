@@ -189,10 +189,14 @@ mod tests {
         };
         let tag = |signer| {
             let inputs = TagInputs { version: "1", target: &target, needs: BTreeMap::new(), signer };
-            render_tags(&mut Templates::default(), &["{{version}}-{{signer}}".to_owned()], &inputs).unwrap()[0]
-                .to_string()
+            render_tags(&mut Templates::default(), &["{{version}}-{{signer}}".to_owned()], &inputs).unwrap()
+                [0]
+            .to_string()
         };
-        assert_eq!((tag(Some("0123456789ab")), tag(None)), ("1-0123456789ab".to_owned(), "1-unsigned".to_owned()));
+        assert_eq!(
+            (tag(Some("0123456789ab")), tag(None)),
+            ("1-0123456789ab".to_owned(), "1-unsigned".to_owned())
+        );
         assert!(try_pattern("{{version}}-{{signer}}").is_ok());
     }
 

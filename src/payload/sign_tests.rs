@@ -89,7 +89,18 @@ fn verify(workshop: &Workshop, module: &Path, what: &str) {
     let message = &bytes[bare.len()..bytes.len() - 12 - 28];
     fs::write(workshop.path("message"), message).unwrap();
     let output = Command::new("openssl")
-        .args(["cms", "-verify", "-binary", "-inform", "DER", "-in", "message", "-content", "bare", "-noverify"])
+        .args([
+            "cms",
+            "-verify",
+            "-binary",
+            "-inform",
+            "DER",
+            "-in",
+            "message",
+            "-content",
+            "bare",
+            "-noverify",
+        ])
         .args(["-certfile", "c.pem", "-nointern", "-out", "/dev/null"])
         .current_dir(workshop.root())
         .output()

@@ -318,7 +318,8 @@ pub(super) fn cell_with(
     let inputs =
         HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
     let input_hash = input_hash(&inputs, &dockerfile)?;
-    let unsigned_hash = resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
+    let unsigned_hash =
+        resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
     let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
     Ok(Cell {
         image: image.metadata.name.clone(),
@@ -396,7 +397,7 @@ fn references(
     let signer = resolved.signed_with.as_ref().map(SignedWith::short);
     let tags = TagInputs { version: &resolved.version, target, needs, signer };
     let tags = render_tags(templates, &image.spec.tags, &tags)
-            .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
+        .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
     let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
     let mut references = tags.into_iter().map(reference);
     let first = references.next().ok_or(SkipReason::NoTags)?;

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, ResolvedImage, SIGNING_FORMAT, SignedWith, SkipReason,
+    BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, ResolvedImage, SIGNING_FORMAT, SignedWith,
+    SkipReason,
 };
 use crate::{
     image::{DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec},

@@ -39,13 +39,13 @@ pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
 /// name the kernel, then others.
 pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
     let own = |tag: &Tag| {
-        cell.references()
-            .any(|reference| matches!(&reference.version, Version::Tag(own) if own == tag))
+        cell.references().any(|reference| matches!(&reference.version, Version::Tag(own) if own == tag))
     };
     let release = cell.target.release.as_str();
     let label = KernelLabel::of(&cell.target.release);
     let names_kernel = |tag: &Tag| {
-        tag.as_str().contains(release) || label.as_ref().is_some_and(|label| tag.as_str().contains(label.as_str()))
+        tag.as_str().contains(release)
+            || label.as_ref().is_some_and(|label| tag.as_str().contains(label.as_str()))
     };
     let rank = |tag: &Tag| (!own(tag), !names_kernel(tag), !tag.as_str().contains(&cell.version));
     let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_referrers_tag(tag)).collect();

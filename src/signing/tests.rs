@@ -67,17 +67,21 @@ fn every_form_of_a_private_key() {
         let public = workshop.load("k.pem", None).unwrap().public_key().clone();
         workshop.openssl(&format!("{old} -in k.pem -out old.pem"));
         workshop.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
-        workshop.openssl("pkcs8 -topk8 -scrypt -in k.pem -passout pass:sesame -out scrypt.pem");
+        workshop.openssl("pkcs8 -topk8 -scrypt -scrypt_N 1024 -in k.pem -passout pass:sesame -out scrypt.pem");
         // The kernel's build leaves both in one file, and OpenSSL's tools put text between the blocks.
         workshop.certificate("/CN=k");
         let [key, certificate] =
             ["k.pem", "c.pem"].map(|name| std::fs::read_to_string(workshop.path(name)).unwrap());
         let combined = format!("Bag Attributes\n    localKeyID: 01\n{certificate}{key}");
         std::fs::write(workshop.path("combined.pem"), combined).unwrap();
-        for (file, passphrase) in
-            [("old.pem", None), ("aes.pem", Some("sesame\n")), ("scrypt.pem", Some("sesame")), ("combined.pem", None)]
-        {
-            let signer = workshop.load(file, passphrase).unwrap_or_else(|error| panic!("{kind} {file}: {error}"));
+        for (file, passphrase) in [
+            ("old.pem", None),
+            ("aes.pem", Some("sesame\n")),
+            ("scrypt.pem", Some("sesame")),
+            ("combined.pem", None),
+        ] {
+            let signer =
+                workshop.load(file, passphrase).unwrap_or_else(|error| panic!("{kind} {file}: {error}"));
             assert_eq!(*signer.public_key(), public, "{kind} {file}");
         }
         let certificate = read_certificate(&workshop.path("c.pem")).unwrap();
@@ -97,8 +101,11 @@ fn what_is_wrong_with_a_key_is_said() {
     workshop.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:secp521r1 -out p521.pem");
     workshop.openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 -out weak.pem");
     std::fs::write(workshop.path("empty.pem"), "nothing").unwrap();
-    std::fs::write(workshop.path("damaged.pem"), "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n")
-        .unwrap();
+    std::fs::write(
+        workshop.path("damaged.pem"),
+        "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n",
+    )
+    .unwrap();
     let mut said = String::new();
     for (file, passphrase) in [
         ("absent.pem", None),
@@ -137,7 +144,8 @@ fn a_key_that_is_no_pair_with_a_certificate_is_refused() {
 /// A script that OpenSSL's key stands behind, as a security module's would.
 fn behind(workshop: &Workshop, command: &str) -> Signer {
     let public = PublicKey::from_file(&workshop.path("p.pem")).unwrap();
-    let command = ["sh", "-c", &command.replace("DIR", &workshop.root().display().to_string()), "sh", "{{hash}}"];
+    let command =
+        ["sh", "-c", &command.replace("DIR", &workshop.root().display().to_string()), "sh", "{{hash}}"];
     let source = KeySource::Command(command.map(str::to_owned).to_vec());
     load(&source, None, Some(&public), workshop.root()).unwrap()
 }
