@@ -67,7 +67,8 @@ fn every_form_of_a_private_key() {
         let public = workshop.load("k.pem", None).unwrap().public_key().clone();
         workshop.openssl(&format!("{old} -in k.pem -out old.pem"));
         workshop.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
-        workshop.openssl("pkcs8 -topk8 -scrypt -scrypt_N 1024 -in k.pem -passout pass:sesame -out scrypt.pem");
+        workshop
+            .openssl("pkcs8 -topk8 -scrypt -scrypt_N 1024 -in k.pem -passout pass:sesame -out scrypt.pem");
         // The kernel's build leaves both in one file, and OpenSSL's tools put text between the blocks.
         workshop.certificate("/CN=k");
         let [key, certificate] =
