@@ -6,6 +6,7 @@
 
 pub mod archive;
 pub mod boot;
+pub mod bundle;
 pub mod cache;
 pub mod cli;
 pub mod cluster;

@@ -11,6 +11,7 @@ const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "s
 const ADAPTERS: &[&str] = &[
     "archive",
     "boot",
+    "bundle",
     "cache",
     "cli",
     "cluster",

@@ -3,6 +3,7 @@
 mod entry;
 mod makeself;
 mod tree;
+mod way;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use std::{
 use entry::{Extensions, Names};
 use tar::EntryType;
 use tree::Tree;
+pub use way::way;
 
 use crate::oci::LayerReader;
 
@@ -187,6 +189,12 @@ fn unpack_tar_part(
         if extensions.absorb(&mut entry)? {
             continue;
         }
+        if end > limits.bytes.saturating_mul(PASSED_OVER) {
+            return Err(UnpackError::Limit(format!(
+                "{} bytes, with those that would be passed over",
+                limits.bytes.saturating_mul(PASSED_OVER)
+            )));
+        }
         let names = std::mem::take(&mut extensions).names(&entry)?;
         if !wanted(Path::new(&names.path)) {
             continue;
@@ -251,13 +259,26 @@ pub fn unpack_file_unless(
     dest: &Path,
     limits: &Limits,
 ) -> Result<(), UnpackError> {
+    unpack_wanted(stop, archive, dest, limits, &|_| true)
+}
+
+/// The same for those entries whose names `wanted` takes; of the others nothing is kept, and their bytes count only
+/// against [`PASSED_OVER`] times the limit.
+pub fn unpack_wanted(
+    stop: &AtomicBool,
+    archive: &Path,
+    dest: &Path,
+    limits: &Limits,
+    wanted: &dyn Fn(&Path) -> bool,
+) -> Result<(), UnpackError> {
     let open = |source| UnpackError::Open { path: archive.to_owned(), source };
     let file = || File::open(archive).map(|inner| Stoppable { inner, stop }).map_err(open);
+    let to = Destination { dest, limits, wanted };
     match Format::of(archive).map_err(open)? {
         Some(Format::Deb) => {
             let mut command = Command::new("dpkg-deb");
             command.arg("--fsys-tarfile").arg(archive);
-            unpack_output(command, "dpkg-deb", stop, dest, limits)
+            unpack_output(command, "dpkg-deb", stop, &to)
         }
         Some(Format::Rpm) => {
             // libarchive reads every form of package and compression. It only turns one archive into another.
@@ -265,10 +286,10 @@ pub fn unpack_file_unless(
             let mut package = OsString::from("@");
             package.push(archive);
             command.args(["--create", "--format", "gnutar", "--file", "-"]).arg(package);
-            unpack_output(command, "bsdtar", stop, dest, limits)
+            unpack_output(command, "bsdtar", stop, &to)
         }
-        Some(Format::Makeself) => unpack_makeself(file()?, dest, limits),
-        Some(format) => unpack_compressed(format, file()?, dest, limits),
+        Some(Format::Makeself) => unpack_makeself(file()?, &to),
+        Some(format) => unpack_compressed(format, file()?, &to),
         None => Err(UnpackError::Damaged(io::Error::new(
             io::ErrorKind::InvalidData,
             "its first bytes are those of no tar, gzip, xz, zstd, makeself, Debian or RPM archive",
@@ -288,26 +309,34 @@ pub fn unpack_file_part(
     unpack_tar_part(tar, dest, limits, wanted)
 }
 
+/// Where the entries of an archive go.
+struct Destination<'a> {
+    dest: &'a Path,
+    limits: &'a Limits,
+    wanted: &'a dyn Fn(&Path) -> bool,
+}
+
+impl Destination<'_> {
+    fn unpack(&self, tar: impl Read) -> Result<(), UnpackError> {
+        unpack_tar_part(tar, self.dest, self.limits, self.wanted)
+    }
+}
+
 /// A tar, compressed or not.
-fn unpack_compressed(
-    format: Format,
-    file: impl Read,
-    dest: &Path,
-    limits: &Limits,
-) -> Result<(), UnpackError> {
-    let file = BufReader::new(file);
+fn unpack_compressed(format: Format, file: impl Read, to: &Destination<'_>) -> Result<(), UnpackError> {
+    let file = BufReader::with_capacity(128 << 10, file);
     match format {
-        Format::Tar => unpack_tar(file, dest, limits),
-        Format::Gzip => unpack_tar(flate2::bufread::MultiGzDecoder::new(file), dest, limits),
+        Format::Tar => to.unpack(file),
+        Format::Gzip => to.unpack(flate2::bufread::MultiGzDecoder::new(file)),
         Format::Xz => {
             let stream =
                 liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
                     .map_err(|e| UnpackError::Damaged(e.into()))?;
-            unpack_tar(liblzma::bufread::XzDecoder::new_stream(file, stream), dest, limits)
+            to.unpack(liblzma::bufread::XzDecoder::new_stream(file, stream))
         }
         Format::Zstd => {
             let decoder = zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?;
-            unpack_tar(decoder, dest, limits)
+            to.unpack(decoder)
         }
         Format::Deb | Format::Rpm | Format::Makeself => {
             Err(UnpackError::Unsupported("it is a package inside another form of archive"))
@@ -316,7 +345,7 @@ fn unpack_compressed(
 }
 
 /// The tar behind a shell script, once its size and sums are what the script says.
-fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
+fn unpack_makeself(mut file: Stoppable<'_, File>, to: &Destination<'_>) -> Result<(), UnpackError> {
     let mut start = Vec::new();
     file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
     let header = makeself::Header::parse(&start).map_err(|error| match error {
@@ -351,7 +380,7 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, dest: &Path, limits: &Limits) 
         stated,
     })?;
     file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
-    unpack_compressed(header.format, file.take(archive), dest, limits)
+    unpack_compressed(header.format, file.take(archive), to)
 }
 
 /// The tar that a program writes.
@@ -359,14 +388,13 @@ fn unpack_output(
     mut command: Command,
     program: &'static str,
     stop: &AtomicBool,
-    dest: &Path,
-    limits: &Limits,
+    to: &Destination<'_>,
 ) -> Result<(), UnpackError> {
     let failed = |source| UnpackError::Start { program, source };
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(failed)?;
     let result = match child.stdout.take() {
-        Some(inner) => unpack_tar(BufReader::new(Stoppable { inner, stop }), dest, limits),
+        Some(inner) => to.unpack(BufReader::new(Stoppable { inner, stop })),
         None => Err(failed(io::ErrorKind::BrokenPipe.into())),
     };
     if result.is_err() {
@@ -381,6 +409,9 @@ fn unpack_output(
         Err(UnpackError::Damaged(io::Error::other(format!("{program} ended with {status}"))))
     }
 }
+
+/// What an archive may hold beside what is wanted of it, in multiples of [`Limits::bytes`].
+pub const PASSED_OVER: u64 = 8;
 
 /// A tar is made of blocks of this many bytes.
 const BLOCK: u64 = 512;

@@ -40,6 +40,11 @@ pub struct Global {
     /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
+    /// Contact no host but those that the site's definition, --registry and --cluster name; what the registry's store has
+    /// of sources, headers and toolchains counts, and nobody is asked for something newer
+    #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true,
+          value_parser = clap::builder::FalseyValueParser::new())]
+    pub offline: bool,
     /// Look package lists up again when they are older than this many seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 6 * 3600)]
     pub refresh: u64,
@@ -81,7 +86,7 @@ pub enum Command {
     Plan(PlanArgs),
     /// Print the Dockerfile of one image for one kernel
     Render(RenderArgs),
-    /// Fetch and list header sets
+    /// Fetch, import, collect and list header sets
     #[command(subcommand)]
     Headers(HeadersCommand),
     /// Collect the headers that a host's own driver exposes, to compile other drivers against
@@ -92,8 +97,13 @@ pub enum Command {
     Prebuild(PrebuildArgs),
     /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
     Preflight(PreflightArgs),
+    /// Put what images are made from into the registry, so that a site without a network can build them
+    Mirror(MirrorArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
+    /// Carry images and all that they are made from to a site that nothing outside can reach, in one file
+    #[command(subcommand)]
+    Bundle(BundleCommand),
     /// The loop: observe, plan, build, check, publish, roll out
     Run(RunArgs),
     /// Show the matrix of images and kernels
@@ -170,8 +180,56 @@ pub struct RenderArgs {
 pub enum HeadersCommand {
     /// Fetch the header set of a kernel into the cache
     Fetch(TargetArgs),
-    /// List the header sets in the cache
-    List,
+    /// Import the header set of a kernel that no mirror has, for all who publish to the registry
+    Import(HeadersImportArgs),
+    /// Import the header set of the kernel that this node runs; what the Job of the chart does
+    Collect(HeadersCollectArgs),
+    /// List the header sets in the cache and the registry
+    List {
+        #[command(flatten)]
+        store: HeadersStoreArg,
+    },
+}
+
+/// Where imported header sets go.
+#[derive(Debug, Args)]
+pub struct HeadersStoreArg {
+    /// The registry that keeps header sets beside the images: host[:port]/path, or oci:PATH [default: only the cache]
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct HeadersImportArgs {
+    /// Parts of one header set: a tarball or directory of a kernel's build tree (after `make modules_prepare`, with the
+    /// Module.symvers of the full build; a separate build directory with the source tree beside it), one that is rooted
+    /// at /, or .deb and .rpm files
+    #[arg(required = true, value_name = "SOURCE")]
+    pub sources: Vec<PathBuf>,
+    /// Kernel release, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    #[command(flatten)]
+    pub store: HeadersStoreArg,
+    /// Take the place of other headers of the same kernel: new builds use these, and images built with the old ones
+    /// count as built from other inputs
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct HeadersCollectArgs {
+    /// Where the node's file system is mounted
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Kernel release [default: the kernel that runs here, as `uname -r` prints it]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    #[command(flatten)]
+    pub store: HeadersStoreArg,
 }
 
 #[derive(Debug, Args)]
@@ -223,6 +281,90 @@ pub struct PrebuildArgs {
     /// Build only what nodes of the kernel's operating system and architecture call for here, where no image is named
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BundleCommand {
+    /// Write a bundle; after an interruption the same command goes on where it stopped
+    Export(BundleExportArgs),
+    /// Verify a bundle, then push what the registry lacks of it; it can be repeated at any time
+    Import(BundleImportArgs),
+    /// List what is in a bundle
+    Inspect(BundleInspectArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct BundleExportArgs {
+    /// Kernel release, exactly as `uname -r` prints it (repeatable)
+    #[arg(long, value_name = "RELEASE", required = true)]
+    pub kernel: Vec<String>,
+    /// Operating system id, as in os-release [default: this machine's]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    /// The driver image's name (repeatable), with those it needs [default: all]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// The bundle to write
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
+    /// Leave out what this previous bundle holds: the bundle, or what `bundle inspect -o json` printed of it
+    #[arg(long, value_name = "FILE")]
+    pub since: Option<PathBuf>,
+    /// farrier's own image, to carry it along; it becomes `farrier` in the site's registry
+    #[arg(long, value_name = "REFERENCE")]
+    pub farrier_image: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct BundleImportArgs {
+    /// The bundle
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// Write the bundle's definitions into this directory, too
+    #[arg(long, value_name = "DIR")]
+    pub definitions_to: Option<PathBuf>,
+    /// Replace files of that directory that differ from the bundle's
+    #[arg(long, requires = "definitions_to")]
+    pub overwrite: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BundleInspectArgs {
+    /// The bundle
+    pub file: PathBuf,
+    /// Read all of it, as an import does before it pushes anything
+    #[arg(long)]
+    pub verify: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct MirrorArgs {
+    /// Kernel release, exactly as `uname -r` prints it (repeatable)
+    #[arg(long, value_name = "RELEASE", required = true)]
+    pub kernel: Vec<String>,
+    /// Operating system id, as in os-release [default: this machine's]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    /// The driver image's name (repeatable), with those it needs [default: all]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    #[command(flatten)]
+    pub registry: RegistryArg,
 }
 
 #[derive(Debug, Args)]

@@ -17,6 +17,8 @@ pub const FARRIER_ENGINE: &str = "FARRIER_ENGINE";
 pub const FARRIER_CLUSTER: &str = "FARRIER_CLUSTER";
 /// `--ca-file`: further root certificates, PEM.
 pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";
+/// `--offline`: contact no host that is not named; anything but nothing, `0`, `false`, `no` and `off` means yes.
+pub const FARRIER_OFFLINE: &str = "FARRIER_OFFLINE";
 /// `--cache-dir`: where header sets, sources and logs are kept; it can be deleted at any time.
 pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
 /// `--entrypoint`: the static `driver-entrypoint`, which goes into images that start with it and is init of boot checks.

@@ -1,66 +1,52 @@
-//! `farrier headers`: fetch a header set into the cache; list those that are there.
+//! `farrier headers`: fetch, import, collect and list header sets.
 
-use serde::Serialize;
+mod import;
+mod list;
+
 use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{Global, HeadersCommand, OutputForm, TargetArgs},
-    printer,
+    args::{Global, HeadersCommand, HeadersStoreArg, TargetArgs},
     settings::{self, Settings},
 };
 use crate::{
     controller::TargetError,
-    headers::{HeaderLookup, HeaderSet},
+    headers::{Fetcher, HeaderLookup, HeaderSet},
     kernel::{KernelTarget, match_family},
+    registry::{self, RegistryLocation},
+    store::Store,
 };
 
-/// One header set, for `-o json`.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Listed {
-    release: String,
-    arch: String,
-    compiler: Option<String>,
-    exported_symbols: Option<usize>,
-    path: String,
-    origin: Vec<String>,
-}
-
-impl From<&HeaderSet> for Listed {
-    fn from(headers: &HeaderSet) -> Self {
-        Self {
-            release: headers.facts.release.to_string(),
-            arch: headers.facts.arch.to_string(),
-            compiler: headers.compiler.map(|compiler| compiler.to_string()),
-            exported_symbols: headers.facts.symbols.as_ref().map(crate::kmod::SymbolTable::len),
-            path: headers.root.display().to_string(),
-            origin: headers.origin.clone(),
-        }
-    }
-}
-
-/// `farrier headers fetch` and `farrier headers list`.
+/// `farrier headers ...`.
 pub async fn headers(
     global: &Global,
     command: &HeadersCommand,
     cancel: CancellationToken,
 ) -> Result<Exit, CliError> {
     let settings = Settings::resolve(global)?;
-    match command {
-        HeadersCommand::Fetch(args) => {
-            let found = tokio::select! {
-                () = cancel.cancelled() => return Ok(Exit::Interrupted),
-                found = find(&settings, args) => found?,
-            };
-            show(&[Listed::from(&found)], global.output)?;
+    let work = async {
+        match command {
+            HeadersCommand::Fetch(args) => {
+                list::show(&[(&find(&settings, args).await?).into()], global.output)
+            }
+            HeadersCommand::Import(args) => import::import(settings, args, global.output).await,
+            HeadersCommand::Collect(args) => import::collect(settings, args, global.output).await,
+            HeadersCommand::List { store } => list::list(settings, store, global.output).await,
         }
-        HeadersCommand::List => {
-            let sets = settings.fetcher.header_sets().await?;
-            show(&sets.iter().map(Listed::from).collect::<Vec<_>>(), global.output)?;
-        }
+    };
+    tokio::select! {
+        () = cancel.cancelled() => Ok(Exit::Interrupted),
+        done = work => done.map(|()| Exit::Done),
     }
-    Ok(Exit::Done)
+}
+
+/// A fetcher with the registry that the argument names, if it names one.
+fn with_store(settings: Settings, arg: &HeadersStoreArg) -> Result<Fetcher, CliError> {
+    let Some(location) = &arg.registry else { return Ok(settings.fetcher) };
+    let location: RegistryLocation = settings::parse("--registry", location)?;
+    let registry = registry::connect(&location, &settings.registry)?;
+    Ok(settings.fetcher.with_store(Store::new(location, registry)))
 }
 
 /// The header set of the arguments' kernel, as a build would find it.
@@ -80,19 +66,4 @@ pub fn no_family(target: &KernelTarget) -> CliError {
     CliError::Usage(format!(
         "no kernel family matches {target}; add one to kernels/ of the definitions directory"
     ))
-}
-
-fn show(sets: &[Listed], form: OutputForm) -> Result<(), CliError> {
-    let text = match form {
-        OutputForm::Json => printer::json(&sets)?,
-        OutputForm::Table => {
-            let mut table = printer::table(["KERNEL", "ARCH", "COMPILER", "SYMBOLS", "PATH"]);
-            for Listed { release, arch, compiler, exported_symbols, path, origin: _ } in sets {
-                let symbols = exported_symbols.map_or_else(|| "none".to_owned(), |count| count.to_string());
-                table.add_row([release, arch, compiler.as_deref().unwrap_or("unknown"), &symbols, path]);
-            }
-            table.to_string()
-        }
-    };
-    Ok(printer::result(&text)?)
 }

@@ -2,11 +2,13 @@
 
 mod args;
 mod build;
+mod bundle;
 pub mod check;
 mod collect;
 mod env_vars;
 mod error;
 mod headers;
+mod mirror;
 mod plan;
 mod prebuild;
 mod preflight;
@@ -79,7 +81,9 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Build(args) => build::build(&global, &args, cancel).await,
         Command::Prebuild(args) => prebuild::prebuild(&global, &args, cancel).await,
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
+        Command::Mirror(args) => mirror::mirror(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
+        Command::Bundle(command) => bundle::bundle(&global, command, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),

@@ -39,6 +39,9 @@ pub fn reader(
     if let Some(location) = needs_from {
         let location: RegistryLocation = parse("--registry", location)?;
         let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        // What it publishes nowhere is not where anything is kept.
+        let store = Store::new(location.clone(), Arc::clone(&registry));
+        controller.fetcher = controller.fetcher.with_store(store);
         controller.needs_from = Some(NeedsFrom { location, registry });
     }
     Ok(controller)

@@ -86,6 +86,12 @@ impl Controller {
         let spec = match toolchain {
             Toolchain::Image(reference) => {
                 let reference = self.resolve_reference(reference).await?;
+                if engine.has_image(&reference.to_string()).await? {
+                    return Ok(reference.to_string());
+                }
+                let copy = self.at_hand(reference.clone()).await?;
+                // No engine pulls from a layout directory.
+                let reference = if copy.repository.host().is_some() { copy } else { reference };
                 let name = reference.to_string();
                 if !engine.has_image(&name).await? {
                     let (file, repository) = (self.credentials.clone(), reference.repository);
@@ -122,6 +128,13 @@ impl Controller {
         let reference: ImageReference = text.parse()?;
         if matches!(reference.version, Version::Digest(_)) {
             return Ok(reference);
+        }
+        // What a tag names may have changed upstream; where that is not asked, what was copied last counts.
+        if self.fetcher.is_offline()
+            && let Some((_, copy)) = self.copy_of(&reference).await?
+        {
+            let version = Version::Digest(copy.digest);
+            return Ok(ImageReference { repository: reference.repository, version });
         }
         let found = with_retry("look up base image", &self.cancel, || {
             self.registry_of(&reference.repository).manifest(&reference.repository, &reference.version)

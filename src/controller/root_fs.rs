@@ -33,6 +33,11 @@ enum RootFsSpec<'a> {
 /// Where bootstrapped root file systems are published, below the registry's prefix.
 const ROOT_FS: &str = "farrier-rootfs";
 
+/// The repository's name and the tag under which a root file system is published.
+pub(super) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag), TargetError> {
+    Ok((ROOT_FS, key[..32].parse()?))
+}
+
 /// Says on a root file system's manifest whether `/lib` is a link, so that its layers need not be read.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
 
@@ -61,7 +66,7 @@ impl Controller {
                 self.base_image(&reference, arch).await
             }
             RuntimeBase::Image(text) => {
-                let reference = self.resolve_reference(text).await?;
+                let reference = self.at_hand(self.resolve_reference(text).await?).await?;
                 self.base_image(&reference, arch).await
             }
         }
@@ -86,14 +91,14 @@ impl Controller {
         spec: RootFsSpec<'_>,
         arch: Architecture,
     ) -> Result<ImageReference, TargetError> {
-        let repository = self.location.repository(ROOT_FS)?;
         let key = match spec {
             RootFsSpec::Bootstrap(spec) => bootstrap_key(spec, arch),
             RootFsSpec::Minimal(spec) => {
                 with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_key(spec, arch)).await?
             }
         };
-        let tag: Tag = key[..32].parse()?;
+        let (name, tag) = root_fs_tag(&key)?;
+        let repository = self.location.repository(name)?;
         let reference = ImageReference { repository, version: Version::Tag(tag) };
         let found = with_retry("look up root file system", &self.cancel, || {
             self.registry.manifest(&reference.repository, &reference.version)

@@ -21,11 +21,12 @@ use crate::{
         checked::{PackageToInstall, Rule as _},
     },
     kernel::{AptSuites, Architecture, BootstrapSpec},
+    store::Kind,
 };
 
 /// Changes when the same specification gives another root file system.
 const FORMAT: &str = "rootfs-1";
-const KIND: &str = "rootfs";
+const PLACE: &str = "rootfs";
 pub(super) const LAYER: &str = "layer.tar.gz";
 const RECORD: &str = "layer.json";
 
@@ -89,8 +90,16 @@ impl Fetcher {
     /// Makes the root file system, or finds it made.
     pub async fn bootstrap(&self, spec: &BootstrapSpec, arch: Architecture) -> Result<RootFs, FetchError> {
         let key = bootstrap_key(spec, arch);
-        let make = |dir| self.mmdebstrap(spec, arch, dir);
-        let place = self.cache.get_or_make(KIND, &key, make).await?;
+        let make = |dir: PathBuf| {
+            let key = &key;
+            async move {
+                match self.stored_content(Kind::RootFs, key).await? {
+                    Some(stored) => self.take_root_fs(&stored, &dir).await,
+                    None => self.mmdebstrap(spec, arch, dir).await,
+                }
+            }
+        };
+        let place = self.cache.get_or_make(PLACE, &key, make).await?;
         made(&place, arch)
     }
 

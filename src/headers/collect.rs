@@ -15,7 +15,7 @@ use super::{
     host_tree::{MOST_LINKS, verify},
     io_error,
 };
-use crate::{image::Digest, kernel::KernelRelease, payload};
+use crate::{archive, image::Digest, kernel::KernelRelease, payload};
 
 /// What is collected.
 #[derive(Clone, Debug)]
@@ -197,10 +197,7 @@ fn relative_target(
         return Err(CollectError::Elsewhere { link: on_host(link), target: on_host(&target) }.into());
     }
     let parent = link.parent().unwrap_or(Path::new(""));
-    let shared = parent.components().zip(target.components()).take_while(|(a, b)| a == b).count();
-    let up = std::iter::repeat_n(Component::ParentDir, parent.components().count() - shared);
-    let relative: PathBuf = up.chain(target.components().skip(shared)).collect();
-    Ok(Some(if relative.as_os_str().is_empty() { PathBuf::from(".") } else { relative }))
+    Ok(Some(archive::way(parent, &target)))
 }
 
 /// Where a path leads on the host, relative to its root, all links followed as if the root were `/`: a link of the

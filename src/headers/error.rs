@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::{CollectError, HostTreeError, KernelImageError, tree::TreeError};
-use crate::{archive::UnpackError, cache::CacheError};
+use super::{CollectError, HostTreeError, ImportError, KernelImageError, tree::TreeError};
+use crate::{archive::UnpackError, cache::CacheError, payload::LayerFileError, store::StoreError};
 
 /// A fault while fetching. "There are no such headers" is none: see
 /// [`HeaderLookup`](super::HeaderLookup).
@@ -120,6 +120,12 @@ pub enum FetchError {
     /// Exposed headers that cannot be collected.
     #[error(transparent)]
     Collect(#[from] CollectError),
+    /// A header set that cannot be imported.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// What is kept beside the images.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     /// A kernel image that cannot be read, or is another kernel's.
     #[error(transparent)]
     KernelImage(#[from] KernelImageError),
@@ -134,6 +140,12 @@ pub enum FetchError {
         #[source]
         source: std::io::Error,
     },
+    /// There is no registry to keep anything in.
+    #[error("keep it beside the images: no registry was named")]
+    NoStore,
+    /// A tree that cannot be packed for the store.
+    #[error("pack for the store")]
+    Pack(#[from] LayerFileError),
     /// The work was cut short because the program is ending.
     #[error("fetching was interrupted")]
     Interrupted,
@@ -145,8 +157,11 @@ impl FetchError {
         match self {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } | Self::Transfer { .. } => true,
+            Self::Store(error) => error.is_transient(),
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
             Self::Cache(_)
+            | Self::NoStore
+            | Self::Pack(_)
             | Self::Unpack { .. }
             | Self::Start { .. }
             | Self::NoAptSource { .. }
@@ -157,6 +172,7 @@ impl FetchError {
             | Self::Tree(_)
             | Self::HostTree(_)
             | Self::Collect(_)
+            | Self::Import(_)
             | Self::KernelImage(_)
             | Self::Io { .. }
             | Self::Interrupted => false,
@@ -172,7 +188,11 @@ impl FetchError {
             Self::Tree(error) => error.remedy(),
             Self::HostTree(error) => error.remedy(),
             Self::Collect(error) => return error.remedy(),
+            Self::Import(error) => return error.remedy(),
             Self::KernelImage(error) => error.remedy(),
+            Self::Store(error) => return error.hint(),
+            Self::Pack(error) => return error.hint(),
+            Self::NoStore => "name one with --registry",
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",
             Self::Checksum { .. } => {
@@ -199,6 +219,13 @@ impl FetchError {
             }
             Self::Unpack { source: UnpackError::Outside(_) | UnpackError::ThroughLink(_), .. } => {
                 "no honest archive has such entries: look where it came from; nothing of it was used"
+            }
+            Self::Unpack { source: UnpackError::Kind(..), .. } => {
+                "only files, directories and links are unpacked: make the archive again without it"
+            }
+            Self::Unpack { source: UnpackError::Limit(_), .. } => {
+                "the archive is larger than what it could be good for: make it of what is needed only (of a kernel's \
+                 build tree: tar --exclude='*.o' --exclude=.git), or give the directory itself"
             }
             Self::Unpack { source: UnpackError::Unsupported(_), .. } => {
                 "unpack it, and name the directory as a `path` source"

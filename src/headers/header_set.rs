@@ -20,16 +20,16 @@ use crate::kernel::{AptHeaders, Architecture, HeaderSource, KernelTarget, Tarbal
 const FORMAT: &str = "header-set-1";
 
 /// The kind of the cache's entries.
-const KIND: &str = "headers";
+pub(super) const KIND: &str = "headers";
 
 /// Remembers what a search came to. It holds for as long as the tree is in the cache: the headers of a
 /// kernel release do not change in what they mean, and the input hash should not change with the day.
 #[derive(Debug, Serialize, Deserialize)]
-struct Found {
-    release: String,
-    arch: Architecture,
-    key: String,
-    origin: Vec<String>,
+pub(super) struct Found {
+    pub release: String,
+    pub arch: Architecture,
+    pub key: String,
+    pub origin: Vec<String>,
 }
 
 impl Found {
@@ -46,21 +46,35 @@ impl Fetcher {
         root: &Path,
         target: &KernelTarget,
     ) -> Result<HeaderLookup, FetchError> {
-        match source {
-            HeaderSource::Apt(apt) => self.apt_headers(apt, target).await,
-            HeaderSource::Tarball(tarball) => self.tarball_headers(tarball, root, target).await,
+        if let Some(brought) = self.brought(target).await? {
+            return self.load_brought(&brought, target).await;
         }
+        let lookup = match source {
+            HeaderSource::Apt(apt) => self.apt_headers(apt, target).await?,
+            HeaderSource::Tarball(tarball) => self.tarball_headers(tarball, root, target).await?,
+        };
+        let HeaderLookup::Missing { looked_for, hint } = lookup else { return Ok(lookup) };
+        self.forget_answer(target)?;
+        let release = &target.release;
+        let hint = format!(
+            "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that runs this \
+             kernel `farrier headers collect`, both with --registry"
+        );
+        Ok(HeaderLookup::Missing { looked_for, hint })
     }
 
     /// What decides the content of the target's headers beyond the definition and the release: the digest
-    /// of the file that the user brings. `None` for packages, whose release says it all (decision 0002),
-    /// and where there is no file yet.
+    /// of what was imported, or of the file that the user brings. `None` for packages, whose release says it all
+    /// (decision 0002), and where there is no file yet.
     pub async fn header_identity(
         &self,
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
     ) -> Result<Option<String>, FetchError> {
+        if let Some(brought) = self.brought(target).await? {
+            return Ok(brought.identity);
+        }
         let HeaderSource::Tarball(tarball) = source else { return Ok(None) };
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
@@ -186,7 +200,7 @@ impl Fetcher {
         .await
     }
 
-    async fn load(&self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
+    pub(super) async fn load(&self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
         let Found { release: _, arch: _, key, origin } = found;
         let root = self.cache.place(KIND, &key)?.join(TREE);
         let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
@@ -196,7 +210,7 @@ impl Fetcher {
 }
 
 /// The tree's name in its cache entry. It has a mode of its own: the entry's is private.
-const TREE: &str = "tree";
+pub(super) const TREE: &str = "tree";
 
 fn bring(stop: &AtomicBool, from: &Path, raw: &Path, is_dir: bool) -> Result<(), FetchError> {
     if is_dir {
@@ -207,7 +221,7 @@ fn bring(stop: &AtomicBool, from: &Path, raw: &Path, is_dir: bool) -> Result<(),
 }
 
 /// Only what is the target's header set becomes an entry.
-fn verify(root: &Path, target: &KernelTarget) -> Result<(), FetchError> {
+pub(super) fn verify(root: &Path, target: &KernelTarget) -> Result<(), FetchError> {
     tree::read_header_set(root, &target.release, target.arch)?;
     Ok(())
 }

@@ -19,7 +19,7 @@ const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
 /// What a tree that somebody brought turns out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     /// Rooted at `/`.
     Rooted,
     /// A kernel's build tree.
@@ -50,7 +50,8 @@ pub(super) fn arrange(
     }
 }
 
-fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form), FetchError> {
+/// What a tree is, and where it starts: at `raw` or in one directory below it.
+pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form), FetchError> {
     let is_dir = |path: &Path| fs::symlink_metadata(path).is_ok_and(|m| m.is_dir());
     let form = |dir: &Path| {
         if [["usr", "src"], ["lib", "modules"]]

@@ -20,11 +20,12 @@ use crate::{
     image::MinimalSpec,
     kernel::Architecture,
     oci::{EntryKind, LayerError, LayerWriter},
+    store::Kind,
 };
 
 /// Changes when the same package gives another base.
 const FORMAT: &str = "minimal-1";
-const KIND: &str = "minimal";
+const PLACE: &str = "minimal";
 const MTIME: u64 = 0;
 
 /// Where packages keep the binary: Debian 12 and 13.
@@ -171,18 +172,25 @@ impl Fetcher {
     /// A hash over everything that decides what the base of an architecture holds: 64 hexadecimal digits. Where the
     /// archive cannot be asked, what it said last counts: a base does not spoil.
     pub async fn minimal_key(&self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
-        Ok(key_of(&self.busybox(spec, arch).await?, arch))
+        match self.stored_minimal(spec, arch).await? {
+            Some(key) => Ok(key),
+            None => Ok(key_of(&self.busybox(spec, arch).await?, arch)),
+        }
     }
 
     /// Makes the base, or finds it made.
     pub async fn minimal(&self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs, FetchError> {
-        let package = self.busybox(spec, arch).await?;
-        let key = key_of(&package, arch);
+        let key = self.minimal_key(spec, arch).await?;
+        let kept = &key;
         let make = |dir: PathBuf| async move {
+            if let Some(stored) = self.stored_content(Kind::RootFs, kept).await? {
+                return self.take_root_fs(&stored, &dir).await;
+            }
+            let package = self.busybox(spec, arch).await?;
             let file = self.package_file(&spec.source(), &package, arch).await?;
             blocking(move |stop| write(stop, &file, &dir)).await
         };
-        let place = self.cache.get_or_make(KIND, &key, make).await?;
+        let place = self.cache.get_or_make(PLACE, &key, make).await?;
         bootstrap::made(&place, arch)
     }
 

@@ -6,6 +6,7 @@
 pub mod apt;
 mod blocking;
 mod bootstrap;
+mod brought;
 mod collect;
 mod copy;
 mod digest;
@@ -14,11 +15,14 @@ mod error;
 mod header_set;
 mod host;
 mod host_tree;
+mod import;
 mod kernel_image;
 mod layout;
 mod minimal;
 mod process;
 mod source;
+mod stored;
+mod stored_headers;
 mod tracked;
 pub mod tree;
 
@@ -30,11 +34,15 @@ use std::{
 };
 
 pub use bootstrap::bootstrap_key;
+pub use brought::ListedHeaders;
 pub use collect::{CollectError, Collected, Collection, collect};
 pub use error::FetchError;
 pub use host::{HostError, read_host};
 pub use host_tree::{HostTree, HostTreeError, HostTreeLookup};
+pub use import::{HeaderImport, ImportError, ImportSource, ImportedHeaders, Outcome};
 pub use kernel_image::{KernelImage, KernelImageError, KernelImageLookup};
+pub use stored::{Kept, LATEST, content_tag, minimal_tag, source_tag};
+pub use stored_headers::KeptHeaders;
 pub use tree::{TreeError, read_header_set};
 
 use crate::{
@@ -116,11 +124,14 @@ pub struct FetchOptions {
     pub refresh: Duration,
     /// The directory of the host's apt configuration, whose sources and keyrings are the default.
     pub apt_dir: PathBuf,
+    /// What a definition came to where it was kept in the store counts, and nobody upstream is asked whether there is
+    /// something newer.
+    pub offline: bool,
 }
 
 impl Default for FetchOptions {
     fn default() -> Self {
-        Self { refresh: Duration::from_hours(1), apt_dir: PathBuf::from("/etc/apt") }
+        Self { refresh: Duration::from_hours(1), apt_dir: PathBuf::from("/etc/apt"), offline: false }
     }
 }
 
@@ -144,6 +155,11 @@ impl Fetcher {
     #[must_use]
     pub fn with_store(self, store: Store) -> Self {
         Self { store: Some(store), ..self }
+    }
+
+    /// Does what was kept count, without asking upstream for something newer?
+    pub fn is_offline(&self) -> bool {
+        self.options.offline
     }
 
     /// Where what it needs may be kept beside the images.

@@ -15,12 +15,16 @@ use super::{
     FetchError, FetchedSource, Fetcher, SourceIdentity,
     apt::{self, AptArchive, control::PackageRecord, version},
     blocking::blocking,
-    copy, digest, io_error, unpack,
+    copy, digest, io_error,
+    stored::note,
+    unpack,
 };
 use crate::{
     archive::Format,
     image::{AptSource, SourceOrigin, SourceSpec, checked::fits},
     kernel::Architecture,
+    oci::annotations,
+    store::Kind,
 };
 
 /// Changes when the same content is laid out differently.
@@ -51,6 +55,11 @@ impl Fetcher {
         spec: &SourceSpec,
         root: &Path,
     ) -> Result<SourceIdentity, FetchError> {
+        if let Some(stored) = self.stored_source(spec, root).await? {
+            let identity = note(&stored, annotations::IDENTITY)?.to_owned();
+            let version = stored.annotations.get(annotations::VERSION).cloned();
+            return Ok(SourceIdentity { identity, version });
+        }
         let content = self.content(&spec.from, root).await?;
         let version = match &content {
             Content::Package(package) => Some(version::upstream(&package.version).to_owned()),
@@ -62,6 +71,12 @@ impl Fetcher {
     /// Fetches and unpacks the source, relative paths starting at `root`.
     pub async fn source(&self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource, FetchError> {
         let SourceSpec { name: _, from, unpack, subdir } = spec;
+        if let Some(stored) = self.stored_source(spec, root).await? {
+            let origin = note(&stored, annotations::IDENTITY)?.to_owned();
+            let make = |dir| self.take_tree(&stored, dir);
+            let place = self.cache.get_or_make("sources", &content_key(&origin), make).await?;
+            return Ok(FetchedSource { root: place.join(TREE), origin });
+        }
         let content = self.content(from, root).await?;
         let origin = identity(spec, &content);
         if let (Content::Directory { path, .. }, None) = (&content, unpack) {
@@ -70,8 +85,16 @@ impl Fetcher {
             let root = blocking(move |_| pick(&path, subdir.as_deref())).await?;
             return Ok(FetchedSource { root, origin });
         }
-        let make = |dir| self.fill(spec, content, dir);
-        let key = digest::of_parts([FORMAT, &origin]);
+        let key = content_key(&origin);
+        let stored_key = key.clone();
+        let make = |dir: PathBuf| async move {
+            // What lies on this machine is not fetched from another one.
+            let is_here = matches!(content, Content::File { .. } | Content::Directory { .. });
+            match if is_here { None } else { self.stored_content(Kind::Source, &stored_key).await? } {
+                Some(stored) => self.take_tree(&stored, dir).await,
+                None => self.fill(spec, content, dir).await,
+            }
+        };
         let place = self.cache.get_or_make("sources", &key, make).await?;
         Ok(FetchedSource { root: place.join(TREE), origin })
     }
@@ -180,7 +203,12 @@ impl Fetcher {
 }
 
 /// The tree's name in its cache entry. It has a mode of its own: the entry's is private.
-const TREE: &str = "tree";
+pub(super) const TREE: &str = "tree";
+
+/// The key of a source's tree, in the cache and in the store.
+pub(super) fn content_key(identity: &str) -> String {
+    digest::of_parts([FORMAT, identity])
+}
 
 /// A source is not compiled for its own architecture: packages of this machine's do.
 pub(super) fn native() -> Architecture {

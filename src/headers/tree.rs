@@ -164,7 +164,7 @@ pub fn read_header_set(
 }
 
 /// The build directory's place below the root, links resolved.
-fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeError> {
+pub(super) fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeError> {
     for modules in ["lib/modules", "usr/lib/modules"] {
         let path = Path::new(modules).join(release.as_str()).join("build");
         if let Some(found) = resolve(root, &path)?.filter(|found| root.join(found).is_dir()) {
@@ -213,7 +213,7 @@ fn read_inside(root: &Path, path: &Path) -> Result<Option<String>, TreeError> {
 
 /// Resolves a path inside `root` as if that were `/`. The result is relative to `root` and holds no link;
 /// `None` when something on the way is not there.
-fn resolve(root: &Path, path: &Path) -> Result<Option<PathBuf>, TreeError> {
+pub(super) fn resolve(root: &Path, path: &Path) -> Result<Option<PathBuf>, TreeError> {
     let mut waiting: Vec<OsString> = components(path);
     let mut found = PathBuf::new();
     let mut links = 0;

@@ -22,7 +22,7 @@ pub use definition::{
 pub use input_hash::{InputHash, InputHashError, InputHasher};
 pub use minimal::MinimalSpec;
 pub use need::Need;
-pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version};
+pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
 pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, needs_in, render_tags};

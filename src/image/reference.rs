@@ -92,6 +92,26 @@ impl Repository {
     }
 }
 
+/// What a copy of another registry's image is called below the prefix of the registry where images go:
+/// `mirror/<host>/<path>`, a port joined to the host with `-`. What has no host is Docker Hub's, as everywhere.
+pub fn mirror_name(repository: &Repository) -> String {
+    let (host, path) = match repository.0.split_once('/') {
+        Some((host, path)) if names_host(host) => (host, path),
+        _ => (DOCKER_HUB, repository.0.as_str()),
+    };
+    let (host, library) = match host {
+        "index.docker.io" | "registry-1.docker.io" | DOCKER_HUB if !path.contains('/') => {
+            (DOCKER_HUB, "library/")
+        }
+        "index.docker.io" | "registry-1.docker.io" => (DOCKER_HUB, ""),
+        host => (host, ""),
+    };
+    format!("mirror/{}/{library}{path}", host.replace(':', "-").to_ascii_lowercase())
+}
+
+/// Docker Hub's name in references.
+const DOCKER_HUB: &str = "docker.io";
+
 /// Docker's rule for telling a host from a path's first component.
 fn names_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
@@ -243,6 +263,22 @@ mod tests {
         }
         let both: ImageReference = format!("registry.example:443/a:tag@{digest}").parse().unwrap();
         assert_eq!(both.to_string(), format!("registry.example:443/a@{digest}"));
+    }
+
+    #[test]
+    fn copies_have_a_place_for_each_host() {
+        for (text, name) in [
+            ("debian", "mirror/docker.io/library/debian"),
+            ("docker.io/debian", "mirror/docker.io/library/debian"),
+            ("registry-1.docker.io/acme/x", "mirror/docker.io/acme/x"),
+            ("acme/x", "mirror/docker.io/acme/x"),
+            ("127.0.0.1:5000/a/b", "mirror/127.0.0.1-5000/a/b"),
+            ("Quay.Example/a", "mirror/quay.example/a"),
+        ] {
+            let repository: Repository = text.parse().unwrap();
+            assert_eq!(mirror_name(&repository), name);
+            assert!(format!("r.example/{name}").parse::<Repository>().is_ok(), "{name}");
+        }
     }
 
     #[test]

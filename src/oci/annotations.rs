@@ -55,11 +55,30 @@ pub const HEADERS: &str = "farrier.dev/headers";
 /// What the sources were resolved to, each as its origin says.
 pub const SOURCES: &str = "farrier.dev/sources";
 
+/// Of a header set or a root file system: its architecture.
+pub const ARCHITECTURE: &str = "farrier.dev/architecture";
+/// Of a header set: the compiler that the kernel was built with, `gcc 12`.
+pub const COMPILER: &str = "farrier.dev/compiler";
+/// Of a header set: how many symbols `Module.symvers` lists; `none` without one, when what modules need is not known.
+pub const EXPORTED_SYMBOLS: &str = "farrier.dev/exported-symbols";
+/// Of a header set: digest of its uncompressed layer, by which the same content is known.
+pub const HEADERS_CONTENT: &str = "farrier.dev/headers-content";
+/// Of a header set: what goes into input hashes beyond the kernel release; absent where the release says it all, as
+/// for packages (decision 0002).
+pub const HEADERS_IDENTITY: &str = "farrier.dev/headers-identity";
+
 /// The exact releases of all kernels that a union image has modules for, with blanks between them; for people and
 /// other programs.
 pub const KERNELS: &str = "farrier.dev/kernels";
 /// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
 pub const MEMBERS: &str = "farrier.dev/members";
+
+/// On a source or root file system in the store: the content's identity where it was made, as it goes into input hashes.
+pub const IDENTITY: &str = "farrier.dev/identity";
+/// On a root file system in the store: digest of the uncompressed layer.
+pub const DIFF_ID: &str = "farrier.dev/diff-id";
+/// On a root file system in the store: the packages that were asked for, with blanks between them.
+pub const PACKAGES: &str = "farrier.dev/packages";
 
 /// Longest value that is read back.
 const MAX_VALUE: usize = 4096;

@@ -300,6 +300,35 @@ impl<W: Write> LayerWriter<W> {
     }
 }
 
+/// zstd's own default. Content is told apart by the diff id, so changing it changes no input hash.
+const ZSTD_LEVEL: i32 = 3;
+
+/// Writes the one layer of an artifact: as [`LayerWriter`], compressed with Zstandard. No container runtime has to
+/// read it, and it takes a fifth of gzip's time.
+pub struct ArtifactWriter<W: Write>(TreeWriter<Blocks<zstd::Encoder<'static, Hashing<W>>>>);
+
+impl<W: Write> ArtifactWriter<W> {
+    /// See [`LayerWriter::new`].
+    pub fn new(out: W, mtime: u64) -> io::Result<Self> {
+        let encoder = zstd::Encoder::new(Hashing::new(out), ZSTD_LEVEL)?;
+        Ok(Self(TreeWriter::new(Blocks::new(encoder), mtime)))
+    }
+
+    /// See [`LayerWriter::entry`].
+    pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
+        self.0.entry(path, mode, kind)
+    }
+
+    /// See [`LayerWriter::finish`].
+    pub fn finish(self) -> Result<(Layer, W), LayerError> {
+        let (blocks, diff_id, _) = self.0.finish()?;
+        let encoded = blocks.finish().and_then(zstd::Encoder::finish).map_err(LayerError::Finish)?;
+        let (mut out, digest, size) = encoded.into_parts();
+        out.flush().map_err(LayerError::Finish)?;
+        Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_ZSTD }, out))
+    }
+}
+
 /// Compresses a finished tar stream into a layer, the way [`LayerWriter`] does.
 pub fn compress(mut tar: impl Read, out: impl Write) -> io::Result<Layer> {
     let mut stream = Hashing::new(Gzip::new(out));

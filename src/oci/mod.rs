@@ -16,7 +16,7 @@ pub use annotations::{FactsError, ImageFacts};
 pub use artifact::{Artifact, CheckReportDocument, EMPTY, ReusedFrom, is_referrers_tag, referrers_tag};
 pub use assemble::{Assembled, Assembly, CREATED, assemble};
 pub use base::Base;
-pub use layer::{EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};
+pub use layer::{ArtifactWriter, EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};
 pub use manifest::{AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform};
 pub use module_signer::{ModuleSignerError, ModuleSignerFact};
 pub use scan::{LayerReader, TopLevel, plain_path, top_level_entry};

@@ -12,7 +12,7 @@ use walkdir::WalkDir;
 
 use super::layer::MERGED;
 use crate::{
-    archive::{Limits, UnpackError, unpack_file_part},
+    archive::{self, Limits, UnpackError, unpack_file_part},
     image::{Digest, checked::fits},
     oci::{EntryKind, LayerError, TreeDigester, plain_path},
 };
@@ -266,7 +266,7 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), E
     }
     if target.is_absolute() {
         fs::remove_file(&place).map_err(fault("replace link", &place))?;
-        symlink(relative(parent, &meant), &place).map_err(fault("replace link", &place))?;
+        symlink(archive::way(parent, &meant), &place).map_err(fault("replace link", &place))?;
     }
     Ok(())
 }
@@ -287,14 +287,6 @@ fn inside(directory: &Path, target: &Path) -> Option<PathBuf> {
         }
     }
     Some(place)
-}
-
-/// The way from a directory to a place, both relative to the same root.
-fn relative(directory: &Path, place: &Path) -> PathBuf {
-    let common = directory.iter().zip(place).take_while(|(a, b)| a == b).count();
-    let up = directory.iter().skip(common).map(|_| Path::new(".."));
-    let way: PathBuf = up.chain(place.iter().skip(common).map(Path::new)).collect();
-    if way.as_os_str().is_empty() { PathBuf::from(".") } else { way }
 }
 
 fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, ExposedError> {

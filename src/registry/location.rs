@@ -55,6 +55,14 @@ impl RegistryLocation {
 }
 
 impl RegistryLocation {
+    /// The name of a repository that is kept here, below the prefix; `None` for one that stands elsewhere.
+    pub fn name_of<'a>(&self, repository: &'a Repository) -> Option<&'a str> {
+        match self {
+            Self::Remote { .. } => repository.as_str().strip_prefix(&self.to_string())?.strip_prefix('/'),
+            Self::Layout(_) => repository.host().is_none().then_some(repository.as_str()),
+        }
+    }
+
     /// Is the repository kept here? A layout directory holds the names without a host.
     pub fn holds(&self, repository: &Repository) -> bool {
         match self {

@@ -6,6 +6,8 @@ mod policy;
 mod secret;
 mod signing;
 
+use std::path::PathBuf;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +38,39 @@ pub struct Site {
 pub enum SiteKind {
     /// `Site`.
     Site,
+}
+
+impl SiteSpec {
+    /// Files that hold secrets, as the definition names them; they never leave the machine.
+    pub fn secret_files(&self) -> Vec<PathBuf> {
+        let Self { mirrors: _, proxy: _, hosts, credentials, module_signing, image_signing, policy: _ } =
+            self;
+        let mut sources: Vec<&SecretSource> =
+            hosts.iter().filter_map(|host| host.client_key.as_ref()).collect();
+        let mut files = Vec::new();
+        for credentials in credentials {
+            match credentials {
+                Credentials::DockerConfig(path) => files.push(path.clone()),
+                Credentials::Basic { registry: _, user: _, password } => sources.push(password),
+                Credentials::PullSecret(_) => {}
+            }
+        }
+        let keys = [
+            module_signing.as_ref().map(|signing| (&signing.key, &signing.passphrase)),
+            image_signing.as_ref().map(|signing| (&signing.key, &signing.passphrase)),
+        ];
+        for (key, passphrase) in keys.into_iter().flatten() {
+            if let KeySource::File(path) = key {
+                files.push(path.clone());
+            }
+            sources.extend(passphrase);
+        }
+        files.extend(sources.into_iter().filter_map(|source| match source {
+            SecretSource::File(path) => Some(path.clone()),
+            SecretSource::Secret(_) => None,
+        }));
+        files
+    }
 }
 
 /// What holds for all images, kernels and commands of one site.

@@ -34,12 +34,26 @@ pub enum StoreError {
     /// A manifest that cannot be written.
     #[error(transparent)]
     Manifest(#[from] ImageError),
+    /// A definitions directory that cannot be packed.
+    #[error("pack {path}")]
+    Pack {
+        /// The file or directory.
+        path: std::path::PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
 
 impl StoreError {
+    /// Whether the same thing may work in a moment without anybody changing anything.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Registry(error) if error.is_transient())
+    }
+
     /// What to do about it, where that is clear.
     pub fn hint(&self) -> Option<String> {
         match self {
@@ -50,7 +64,7 @@ impl StoreError {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
             Self::Registry(error) => error.hint(),
-            Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
+            Self::Pack { .. } | Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Adapter: what builds need, kept beside the images: header sets, sources and root file systems as OCI artifacts.
 //!
-//! Each is one manifest with one layer, under a tag that says what it is. A tag never changes its content.
+//! Each is one manifest with one layer, under a tag that says what it is. Such a tag never changes its content; one made
+//! from a definition ([`Store::name`]) names what that came to last.
 
+mod definitions;
 mod error;
 mod tag;
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
+pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
 pub use tag::{header_tag, key_tag};
 
@@ -123,6 +126,15 @@ impl Store {
 
     /// Keeps a file. The same content under the same tag is kept already; other content is refused.
     pub async fn put(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+        self.keep(item, false).await
+    }
+
+    /// The same, and other content under the same tag gives way.
+    pub async fn replace(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+        self.keep(item, true).await
+    }
+
+    async fn keep(&self, item: &Item<'_>, replace: bool) -> Result<Stored, StoreError> {
         let Item { kind, tag, file, layer, annotations } = item;
         let repository = self.repository(*kind)?;
         let manifest = manifest(*kind, layer, annotations);
@@ -132,7 +144,10 @@ impl Store {
             if found.digest == digest {
                 return Ok(found);
             }
-            return Err(StoreError::Taken { reference: format!("{repository}:{tag}"), holds: found.digest });
+            if !replace {
+                let reference = format!("{repository}:{tag}");
+                return Err(StoreError::Taken { reference, holds: found.digest });
+            }
         }
         self.registry.push_blob(&repository, &layer.digest, file).await?;
         self.registry.push_bytes(&repository, oci::EMPTY).await?;
@@ -140,6 +155,25 @@ impl Store {
         self.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
         let layer = (*layer).clone();
         Ok(Stored { kind: *kind, repository, digest, layer, annotations: annotations.clone() })
+    }
+
+    /// Gives what is kept a further tag, one that is made from a definition: it names what that came to last, and loses
+    /// what it named before. Says whether it did not name it already.
+    pub async fn name(&self, stored: &Stored, tag: &Tag) -> Result<bool, StoreError> {
+        let Stored { kind: _, repository, digest, layer: _, annotations: _ } = stored;
+        let version = Version::Tag(tag.clone());
+        let named = self.registry.manifest(repository, &version).await?;
+        if named.is_some_and(|named| named.digest == *digest) {
+            return Ok(false);
+        }
+        let gone = || StoreError::NotAnArtifact {
+            reference: format!("{repository}@{digest}"),
+            reason: "it is not there any more".to_owned(),
+        };
+        let by_digest = Version::Digest(digest.clone());
+        let found = self.registry.manifest(repository, &by_digest).await?.ok_or_else(gone)?;
+        self.registry.push_manifest(repository, &version, &found.media_type, &found.bytes).await?;
+        Ok(true)
     }
 
     /// The tags of one kind; empty where there are none.

@@ -61,6 +61,11 @@ impl RegistryProcess {
         let _ = self.child.wait();
     }
 
+    /// Where it keeps everything. Another registry may go on with it once this one is stopped.
+    pub fn storage(&self) -> PathBuf {
+        self.directory.path().join("storage")
+    }
+
     /// The certificate of a registry with TLS, which is its own authority.
     pub fn ca_file(&self) -> PathBuf {
         self.directory.path().join("cert.pem")

@@ -1,0 +1,174 @@
+//! Pure: what belongs to some images and kernels: what they are made from, and what is published of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceSpec, Tag},
+    kernel::{KernelFamily, KernelTarget, Toolchain, match_family},
+    oci::media_type,
+};
+
+/// What farrier keeps beside an image as its referrers, by `artifactType`.
+pub const REFERRERS: [&str; 1] = [media_type::CHECK_REPORT];
+
+/// Ends of the tags `sha256-<digest>...` under which signatures and signed statements about an image stand (cosign,
+/// "Signature Storage").
+pub const SIGNATURES: [&str; 2] = [".sig", ".att"];
+
+/// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContentKind {
+    /// The definitions directory.
+    Definitions,
+    /// A kernel's header set.
+    Headers,
+    /// A source.
+    Source,
+    /// A root file system made from packages, as an artifact of the store or as the image that bases are.
+    RootFs,
+    /// A copy of an image of another registry.
+    Mirror,
+    /// farrier's own image.
+    Farrier,
+    /// A published driver image.
+    Image,
+    /// What refers to an image: check report, list of what is in it, provenance.
+    Referrer,
+    /// A signature, or a signed statement, under a tag made from its image's digest.
+    Signature,
+}
+
+/// One manifest that a bundle holds, with all that it names: blobs, and the manifests of an index.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Content {
+    /// What it is.
+    pub kind: ContentKind,
+    /// Its repository below the registry's prefix: `mstflint`, `sources`, `mirror/docker.io/library/debian`.
+    pub repository: String,
+    /// Its tag; `None` for what goes by its digest alone.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "tag_text")]
+    pub tag: Option<Tag>,
+    /// Its digest.
+    #[serde(with = "digest_text")]
+    pub digest: Digest,
+}
+
+/// What images are made from for some kernels; nothing is looked up yet.
+#[derive(Clone, Debug, Default)]
+pub struct Needed<'a> {
+    /// The images: those asked for and those they are compiled against.
+    pub images: Vec<&'a DriverImage>,
+    /// Their sources.
+    pub sources: Vec<&'a SourceSpec>,
+    /// What they are put on, where that is not another driver image.
+    pub bases: Vec<(&'a DriverImage, &'a RuntimeBase)>,
+    /// The families of the kernels, whose toolchains compile.
+    pub families: Vec<&'a KernelFamily>,
+    /// The kernels that have a family, with it.
+    pub kernels: Vec<(&'a KernelTarget, &'a KernelFamily)>,
+    /// Kernels of which no family knows where headers come from.
+    pub strangers: Vec<&'a KernelTarget>,
+}
+
+/// What the given images need for the given kernels. Names that no definition has are left out.
+pub fn needed<'a>(
+    definitions: &'a Definitions,
+    images: &BTreeSet<ImageName>,
+    kernels: &'a BTreeSet<KernelTarget>,
+) -> Needed<'a> {
+    let mut all: BTreeMap<&ImageName, &DriverImage> = BTreeMap::new();
+    let mut waiting: Vec<&ImageName> = images.iter().collect();
+    while let Some(name) = waiting.pop() {
+        if let Some((name, image)) = definitions.images.get_key_value(name)
+            && all.insert(name, image).is_none()
+        {
+            waiting.extend(image.spec.needs.iter().filter_map(|need| need.image()));
+        }
+    }
+    let mut needed = Needed { images: all.into_values().collect(), ..Needed::default() };
+    for image in &needed.images {
+        for source in &image.spec.sources {
+            let same = |other: &&SourceSpec| {
+                let SourceSpec { name: _, from, unpack, subdir } = source;
+                (&other.from, &other.unpack, &other.subdir) == (from, unpack, subdir)
+            };
+            if !needed.sources.iter().any(same) {
+                needed.sources.push(source);
+            }
+        }
+        match &image.spec.runtime.base {
+            None | Some(RuntimeBase::Need(_)) => {}
+            Some(base) => needed.bases.push((image, base)),
+        }
+    }
+    for kernel in kernels {
+        let Some(family) = match_family(&definitions.families, kernel) else {
+            needed.strangers.push(kernel);
+            continue;
+        };
+        needed.kernels.push((kernel, family));
+        if needed.families.iter().all(|known| known.metadata.name != family.metadata.name) {
+            needed.families.push(family);
+        }
+    }
+    needed
+}
+
+impl<'a> Needed<'a> {
+    /// Images of other registries: what definitions name as toolchain or base.
+    pub fn foreign(&self) -> BTreeSet<&'a str> {
+        let Self { images: _, sources: _, bases, families, kernels: _, strangers: _ } = self;
+        let toolchains = families.iter().filter_map(|family| match &family.spec.toolchain {
+            Toolchain::Image(reference) => Some(reference.as_str()),
+            Toolchain::Bootstrap(_) => None,
+        });
+        let bases = bases.iter().filter_map(|(_, base)| match base {
+            RuntimeBase::Image(reference) => Some(reference.as_str()),
+            _ => None,
+        });
+        toolchains.chain(bases).collect()
+    }
+}
+
+/// Each once, in the order in which a site needs them.
+pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
+    contents.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+mod digest_text {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use crate::image::Digest;
+
+    pub(super) fn serialize<S: Serializer>(digest: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(digest.as_str())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+mod tag_text {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use crate::image::Tag;
+
+    // serde hands over a reference to the field.
+    #[expect(clippy::ref_option, reason = "serde's form")]
+    pub(super) fn serialize<S: Serializer>(tag: &Option<Tag>, serializer: S) -> Result<S::Ok, S::Error> {
+        match tag {
+            Some(tag) => serializer.serialize_some(tag.as_str()),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Tag>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+}

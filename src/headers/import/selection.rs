@@ -1,0 +1,123 @@
+//! What of a kernel's build tree a module is built with.
+
+use std::path::{Component, Path};
+
+use crate::kernel::Architecture;
+
+/// Objects that kernels link into modules of others: powerpc's, and arm64's of Linux 4.15 to 5.2.
+const LINKED: [&str; 2] = ["crtsavres.o", "ftrace-mod.o"];
+/// Programs of `tools/` that kbuild runs for modules.
+const TOOLS: [&str; 2] = ["tools/objtool/objtool", "tools/bpf/resolve_btfids/resolve_btfids"];
+
+/// Is this never part of a header set, whatever the tree? Objects, kbuild's notes on commands, the kernel itself, a
+/// history, and signing keys.
+pub(super) fn is_product(path: &Path) -> bool {
+    if path.components().any(|part| part.as_os_str() == ".git") {
+        return true;
+    }
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    if LINKED.contains(&name) {
+        return false;
+    }
+    let ends = |endings: &[&str]| endings.iter().any(|end| name.ends_with(end));
+    ends(&[".o", ".ko", ".ko.xz", ".ko.gz", ".ko.zst", ".a", ".cmd", ".mod", ".dwo", ".pem", ".key", ".priv"])
+        || matches!(name, "vmlinux" | "vmlinuz" | "bzImage" | "Image")
+        || name.starts_with(".tmp_")
+}
+
+/// Is something below this directory at the top of a whole build tree needed?
+pub(super) fn is_entered(directory: &str) -> bool {
+    matches!(directory, "include" | "scripts" | "arch" | "tools")
+}
+
+/// Is this part of a whole build tree needed? `path` is relative to the tree. Taken is what the kernel's own packages
+/// of headers take (`scripts/package/builddeb`): `include/`, `scripts/`, what `arch/` has of the architecture's headers,
+/// Makefiles and linker scripts, and the files at the top that say how the kernel was configured.
+pub(super) fn is_needed(path: &Path, arch: Architecture) -> bool {
+    let mut parts = path.components().filter_map(|part| match part {
+        Component::Normal(part) => part.to_str(),
+        _ => None,
+    });
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
+    let is_makefile = name.starts_with("Makefile") || name.starts_with("Kbuild");
+    match (parts.next(), parts.next()) {
+        (Some("include" | "scripts"), Some(_)) => true,
+        (Some("arch"), Some(second)) if second == source_arch(arch) => {
+            let below: Vec<&str> = parts.collect();
+            let directories = below.get(..below.len().saturating_sub(1)).unwrap_or_default();
+            is_makefile
+                || name == "Platform"
+                || name.ends_with(".h")
+                || name.ends_with(".lds")
+                || LINKED.contains(&name)
+                || directories.iter().any(|part| matches!(*part, "include" | "scripts"))
+        }
+        (Some("arch"), Some(_)) => false,
+        (Some("tools"), Some(_)) => TOOLS.iter().any(|tool| path == Path::new(tool)),
+        (Some(_), None) => {
+            is_makefile
+                || matches!(
+                    name,
+                    ".config" | "Module.symvers" | "System.map" | ".kernelvariables" | "localversion"
+                )
+        }
+        _ => false,
+    }
+}
+
+/// The directory in `arch/`.
+fn source_arch(arch: Architecture) -> &'static str {
+    match arch {
+        Architecture::Amd64 => "x86",
+        Architecture::Arm64 => "arm64",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_modules_inputs_are_taken_and_the_kernels_own_objects_are_not() {
+        let taken = |path: &str| {
+            let path = Path::new(path);
+            !is_product(path) && is_needed(path, Architecture::Amd64)
+        };
+        for path in [
+            "Makefile",
+            ".config",
+            "Module.symvers",
+            "include/linux/module.h",
+            "include/generated/utsrelease.h",
+            "include/config/auto.conf",
+            "scripts/mod/modpost",
+            "scripts/module.lds",
+            "arch/x86/Makefile",
+            "arch/x86/Makefile_32.cpu",
+            "arch/x86/include/generated/asm/errno.h",
+            "arch/x86/include/asm/Kbuild",
+            "arch/x86/kernel/module.lds",
+            "tools/objtool/objtool",
+        ] {
+            assert!(taken(path), "{path}");
+        }
+        for path in [
+            "vmlinux",
+            ".git/config",
+            "certs/signing_key.pem",
+            "scripts/mod/modpost.o",
+            "scripts/mod/.modpost.cmd",
+            "arch/arm64/include/asm/page.h",
+            "arch/x86/boot/bzImage",
+            "arch/x86/kernel/head_64.S",
+            "drivers/net/dummy.c",
+            "drivers/net/dummy.ko",
+            "kernel/module.c",
+            "tools/perf/perf.c",
+            "Documentation/index.rst",
+        ] {
+            assert!(!taken(path), "{path}");
+        }
+        assert!(is_needed(Path::new("arch/arm64/kernel/ftrace-mod.o"), Architecture::Arm64));
+    }
+}

@@ -1,0 +1,72 @@
+//! Adapter: puts header sets of a family's own source into the store, from the cache. What finds them there is
+//! [`super::brought`].
+
+use std::path::Path;
+
+use super::{
+    FetchError, Fetcher, HeaderLookup, HeaderSet,
+    stored::{Keep, Kept},
+};
+use crate::{
+    kernel::{HeaderSource, KernelTarget},
+    oci::{Descriptor, annotations},
+    store::{self, Kind},
+};
+
+/// A header set was put into the store, or there is none to put.
+#[derive(Clone, Debug)]
+pub enum KeptHeaders {
+    /// The store has it.
+    Kept(Box<Kept>),
+    /// No source has it.
+    Missing {
+        /// What was looked for.
+        looked_for: String,
+        /// What to do.
+        hint: String,
+    },
+}
+
+impl Fetcher {
+    /// Puts the header set of a kernel into the store, unless one of its release is there; relative paths start at
+    /// `root`. One that came from packages has no identity beyond its release.
+    pub async fn keep_headers(
+        &self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<KeptHeaders, FetchError> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let tag = store::header_tag(release, *arch)?;
+        let what = format!("headers of {release} ({arch})");
+        if let Some(kept) = self.kept_already(Kind::Headers, &what, &tag, None).await? {
+            return Ok(KeptHeaders::Kept(Box::new(kept)));
+        }
+        let HeaderSet { root: tree, facts, compiler, origin, identity: _ } =
+            match self.header_set(source, root, target).await? {
+                HeaderLookup::Found(found) => *found,
+                HeaderLookup::Missing { looked_for, hint } => {
+                    return Ok(KeptHeaders::Missing { looked_for, hint });
+                }
+            };
+        let symbols = facts.symbols.map(|table| table.len());
+        let (file, layer, _scratch) = self.pack(tree).await?;
+        let notes = [
+            (annotations::TITLE, Some(what.clone())),
+            (annotations::KERNEL_RELEASE, Some(release.to_string())),
+            (annotations::ARCHITECTURE, Some(arch.to_string())),
+            (annotations::HEADERS_IDENTITY, self.header_identity(source, root, target).await?),
+            (annotations::HEADERS, Some(origin.join(", "))),
+            (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
+            (
+                annotations::EXPORTED_SYMBOLS,
+                Some(symbols.map_or_else(|| "none".to_owned(), |count| count.to_string())),
+            ),
+            (annotations::HEADERS_CONTENT, Some(layer.diff_id.to_string())),
+        ];
+        let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
+        let keep = Keep { kind: Kind::Headers, what, tag, declared: None, file: &file, layer, notes };
+        Ok(KeptHeaders::Kept(Box::new(self.keep(keep).await?)))
+    }
+}

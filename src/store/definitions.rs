@@ -1,0 +1,125 @@
+//! Adapter: a definitions directory as a layer, without what is secret.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Read},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use walkdir::WalkDir;
+
+use super::StoreError;
+use crate::oci::{EntryKind, Layer, LayerWriter};
+
+/// What stands in every private key in PEM form.
+const PRIVATE_KEY: &[u8] = b"PRIVATE KEY-----";
+/// A file larger than this is no key.
+const LARGEST_KEY: u64 = 1 << 20;
+
+/// A directory that was packed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedDefinitions {
+    /// The layer, in the file that was asked for.
+    pub layer: Layer,
+    /// What was left out because it is secret, relative to the directory.
+    pub left_out: Vec<PathBuf>,
+}
+
+/// Packs a definitions directory into `to`: the same files give the same bytes. Files with a private key or a registry's
+/// credentials are left out, and so is what begins with a dot. `secrets` are further paths that the site's definition
+/// names as secret. Blocks.
+pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<PackedDefinitions, StoreError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| StoreError::Pack { path, source }
+    };
+    let out = File::create(to).map_err(io(to))?;
+    let mut writer = LayerWriter::new(BufWriter::new(out), 0);
+    let mut left_out = Vec::new();
+    let is_visible = |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".");
+    let mut entries = Vec::new();
+    let walk = WalkDir::new(dir).min_depth(1).into_iter();
+    for entry in walk.filter_entry(|entry| entry.depth() == 0 || is_visible(entry.file_name())) {
+        let entry = entry.map_err(|error| io(dir)(error.into()))?;
+        entries.push(entry.path().strip_prefix(dir).unwrap_or(entry.path()).to_owned());
+    }
+    entries.sort();
+    let failed = |path: &Path, error| io(path)(io::Error::other(error));
+    for path in entries {
+        let full = dir.join(&path);
+        let metadata = fs::symlink_metadata(&full).map_err(io(&full))?;
+        let named = secrets.iter().any(|secret| dir.join(secret) == full);
+        if named || (metadata.is_file() && is_secret(&full, metadata.len()).map_err(io(&full))?) {
+            left_out.push(path);
+        } else if metadata.is_dir() {
+            writer.entry(&path, 0o755, EntryKind::Directory).map_err(|error| failed(&full, error))?;
+        } else if metadata.is_symlink() {
+            let target = fs::read_link(&full).map_err(io(&full))?;
+            let kind = EntryKind::Symlink { target: &target };
+            writer.entry(&path, 0o777, kind).map_err(|error| failed(&full, error))?;
+        } else if metadata.is_file() {
+            let mut content = File::open(&full).map_err(io(&full))?;
+            let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
+            let kind = EntryKind::File { size: metadata.len(), content: &mut content };
+            writer.entry(&path, mode, kind).map_err(|error| failed(&full, error))?;
+        }
+    }
+    let (layer, _) = writer.finish().map_err(|error| failed(to, error))?;
+    Ok(PackedDefinitions { layer, left_out })
+}
+
+/// Does the file hold a private key, or what Docker's `config.json` holds?
+fn is_secret(path: &Path, size: u64) -> io::Result<bool> {
+    if size > LARGEST_KEY {
+        return Ok(false);
+    }
+    let mut bytes = Vec::new();
+    File::open(path)?.take(LARGEST_KEY).read_to_end(&mut bytes)?;
+    let has = |words: &[u8]| bytes.windows(words.len()).any(|window| window == words);
+    let is_docker_config = || {
+        let value: Result<serde_json::Value, _> = serde_json::from_slice(&bytes);
+        value.is_ok_and(|value| value.get("auths").is_some())
+    };
+    Ok(has(PRIVATE_KEY) || is_docker_config())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::archive;
+
+    #[test]
+    fn secrets_stay_where_they_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let definitions = dir.path().join("definitions");
+        for (file, text) in [
+            ("site.yaml", "kind: Site\n"),
+            ("images/x.yaml", "kind: DriverImage\n"),
+            ("keys/mok.pem", "-----BEGIN ENCRYPTED PRIVATE KEY-----\nMII\n"),
+            ("keys/both.pem", "-----BEGIN CERTIFICATE-----\nx\n-----BEGIN RSA PRIVATE KEY-----\n"),
+            ("keys/mok.crt", "-----BEGIN CERTIFICATE-----\nMII\n"),
+            ("docker.json", r#"{"auths": {"r.example": {"auth": "c21pdGg6YW52aWw="}}}"#),
+            ("password", "anvil\n"),
+            (".git/config", "x"),
+        ] {
+            let path = definitions.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let to = dir.path().join("layer");
+        let packed = pack_definitions(&definitions, &["password".into()], &to).unwrap();
+        let left: Vec<_> = packed.left_out.iter().map(|path| path.to_str().unwrap()).collect();
+        assert_eq!(left, ["docker.json", "keys/both.pem", "keys/mok.pem", "password"]);
+        let back = dir.path().join("back");
+        fs::create_dir(&back).unwrap();
+        archive::unpack_file(&to, &back, &archive::Limits::default()).unwrap();
+        let files = WalkDir::new(&back).sort_by_file_name().into_iter().map(Result::unwrap);
+        let files = files.filter(|entry| entry.file_type().is_file());
+        let files: Vec<_> =
+            files.map(|entry| entry.path().strip_prefix(&back).unwrap().display().to_string()).collect();
+        assert_eq!(files, ["images/x.yaml", "keys/mok.crt", "site.yaml"]);
+        let again = pack_definitions(&definitions, &["password".into()], &to).unwrap();
+        assert_eq!(again, packed);
+    }
+}
