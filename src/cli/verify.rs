@@ -60,7 +60,8 @@ fn text(report: &VerifyReport, reference: &ImageReference) -> String {
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
-    let mut text: String = table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect();
+    let mut text: String =
+        table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect();
     let mut said: Vec<&str> = Vec::new();
     for check in &report.checks {
         if let Some(hint) = check.hint.filter(|hint| !said.contains(hint)) {

@@ -8,8 +8,9 @@ use crate::{
     headers::FetchError,
     image::ReferenceError,
     kernel::Compiler,
+    kmod::CannotVerify,
     oci::ImageError,
-    payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError},
+    payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError, SignModulesError},
     plan::{NeedReason, SkipReason},
     provenance::KeyError,
     registry::RegistryError,
@@ -225,9 +226,6 @@ pub enum TargetError {
         /// What is there now.
         origin: String,
     },
-    /// The key that signs.
-    #[error(transparent)]
-    Signing(#[from] SigningError),
     /// A public key that signatures of images are checked with.
     #[error("use the public key of {from}")]
     ImageKey {
@@ -257,6 +255,21 @@ pub enum TargetError {
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// The kernel takes no signature of the site's key.
+    #[error("modules cannot be signed for kernel {kernel}")]
+    CannotVerify {
+        /// The kernel.
+        kernel: String,
+        /// Why not.
+        #[source]
+        source: CannotVerify,
+    },
+    /// The key that signs modules.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
+    /// The modules are not signed.
+    #[error(transparent)]
+    SignModules(#[from] SignModulesError),
     /// Another farrier may be the writer by now.
     #[error("not written: {why}")]
     Fenced {
@@ -371,15 +384,19 @@ impl TargetError {
             ),
             Self::Overtaken { .. } => Some("look at the other publisher's definitions, then run again".to_owned()),
             Self::Conflict { .. } => Some(
-                "a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite"
+                "a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite"
                     .to_owned(),
             ),
             Self::FailedBefore { .. } => Some("change an input, or build with --force".to_owned()),
+            Self::CannotVerify { .. } => Some(
+                "sign with an RSA key, for a kernel that has SHA-256 or SHA-512 built in, or leave moduleSigning out of site.yaml"
+                    .to_owned(),
+            ),
+            Self::Signing(error) | Self::SignModules(SignModulesError::Signing { source: error, .. }) => error.hint(),
             Self::Fetch(error) => error.hint(),
             Self::Engine(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Layer(error) => error.hint(),
-            Self::Signing(error) => error.hint(),
             Self::ImageKey { source, .. } => Some(source.hint().to_owned()),
             Self::SignaturesLost { .. } => Some("run again; what is there is kept".to_owned()),
             Self::Exposed(error) => error.hint(),

@@ -25,11 +25,13 @@ mod proof;
 mod provenance;
 mod publish;
 mod report;
+mod resign;
 mod retry;
 mod reuse;
 mod root_fs;
 mod side_by_side;
 mod signatures;
+mod signing;
 mod single;
 #[cfg(test)]
 mod testing;
@@ -66,6 +68,7 @@ use crate::{
     headers::Fetcher,
     image::Definitions,
     registry::{CredentialFile, Registry, RegistryLocation},
+    signing::ModuleSigner,
 };
 
 /// Everything that a pass works with. A clone shares engine, registry and cache.
@@ -94,6 +97,8 @@ pub struct Controller {
     pub entrypoint: LazyEntrypoint,
     /// How much may be built at once.
     pub limits: BuildLimits,
+    /// Who signs modules, where somebody does.
+    pub module_signer: Option<Arc<ModuleSigner>>,
     /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.

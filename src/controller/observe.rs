@@ -217,7 +217,8 @@ impl Controller {
         } else {
             None
         };
-        Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint })
+        let signed_with = self.signed_with(image);
+        Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
     }
 
     async fn toolchain_identity(&self, family: &KernelFamily) -> Result<String, TargetError> {

@@ -236,10 +236,9 @@ impl Controller {
             RuntimeBase::Need(name) => Material { digest, ..Material::new(Role::Base, name.as_str()) },
             RuntimeBase::Minimal(spec) => {
                 let arch = cell.target.arch;
-                let package = with_retry("look up busybox", &self.cancel, || {
-                    self.fetcher.minimal_package(spec, arch)
-                })
-                .await?;
+                let package =
+                    with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_package(spec, arch))
+                        .await?;
                 // The package is all that is in it, and its digest says more than that of the image made of it.
                 Material::of_origin(Role::Base, &package, &spec.package)
             }
@@ -298,7 +297,8 @@ impl Controller {
 
 /// The payload's modules with the digests of their files.
 fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>, TargetError> {
-    let by_path: BTreeMap<&str, _> = report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
+    let by_path: BTreeMap<&str, _> =
+        report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
     let mut files = Vec::new();
     for module in by_path.values() {
         let path = tree.join(&module.path);

@@ -57,6 +57,8 @@ impl Controller {
             verdict: Some(report.verdict),
             check_summary: Some(summary.clone()),
             recipe: Some(cell.recipe),
+            unsigned_hash: cell.unsigned_hash,
+            module_signer: self.module_signer_fact(cell),
             reused_from: reused_from.as_ref().map(|from| from.digest.clone()),
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
             toolchain: Some(toolchain.clone()),
@@ -159,7 +161,7 @@ impl Controller {
         for artifact in &image.artifacts {
             sent += self.push_document(repository, artifact).await?;
         }
-        sent += self.sign(repository, digest, cell.image.as_str(), &image.claims).await?;
+        sent += self.sign_image(repository, digest, cell.image.as_str(), &image.claims).await?;
         for reference in cell.references() {
             self.push_tag(cell, reference, &image.assembled.manifest, overwrite).await?;
         }

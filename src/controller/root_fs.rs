@@ -108,7 +108,8 @@ impl Controller {
         let reference = match spec {
             RootFsSpec::Bootstrap(spec) => self.bootstrap_reference(spec, arch)?,
             RootFsSpec::Minimal(spec) => {
-                let key = with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_key(spec, arch));
+                let key =
+                    with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_key(spec, arch));
                 self.root_fs_reference(&key.await?)?
             }
         };

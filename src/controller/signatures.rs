@@ -92,7 +92,7 @@ impl Controller {
     }
 
     /// Fails where images are to be signed and cannot be: better before a compilation than after it.
-    pub(super) async fn can_sign(&self) -> Result<(), TargetError> {
+    pub(super) async fn can_sign_images(&self) -> Result<(), TargetError> {
         self.image_signer().await.map(drop)
     }
 
@@ -110,7 +110,7 @@ impl Controller {
 
     /// Signs what is said about an image, then the image itself, where the site signs. What is signed already by the
     /// same key is not signed again. Returns the bytes sent.
-    pub(super) async fn sign(
+    pub(super) async fn sign_image(
         &self,
         repository: &Repository,
         image: &Digest,
@@ -144,9 +144,8 @@ impl Controller {
         let known = self.attested(repository, image, own).await?;
         let (mut sent, mut new) = (0, Vec::new());
         for Claim { predicate_type, predicate } in claims {
-            let is_it = |known: &Statement| {
-                known.predicate_type == *predicate_type && known.predicate == *predicate
-            };
+            let is_it =
+                |known: &Statement| known.predicate_type == *predicate_type && known.predicate == *predicate;
             if known.iter().any(is_it) {
                 continue;
             }
@@ -165,7 +164,8 @@ impl Controller {
 
     async fn push_small(&self, repository: &Repository, bytes: &[u8]) -> Result<u64, TargetError> {
         let upload =
-            with_retry("push signature", &self.cancel, || self.registry.push_bytes(repository, bytes)).await?;
+            with_retry("push signature", &self.cancel, || self.registry.push_bytes(repository, bytes))
+                .await?;
         Ok(match upload {
             Upload::Sent(bytes) => bytes,
             Upload::Present => 0,
@@ -198,7 +198,9 @@ impl Controller {
                 let version = Version::Tag(tag.clone());
                 let manifest = &made.manifest;
                 async move {
-                    self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, manifest).await
+                    self.registry
+                        .push_manifest(repository, &version, media_type::OCI_MANIFEST, manifest)
+                        .await
                 }
             })
             .await?;
@@ -215,7 +217,8 @@ impl Controller {
         let version = Version::Tag(tag.clone());
         let registry = self.registry_of(repository);
         let stored =
-            with_retry("look up signatures", &self.cancel, || registry.manifest(repository, &version)).await?;
+            with_retry("look up signatures", &self.cancel, || registry.manifest(repository, &version))
+                .await?;
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
@@ -402,7 +405,7 @@ impl Controller {
             let predicate = if *kind == PROVENANCE { document["predicate"].clone() } else { document };
             claims.push(Claim { predicate_type, predicate });
         }
-        self.sign(repository, image, name, &claims).await.map(drop)
+        self.sign_image(repository, image, name, &claims).await.map(drop)
     }
 
     /// Signs an image that was there already, where the site signs and it is not signed yet.

@@ -44,7 +44,7 @@ impl Controller {
                 for artifact in &documents.artifacts {
                     self.push_document(repository, artifact).await?;
                 }
-                self.sign(repository, &made.digest, union.image.as_str(), &documents.claims).await?;
+                self.sign_image(repository, &made.digest, union.image.as_str(), &documents.claims).await?;
             }
             self.may_write()?;
             with_retry("push manifest", &self.cancel, || {

@@ -15,9 +15,7 @@ use super::{
 use crate::{
     image::{Digest, ImageReference, Repository},
     oci::{Descriptor, ImageFacts, ImageManifest},
-    provenance::{
-        self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, PublicKey, SLSA_PREDICATE, Statement,
-    },
+    provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, PublicKey, SLSA_PREDICATE, Statement},
 };
 
 /// How a check ended.
@@ -101,7 +99,8 @@ impl Checks {
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from where it is whole";
 const SIGN: &str = "with the key in site.yaml (imageSigning), `farrier build --push` or `farrier run` signs what is \
                     published; or give the key that did sign with --key";
-const BUILD_AGAIN: &str = "images of older versions of farrier have none: raise the version, or delete the tag, and build";
+const BUILD_AGAIN: &str =
+    "images of older versions of farrier have none: raise the version, or delete the tag, and build";
 
 /// What an image is checked against.
 struct Subject<'a> {
@@ -126,7 +125,9 @@ impl Controller {
         if !required.is_empty() {
             return Ok(required);
         }
-        if let Some(path) = self.definitions.site.image_signing.as_ref().and_then(|own| own.public_key.as_ref()) {
+        if let Some(path) =
+            self.definitions.site.image_signing.as_ref().and_then(|own| own.public_key.as_ref())
+        {
             return read_keys(vec![self.definitions.root.join(path)]).await;
         }
         Ok(self.own_key().await?.into_iter().collect())
@@ -239,7 +240,12 @@ impl Controller {
     ) -> Result<(), TargetError> {
         let name = kind.name;
         let Some(found) = self.document(subject.repository, &subject.digest, kind).await? else {
-            checks.fails(name, CheckResult::Absent, format!("there is no {name} beside the image"), BUILD_AGAIN);
+            checks.fails(
+                name,
+                CheckResult::Absent,
+                format!("there is no {name} beside the image"),
+                BUILD_AGAIN,
+            );
             return Ok(());
         };
         let Ok(mut predicate) = serde_json::from_slice::<Value>(&found.content) else {

@@ -24,7 +24,7 @@ pub struct Certificate {
 
 /// Bytes that are no certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it is no X.509 certificate in DER form")]
+#[error("it holds no X.509 certificate")]
 pub struct CertificateError;
 
 impl From<Fault> for CertificateError {

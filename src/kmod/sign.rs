@@ -48,7 +48,9 @@ pub enum CannotVerify {
         hash: String,
     },
     /// It cannot verify ECDSA.
-    #[error("the key is an ECDSA one, and the kernel has no CONFIG_CRYPTO_ECDSA=y (there is none before Linux 5.13)")]
+    #[error(
+        "the key is an ECDSA one, and the kernel has no CONFIG_CRYPTO_ECDSA=y (there is none before Linux 5.13)"
+    )]
     Ecdsa,
 }
 
@@ -135,33 +137,32 @@ impl SigningRule {
 
 /// What follows the module's bytes when it is signed: a PKCS#7 message (RFC 5652) without certificates and attributes, the
 /// record, the marker. `signature` is what the key made of the module's bytes.
-pub fn trailer(
-    certificate: &Certificate,
-    key: ModuleKey,
-    hash: SignatureHash,
-    signature: &[u8],
-) -> Vec<u8> {
+pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, signature: &[u8]) -> Vec<u8> {
     let version = encode(INTEGER, &[&[1]]);
     let digest = encode(SEQUENCE, &[&encode(OBJECT_ID, &[NIST_DIGESTS, &[hash.number()]])]);
     let algorithm = match key {
         ModuleKey::Rsa => encode(SEQUENCE, &[&encode(OBJECT_ID, &[RSA]), &encode(NULL, &[])]),
-        ModuleKey::Ecdsa => {
-            encode(SEQUENCE, &[&encode(OBJECT_ID, &[ECDSA_WITH_SHA2, &[hash.number() + 1]])])
-        }
+        ModuleKey::Ecdsa => encode(SEQUENCE, &[&encode(OBJECT_ID, &[ECDSA_WITH_SHA2, &[hash.number() + 1]])]),
     };
-    let signer = encode(SEQUENCE, &[
-        &version,
-        &encode(SEQUENCE, &[certificate.issuer(), certificate.serial()]),
-        &digest,
-        &algorithm,
-        &encode(OCTET_STRING, &[signature]),
-    ]);
-    let data = encode(SEQUENCE, &[
-        &version,
-        &encode(SET, &[&digest]),
-        &encode(SEQUENCE, &[&encode(OBJECT_ID, &[DATA])]),
-        &encode(SET, &[&signer]),
-    ]);
+    let signer = encode(
+        SEQUENCE,
+        &[
+            &version,
+            &encode(SEQUENCE, &[certificate.issuer(), certificate.serial()]),
+            &digest,
+            &algorithm,
+            &encode(OCTET_STRING, &[signature]),
+        ],
+    );
+    let data = encode(
+        SEQUENCE,
+        &[
+            &version,
+            &encode(SET, &[&digest]),
+            &encode(SEQUENCE, &[&encode(OBJECT_ID, &[DATA])]),
+            &encode(SET, &[&signer]),
+        ],
+    );
     let mut bytes = encode(SEQUENCE, &[&encode(OBJECT_ID, &[SIGNED_DATA]), &encode(CONTEXT_0, &[&data])]);
     // Messages have some hundred bytes, and with the longest of names some thousand.
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);

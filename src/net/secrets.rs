@@ -166,17 +166,16 @@ impl SecretReader {
     /// Reads all keys of a Kubernetes Secret.
     pub async fn read_all(&self, name: &SecretName) -> Result<BTreeMap<String, Secret>, SecretError> {
         let connect = || async {
-            client(&self.options).await.map_err(|source| SecretError::Cluster {
-                secret: name.to_string(),
-                source: Box::new(source),
-            })
+            client(&self.options)
+                .await
+                .map_err(|source| SecretError::Cluster { secret: name.to_string(), source: Box::new(source) })
         };
         let client = self.client.get_or_try_init(connect).await?;
         let api: Api<KubeSecret> = Api::namespaced(client.clone(), &name.namespace);
-        let found = api.get(&name.name).await.map_err(|source| SecretError::Api {
-            secret: name.to_string(),
-            source: Box::new(source),
-        })?;
+        let found = api
+            .get(&name.name)
+            .await
+            .map_err(|source| SecretError::Api { secret: name.to_string(), source: Box::new(source) })?;
         Ok(found.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Secret(value.0))).collect())
     }
 }

@@ -101,7 +101,10 @@ fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, Mo
     Ok(open_plain(path, compression)?.and_then(|file| Module::parse(&ReadCache::new(file))))
 }
 
-pub(super) fn open_plain(path: &Path, compression: Compression) -> Result<Result<File, ModuleError>, PayloadError> {
+pub(super) fn open_plain(
+    path: &Path,
+    compression: Compression,
+) -> Result<Result<File, ModuleError>, PayloadError> {
     let fault = |action| move |source| PayloadError { action, path: path.to_owned(), source };
     let file = File::open(path).map_err(fault("open"))?;
     let mut reader: Box<dyn Read> = match compression {

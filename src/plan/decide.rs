@@ -236,7 +236,8 @@ pub struct UnknownState {
 }
 
 /// How a changed driver gets past a tag that must not change.
-const REMEDY: &str = "change the version or the tag pattern, delete the tag, or set onConflict: overwrite";
+const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), \
+     delete the tag, or set onConflict: overwrite";
 
 /// Where a cell stands; what rollouts ask for.
 #[derive(Clone)]

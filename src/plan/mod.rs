@@ -44,7 +44,7 @@ pub use announced::{
 pub use budget::Budget;
 pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ENTRYPOINT_FORMAT, EntrypointBinary, ImageLocation,
-    ResolvedImage, TreeKey, cell_for, dockerfile_for,
+    ResolvedImage, SIGNING_FORMAT, SignedWith, TreeKey, cell_for, dockerfile_for,
 };
 pub use deadline::next_deadline;
 pub use decide::{

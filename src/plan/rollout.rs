@@ -42,9 +42,8 @@ pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget, Strategy};
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, Matrix, Observed, PlanInputs, Seen,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, Matrix, Observed, PlanInputs, PlannedSignature, Seen,
     decide::{CellState, CellStates},
-    PlannedSignature,
     matrix::{NodeGroup, group_nodes},
     signatures::asks_for_signatures,
     text,

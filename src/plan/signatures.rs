@@ -60,9 +60,8 @@ pub(super) fn unsigned(
     if !signs_existing(&inputs.definitions.site) {
         return Vec::new();
     }
-    let lacks = |image: &PlannedSignature| {
-        state(inputs.observed, &image.reference).is_some_and(|state| !state.ours)
-    };
+    let lacks =
+        |image: &PlannedSignature| state(inputs.observed, &image.reference).is_some_and(|state| !state.ours);
     let mut all: Vec<PlannedSignature> = images.into_iter().filter(lacks).collect();
     all.sort();
     all.dedup();

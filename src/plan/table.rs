@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use comfy_table::{Table, presets};
 
-use super::{AnnouncedBy, Plan, PlannedNode, PlannedRollout, PlannedSignature, RolloutDecision, readiness::why_not};
+use super::{
+    AnnouncedBy, Plan, PlannedNode, PlannedRollout, PlannedSignature, RolloutDecision, readiness::why_not,
+};
 
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;

@@ -198,7 +198,8 @@ mod tests {
     #[test]
     fn the_serial_number_is_an_uuid_that_follows_from_the_image() {
         let number = serial(&Digest::of(b"a"));
-        let form = regex::Regex::new("^urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}$");
+        let form =
+            regex::Regex::new("^urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}$");
         assert!(form.unwrap().is_match(&number), "{number}");
         assert_ne!(number, serial(&Digest::of(b"b")));
         assert_eq!(number, serial(&Digest::of(b"a")));

@@ -142,10 +142,9 @@ mod tests {
 
     #[test]
     fn signatures_of_openssl() {
-        for (key, signature, other) in [
-            (P256_KEY, P256_SIGNATURE, RSA_SIGNATURE),
-            (RSA_KEY, RSA_SIGNATURE, P256_SIGNATURE),
-        ] {
+        for (key, signature, other) in
+            [(P256_KEY, P256_SIGNATURE, RSA_SIGNATURE), (RSA_KEY, RSA_SIGNATURE, P256_SIGNATURE)]
+        {
             let key = PublicKey::from_pem(key).unwrap();
             assert!(key.verifies(b"hello", signature));
             assert!(!key.verifies(b"hellp", signature));

@@ -52,12 +52,9 @@ impl Role {
     /// Is it in the image, rather than only used to make it?
     pub fn is_in_image(self) -> bool {
         match self {
-            Self::Source
-            | Self::Patch
-            | Self::Base
-            | Self::Entrypoint
-            | Self::ReusedImage
-            | Self::Member => true,
+            Self::Source | Self::Patch | Self::Base | Self::Entrypoint | Self::ReusedImage | Self::Member => {
+                true
+            }
             Self::Recipe | Self::Headers | Self::Toolchain | Self::Need => false,
         }
     }

@@ -14,8 +14,8 @@ mod testing;
 
 pub use bill::{CYCLONEDX_PREDICATE, bill};
 pub use cosign::{
-    Layered, SIMPLE_SIGNING, attestation_tag, is_cosign_tag, layered, simple_signing, signature_layer,
-    signature_tag, signed_digest,
+    Layered, SIMPLE_SIGNING, attestation_tag, is_cosign_tag, layered, signature_layer, signature_tag,
+    signed_digest, simple_signing,
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyError, PublicKey};

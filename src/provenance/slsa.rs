@@ -61,9 +61,8 @@ fn dependency(material: &Material) -> Value {
         notes.insert("version".to_owned(), json!(version));
     }
     if !packages.is_empty() {
-        let url = |package: &Package| {
-            debian_url(&package.name, &package.version, Some(&package.architecture))
-        };
+        let url =
+            |package: &Package| debian_url(&package.name, &package.version, Some(&package.architecture));
         notes.insert("packages".to_owned(), packages.iter().map(url).collect());
     }
     own.insert("annotations".to_owned(), Value::Object(notes));

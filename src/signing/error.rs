@@ -103,7 +103,9 @@ pub enum SigningError {
         outcome: String,
     },
     /// A command's output that is no signature of this content by this key.
-    #[error("the signing command {command} wrote {length} bytes that are no signature ({hash}) by the {key} key")]
+    #[error(
+        "the signing command {command} wrote {length} bytes that are no signature ({hash}) by the {key} key"
+    )]
     NotASignature {
         /// The program.
         command: String,

@@ -18,7 +18,8 @@ impl Signer {
         public: Option<&PublicKey>,
         secrets: &SecretReader,
     ) -> Result<Self, SigningError> {
-        let read = |what, source| move |error| SigningError::Secret { what, from: shown(source), source: error };
+        let read =
+            |what, source| move |error| SigningError::Secret { what, from: shown(source), source: error };
         let source = match source {
             KeySource::File(path) => SecretSource::File(path.clone()),
             KeySource::Secret(key) => SecretSource::Secret(key.clone()),
@@ -95,7 +96,8 @@ fn pkcs8(der: &[u8], from: &str) -> Result<Signer, SigningError> {
 fn another_curve(from: &str) -> SigningError {
     SigningError::Kind {
         from: from.to_owned(),
-        why: "it is an elliptic curve key that is damaged, or on another curve than P-256 and P-384".to_owned(),
+        why: "it is an elliptic curve key that is damaged, or on another curve than P-256 and P-384"
+            .to_owned(),
     }
 }
 

@@ -9,6 +9,8 @@ mod load;
 mod modules;
 mod pem;
 mod public_key;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::path::Path;
 

@@ -67,7 +67,9 @@ impl ModuleSigner {
         if now > *not_after {
             Some(format!("the module signing certificate {path} expired at {not_after}: {all_the_same}"))
         } else if now < *not_before {
-            Some(format!("the module signing certificate {path} is valid from {not_before} on: {all_the_same}"))
+            Some(format!(
+                "the module signing certificate {path} is valid from {not_before} on: {all_the_same}"
+            ))
         } else {
             None
         }
@@ -77,8 +79,7 @@ impl ModuleSigner {
     pub async fn load(&self) -> Result<Arc<Signer>, SigningError> {
         let load = || async {
             let ModuleSigning { key, passphrase, certificate: _, signed: _ } = &self.spec;
-            let signer =
-                Signer::load(key, passphrase.as_ref(), Some(&self.public), &self.secrets).await?;
+            let signer = Signer::load(key, passphrase.as_ref(), Some(&self.public), &self.secrets).await?;
             signer.must_match(&self.public, &self.path)?;
             Ok(Arc::new(signer))
         };

@@ -41,6 +41,5 @@ pub(super) fn encode(label: &str, bytes: &[u8]) -> String {
         text.extend(line.iter().map(|byte| char::from(*byte)));
         text.push('\n');
     }
-    text.push_str(&format!("-----END {label}-----\n"));
-    text
+    text + &format!("-----END {label}-----\n")
 }

@@ -177,7 +177,8 @@ impl PublicKey {
 /// Reads a certificate file, PEM or DER; of a PEM file with several the first counts. Blocks.
 pub fn read_certificate(path: &Path) -> Result<Certificate, SigningError> {
     let what = "the certificate";
-    let bytes = std::fs::read(path).map_err(|source| SigningError::Read { what, path: path.to_owned(), source })?;
+    let bytes =
+        std::fs::read(path).map_err(|source| SigningError::Read { what, path: path.to_owned(), source })?;
     let unreadable = |source| Unreadable { what, path: path.to_owned(), source };
     let text = std::str::from_utf8(&bytes).ok().filter(|text| text.contains("-----BEGIN "));
     let Some(text) = text else { return Certificate::parse(&bytes).map_err(unreadable) };

@@ -1,6 +1,7 @@
-use std::{path::PathBuf, process::Command};
-
-use super::*;
+use super::{
+    testing::{EC_256, EC_384, RSA_2048, RSA_4096, Workshop},
+    *,
+};
 use crate::{
     cluster::KubeOptions,
     net::SecretReader,
@@ -19,39 +20,13 @@ fn load(
     runtime.block_on(Signer::load(source, passphrase, public, &secrets))
 }
 
-/// OpenSSL makes the keys, and judges the signatures.
-struct Workshop(tempfile::TempDir);
-
 impl Workshop {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn openssl(&self, arguments: &str) {
-        let output = Command::new("openssl")
-            .args(arguments.split_whitespace())
-            .current_dir(self.0.path())
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    /// Writes `k.pem` (PKCS#8) and `p.pem`.
-    fn key(&self, kind: &str) {
-        self.openssl(&format!("genpkey -algorithm {kind} -out k.pem"));
-        self.openssl("pkey -in k.pem -pubout -out p.pem");
-    }
-
     fn load(&self, file: &str, passphrase: Option<&str>) -> Result<Signer, SigningError> {
         let passphrase = passphrase.map(|text| {
             std::fs::write(self.path("passphrase"), text).unwrap();
             SecretSource::File("passphrase".into())
         });
-        load(&KeySource::File(file.into()), passphrase.as_ref(), None, self.0.path())
+        load(&KeySource::File(file.into()), passphrase.as_ref(), None, self.root())
     }
 
     /// What OpenSSL says to a signature.
@@ -66,14 +41,11 @@ impl Workshop {
     }
 }
 
-const RSA_2048: &str = "RSA -pkeyopt rsa_keygen_bits:2048";
-const EC_256: &str = "EC -pkeyopt ec_paramgen_curve:P-256";
-const EC_384: &str = "EC -pkeyopt ec_paramgen_curve:P-384";
 const HASHES: [SignatureHash; 3] = [SignatureHash::Sha256, SignatureHash::Sha384, SignatureHash::Sha512];
 
 #[test]
 fn openssl_takes_the_signatures_of_every_kind_of_key_and_digest() {
-    for kind in [RSA_2048, "RSA -pkeyopt rsa_keygen_bits:4096", EC_256, EC_384] {
+    for kind in [RSA_2048, RSA_4096, EC_256, EC_384] {
         let workshop = Workshop::new();
         workshop.key(kind);
         let signer = workshop.load("k.pem", None).unwrap();
@@ -95,17 +67,22 @@ fn every_form_of_a_private_key() {
         let public = workshop.load("k.pem", None).unwrap().public_key().clone();
         workshop.openssl(&format!("{old} -in k.pem -out old.pem"));
         workshop.openssl("pkcs8 -topk8 -in k.pem -passout pass:sesame -out aes.pem");
-        workshop.openssl("pkcs8 -topk8 -scrypt -in k.pem -passout pass:sesame -out scrypt.pem");
+        workshop
+            .openssl("pkcs8 -topk8 -scrypt -scrypt_N 1024 -in k.pem -passout pass:sesame -out scrypt.pem");
         // The kernel's build leaves both in one file, and OpenSSL's tools put text between the blocks.
-        workshop.openssl("req -new -x509 -key k.pem -subj /CN=k -days 1 -out c.pem");
+        workshop.certificate("/CN=k");
         let [key, certificate] =
             ["k.pem", "c.pem"].map(|name| std::fs::read_to_string(workshop.path(name)).unwrap());
         let combined = format!("Bag Attributes\n    localKeyID: 01\n{certificate}{key}");
         std::fs::write(workshop.path("combined.pem"), combined).unwrap();
-        for (file, passphrase) in
-            [("old.pem", None), ("aes.pem", Some("sesame\n")), ("scrypt.pem", Some("sesame")), ("combined.pem", None)]
-        {
-            let signer = workshop.load(file, passphrase).unwrap_or_else(|error| panic!("{kind} {file}: {error}"));
+        for (file, passphrase) in [
+            ("old.pem", None),
+            ("aes.pem", Some("sesame\n")),
+            ("scrypt.pem", Some("sesame")),
+            ("combined.pem", None),
+        ] {
+            let signer =
+                workshop.load(file, passphrase).unwrap_or_else(|error| panic!("{kind} {file}: {error}"));
             assert_eq!(*signer.public_key(), public, "{kind} {file}");
         }
         let certificate = read_certificate(&workshop.path("c.pem")).unwrap();
@@ -125,8 +102,11 @@ fn what_is_wrong_with_a_key_is_said() {
     workshop.openssl("genpkey -algorithm EC -pkeyopt ec_paramgen_curve:secp521r1 -out p521.pem");
     workshop.openssl("genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:1024 -out weak.pem");
     std::fs::write(workshop.path("empty.pem"), "nothing").unwrap();
-    std::fs::write(workshop.path("damaged.pem"), "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n")
-        .unwrap();
+    std::fs::write(
+        workshop.path("damaged.pem"),
+        "-----BEGIN PRIVATE KEY-----\n!\n-----END PRIVATE KEY-----\n",
+    )
+    .unwrap();
     let mut said = String::new();
     for (file, passphrase) in [
         ("absent.pem", None),
@@ -144,7 +124,7 @@ fn what_is_wrong_with_a_key_is_said() {
     ] {
         let error = workshop.load(file, passphrase).unwrap_err();
         assert!(error.hint().is_some(), "{error}");
-        said.push_str(&format!("{error}\n").replace(&format!("{}/", workshop.0.path().display()), ""));
+        said.push_str(&format!("{error}\n").replace(&format!("{}/", workshop.root().display()), ""));
     }
     insta::assert_snapshot!(said);
 }
@@ -165,9 +145,10 @@ fn a_key_that_is_no_pair_with_a_certificate_is_refused() {
 /// A script that OpenSSL's key stands behind, as a security module's would.
 fn behind(workshop: &Workshop, command: &str) -> Signer {
     let public = PublicKey::from_file(&workshop.path("p.pem")).unwrap();
-    let command = ["sh", "-c", &command.replace("DIR", &workshop.0.path().display().to_string()), "sh", "{{hash}}"];
+    let command =
+        ["sh", "-c", &command.replace("DIR", &workshop.root().display().to_string()), "sh", "{{hash}}"];
     let source = KeySource::Command(command.map(str::to_owned).to_vec());
-    load(&source, None, Some(&public), workshop.0.path()).unwrap()
+    load(&source, None, Some(&public), workshop.root()).unwrap()
 }
 
 #[test]
@@ -202,9 +183,9 @@ fn a_command_that_does_not_sign_is_said_to() {
     }
     let absent = KeySource::Command(vec!["no-such-program".to_owned()]);
     let public = PublicKey::from_file(&workshop.path("p.pem")).unwrap();
-    let signer = load(&absent, None, Some(&public), workshop.0.path()).unwrap();
+    let signer = load(&absent, None, Some(&public), workshop.root()).unwrap();
     said.push_str(&format!("{}\n", signer.sign(SignatureHash::Sha256, b"content").unwrap_err()));
-    said.push_str(&format!("{}\n", load(&absent, None, None, workshop.0.path()).unwrap_err()));
+    said.push_str(&format!("{}\n", load(&absent, None, None, workshop.root()).unwrap_err()));
     insta::assert_snapshot!(said);
 }
 
