@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "site"];
+const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "provenance", "site"];
 
 const ADAPTERS: &[&str] = &[
     "archive",
@@ -25,6 +25,7 @@ const ADAPTERS: &[&str] = &[
     "payload",
     "registry",
     "service",
+    "signing",
     "store",
 ];
 

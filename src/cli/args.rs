@@ -102,6 +102,8 @@ pub enum Command {
     Mirror(MirrorArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
+    /// Verify a published image: blobs, signature, check report, bill of materials, provenance
+    Verify(VerifyArgs),
     /// Carry images and all that they are made from to a site that nothing outside can reach, in one file
     #[command(subcommand)]
     Bundle(BundleCommand),
@@ -520,6 +522,23 @@ pub struct ServiceArgs {
     /// --cluster kube, else off]
     #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
     pub listen: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
+    #[arg(value_name = "IMAGE")]
+    pub image: String,
+    /// A public key, PEM, of which one must have signed; may be repeated [default: those of policy.requireSigned in
+    /// site.yaml, else that of imageSigning]
+    #[arg(long, value_name = "PEM")]
+    pub key: Vec<PathBuf>,
+    /// Read every blob and compare its digest, rather than ask whether it is there
+    #[arg(long)]
+    pub deep: bool,
+    /// Where the image is published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
 }
 
 #[derive(Debug, Args)]

@@ -16,6 +16,7 @@ use crate::{
     payload::{ImportError, PayloadError},
     registry::RegistryError,
     service::HttpError,
+    signing::SigningError,
 };
 
 /// How a command ends.
@@ -109,6 +110,9 @@ pub enum CliError {
     /// A boot check that came to no result.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The key or certificate that signs.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -210,7 +214,8 @@ impl CliError {
                 ),
             )
             | Self::Http(_)
-            | Self::Cluster(_) => Exit::Wrong,
+            | Self::Cluster(_)
+            | Self::Signing(_) => Exit::Wrong,
             Self::Image { source, .. } => source.exit(),
             Self::Boot(BootError::Cancelled) => Exit::Interrupted,
             // The emulator and its init are outside systems.
@@ -249,6 +254,7 @@ impl CliError {
             Self::Fetch(error) => error.hint(),
             Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) => error.hint(),
             Self::Image { source, .. } => source.hint(),
+            Self::Signing(error) => error.hint(),
             Self::Host(error) => Some(error.remedy().to_owned()),
             Self::Boot(error) => Some(error.hint()),
             Self::NoKernel { hint, .. } => Some(hint.clone()),

@@ -21,6 +21,7 @@ mod schema;
 mod serve;
 mod session;
 mod settings;
+mod verify;
 
 use std::{
     process::ExitCode,
@@ -84,6 +85,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Mirror(args) => mirror::mirror(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
+        Command::Verify(args) => verify::verify(&global, &args, cancel).await,
         Command::Bundle(command) => bundle::bundle(&global, command, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,

@@ -18,8 +18,10 @@ use crate::{
     engine::EngineChoice,
     image::Definitions,
     machine,
+    net::SecretReader,
     plan::{Budget, Interest},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
+    signing::ModuleSigner,
     store::Store,
 };
 
@@ -71,6 +73,13 @@ pub fn controller(
         memory: cache.root().join(BOOT_MEMORY),
         cancel: cancel.clone(),
     };
+    let module_signer = match &definitions.site.module_signing {
+        None => None,
+        Some(spec) => {
+            let secrets = SecretReader::new(definitions.root.clone(), KubeOptions::default());
+            Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
+        }
+    };
     Ok(Controller {
         definitions,
         fetcher,
@@ -83,6 +92,7 @@ pub fn controller(
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         entrypoint: LazyEntrypoint::new(global.entrypoint.clone()),
         limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
+        module_signer,
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
         fence: None,

@@ -11,6 +11,7 @@ mod check;
 mod check_report;
 mod contents;
 mod copies;
+mod documents;
 mod entrypoint;
 mod error;
 mod failures;
@@ -23,18 +24,23 @@ mod needs;
 mod observe;
 mod pass;
 mod proof;
+mod provenance;
 mod publish;
 mod report;
+mod resign;
 mod retry;
 mod reuse;
 mod root_fs;
 mod side_by_side;
+mod signatures;
+mod signing;
 mod single;
 #[cfg(test)]
 mod testing;
 mod text;
 mod tracked;
 mod union;
+mod verify;
 
 use std::sync::Arc;
 
@@ -56,6 +62,7 @@ pub use report::{Reporter, Stage};
 pub use retry::chain;
 pub use side_by_side::BuildLimits;
 pub use single::BuildOutcome;
+pub use verify::{CheckResult, VerifyCheck, VerifyReport};
 
 use crate::{
     cache::Cache,
@@ -64,6 +71,7 @@ use crate::{
     headers::Fetcher,
     image::Definitions,
     registry::{Keyring, Registry, RegistryLocation},
+    signing::ModuleSigner,
 };
 
 /// Everything that a pass works with. A clone shares engine, registry and cache.
@@ -92,6 +100,8 @@ pub struct Controller {
     pub entrypoint: LazyEntrypoint,
     /// How much may be built at once.
     pub limits: BuildLimits,
+    /// Who signs modules, where somebody does.
+    pub module_signer: Option<Arc<ModuleSigner>>,
     /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.

@@ -103,6 +103,16 @@ impl Fetcher {
         made(&place, arch)
     }
 
+    /// The root file system, if it has been made here.
+    pub fn bootstrapped(
+        &self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+    ) -> Result<Option<RootFs>, FetchError> {
+        let place = self.cache.get(PLACE, &bootstrap_key(spec, arch))?;
+        place.map(|place| made(&place, arch)).transpose()
+    }
+
     async fn mmdebstrap(
         &self,
         spec: &BootstrapSpec,

@@ -1,5 +1,5 @@
 //! Pure: what is stored beside an image and refers to it (image spec 1.1, `manifest.md`, `subject`): its check
-//! report.
+//! report, and documents of other kinds.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -79,23 +79,36 @@ impl Artifact {
         document: &CheckReportDocument<'_>,
         summary: &str,
     ) -> Result<Self, ImageError> {
-        let content = document.to_bytes()?;
-        let blob =
-            |media_type, bytes: &[u8]| Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
         let notes = [
-            (annotations::CREATED, super::CREATED),
             (annotations::KERNEL_RELEASE, document.report.kernel.as_str()),
             (annotations::CHECK_VERDICT, document.report.verdict.as_str()),
             (annotations::CHECK_SUMMARY, summary),
         ];
+        Self::about(subject, media_type::CHECK_REPORT, document.to_bytes()?, &notes)
+    }
+
+    /// A document of some kind about the image whose manifest is `subject`.
+    pub fn about(
+        subject: &[u8],
+        kind: &'static str,
+        content: Vec<u8>,
+        notes: &[(&str, &str)],
+    ) -> Result<Self, ImageError> {
+        let blob =
+            |media_type, bytes: &[u8]| Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
+        let created = (annotations::CREATED, super::CREATED);
         let manifest = ImageManifest {
             schema_version: 2,
             media_type: Some(media_type::OCI_MANIFEST.to_owned()),
-            artifact_type: Some(media_type::CHECK_REPORT.to_owned()),
+            artifact_type: Some(kind.to_owned()),
             config: blob(media_type::OCI_EMPTY, EMPTY),
-            layers: vec![blob(media_type::CHECK_REPORT, &content)],
+            layers: vec![blob(kind, &content)],
             subject: Some(blob(media_type::OCI_MANIFEST, subject)),
-            annotations: notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            annotations: notes
+                .iter()
+                .chain([&created])
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
         }
         .to_bytes()?;
         Ok(Self { content, config: EMPTY, digest: Digest::of(&manifest), manifest })

@@ -27,6 +27,7 @@ pub mod retry;
 pub mod reuse;
 mod rollout;
 mod selector;
+mod signatures;
 mod skip_reason;
 mod snapshot;
 mod status;
@@ -45,7 +46,7 @@ pub use announced::{
 pub use budget::Budget;
 pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ENTRYPOINT_FORMAT, EntrypointBinary, ImageLocation,
-    ResolvedImage, TreeKey, cell_for, dockerfile_for,
+    ResolvedImage, SIGNING_FORMAT, SignedWith, TreeKey, cell_for, dockerfile_for,
 };
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
@@ -70,6 +71,7 @@ pub use rollout::{
     RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
+pub use signatures::{PlannedSignature, SignatureState, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,

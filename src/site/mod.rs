@@ -18,7 +18,7 @@ pub use mirrors::{Images, Prefix, image_candidates, normalised, url_candidates};
 pub use network::{Credentials, Host, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
-pub use signing::{ImageSigning, KeySource, ModuleSigning, Signed};
+pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
 use crate::image::{ApiVersion, Metadata};
 

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod certificates;
+pub mod cosign;
 pub mod cutting_proxy;
 pub mod docker;
 pub mod fake_http;

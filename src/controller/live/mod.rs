@@ -226,6 +226,7 @@ impl Live {
             rollouts = self.roll_out(&mut planned, cancel).await?;
             unreachable |= rollouts.iter().any(|report| report.error.is_some());
             unreachable |= self.add_tags(&planned.plan).await;
+            unreachable |= self.sign(&planned.plan).await;
             unreachable |= self.unite(&planned.plan).await;
             self.controller.mark_nodes(self.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.controller.definitions);
@@ -350,6 +351,24 @@ impl Live {
                 tracing::info!(%image, %kernel, tags = planned.references.len(), "tags added");
             }
             self.memory.forget(planned.cell.references());
+            self.health.beat();
+        }
+        failed
+    }
+
+    /// Signs published images that lack the site's signature. Says whether one could not be signed.
+    async fn sign(&mut self, plan: &Plan) -> bool {
+        let mut failed = false;
+        for planned in &plan.signatures {
+            let (image, reference) = (&planned.image, &planned.reference);
+            if let TargetReport::Failed { error, .. } = self.controller.sign_planned(planned).await {
+                failed = true;
+                tracing::warn!(%image, %reference, error, "image was not signed");
+            } else {
+                tracing::info!(%image, %reference, "image signed");
+                // The next pass looks the signature up, and rolls out what waited for it.
+                self.wake.changed(Instant::now());
+            }
             self.health.beat();
         }
         failed
