@@ -40,8 +40,8 @@ pub struct Global {
     /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
-    /// Contact no host but those that the site's definition, --registry and --cluster name; what the registry's store has
-    /// of sources, headers and toolchains counts, and nobody is asked for something newer
+    /// Ask no host but those that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name; what the
+    /// registry's store has of sources, headers and toolchains counts, and nobody is asked for something newer
     #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true,
           value_parser = clap::builder::FalseyValueParser::new())]
     pub offline: bool,

@@ -11,6 +11,7 @@ use crate::{
     definitions::DefinitionErrors,
     engine::EngineError,
     headers::{CollectError, FetchError, HostError, TreeError},
+    net::NetError,
     oci::ImageError,
     payload::{ImportError, PayloadError},
     registry::RegistryError,
@@ -69,6 +70,9 @@ pub enum CliError {
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// The site's words on the network.
+    #[error(transparent)]
+    Net(#[from] NetError),
     /// A bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -191,6 +195,9 @@ impl CliError {
             }
             Self::Usage(_)
             | Self::Definitions(_)
+            | Self::Net(_)
+            | Self::Registry(RegistryError::Net(NetError::Offline { .. }))
+            | Self::Fetch(FetchError::Net(NetError::Offline { .. }))
             | Self::Tree(_)
             | Self::Pass(PassError::Cluster(_))
             | Self::Host(_)
@@ -242,6 +249,7 @@ impl CliError {
         match self {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
+            Self::Net(error) => error.hint(),
             Self::Bundle(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
             Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) => error.hint(),

@@ -18,9 +18,8 @@ use crate::{
     engine::EngineChoice,
     image::Definitions,
     machine,
-    net::SecretReader,
     plan::{Budget, Interest},
-    registry::{self, RegistryLocation, RemoteRegistry},
+    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
     signing::ModuleSigner,
     store::Store,
 };
@@ -38,7 +37,11 @@ pub fn reader(
     let mut controller = controller(global, None, engine, cancel)?;
     if let Some(location) = needs_from {
         let location: RegistryLocation = parse("--registry", location)?;
-        let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        let options = RegistryOptions {
+            credentials: controller.credentials.clone(),
+            net: controller.fetcher.net().clone(),
+        };
+        let registry = registry::connect(&location, &options)?;
         // What it publishes nowhere is not where anything is kept.
         let store = Store::new(location.clone(), Arc::clone(&registry));
         controller.fetcher = controller.fetcher.with_store(store);
@@ -72,7 +75,7 @@ pub fn controller(
     let module_signer = match &definitions.site.module_signing {
         None => None,
         Some(spec) => {
-            let secrets = SecretReader::new(definitions.root.clone(), KubeOptions::default());
+            let secrets = options.net.secrets().clone();
             Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
         }
     };

@@ -62,7 +62,7 @@ use crate::{
     engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
     headers::Fetcher,
     image::Definitions,
-    registry::{CredentialFile, Registry, RegistryLocation},
+    registry::{Keyring, Registry, RegistryLocation},
     signing::ModuleSigner,
 };
 
@@ -84,7 +84,7 @@ pub struct Controller {
     /// The distribution protocol, for base images that stand elsewhere.
     pub remote: Arc<dyn Registry>,
     /// What the engine is given when it pulls a toolchain.
-    pub credentials: CredentialFile,
+    pub credentials: Keyring,
     /// What compiles; connected when the first build needs it, so that a pass with nothing to do
     /// needs no engine.
     pub engine: LazyEngine,

@@ -26,7 +26,7 @@ use crate::{
     kernel::{KernelFamily, KernelTarget},
     kmod::{BootReport, testing::ModuleFile},
     plan::Cell,
-    registry::{CredentialFile, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
+    registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
 };
 
 /// Three kernels; [`ModuleFile`] writes modules for the first.
@@ -133,7 +133,7 @@ impl Bench {
             registry: connect(&location, &options).unwrap(),
             needs_from: None,
             remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap()),
-            credentials: CredentialFile::new(None),
+            credentials: Keyring::default(),
             location,
             engine: LazyEngine::new(EngineChoice::Docker, env),
             entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),

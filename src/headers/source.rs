@@ -106,7 +106,9 @@ impl Fetcher {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
                 self.package_file(source, &package, native()).await?
             }
-            Content::Download { url, sha256 } => self.download(&url, &sha256).await?,
+            Content::Download { url, sha256 } => {
+                self.download(&format!("source {}", spec.name), &url, &sha256).await?
+            }
             Content::File { path, .. } | Content::Directory { path, .. } => path,
         };
         let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
@@ -180,7 +182,7 @@ impl Fetcher {
     ) -> Result<(AptArchive, PackageRecord), FetchError> {
         let AptSource { package, version: _, suites } = source;
         let (apt_dir, refresh) = (&self.options.apt_dir, self.options.refresh);
-        let archive = AptArchive::open(&self.cache, apt_dir, suites, arch, refresh).await?;
+        let archive = AptArchive::open(&self.cache, &self.net, apt_dir, suites, arch, refresh).await?;
         match archive.find(package, version).await? {
             Some(found) => Ok((archive, found)),
             None => Err(FetchError::NoPackage {

@@ -103,13 +103,19 @@ impl SecretError {
                     Some(format!("create Secret {secret}, or correct its name in site.yaml"))
                 }
                 kube::Error::Api(status) if status.code == 403 => Some(format!(
-                    "allow farrier to `get` Secret {secret}: with the chart, list it under `secrets.read`"
+                    "allow farrier to `get` Secret {secret}: with the chart, list it under `rbac.secrets`"
                 )),
                 _ => None,
             },
             Self::Cluster { source, .. } => source.hint(),
             Self::File { .. } | Self::NoKey { .. } | Self::NotText { .. } => None,
         }
+    }
+}
+
+impl Default for SecretReader {
+    fn default() -> Self {
+        Self::new(PathBuf::new(), KubeOptions::default())
     }
 }
 
@@ -166,17 +172,16 @@ impl SecretReader {
     /// Reads all keys of a Kubernetes Secret.
     pub async fn read_all(&self, name: &SecretName) -> Result<BTreeMap<String, Secret>, SecretError> {
         let connect = || async {
-            client(&self.options).await.map_err(|source| SecretError::Cluster {
-                secret: name.to_string(),
-                source: Box::new(source),
-            })
+            client(&self.options)
+                .await
+                .map_err(|source| SecretError::Cluster { secret: name.to_string(), source: Box::new(source) })
         };
         let client = self.client.get_or_try_init(connect).await?;
         let api: Api<KubeSecret> = Api::namespaced(client.clone(), &name.namespace);
-        let found = api.get(&name.name).await.map_err(|source| SecretError::Api {
-            secret: name.to_string(),
-            source: Box::new(source),
-        })?;
+        let found = api
+            .get(&name.name)
+            .await
+            .map_err(|source| SecretError::Api { secret: name.to_string(), source: Box::new(source) })?;
         Ok(found.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Secret(value.0))).collect())
     }
 }

@@ -5,19 +5,21 @@ mod challenge;
 mod credentials;
 mod error;
 mod http;
+mod keyring;
 mod layout;
 mod location;
+mod mirrored;
 mod name;
 mod referrers;
 mod remote;
 mod stream;
-mod tls;
 
 use std::{path::Path, sync::Arc};
 
 pub use self::{
     credentials::CredentialFile,
     error::RegistryError,
+    keyring::Keyring,
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation, RegistryOptions, connect},
     remote::RemoteRegistry,

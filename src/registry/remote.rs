@@ -18,10 +18,12 @@ use super::{
     auth::Access,
     error::excerpt,
     http::{Call, Http, Payload},
+    mirrored::Search,
     name::RemoteName,
 };
 use crate::{
     image::{Digest, Repository, Tag, Version},
+    net::Net,
     oci::{Descriptor, MAX_MANIFEST, media_type},
 };
 
@@ -40,6 +42,9 @@ pub struct RemoteRegistry {
     pub(super) http: Http,
     /// Held while a list of referrers is read and written back.
     pub(super) listing: tokio::sync::Mutex<()>,
+    net: Net,
+    /// What is below this is never looked for elsewhere.
+    published: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -50,7 +55,33 @@ struct TagList {
 impl RemoteRegistry {
     /// Prepares the client; nothing is contacted. `description` is for people.
     pub fn new(description: String, options: &RegistryOptions) -> Result<Self, RegistryError> {
-        Ok(Self { description, http: Http::new(options)?, listing: tokio::sync::Mutex::new(()) })
+        let RegistryOptions { credentials: _, net } = options;
+        Ok(Self {
+            description,
+            http: Http::new(options),
+            listing: tokio::sync::Mutex::new(()),
+            net: net.clone(),
+            published: None,
+        })
+    }
+
+    /// The same, with a place (`host[:port][/prefix]`) below which nothing is looked for at mirrors: what farrier
+    /// publishes is where it was put.
+    #[must_use]
+    pub fn publishing_below(self, place: String) -> Self {
+        Self { published: Some(place), ..self }
+    }
+
+    /// Where what is read from a repository is looked for, in order.
+    fn places(&self, repository: &Repository) -> Vec<Repository> {
+        let below = |place: &String| {
+            repository.as_str().strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        if self.published.as_ref().is_some_and(below) {
+            vec![repository.clone()]
+        } else {
+            self.net.image_candidates(repository)
+        }
     }
 
     async fn exists(
@@ -76,6 +107,135 @@ impl RemoteRegistry {
             404 => Ok(false),
             _ => Err(self.http.unexpected(&call, response).await),
         }
+    }
+
+    pub(super) async fn manifest_at(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("fetch manifest of {}{version}", name.path);
+        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Pull,
+            action: &action,
+            method: Method::GET,
+            url,
+            headers: vec![(ACCEPT, media_type::MANIFESTS.join(", "))],
+            payload: Payload::None,
+        };
+        let mut response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            200 => {}
+            404 => return Ok(None),
+            _ => return Err(self.http.unexpected(&call, response).await),
+        }
+        let said = header(response.headers(), &CONTENT_TYPE)
+            .and_then(|value| value.split(';').next())
+            .map(|value| value.trim().to_owned());
+        let promised = response
+            .headers()
+            .get("docker-content-digest")
+            .and_then(|value| value.to_str().ok()?.parse::<Digest>().ok());
+        let bytes = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
+        let digest = Digest::of(&bytes);
+        let wanted = match version {
+            Version::Digest(wanted) => Some(wanted.clone()),
+            Version::Tag(_) => promised,
+        };
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != digest) {
+            return Err(RegistryError::Digest { action, wanted, found: digest });
+        }
+        let Some(media_type) = media_type_of(&bytes, said.as_deref()) else {
+            let reason = format!("not a manifest: {}", excerpt(&bytes));
+            return Err(RegistryError::Protocol { host: name.host.clone(), action, reason });
+        };
+        Ok(Some(StoredManifest { digest, media_type, bytes }))
+    }
+
+    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("list tags of {}", name.path);
+        let first = self.http.url(name, &format!("tags/list?n={TAGS_PAGE}"), &action).await?;
+        let mut next = Some(first);
+        let mut tags = Vec::new();
+        let mut pages = 0;
+        while let Some(url) = next.take() {
+            let call = Call {
+                name,
+                access: Access::Pull,
+                action: &action,
+                method: Method::GET,
+                url,
+                headers: vec![(ACCEPT, "application/json".to_owned())],
+                payload: Payload::None,
+            };
+            let protocol = |reason: String| RegistryError::Protocol {
+                host: name.host.clone(),
+                action: action.clone(),
+                reason,
+            };
+            let mut response = self.http.send(&call).await?;
+            match response.status().as_u16() {
+                200 => {}
+                404 => return Ok(tags),
+                _ => return Err(self.http.unexpected(&call, response).await),
+            }
+            pages += 1;
+            if pages > MAX_TAG_PAGES {
+                return Err(protocol(format!("more than {MAX_TAG_PAGES} pages")));
+            }
+            next = next_page(&response);
+            let body = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
+            let list: TagList = serde_json::from_slice(&body)
+                .map_err(|_| protocol(format!("not a list of tags: {}", excerpt(&body))))?;
+            // What is no tag cannot be one that farrier looks for.
+            tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
+        }
+        Ok(tags)
+    }
+
+    async fn fetch_blob_at(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        to: &Path,
+    ) -> Result<(), RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("fetch blob {digest} of {}", name.path);
+        let url = self.http.url(name, &format!("blobs/{digest}"), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Pull,
+            action: &action,
+            method: Method::GET,
+            url,
+            headers: Vec::new(),
+            payload: Payload::None,
+        };
+        let mut response = self.http.send(&call).await?;
+        if response.status().as_u16() != 200 {
+            return Err(self.http.unexpected(&call, response).await);
+        }
+        let directory = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let writing = || RegistryError::io(format!("write {}", to.display()));
+        let temporary = tempfile::NamedTempFile::new_in(directory).map_err(writing())?;
+        let file = temporary.reopen().map_err(writing())?;
+        let mut out = tokio::io::BufWriter::with_capacity(1 << 20, tokio::fs::File::from_std(file));
+        let mut hash = sha2::Sha256::new();
+        while let Some(chunk) = self.http.chunk(&call, &mut response).await? {
+            hash.update(&chunk);
+            out.write_all(&chunk).await.map_err(writing())?;
+        }
+        out.flush().await.map_err(writing())?;
+        let found = Digest::from_sha256(&hash.finalize().into());
+        if found != *digest {
+            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
+        }
+        temporary.persist(to).map_err(|error| writing()(error.error))?;
+        Ok(())
     }
 
     /// Puts a manifest. The second digest is that of the subject which the registry lists it under.
@@ -190,91 +350,35 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         version: &Version,
     ) -> Result<Option<StoredManifest>, RegistryError> {
-        let name = &RemoteName::of(repository);
-        let action = format!("fetch manifest of {}{version}", name.path);
-        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
-        let call = Call {
-            name,
-            access: Access::Pull,
-            action: &action,
-            method: Method::GET,
-            url,
-            headers: vec![(ACCEPT, media_type::MANIFESTS.join(", "))],
-            payload: Payload::None,
-        };
-        let mut response = self.http.send(&call).await?;
-        match response.status().as_u16() {
-            200 => {}
-            404 => return Ok(None),
-            _ => return Err(self.http.unexpected(&call, response).await),
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if let Some(found) = search.take(&place, self.manifest_at(&place, version).await) {
+                return Ok(Some(found));
+            }
         }
-        let said = header(response.headers(), &CONTENT_TYPE)
-            .and_then(|value| value.split(';').next())
-            .map(|value| value.trim().to_owned());
-        let promised = response
-            .headers()
-            .get("docker-content-digest")
-            .and_then(|value| value.to_str().ok()?.parse::<Digest>().ok());
-        let bytes = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
-        let digest = Digest::of(&bytes);
-        let wanted = match version {
-            Version::Digest(wanted) => Some(wanted.clone()),
-            Version::Tag(_) => promised,
-        };
-        if let Some(wanted) = wanted.filter(|wanted| *wanted != digest) {
-            return Err(RegistryError::Digest { action, wanted, found: digest });
-        }
-        let Some(media_type) = media_type_of(&bytes, said.as_deref()) else {
-            let reason = format!("not a manifest: {}", excerpt(&bytes));
-            return Err(RegistryError::Protocol { host: name.host.clone(), action, reason });
-        };
-        Ok(Some(StoredManifest { digest, media_type, bytes }))
+        search.end(None)
     }
 
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
-        let name = &RemoteName::of(repository);
-        let action = format!("list tags of {}", name.path);
-        let first = self.http.url(name, &format!("tags/list?n={TAGS_PAGE}"), &action).await?;
-        let mut next = Some(first);
-        let mut tags = Vec::new();
-        let mut pages = 0;
-        while let Some(url) = next.take() {
-            let call = Call {
-                name,
-                access: Access::Pull,
-                action: &action,
-                method: Method::GET,
-                url,
-                headers: vec![(ACCEPT, "application/json".to_owned())],
-                payload: Payload::None,
-            };
-            let protocol = |reason: String| RegistryError::Protocol {
-                host: name.host.clone(),
-                action: action.clone(),
-                reason,
-            };
-            let mut response = self.http.send(&call).await?;
-            match response.status().as_u16() {
-                200 => {}
-                404 => return Ok(tags),
-                _ => return Err(self.http.unexpected(&call, response).await),
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let tags = self.tags_at(&place).await.map(|tags| Some(tags).filter(|tags| !tags.is_empty()));
+            if let Some(found) = search.take(&place, tags) {
+                return Ok(found);
             }
-            pages += 1;
-            if pages > MAX_TAG_PAGES {
-                return Err(protocol(format!("more than {MAX_TAG_PAGES} pages")));
-            }
-            next = next_page(&response);
-            let body = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
-            let list: TagList = serde_json::from_slice(&body)
-                .map_err(|_| protocol(format!("not a list of tags: {}", excerpt(&body))))?;
-            // What is no tag cannot be one that farrier looks for.
-            tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
         }
-        Ok(tags)
+        search.end(Vec::new())
     }
 
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
-        self.exists(&RemoteName::of(repository), digest, Access::Pull).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let found = self.exists(&RemoteName::of(&place), digest, Access::Pull).await;
+            if search.take(&place, found.map(|found| found.then_some(()))).is_some() {
+                return Ok(true);
+            }
+        }
+        search.end(false)
     }
 
     async fn push_blob(
@@ -341,43 +445,27 @@ impl Registry for RemoteRegistry {
         digest: &Digest,
         to: &Path,
     ) -> Result<(), RegistryError> {
-        let name = &RemoteName::of(repository);
-        let action = format!("fetch blob {digest} of {}", name.path);
-        let url = self.http.url(name, &format!("blobs/{digest}"), &action).await?;
-        let call = Call {
-            name,
-            access: Access::Pull,
-            action: &action,
-            method: Method::GET,
-            url,
-            headers: Vec::new(),
-            payload: Payload::None,
-        };
-        let mut response = self.http.send(&call).await?;
-        if response.status().as_u16() != 200 {
-            return Err(self.http.unexpected(&call, response).await);
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if search.take(&place, self.fetch_blob_at(&place, digest, to).await.map(Some)).is_some() {
+                return Ok(());
+            }
         }
-        let directory = to.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let writing = || RegistryError::io(format!("write {}", to.display()));
-        let temporary = tempfile::NamedTempFile::new_in(directory).map_err(writing())?;
-        let file = temporary.reopen().map_err(writing())?;
-        let mut out = tokio::io::BufWriter::with_capacity(1 << 20, tokio::fs::File::from_std(file));
-        let mut hash = sha2::Sha256::new();
-        while let Some(chunk) = self.http.chunk(&call, &mut response).await? {
-            hash.update(&chunk);
-            out.write_all(&chunk).await.map_err(writing())?;
-        }
-        out.flush().await.map_err(writing())?;
-        let found = Digest::from_sha256(&hash.finalize().into());
-        if found != *digest {
-            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
-        }
-        temporary.persist(to).map_err(|error| writing()(error.error))?;
-        Ok(())
+        search.end(())
     }
 
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
-        self.stream_blob(repository, digest).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if let Some(found) = search.take(&place, self.stream_blob(&place, digest).await.map(Some)) {
+                return Ok(found);
+            }
+        }
+        search.end(None)?.ok_or_else(|| RegistryError::Protocol {
+            host: RemoteName::of(repository).host,
+            action: format!("fetch blob {digest} of {repository}"),
+            reason: "no place to look for it".to_owned(),
+        })
     }
 
     async fn push_manifest(
@@ -400,7 +488,15 @@ impl Registry for RemoteRegistry {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        self.list_referrers(repository, subject, Some(artifact_type)).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let listed = self.list_referrers(&place, subject, Some(artifact_type)).await;
+            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
+            if let Some(found) = search.take(&place, listed) {
+                return Ok(found);
+            }
+        }
+        search.end(Vec::new())
     }
 
     async fn all_referrers(
@@ -408,7 +504,15 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        self.list_referrers(repository, subject, None).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let listed = self.list_referrers(&place, subject, None).await;
+            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
+            if let Some(found) = search.take(&place, listed) {
+                return Ok(found);
+            }
+        }
+        search.end(Vec::new())
     }
 }
 

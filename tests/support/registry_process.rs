@@ -31,12 +31,26 @@ pub struct Wants {
 
 impl RegistryProcess {
     pub fn start(wants: Wants) -> Self {
+        Self::start_from(|directory, host| configure(directory, host, wants))
+    }
+
+    /// With certificates from elsewhere: `tls` is what stands below `tls` in its configuration.
+    pub fn start_with_tls(tls: &str) -> Self {
+        Self::start_from(|directory, host| {
+            let path = configure(directory, host, Wants::default());
+            let config = fs::read_to_string(&path).unwrap();
+            fs::write(&path, format!("{config}  tls: {tls}\n")).unwrap();
+            path
+        })
+    }
+
+    fn start_from(configure: impl Fn(&Path, &str) -> PathBuf) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Another process may take the port in between; then the registry ends and the next one is tried.
         for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let host = format!("127.0.0.1:{port}");
-            let config = configure(directory.path(), &host, wants);
+            let config = configure(directory.path(), &host);
             let log = fs::File::create(directory.path().join("log")).unwrap();
             let mut child = Command::new("docker-registry")
                 .arg("serve")
