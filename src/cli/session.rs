@@ -18,7 +18,6 @@ use crate::{
     engine::EngineChoice,
     image::Definitions,
     machine,
-    net::SecretReader,
     plan::{Budget, Interest},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
     signing::ModuleSigner,
@@ -76,7 +75,7 @@ pub fn controller(
     let module_signer = match &definitions.site.module_signing {
         None => None,
         Some(spec) => {
-            let secrets = SecretReader::new(definitions.root.clone(), KubeOptions::default());
+            let secrets = options.net.secrets().clone();
             Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
         }
     };
