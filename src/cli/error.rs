@@ -4,6 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use crate::{
     boot::BootError,
+    bundle::BundleError,
     cache::CacheError,
     cluster::ClusterError,
     controller::{PassError, TargetError, chain},
@@ -67,6 +68,9 @@ pub enum CliError {
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// A bundle.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
     /// A header tree.
     #[error(transparent)]
     Tree(#[from] TreeError),
@@ -212,13 +216,17 @@ impl CliError {
                 error if error.is_unreachable() => Exit::Unreachable,
                 _ => Exit::Failed,
             },
-            Self::Registry(error) if error.is_transient() => Exit::Unreachable,
+            Self::Registry(error) | Self::Bundle(BundleError::Registry(error)) if error.is_transient() => {
+                Exit::Unreachable
+            }
+            Self::Bundle(error) if error.is_usage() => Exit::Wrong,
             Self::Fetch(error) if error.is_transient() => Exit::Unreachable,
             Self::Pass(PassError::Cache(_))
             | Self::Cache(_)
             | Self::Output(_)
             | Self::Payload(_)
             | Self::Boot(_)
+            | Self::Bundle(_)
             | Self::Registry(_)
             | Self::Fetch(_) => Exit::Failed,
         }
@@ -229,6 +237,7 @@ impl CliError {
         match self {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
+            Self::Bundle(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
             Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) => error.hint(),
             Self::Image { source, .. } => source.hint(),

@@ -2,6 +2,7 @@
 
 mod args;
 mod build;
+mod bundle;
 pub mod check;
 mod collect;
 mod env_vars;
@@ -82,6 +83,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Mirror(args) => mirror::mirror(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
+        Command::Bundle(command) => bundle::bundle(&global, command, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),

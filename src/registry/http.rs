@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use reqwest::{
     Body, Client, Method, RequestBuilder, Response,
     header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName},
@@ -30,6 +30,7 @@ use super::{
     auth::{Access, Authorizer, authority_of},
     error::{Fault, excerpt, fault, hung_up},
     name::{RemoteName, host_name, is_loopback},
+    stream::{BlobSource, read_source},
     tls,
 };
 
@@ -195,6 +196,7 @@ pub(super) enum Payload<'a> {
     None,
     Bytes(Bytes),
     File { path: &'a Path, size: u64 },
+    Source(Arc<dyn BlobSource>),
 }
 
 /// One request of the protocol.
@@ -297,16 +299,31 @@ impl Http {
                 let file = tokio::fs::File::open(path)
                     .await
                     .map_err(RegistryError::io(format!("open {}", path.display())))?;
-                let moved = Arc::new(AtomicU64::new(0));
-                let counter = Arc::clone(&moved);
-                let stream = ReaderStream::with_capacity(file, CHUNK).inspect(move |chunk| {
-                    let bytes = chunk.as_ref().map_or(0, Bytes::len);
-                    counter.fetch_add(bytes as u64, Ordering::Relaxed);
-                });
-                let request = request.header(CONTENT_LENGTH, *size).body(Body::wrap_stream(stream));
-                self.transport.execute_moving(request, &moved, &name.host, action).await
+                let stream = ReaderStream::with_capacity(file, CHUNK);
+                self.transmit_stream(call, request, stream, *size).await
+            }
+            Payload::Source(source) => {
+                let size = source.size();
+                self.transmit_stream(call, request, read_source(Arc::clone(source)), size).await
             }
         }
+    }
+
+    async fn transmit_stream(
+        &self,
+        call: &Call<'_>,
+        request: RequestBuilder,
+        stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        size: u64,
+    ) -> Result<Response, RegistryError> {
+        let moved = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&moved);
+        let stream = stream.inspect(move |chunk| {
+            let bytes = chunk.as_ref().map_or(0, Bytes::len);
+            counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        });
+        let request = request.header(CONTENT_LENGTH, size).body(Body::wrap_stream(stream));
+        self.transport.execute_moving(request, &moved, &call.name.host, call.action).await
     }
 
     /// The error for a status that is none of the expected ones.
@@ -323,10 +340,7 @@ impl Http {
         call: &Call<'_>,
         response: &mut Response,
     ) -> Result<Option<Bytes>, RegistryError> {
-        match tokio::time::timeout(IDLE_TIMEOUT, response.chunk()).await {
-            Ok(chunk) => chunk.map_err(|error| broken(&call.name.host, call.action, error)),
-            Err(_) => Err(silent(&call.name.host, call.action)),
-        }
+        next_chunk(response, &call.name.host, call.action).await
     }
 
     /// A whole body, if it is no longer than `limit`.
@@ -348,6 +362,18 @@ impl Http {
             body.extend_from_slice(&chunk);
         }
         Ok(body)
+    }
+}
+
+/// The next part of an answer's body.
+pub(super) async fn next_chunk(
+    response: &mut Response,
+    host: &str,
+    action: &str,
+) -> Result<Option<Bytes>, RegistryError> {
+    match tokio::time::timeout(IDLE_TIMEOUT, response.chunk()).await {
+        Ok(chunk) => chunk.map_err(|error| broken(host, action, error)),
+        Err(_) => Err(silent(host, action)),
     }
 }
 

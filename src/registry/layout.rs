@@ -10,11 +10,12 @@ use std::{
     fs::{self, File},
     io::{self, BufReader, ErrorKind, Read, Write},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use sha2::Digest as _;
 
-use super::{Registry, RegistryError, StoredManifest, Upload};
+use super::{BlobSource, BlobStream, Registry, RegistryError, StoredManifest, Upload, stream::stream_file};
 use crate::{
     image::{Digest, Repository, Tag, Version},
     oci::{
@@ -176,11 +177,14 @@ impl LayoutRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let mut found = Vec::new();
         for descriptor in self.index()?.manifests {
-            if descriptor.artifact_type.as_deref() != Some(artifact_type) {
+            // What has a subject has a kind, as its manifest or its configuration says.
+            if descriptor.artifact_type.is_none()
+                || artifact_type.is_some_and(|kind| descriptor.artifact_type.as_deref() != Some(kind))
+            {
                 continue;
             }
             let version = Version::Digest(descriptor.digest);
@@ -323,6 +327,20 @@ impl Registry for LayoutRegistry {
         .await
     }
 
+    async fn push_blob_from(
+        &self,
+        _repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        let digest = digest.clone();
+        self.blocking(move |layout| {
+            let from = source.open().map_err(RegistryError::io(format!("read blob {digest}")))?;
+            layout.push_file(&digest, from, "blob")
+        })
+        .await
+    }
+
     async fn push_bytes(&self, _repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
         let bytes = bytes.to_vec();
         self.blocking(move |layout| layout.push_file(&Digest::of(&bytes), &bytes[..], "bytes")).await
@@ -336,6 +354,17 @@ impl Registry for LayoutRegistry {
     ) -> Result<(), RegistryError> {
         let (digest, to) = (digest.clone(), to.to_owned());
         self.blocking(move |layout| layout.copy_out(&digest, &to)).await
+    }
+
+    async fn open_blob(
+        &self,
+        _repository: &Repository,
+        digest: &Digest,
+    ) -> Result<BlobStream, RegistryError> {
+        let place = self.blob(digest);
+        let action = format!("read {}", place.display());
+        let file = tokio::fs::File::open(&place).await.map_err(RegistryError::io(action.as_str()))?;
+        Ok(stream_file(file, action))
     }
 
     async fn push_manifest(
@@ -363,7 +392,16 @@ impl Registry for LayoutRegistry {
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let (repository, subject) = (repository.clone(), subject.clone());
         let artifact_type = artifact_type.to_owned();
-        self.blocking(move |layout| layout.referrers_of(&repository, &subject, &artifact_type)).await
+        self.blocking(move |layout| layout.referrers_of(&repository, &subject, Some(&artifact_type))).await
+    }
+
+    async fn all_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let (repository, subject) = (repository.clone(), subject.clone());
+        self.blocking(move |layout| layout.referrers_of(&repository, &subject, None)).await
     }
 }
 

@@ -10,9 +10,10 @@ mod location;
 mod name;
 mod referrers;
 mod remote;
+mod stream;
 mod tls;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 pub use self::{
     credentials::CredentialFile,
@@ -20,6 +21,7 @@ pub use self::{
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation, RegistryOptions, connect},
     remote::RemoteRegistry,
+    stream::{BlobSource, BlobStream},
 };
 use crate::{
     image::{Digest, Repository, Tag, Version},
@@ -73,6 +75,14 @@ pub trait Registry: Send + Sync {
         file: &Path,
     ) -> Result<Upload, RegistryError>;
 
+    /// The same for a blob that is no file of its own. `digest` is the source's.
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError>;
+
     /// Makes a blob of another repository of the same registry known in this one, without sending it.
     /// `false` where the registry does not do that; then it must be pushed.
     async fn mount_blob(
@@ -97,6 +107,9 @@ pub trait Registry: Send + Sync {
         to: &Path,
     ) -> Result<(), RegistryError>;
 
+    /// A blob's bytes as they come, which whoever takes them has to verify.
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError>;
+
     /// Puts a manifest under a tag or its digest.
     async fn push_manifest(
         &self,
@@ -116,5 +129,12 @@ pub trait Registry: Send + Sync {
         repository: &Repository,
         subject: &Digest,
         artifact_type: &str,
+    ) -> Result<Vec<Descriptor>, RegistryError>;
+
+    /// The manifests of all kinds that refer to `subject`, as [`Registry::referrers`].
+    async fn all_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
     ) -> Result<Vec<Descriptor>, RegistryError>;
 }

@@ -122,9 +122,11 @@ impl RemoteRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        let wanted = |descriptor: &Descriptor| descriptor.artifact_type.as_deref() == Some(artifact_type);
+        let wanted = |descriptor: &Descriptor| {
+            artifact_type.is_none_or(|kind| descriptor.artifact_type.as_deref() == Some(kind))
+        };
         let listed = self.listed_by_registry(repository, subject, artifact_type).await?;
         let mut found: Vec<Descriptor> = listed.into_iter().filter(wanted).collect();
         if found.is_empty() {
@@ -139,7 +141,7 @@ impl RemoteRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let name = &RemoteName::of(repository);
         let action = format!("list referrers of {}@{subject}", name.path);
@@ -149,7 +151,9 @@ impl RemoteRegistry {
             reason,
         };
         let mut first = self.http.url(name, &format!("referrers/{subject}"), &action).await?;
-        first.query_pairs_mut().append_pair("artifactType", artifact_type);
+        if let Some(kind) = artifact_type {
+            first.query_pairs_mut().append_pair("artifactType", kind);
+        }
         let mut next = Some(first);
         let mut found = Vec::new();
         for _ in 0..MAX_PAGES {

@@ -1,7 +1,7 @@
 //! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; registries from
 //! Docker's 2.x on).
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use bytes::Bytes;
 use reqwest::{
@@ -14,7 +14,7 @@ use tokio::io::AsyncWriteExt as _;
 use url::Url;
 
 use super::{
-    Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
+    BlobSource, BlobStream, Registry, RegistryError, RegistryOptions, StoredManifest, Upload,
     auth::Access,
     error::excerpt,
     http::{Call, Http, Payload},
@@ -289,6 +289,16 @@ impl Registry for RemoteRegistry {
         self.upload(repository, digest, size, Payload::File { path: file, size }).await
     }
 
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        let size = source.size();
+        self.upload(repository, digest, size, Payload::Source(source)).await
+    }
+
     async fn mount_blob(
         &self,
         repository: &Repository,
@@ -366,6 +376,10 @@ impl Registry for RemoteRegistry {
         Ok(())
     }
 
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+        self.stream_blob(repository, digest).await
+    }
+
     async fn push_manifest(
         &self,
         repository: &Repository,
@@ -386,7 +400,15 @@ impl Registry for RemoteRegistry {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        self.list_referrers(repository, subject, artifact_type).await
+        self.list_referrers(repository, subject, Some(artifact_type)).await
+    }
+
+    async fn all_referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        self.list_referrers(repository, subject, None).await
     }
 }
 

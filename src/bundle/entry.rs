@@ -1,0 +1,45 @@
+//! Adapter: the entries of a bundle's tar. Each is written in one way only, so that reading is comparing.
+
+use std::io;
+
+use crate::image::Digest;
+
+/// A tar's unit, in bytes.
+pub(super) const UNIT: u64 = 512;
+/// What a tar ends with.
+pub(super) const END: [u8; 1024] = [0; 1024];
+
+/// The header of a file with these many bytes: nobody's, of no time.
+pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT as usize]> {
+    let mut header = tar::Header::new_gnu();
+    header.set_path(name)?;
+    header.set_size(size);
+    header.set_mode(0o644);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_entry_type(tar::EntryType::Regular);
+    header.set_cksum();
+    Ok(*header.as_bytes())
+}
+
+/// Zeros behind a file of this size.
+pub(super) fn padding(size: u64) -> &'static [u8] {
+    &END[..usize::try_from((UNIT - size % UNIT) % UNIT).unwrap_or_default()]
+}
+
+/// A file of this size with its header and padding.
+pub(super) fn entry_size(size: u64) -> u64 {
+    UNIT + size + padding(size).len() as u64
+}
+
+/// A whole entry.
+pub(super) fn entry(name: &str, content: &[u8]) -> io::Result<Vec<u8>> {
+    let size = content.len() as u64;
+    Ok([&header(name, size)?[..], content, padding(size)].concat())
+}
+
+/// Where a layout keeps a blob.
+pub(super) fn blob_name(digest: &Digest) -> String {
+    format!("blobs/sha256/{}", digest.hex())
+}

@@ -1,0 +1,256 @@
+//! Adapter: the zstd frames of a bundle (RFC 8878): one for each entry, so that each can be read without the others.
+
+use std::io::{self, Read, Write};
+
+use zstd::stream::raw::{DParameter, Decoder, InBuffer, Operation as _, OutBuffer};
+
+/// The longest block that the format knows.
+const BLOCK: usize = 128 << 10;
+/// Magic number; "descriptor" that says: content size in 8 bytes, no checksum; a window of one block.
+const STORED_HEADER: [u8; 6] = [0x28, 0xb5, 0x2f, 0xfd, 0xc0, 0x38];
+/// zstd's own default: what farrier makes is compressed already, so this is for manifests and plain tars.
+const LEVEL: i32 = 3;
+/// The largest window that is read, as a power of two: what zstd uses for its levels without `--long`.
+const MAX_WINDOW_LOG: u32 = 23;
+/// Read from a file at once.
+const CHUNK: usize = 256 << 10;
+
+/// What becomes of an entry's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// They are kept as they are, in the format's raw blocks.
+    Stored,
+    /// They are compressed.
+    Compressed,
+}
+
+impl Packing {
+    /// As many bytes as it takes to tell.
+    pub(super) const START: usize = 4;
+
+    /// Told from the start of a blob: what is compressed already becomes no smaller.
+    pub(super) fn of(start: &[u8]) -> Self {
+        let compressed: [&[u8]; 4] = [
+            &[0x1f, 0x8b],             // gzip
+            &[0x28, 0xb5, 0x2f, 0xfd], // zstd
+            &[0xfd, b'7', b'z', b'X'], // xz
+            b"BZh",
+        ];
+        if compressed.iter().any(|magic| start.starts_with(magic)) { Self::Stored } else { Self::Compressed }
+    }
+}
+
+enum Encoder<W: Write> {
+    Stored(W),
+    Compressed(zstd::stream::write::Encoder<'static, W>),
+}
+
+/// Writes one frame. The bytes of the frame do not depend on the portions in which its content comes.
+pub(super) struct FrameWriter<W: Write> {
+    encoder: Encoder<W>,
+    pending: Vec<u8>,
+    /// Bytes that are still to come.
+    left: u64,
+}
+
+impl<W: Write> FrameWriter<W> {
+    /// Begins a frame with `size` bytes, which are more than none.
+    pub(super) fn new(mut out: W, packing: Packing, size: u64) -> io::Result<Self> {
+        let encoder = match packing {
+            Packing::Stored => {
+                out.write_all(&STORED_HEADER)?;
+                out.write_all(&size.to_le_bytes())?;
+                Encoder::Stored(out)
+            }
+            Packing::Compressed => {
+                let mut encoder = zstd::stream::write::Encoder::new(out, LEVEL)?;
+                encoder.include_checksum(true)?;
+                encoder.set_pledged_src_size(Some(size))?;
+                Encoder::Compressed(encoder)
+            }
+        };
+        Ok(Self { encoder, pending: Vec::with_capacity(BLOCK), left: size })
+    }
+
+    pub(super) fn write(&mut self, mut data: &[u8]) -> io::Result<()> {
+        while !data.is_empty() {
+            if self.pending.is_empty() && data.len() >= BLOCK {
+                let (block, rest) = data.split_at(BLOCK);
+                self.block(block)?;
+                data = rest;
+                continue;
+            }
+            let (more, rest) = data.split_at(data.len().min(BLOCK - self.pending.len()));
+            self.pending.extend_from_slice(more);
+            data = rest;
+            if self.pending.len() == BLOCK {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let block = std::mem::take(&mut self.pending);
+        self.block(&block)?;
+        self.pending = block;
+        self.pending.clear();
+        Ok(())
+    }
+
+    fn block(&mut self, block: &[u8]) -> io::Result<()> {
+        self.left = self
+            .left
+            .checked_sub(block.len() as u64)
+            .ok_or_else(|| io::Error::other("more bytes than were announced"))?;
+        match &mut self.encoder {
+            Encoder::Stored(out) => {
+                // `Block_Header`: last block, type 0 (raw), size.
+                let last = u32::from(self.left == 0);
+                let header = u32::try_from(block.len()).map_err(io::Error::other)? << 3 | last;
+                out.write_all(&header.to_le_bytes()[..3])?;
+                out.write_all(block)
+            }
+            Encoder::Compressed(encoder) => encoder.write_all(block),
+        }
+    }
+
+    pub(super) fn finish(mut self) -> io::Result<W> {
+        if !self.pending.is_empty() {
+            self.flush()?;
+        }
+        if self.left > 0 {
+            return Err(io::Error::other("fewer bytes than were announced"));
+        }
+        match self.encoder {
+            Encoder::Stored(out) => Ok(out),
+            Encoder::Compressed(encoder) => encoder.finish(),
+        }
+    }
+}
+
+/// Writes a frame with these bytes.
+pub(super) fn write_frame(out: impl Write, content: &[u8]) -> io::Result<()> {
+    let mut writer = FrameWriter::new(out, Packing::Compressed, content.len() as u64)?;
+    writer.write(content)?;
+    writer.finish().map(drop)
+}
+
+/// Reads one frame, and ends where it ends.
+pub(super) struct FrameReader<R> {
+    from: R,
+    decoder: Decoder<'static>,
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    consumed: u64,
+    finished: bool,
+}
+
+impl<R: Read> FrameReader<R> {
+    pub(super) fn new(from: R) -> io::Result<Self> {
+        let mut decoder = Decoder::new()?;
+        decoder.set_parameter(DParameter::WindowLogMax(MAX_WINDOW_LOG))?;
+        Ok(Self { from, decoder, buffer: vec![0; CHUNK], start: 0, end: 0, consumed: 0, finished: false })
+    }
+
+    /// Bytes of the frame so far.
+    pub(super) fn consumed(&self) -> u64 {
+        self.consumed
+    }
+
+    /// Does the frame end here? Anything behind what was expected is an error.
+    pub(super) fn expect_end(&mut self) -> io::Result<()> {
+        match self.read(&mut [0])? {
+            0 => Ok(()),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "it holds more than it should")),
+        }
+    }
+}
+
+impl<R: Read> Read for FrameReader<R> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        while !self.finished && !to.is_empty() {
+            if self.start == self.end {
+                (self.start, self.end) = (0, self.from.read(&mut self.buffer)?);
+            }
+            let mut input = InBuffer::around(&self.buffer[self.start..self.end]);
+            let mut output = OutBuffer::around(&mut *to);
+            let left = self.decoder.run(&mut input, &mut output)?;
+            let (read, written) = (input.pos(), output.pos());
+            self.start += read;
+            self.consumed += read as u64;
+            self.finished = left == 0;
+            if written > 0 {
+                return Ok(written);
+            }
+            if !self.finished && read == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn frame(packing: Packing, content: &[u8], portion: usize) -> Vec<u8> {
+        let mut writer = FrameWriter::new(Vec::new(), packing, content.len() as u64).unwrap();
+        for part in content.chunks(portion) {
+            writer.write(part).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    fn noise(length: usize) -> Vec<u8> {
+        (0..length as u64).map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 53).to_le_bytes()[0]).collect()
+    }
+
+    #[test]
+    fn portions_make_no_difference_and_zstd_reads_both() {
+        let content = noise(3 * BLOCK + 77);
+        for packing in [Packing::Stored, Packing::Compressed] {
+            let whole = frame(packing, &content, content.len());
+            for portion in [1000, BLOCK, BLOCK + 1] {
+                assert_eq!(frame(packing, &content, portion), whole, "{packing:?} {portion}");
+            }
+            assert_eq!(zstd::stream::decode_all(&whole[..]).unwrap(), content, "{packing:?}");
+            let with_more = [&whole[..], b"more"].concat();
+            let mut reader = FrameReader::new(&with_more[..]).unwrap();
+            let mut back = Vec::new();
+            reader.read_to_end(&mut back).unwrap();
+            assert!(back == content, "{packing:?}");
+            assert_eq!(reader.consumed(), whole.len() as u64);
+        }
+        assert!(frame(Packing::Stored, &content, BLOCK).len() < content.len() + 64);
+    }
+
+    #[test]
+    fn an_announced_size_is_kept() {
+        let mut short = FrameWriter::new(Vec::new(), Packing::Stored, 4).unwrap();
+        short.write(b"abc").unwrap();
+        assert!(short.finish().is_err());
+        let mut long = FrameWriter::new(Vec::new(), Packing::Stored, 2).unwrap();
+        long.write(b"abc").unwrap();
+        assert!(long.finish().is_err());
+    }
+
+    #[test]
+    fn what_is_compressed_already_is_told() {
+        assert_eq!(Packing::of(&[0x1f, 0x8b, 8, 0]), Packing::Stored);
+        assert_eq!(Packing::of(b"{}"), Packing::Compressed);
+        assert_eq!(Packing::of(b""), Packing::Compressed);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let mut out = Vec::new();
+            let _ = FrameReader::new(&bytes[..]).unwrap().take(1 << 20).read_to_end(&mut out);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! How far an export, a verification or an import is.
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// What an interrupted export left is verified.
+    Resume,
+    /// Blobs are fetched and written.
+    Export,
+    /// Every frame is read and compared.
+    Verify,
+    /// Blobs are pushed.
+    Push,
+}
+
+/// Is told how far something is. It must not block.
+pub trait Meter: Send + Sync {
+    /// A phase begins, of these many bytes.
+    fn begin(&self, phase: Phase, bytes: u64);
+    /// So many bytes more are done.
+    fn advance(&self, bytes: u64);
+    /// The phase is over.
+    fn end(&self);
+}
+
+/// Tells nobody.
+#[derive(Clone, Copy, Debug)]
+pub struct Silent;
+
+impl Meter for Silent {
+    fn begin(&self, _phase: Phase, _bytes: u64) {}
+    fn advance(&self, _bytes: u64) {}
+    fn end(&self) {}
+}

@@ -1,0 +1,55 @@
+//! Adapter: what belongs to an image without being named by it: reports, lists, statements and signatures.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{BundleError, Content, ContentKind};
+use crate::{
+    image::{Repository, Tag, Version},
+    registry::{Registry, RegistryError, RegistryLocation},
+};
+
+/// Adds everything that refers to the images among the contents: what the registry lists as such, and what stands under
+/// tags made from their digests (`sha256-<hex>.sig` and its like, cosign's "Signature Storage"), and what refers to that.
+pub async fn with_referrers(
+    contents: Vec<Content>,
+    location: &RegistryLocation,
+    registry: &dyn Registry,
+) -> Result<BTreeSet<Content>, BundleError> {
+    let mut all = BTreeSet::new();
+    let mut waiting = contents;
+    let mut tags: BTreeMap<Repository, Vec<Tag>> = BTreeMap::new();
+    let mut asked = BTreeSet::new();
+    while let Some(content) = waiting.pop() {
+        let Content { kind, repository: name, tag: _, digest } = &content;
+        let refers_or_may_be_referred_to = matches!(
+            kind,
+            ContentKind::Image | ContentKind::Farrier | ContentKind::Referrer | ContentKind::Signature
+        );
+        if refers_or_may_be_referred_to && asked.insert((name.clone(), digest.clone())) {
+            let repository = location.repository(name).map_err(|error| RegistryError::Options {
+                what: format!("repository {name}"),
+                reason: error.to_string(),
+            })?;
+            for found in registry.all_referrers(&repository, digest).await? {
+                let (kind, digest) = (ContentKind::Referrer, found.digest);
+                waiting.push(Content { kind, repository: name.clone(), tag: None, digest });
+            }
+            if !tags.contains_key(&repository) {
+                tags.insert(repository.clone(), registry.tags(&repository).await?);
+            }
+            let start = format!("sha256-{}.", digest.hex());
+            for tag in tags.get(&repository).into_iter().flatten() {
+                if !tag.as_str().starts_with(&start) {
+                    continue;
+                }
+                let version = Version::Tag(tag.clone());
+                if let Some(found) = registry.manifest(&repository, &version).await? {
+                    let (kind, tag) = (ContentKind::Signature, Some(tag.clone()));
+                    waiting.push(Content { kind, repository: name.clone(), tag, digest: found.digest });
+                }
+            }
+        }
+        all.insert(content);
+    }
+    Ok(all)
+}

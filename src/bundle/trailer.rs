@@ -1,0 +1,114 @@
+//! Pure: a bundle's end: a skippable zstd frame (RFC 8878, 3.1.2), which other tools pass over, with the lengths of all
+//! frames, the digest of the index and the file's length. Whoever reads the last bytes sees whether the file is whole.
+
+use crate::image::Digest;
+
+/// A skippable frame.
+const SKIPPABLE: u32 = 0x184d_2a5b;
+/// The last bytes of every bundle.
+const MAGIC: &[u8; 8] = b"farrier1";
+/// Skippable frame's magic number and length.
+const START: u64 = 8;
+/// Digest, number of frames, length of the file, magic.
+pub(super) const FIXED: u64 = 32 + 8 + 8 + 8;
+/// More frames than any registry's contents have.
+const MAX_FRAMES: u64 = 1 << 20;
+
+/// What a bundle's end says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Trailer {
+    /// Lengths of the frames before it.
+    pub frames: Vec<u64>,
+    /// sha256 of the index.
+    pub index: Digest,
+}
+
+/// Why the end of a file is not that of a bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoTrailer {
+    /// It ends with something else, or says that the file has another length.
+    Truncated,
+    /// It contradicts itself.
+    Damaged(&'static str),
+}
+
+impl Trailer {
+    /// Its bytes, behind `before` bytes of frames.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let before: u64 = self.frames.iter().sum();
+        let content = self.frames.len() as u64 * 8 + FIXED;
+        let mut bytes = Vec::new();
+        bytes.extend(SKIPPABLE.to_le_bytes());
+        // At most MAX_FRAMES are written.
+        bytes.extend(u32::try_from(content).unwrap_or(u32::MAX).to_le_bytes());
+        bytes.extend(self.frames.iter().flat_map(|length| length.to_le_bytes()));
+        bytes.extend(hex::decode(self.index.hex()).unwrap_or_default());
+        bytes.extend((self.frames.len() as u64).to_le_bytes());
+        bytes.extend((before + START + content).to_le_bytes());
+        bytes.extend(MAGIC);
+        bytes
+    }
+
+    /// Where it begins in a file of this length, told from its last [`FIXED`] bytes.
+    pub(super) fn start(length: u64, last: &[u8]) -> Result<u64, NoTrailer> {
+        let at = |from: usize| last.get(from..from + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let (Some(frames), Some(said)) = (at(32), at(40)) else { return Err(NoTrailer::Truncated) };
+        if !last.ends_with(MAGIC) || said != length {
+            return Err(NoTrailer::Truncated);
+        }
+        if frames > MAX_FRAMES {
+            return Err(NoTrailer::Damaged("it counts more frames than a bundle can have"));
+        }
+        length
+            .checked_sub(START + frames * 8 + FIXED)
+            .ok_or(NoTrailer::Damaged("it counts more frames than the file has room for"))
+    }
+
+    /// Reads it.
+    pub(super) fn parse(bytes: &[u8], start: u64) -> Result<Self, NoTrailer> {
+        let body = bytes.len().checked_sub(FIXED as usize).and_then(|end| bytes.get(START as usize..end));
+        let body = body.ok_or(NoTrailer::Truncated)?;
+        let frames: Vec<u64> =
+            body.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+        let digest = bytes.get(START as usize + body.len()..).and_then(<[u8]>::first_chunk::<32>);
+        let trailer = Self { frames, index: Digest::from_sha256(digest.ok_or(NoTrailer::Truncated)?) };
+        let sum = trailer.frames.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
+        if sum != Some(start) {
+            return Err(NoTrailer::Damaged("the lengths of its frames are not those of the file"));
+        }
+        if trailer.to_bytes() != bytes {
+            return Err(NoTrailer::Damaged("it is not as it was written"));
+        }
+        Ok(trailer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back_and_no_flipped_bit_goes_unseen() {
+        let trailer = Trailer { frames: vec![10, 20, 7000], index: Digest::of(b"index") };
+        let bytes = trailer.to_bytes();
+        let length = 7030 + bytes.len() as u64;
+        let read = |bytes: &[u8]| {
+            let start = Trailer::start(length, &bytes[bytes.len() - FIXED as usize..])?;
+            if start != 7030 {
+                return Err(NoTrailer::Damaged("another start"));
+            }
+            Trailer::parse(bytes, start)
+        };
+        assert_eq!(read(&bytes).unwrap(), trailer);
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            // Which index it is for is compared with the index.
+            assert!(
+                read(&flipped).is_ok_and(|read| read.index != trailer.index) || read(&flipped).is_err(),
+                "{bit}"
+            );
+        }
+        assert_eq!(Trailer::start(length - 1, &bytes[..FIXED as usize]), Err(NoTrailer::Truncated));
+    }
+}

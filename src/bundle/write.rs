@@ -1,0 +1,218 @@
+//! Adapter: the bundle's file while it is written: frame after frame, from where an earlier run stopped.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, BufWriter, Seek as _, SeekFrom, Write as _},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use sha2::Digest as _;
+
+use super::{
+    BundleError, Meter, Phase,
+    entry::{self, blob_name},
+    frame::{FrameWriter, Packing, write_frame},
+    index::{Blob, BundleIndex},
+    read::{Section, read_blob},
+    trailer::Trailer,
+};
+use crate::{image::Digest, oci::ImageError, registry::RegistryError};
+
+/// Written at once.
+const BUFFER: usize = 1 << 20;
+
+/// A bundle that is being written beside its place.
+pub(super) struct Writer {
+    partial: PathBuf,
+    to: PathBuf,
+    out: BufWriter<File>,
+    frames: Vec<u64>,
+    /// Where the next frame begins.
+    at: u64,
+    index: Digest,
+}
+
+impl Writer {
+    /// Opens `FILE.partial`, keeps the whole frames that an earlier run left there, and drops the rest.
+    pub(super) fn open(to: &Path, index: &BundleIndex, meter: &dyn Meter) -> Result<Self, BundleError> {
+        if to.exists() {
+            return Err(BundleError::Exists(to.to_owned()));
+        }
+        let mut partial = to.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let action = || BundleError::io(format!("write {}", partial.display()));
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&partial)
+            .map_err(action())?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(partial)),
+            Err(TryLockError::Error(error)) => return Err(action()(error)),
+        }
+        let manifest =
+            |source: ImageError| BundleError::Manifest { reference: "the bundle's index".to_owned(), source };
+        let bytes = index.to_bytes().map_err(manifest)?;
+        let mut head = Vec::new();
+        let mut frames = Vec::new();
+        for (name, content) in index.head().map_err(manifest)? {
+            let before = head.len();
+            let entry = entry::entry(name, &content).map_err(action())?;
+            write_frame(&mut head, &entry).map_err(action())?;
+            frames.push((head.len() - before) as u64);
+        }
+        let file = Arc::new(file);
+        let kept = kept_frames(&file, &head, index, meter).map_err(action())?;
+        let mut file = Arc::into_inner(file)
+            .ok_or_else(|| action()(io::Error::other("the file is still being read")))?;
+        match kept {
+            Some(kept) => frames.extend(kept),
+            None => {
+                file.set_len(0).map_err(action())?;
+                file.write_all(&head).map_err(action())?;
+            }
+        }
+        let at = frames.iter().sum();
+        file.set_len(at).map_err(action())?;
+        file.seek(SeekFrom::Start(at)).map_err(action())?;
+        let out = BufWriter::with_capacity(BUFFER, file);
+        Ok(Self { partial, to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
+    }
+
+    /// How many of the index's blobs are there already.
+    pub(super) fn kept(&self) -> usize {
+        self.frames.len() - 3
+    }
+
+    /// Writes the next blob, which comes in portions. What is not as announced is taken back.
+    pub(super) fn blob(
+        &mut self,
+        blob: &Blob,
+        mut next: impl FnMut() -> Result<Option<Bytes>, BundleError>,
+    ) -> Result<(), BundleError> {
+        let action = || BundleError::io(format!("write {}", self.partial.display()));
+        let mut content = Content { blob, hash: sha2::Sha256::new(), count: 0 };
+        let mut start = Vec::new();
+        let mut more = true;
+        while more && start.len() < Packing::START {
+            more = content.take(&mut next, |chunk| start.extend_from_slice(chunk))?;
+        }
+        let mut writer = begin(&mut self.out, blob, &start).map_err(action())?;
+        while more {
+            let mut written = Ok(());
+            more = content.take(&mut next, |chunk| written = writer.write(chunk))?;
+            written.map_err(action())?;
+        }
+        content.check()?;
+        writer.write(entry::padding(blob.size)).and_then(|()| writer.finish().map(drop)).map_err(action())?;
+        let end = self.out.stream_position().map_err(action())?;
+        self.frames.push(end - self.at);
+        self.at = end;
+        Ok(())
+    }
+
+    /// Ends the archive, and puts the file in its place. Returns its length and the index's digest.
+    pub(super) fn finish(mut self) -> Result<(u64, Digest), BundleError> {
+        let action = || BundleError::io(format!("write {}", self.partial.display()));
+        let mut end = Vec::new();
+        write_frame(&mut end, &entry::END).map_err(action())?;
+        self.frames.push(end.len() as u64);
+        let trailer = Trailer { frames: std::mem::take(&mut self.frames), index: self.index.clone() };
+        end.extend(trailer.to_bytes());
+        self.out.write_all(&end).and_then(|()| self.out.flush()).map_err(action())?;
+        self.out.get_ref().sync_data().map_err(action())?;
+        fs::rename(&self.partial, &self.to).map_err(BundleError::io(format!(
+            "rename {} to {}",
+            self.partial.display(),
+            self.to.display()
+        )))?;
+        Ok((self.at + end.len() as u64, self.index))
+    }
+}
+
+/// What has come of a blob.
+struct Content<'a> {
+    blob: &'a Blob,
+    hash: sha2::Sha256,
+    count: u64,
+}
+
+impl Content<'_> {
+    /// Takes the next portion; `false` after the last one.
+    fn take(
+        &mut self,
+        next: &mut impl FnMut() -> Result<Option<Bytes>, BundleError>,
+        mut to: impl FnMut(&[u8]),
+    ) -> Result<bool, BundleError> {
+        let Some(chunk) = next()? else { return Ok(false) };
+        self.hash.update(&chunk);
+        self.count += chunk.len() as u64;
+        if self.count > self.blob.size {
+            self.check()?;
+        }
+        to(&chunk);
+        Ok(true)
+    }
+
+    /// Is it the blob?
+    fn check(&self) -> Result<(), BundleError> {
+        let Self { blob, hash, count } = self;
+        let found = Digest::from_sha256(&hash.clone().finalize().into());
+        if found == blob.digest && *count == blob.size {
+            return Ok(());
+        }
+        let action = format!("fetch blob {} of {} bytes", blob.digest, blob.size);
+        Err(RegistryError::Digest { action, wanted: blob.digest.clone(), found }.into())
+    }
+}
+
+/// Begins a blob's frame, once its first bytes tell how it is packed.
+fn begin<'a>(
+    out: &'a mut BufWriter<File>,
+    blob: &Blob,
+    start: &[u8],
+) -> io::Result<FrameWriter<&'a mut BufWriter<File>>> {
+    let mut writer = FrameWriter::new(out, Packing::of(start), entry::entry_size(blob.size))?;
+    writer.write(&entry::header(&blob_name(&blob.digest), blob.size)?)?;
+    writer.write(start)?;
+    Ok(writer)
+}
+
+/// The lengths of the blobs' frames that an earlier run wrote whole; `None` where it wrote something else, or nothing.
+fn kept_frames(
+    file: &Arc<File>,
+    head: &[u8],
+    index: &BundleIndex,
+    meter: &dyn Meter,
+) -> io::Result<Option<Vec<u64>>> {
+    let length = file.metadata()?.len();
+    let mut start = vec![0; head.len()];
+    if length < head.len() as u64 {
+        return Ok(None);
+    }
+    file.read_exact_at(&mut start, 0)?;
+    if start != head {
+        return Ok(None);
+    }
+    meter.begin(Phase::Resume, length);
+    let mut at = head.len() as u64;
+    meter.advance(at);
+    let mut frames = Vec::new();
+    for blob in index.carried() {
+        let section = Section::new(Arc::clone(file), at, length);
+        // Whatever is wrong with it, it is written again.
+        let Ok(frame) = read_blob(section, blob, |_| {}) else { break };
+        meter.advance(frame);
+        at += frame;
+        frames.push(frame);
+    }
+    meter.end();
+    Ok(Some(frames))
+}
