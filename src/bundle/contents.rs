@@ -7,15 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, Toolchain, match_family},
-    oci::media_type,
 };
-
-/// What farrier keeps beside an image as its referrers, by `artifactType`.
-pub const REFERRERS: [&str; 1] = [media_type::CHECK_REPORT];
-
-/// Ends of the tags `sha256-<digest>...` under which signatures and signed statements about an image stand (cosign,
-/// "Signature Storage").
-pub const SIGNATURES: [&str; 2] = [".sig", ".att"];
 
 /// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
