@@ -206,12 +206,6 @@ pub enum TargetError {
         /// What is wrong with it.
         why: String,
     },
-    /// An image that is to be carried elsewhere.
-    #[error("{reference} is not published")]
-    NotPublished {
-        /// The image.
-        reference: String,
-    },
     /// A needed image that was there when the build was planned.
     #[error("needed image {reference} is not in the registry any more")]
     NeedVanished {
@@ -409,7 +403,6 @@ impl TargetError {
                     .to_owned(),
             ),
             Self::NeedVanished { .. } => Some("run again: it is built and published first".to_owned()),
-            Self::NotPublished { .. } => Some("build it first: farrier prebuild, or farrier build --push".to_owned()),
             Self::TreeChanged { .. } => Some("run again".to_owned()),
             _ => None,
         }

@@ -151,6 +151,12 @@ fn unknown_fields_of_families_are_refused_everywhere() {
 }
 
 #[test]
+fn names_of_the_stores_repositories_are_taken() {
+    let message = image_mistakes(&[("{name: mstflint}\nspec", "{name: sources}\nspec")]);
+    assert!(message.contains("\"sources\" is a repository of farrier's own"), "{message}");
+}
+
+#[test]
 fn every_mistaken_value_is_reported_at_its_place() {
     let text = replaced(
         IMAGE,

@@ -153,8 +153,11 @@ impl Fetcher {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         if let Some(known) = self.cache.read_record::<Package>("packages", &key)? {
             let age = now.checked_sub(known.found);
-            // One version's content never changes.
-            if version.is_some() || age.is_some_and(|age| age < self.options.refresh.as_secs()) {
+            // One version's content never changes; and where nobody may be asked, what was said last counts.
+            if version.is_some()
+                || self.options.offline
+                || age.is_some_and(|age| age < self.options.refresh.as_secs())
+            {
                 return Ok(known);
             }
         }

@@ -7,13 +7,12 @@ use crate::{
     cli::{
         CliError,
         args::{BundleExportArgs, TargetArgs},
-        settings,
+        printer, settings,
     },
-    controller::Controller,
+    controller::{Carrying, Controller, Lacking},
     image::{ImageName, Tag, Version},
     kernel::KernelTarget,
     oci::{ImageFacts, is_referrers_tag},
-    store::{Kind, header_tag},
 };
 
 /// Published images for the kernels, and what the store has for them.
@@ -23,27 +22,21 @@ pub(super) async fn contents(
 ) -> Result<Vec<Content>, CliError> {
     let kernels = kernels(args)?;
     let mut found = Vec::new();
-    for image in images(controller, args)? {
-        found.extend(published(controller, &image, &kernels).await?);
+    let images = images(controller, args)?;
+    for image in &images {
+        found.extend(published(controller, image, &kernels).await?);
     }
     if found.is_empty() {
         let kernels: Vec<&str> = kernels.iter().map(|kernel| kernel.release.as_str()).collect();
         let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
         return Err(BundleError::Nothing(reason).into());
     }
-    for kernel in &kernels {
-        if let Ok(tag) = header_tag(&kernel.release, kernel.arch) {
-            found.extend(tagged(controller, ContentKind::Headers, Kind::Headers.repository(), [tag]).await?);
-        }
+    let (made_from, lacking) = controller.made_from(&Carrying { images, kernels }).await;
+    for Lacking { what, error, hint, unreachable: _ } in &lacking {
+        let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        printer::message(&format!("not in the bundle: {what}: {error}{hint}"));
     }
-    for (kind, store) in [
-        (ContentKind::Source, Kind::Source),
-        (ContentKind::RootFs, Kind::RootFs),
-        (ContentKind::Definitions, Kind::Definitions),
-    ] {
-        let tags = tags(controller, store.repository()).await?;
-        found.extend(tagged(controller, kind, store.repository(), tags).await?);
-    }
+    found.extend(made_from);
     Ok(in_order(found))
 }
 
