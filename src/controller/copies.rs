@@ -211,7 +211,7 @@ mod tests {
         assert!(!bench.controller.copy_image(text).await.unwrap().new);
 
         // Nobody is there any more.
-        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap());
+        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
         let offline = FetchOptions { offline: true, ..FetchOptions::default() };
         bench.controller.fetcher = Fetcher::new(bench.controller.cache.clone(), offline);
         let resolved = bench.controller.resolve_reference(text).await.unwrap();
