@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::Arc,
 };
 
@@ -444,4 +444,91 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
     let (code, said) = refusal(&bad);
     assert_eq!(code, Some(2));
     assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
+}
+
+/// `farrier bundle export` of one reference.
+fn export_command(registry: &str, to: &Path, cache: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+    command
+        .args(["bundle", "export", "--registry", registry, "--reference", "large:1", "--to"])
+        .arg(to)
+        .env("XDG_CACHE_HOME", cache)
+        .env("DOCKER_CONFIG", cache)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+#[tokio::test]
+async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
+    let from = Site::start();
+    let layers: Vec<Vec<u8>> = (1..13).map(|seed| noise(4 << 20, seed)).collect();
+    let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
+    from.publish("large", "1", &layers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let registry = from.location.to_string();
+    let whole = directory.path().join("whole");
+    let output = export_command(&registry, &whole, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let killed = directory.path().join("killed");
+    let partial = directory.path().join("killed.partial");
+    let mut child = export_command(&registry, &killed, directory.path()).spawn().unwrap();
+    let written = || fs::metadata(&partial).map_or(0, |metadata| metadata.len());
+    while written() < 10 << 20 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!killed.exists(), "it was done before it was killed");
+    assert!(written() >= 10 << 20);
+
+    let gets = from.process.requests("GET");
+    let output = export_command(&registry, &killed, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("were written by an earlier run, and kept"));
+    assert!(from.process.requests("GET") - gets < 14, "everything was fetched again");
+    assert!(fs::read(&killed).unwrap() == fs::read(&whole).unwrap());
+    assert!(!partial.exists());
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_what_is_written_is_kept() {
+    let from = Site::start();
+    let (one, two) = (noise(600_000, 1), noise(900_000, 2));
+    from.publish("large", "1", &[&one, &two]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    // Mounted where nobody else sees it, by whoever may: root, or anybody in a namespace of users.
+    let script = "mount -t tmpfs -o size=1m tmpfs \"$1\" && shift && \"$@\"; code=$?; ls \"${@: -1}.partial\"; exit $code";
+    let to = disk.join("bundle");
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"])
+        .arg(&disk)
+        .args([env!("CARGO_BIN_EXE_farrier"), "bundle", "export", "--registry", &from.location.to_string()])
+        .args(["--reference", "large:1", "--to"])
+        .arg(&to)
+        .env("XDG_CACHE_HOME", directory.path())
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("write ") && said.contains("No space left on device"), "{said}");
+    assert!(said.contains("hint: free some space and run the same command again"), "{said}");
+    assert!(text(&output.stdout).contains("bundle.partial"), "{}", text(&output.stdout));
+}
+
+#[tokio::test]
+async fn a_registry_that_gives_another_blob_is_found_out() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    let repository = from.location.repository("two").unwrap();
+    let version = Version::Digest(contents[1].digest.clone());
+    let manifest = from.registry.manifest(&repository, &version).await.unwrap().unwrap();
+    let manifest = farrier::oci::ImageManifest::parse(&manifest.bytes).unwrap();
+    from.process.replace_blob(&manifest.layers[1].digest, b"another");
+    let error = from.export(&contents, &directory.path().join("bundle"), None).await.unwrap_err();
+    assert!(matches!(&error, BundleError::Registry(_)), "{error}");
+    assert!(!directory.path().join("bundle").exists());
 }

@@ -85,12 +85,12 @@ async fn export(
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
     let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
-    let contents = select::contents(&controller, args).await?;
+    let Some(contents) = select::contents(&controller, args).await? else { return Ok(Exit::Failed) };
     let (location, registry) = (&controller.location, &controller.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut wanted = Vec::new();
     for content in contents {
-        let repository = settings::parse("--registry", &location_name(location, &content))?;
+        let repository = select::repository(location, &content.repository)?;
         wanted.push(Wanted { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
@@ -112,12 +112,6 @@ async fn export(
         args.to.display()
     ));
     Ok(Exit::Done)
-}
-
-fn location_name(location: &RegistryLocation, content: &Content) -> String {
-    location
-        .repository(&content.repository)
-        .map_or_else(|_| content.repository.clone(), |r| r.as_str().to_owned())
 }
 
 /// farrier's own image, wherever it is.

@@ -77,6 +77,15 @@ impl RegistryProcess {
         fs::remove_dir_all(self.directory.path().join(tags).join(tag)).expect("the registry has the tag");
     }
 
+    /// Gives other bytes for a blob, as a registry with a broken disk does.
+    pub fn replace_blob(&self, digest: &farrier::image::Digest, bytes: &[u8]) {
+        let hex = digest.hex();
+        let data = format!("storage/docker/registry/v2/blobs/sha256/{}/{hex}/data", &hex[..2]);
+        let path = self.directory.path().join(data);
+        assert!(path.exists(), "the registry has the blob");
+        fs::write(path, bytes).unwrap();
+    }
+
     /// Requests of one method that the registry has answered so far.
     pub fn requests(&self, method: &str) -> usize {
         let log = fs::read_to_string(self.directory.path().join("log")).unwrap();

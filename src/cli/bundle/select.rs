@@ -1,144 +1,61 @@
 //! What the arguments of an export ask for, found in the registry.
 
-use std::collections::BTreeSet;
-
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order},
-    cli::{
-        CliError,
-        args::{BundleExportArgs, TargetArgs},
-        settings,
-    },
-    controller::Controller,
-    image::{ImageName, Tag, Version},
-    kernel::KernelTarget,
-    oci::{ImageFacts, is_referrers_tag},
-    store::{Kind, header_tag},
+    cli::{CliError, args::BundleExportArgs, mirror::carrying, printer, settings},
+    controller::{Controller, Lacking},
+    image::{ImageReference, Repository, Version},
+    registry::RegistryLocation,
 };
 
-/// Published images for the kernels, and what the store has for them.
+/// What a site must get; `None` where something of it is missing, which has been told then.
 pub(super) async fn contents(
     controller: &Controller,
     args: &BundleExportArgs,
-) -> Result<Vec<Content>, CliError> {
-    let kernels = kernels(args)?;
+) -> Result<Option<Vec<Content>>, CliError> {
     let mut found = Vec::new();
-    for image in images(controller, args)? {
-        found.extend(published(controller, &image, &kernels).await?);
+    for reference in &args.reference {
+        found.push(referred(controller, reference).await?);
+    }
+    if !args.carry.kernel.is_empty() {
+        let (contents, lacking) = controller.site_contents(&carrying(&args.carry, controller)?).await;
+        lacking.iter().for_each(tell);
+        if !lacking.is_empty() && !args.incomplete {
+            printer::message(
+                "error: nothing was written, because the bundle would lack what is told above\n\
+                 hint: put it into the registry, or pass --incomplete",
+            );
+            return Ok(None);
+        }
+        found.extend(contents);
     }
     if found.is_empty() {
-        let kernels: Vec<&str> = kernels.iter().map(|kernel| kernel.release.as_str()).collect();
-        let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
+        let reason = format!("{} has nothing of what was asked for", controller.location);
         return Err(BundleError::Nothing(reason).into());
     }
-    for kernel in &kernels {
-        if let Ok(tag) = header_tag(&kernel.release, kernel.arch) {
-            found.extend(tagged(controller, ContentKind::Headers, Kind::Headers.repository(), [tag]).await?);
-        }
-    }
-    for (kind, store) in [
-        (ContentKind::Source, Kind::Source),
-        (ContentKind::RootFs, Kind::RootFs),
-        (ContentKind::Definitions, Kind::Definitions),
-    ] {
-        let tags = tags(controller, store.repository()).await?;
-        found.extend(tagged(controller, kind, store.repository(), tags).await?);
-    }
-    Ok(in_order(found))
+    Ok(Some(in_order(found)))
 }
 
-fn kernels(args: &BundleExportArgs) -> Result<BTreeSet<KernelTarget>, CliError> {
-    let BundleExportArgs { kernel, os, os_version, arch, .. } = args;
-    let target = |kernel: &String| {
-        settings::target(&TargetArgs {
-            kernel: kernel.clone(),
-            os: os.clone(),
-            os_version: os_version.clone(),
-            arch: arch.clone(),
-        })
+fn tell(Lacking { what, error, hint, unreachable: _ }: &Lacking) {
+    let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    printer::message(&format!("missing: {what}: {error}{hint}"));
+}
+
+/// A repository below the registry's prefix.
+pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, CliError> {
+    location.repository(name).map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// What stands under a name below the registry's prefix.
+async fn referred(controller: &Controller, text: &str) -> Result<Content, CliError> {
+    let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
+    let place = repository(&controller.location, name.as_str())?;
+    let found = controller.registry.manifest(&place, &version).await?;
+    let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
+    let tag = match version {
+        Version::Tag(tag) => Some(tag),
+        Version::Digest(_) => None,
     };
-    kernel.iter().map(target).collect()
-}
-
-fn images(controller: &Controller, args: &BundleExportArgs) -> Result<BTreeSet<ImageName>, CliError> {
-    let known = &controller.definitions.images;
-    let mut images = BTreeSet::new();
-    for name in &args.image {
-        let name: ImageName = settings::parse("--image", name)?;
-        if !known.contains_key(&name) {
-            let known = known.keys().map(ToString::to_string).collect();
-            return Err(crate::controller::TargetError::NoImage { name: name.to_string(), known }.into());
-        }
-        images.insert(name);
-    }
-    if images.is_empty() {
-        images.extend(known.keys().cloned());
-    }
-    Ok(images)
-}
-
-async fn tags(controller: &Controller, name: &str) -> Result<Vec<Tag>, CliError> {
-    let repository = settings::parse(
-        "--registry",
-        controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()),
-    )?;
-    Ok(controller.registry.tags(&repository).await?)
-}
-
-/// The image's tags whose manifests say that they are for one of the kernels.
-async fn published(
-    controller: &Controller,
-    image: &ImageName,
-    kernels: &BTreeSet<KernelTarget>,
-) -> Result<Vec<Content>, CliError> {
-    let mut found = Vec::new();
-    for tag in tags(controller, image.as_str()).await? {
-        if is_referrers_tag(&tag) {
-            continue;
-        }
-        let one = tagged(controller, ContentKind::Image, image.as_str(), [tag]).await?;
-        for content in one {
-            let repository = settings::parse(
-                "--registry",
-                controller
-                    .location
-                    .repository(image.as_str())
-                    .as_ref()
-                    .map_or(image.as_str(), |r| r.as_str()),
-            )?;
-            let version = Version::Digest(content.digest.clone());
-            let manifest = controller.registry.manifest(&repository, &version).await?;
-            let facts = manifest.and_then(|manifest| ImageFacts::from_manifest(&manifest.bytes).ok());
-            let is_for = |facts: &ImageFacts| {
-                kernels.iter().any(|kernel| {
-                    facts.kernel_release.as_ref() == Some(&kernel.release)
-                        || facts.members.contains_key(&kernel.release)
-                })
-            };
-            if facts.as_ref().is_some_and(is_for) {
-                found.push(content);
-            }
-        }
-    }
-    Ok(found)
-}
-
-async fn tagged(
-    controller: &Controller,
-    kind: ContentKind,
-    name: &str,
-    tags: impl IntoIterator<Item = Tag>,
-) -> Result<Vec<Content>, CliError> {
-    let repository = settings::parse(
-        "--registry",
-        controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()),
-    )?;
-    let mut found = Vec::new();
-    for tag in tags {
-        if let Some(stored) = controller.registry.manifest(&repository, &Version::Tag(tag.clone())).await? {
-            let (repository, digest) = (name.to_owned(), stored.digest);
-            found.push(Content { kind, repository, tag: Some(tag), digest });
-        }
-    }
-    Ok(found)
+    let repository = name.as_str().to_owned();
+    Ok(Content { kind: ContentKind::Image, repository, tag, digest: found.digest })
 }
