@@ -251,7 +251,7 @@ YAML
             shift
         else
             cat <<YAML
-    feature.node.kubernetes.io/kernel-version.full: $(tr -c 'A-Za-z0-9_.\n-' _ <<< "$kernel")
+    feature.node.kubernetes.io/kernel-version.full: $(tr -c 'A-Za-z0-9_.\n-' _ <<< "$kernel" | sed 's/[-_.]*$//')
     feature.node.kubernetes.io/system-os_release.ID: debian
     feature.node.kubernetes.io/system-os_release.VERSION_ID: "12"
 YAML

@@ -9,6 +9,7 @@ pub mod live;
 pub mod netns;
 pub mod node_vm;
 pub mod ofed;
+pub mod own_kernel;
 pub mod packages;
 pub mod published;
 pub mod registry_process;

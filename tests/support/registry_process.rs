@@ -61,7 +61,7 @@ impl RegistryProcess {
         let _ = self.child.wait();
     }
 
-    /// Where it keeps what it has.
+    /// Where it keeps everything. Another registry may go on with it once this one is stopped.
     pub fn storage(&self) -> PathBuf {
         self.directory.path().join("storage")
     }

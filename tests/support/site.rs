@@ -224,7 +224,8 @@ impl Site {
 pub const FIRST_IMAGE: &str = "registry.example/none:1";
 
 impl Run {
-    fn of(child: Child) -> Self {
+    /// Waits for its end.
+    pub fn of(child: Child) -> Self {
         let pid = child.id();
         let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
