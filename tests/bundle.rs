@@ -376,6 +376,25 @@ async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
 }
 
 #[tokio::test]
+async fn tags_for_what_was_kept_last_move() {
+    let from = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    let to = Site::start();
+    let mut held = None;
+    for (at, layer) in [&b"older"[..], b"newer"].into_iter().enumerate() {
+        let digest = from.publish("sources", "declared-1", &[layer]).await;
+        let file = directory.path().join(format!("{at}.bundle"));
+        let contents = [content(ContentKind::Source, "sources", "declared-1", &digest)];
+        from.export(&contents, &file, None).await.unwrap();
+        let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
+        let expected = held.map_or(Taken::Pushed, |held| Taken::Moved { held });
+        assert_eq!(imported.contents[0].1, expected);
+        assert_eq!(Digest::of(&to.manifest("sources", "declared-1").await.unwrap()), digest);
+        held = Some(digest);
+    }
+}
+
+#[tokio::test]
 async fn a_layout_directory_can_be_either_side() {
     let (from, contents, _) = filled().await;
     let directory = tempfile::tempdir().unwrap();

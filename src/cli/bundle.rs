@@ -143,9 +143,9 @@ struct Row<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<&'a str>,
     digest: &'a str,
-    /// `pushed`, `present` or `conflict`.
+    /// `pushed`, `present`, `moved` or `conflict`.
     outcome: &'static str,
-    /// What the tag holds instead.
+    /// What the tag holds instead, or held before it moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     holds: Option<&'a str>,
 }
@@ -155,6 +155,7 @@ fn row((content, taken): &(Content, Taken)) -> Row<'_> {
     let (outcome, holds) = match taken {
         Taken::Pushed => ("pushed", None),
         Taken::Present => ("present", None),
+        Taken::Moved { held } => ("moved", Some(held.as_str())),
         Taken::Conflict { holds } => ("conflict", Some(Digest::as_str(holds))),
     };
     let tag = tag.as_ref().map(crate::image::Tag::as_str);
