@@ -376,6 +376,29 @@ async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
 }
 
 #[tokio::test]
+async fn definitions_are_unpacked_and_replace_nothing_unsaid() {
+    let from = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    let digest = from.publish("definitions", "latest", &[b"kind: Site"]).await;
+    let file = directory.path().join("bundle");
+    let contents = [content(ContentKind::Definitions, "definitions", "latest", &digest)];
+    from.export(&contents, &file, None).await.unwrap();
+    let verified = verify(&file).unwrap();
+    let to = directory.path().join("definitions");
+    assert_eq!(bundle::write_definitions(&verified, &to, false).unwrap(), Some(1));
+    let unpacked = to.join("driver.ko");
+    assert_eq!(fs::read(&unpacked).unwrap(), b"kind: Site");
+    assert_eq!(bundle::write_definitions(&verified, &to, false).unwrap(), Some(0));
+    fs::write(&unpacked, "of the site").unwrap();
+    let error = bundle::write_definitions(&verified, &to, false).unwrap_err();
+    assert!(matches!(&error, BundleError::Differs { files, .. } if *files == ["driver.ko"]), "{error}");
+    assert_eq!(fs::read(&unpacked).unwrap(), b"of the site");
+    assert_eq!(bundle::write_definitions(&verified, &to, true).unwrap(), Some(1));
+    assert_eq!(fs::read(&unpacked).unwrap(), b"kind: Site");
+    assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "something temporary was left");
+}
+
+#[tokio::test]
 async fn tags_for_what_was_kept_last_move() {
     let from = Site::start();
     let directory = tempfile::tempdir().unwrap();

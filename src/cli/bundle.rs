@@ -180,15 +180,16 @@ async fn import(global: &Global, args: &BundleImportArgs) -> Result<Exit, CliErr
     let registry = registry::connect(&location, &Settings::registry_options(global))?;
     let bar = Arc::new(Bar::new());
     let verified = verify(file.clone(), Arc::clone(&bar)).await?;
-    let target = Target { location: location.clone(), registry };
-    let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
     let verified = Arc::new(verified);
+    // Before anything is pushed: files that are in the way are told first.
     let (from, to, overwrite) = (Arc::clone(&verified), definitions_to.clone(), *overwrite);
     let written = blocking(move || match to {
         Some(to) => bundle::write_definitions(&from, &to, overwrite),
         None => Ok(None),
     })
     .await?;
+    let target = Target { location: location.clone(), registry };
+    let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
     let report = ImportReport {
         id: verified.bundle().id().as_str(),
         registry: location.to_string(),
