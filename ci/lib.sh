@@ -224,6 +224,18 @@ need_kubectl() {
     kubectl version --client > /dev/null || die "Debian 13's kubectl does not run here: install kubectl 1.27 or newer"
 }
 
+# cosign from the PATH, else Debian 13's, unpacked into target/tools: Debian 12 has none.
+need_cosign() {
+    if command -v cosign > /dev/null; then return; fi
+    export PATH="$root/target/tools/cosign/usr/bin:$PATH"
+    if command -v cosign > /dev/null; then return; fi
+    say "unpacking cosign into target/tools"
+    mkdir -p "$state/cosign" "$root/target/tools/cosign"
+    (cd "$state/cosign" && APT_CONFIG="$(private_apt trixie)" apt-get download -qq cosign)
+    dpkg-deb --extract "$state/cosign/"cosign_*.deb "$root/target/tools/cosign"
+    cosign version > /dev/null 2>&1 || die "Debian 13's cosign does not run here: install cosign 2.0 or newer"
+}
+
 # debian_kernels SUITE COUNT: the newest 6.1 kernels of a Debian 12 suite, oldest of them first.
 debian_kernels() {
     local config arch

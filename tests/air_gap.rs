@@ -99,10 +99,17 @@ fn import_headers(site: &Site, kernel: &OwnKernel) {
         let source = source.display().to_string();
         site.farrier(&["headers", "import", &source, "--kernel", kernel.release.as_str(), "-o", "json"])
     };
-    import(&kernel.headers_deb()).exits(0);
-    let again = import(&kernel.headers_deb()).exits(0);
-    let tarball = import(&kernel.headers_tarball()).exits(0);
-    assert_eq!(again.json(), tarball.json(), "the tarball holds what the package holds");
+    let first = import(&kernel.headers_deb()).exits(0).json();
+    assert_eq!((&first["release"], &first["outcome"]), (&kernel.release.as_str().into(), &"imported".into()));
+    for same in [kernel.headers_deb(), kernel.headers_tarball()] {
+        let again = import(&same).exits(0).json();
+        assert_eq!(again["content"], first["content"], "{} holds the same", same.display());
+        assert_ne!(again["outcome"], "imported");
+    }
+    // These have files that the package leaves out.
+    for other in [kernel.prepared_tree(), kernel.build_tree()] {
+        assert_ne!(import(&other).code, Some(0), "{} is not stored in its place", other.display());
+    }
     let listed = site.farrier(&["headers", "list", "-o", "json"]).exits(0);
     assert!(listed.stdout.contains(kernel.release.as_str()), "{listed}");
 }

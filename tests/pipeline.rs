@@ -152,10 +152,10 @@ fn a_layout_directory_as_the_registry() {
     assert_eq!(site.manifests(), before);
     site.run_once().exits(0).line("nothing to do");
 
-    // Beside the image, by tag, stands its check report, by digest.
+    // Beside the image, by tag, stand its check report, its bill of materials and its provenance, by digest.
     let names = read_index(&site);
     let tagged: Vec<_> = names.iter().filter(|name| !name.contains('@')).collect();
-    assert_eq!((names.len(), tagged.len()), (2, 1), "{names:?}");
+    assert_eq!((names.len(), tagged.len()), (4, 1), "{names:?}");
     let output = skopeo(&["inspect", &format!("oci:{}:{}", site.path("layout").display(), tagged[0])]);
     assert!(output.status.success(), "{names:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

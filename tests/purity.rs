@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "site"];
+const PURE: &[&str] = &["kernel", "image", "template", "plan", "kmod", "oci", "provenance", "site"];
 
 const ADAPTERS: &[&str] = &[
     "archive",
@@ -21,9 +21,11 @@ const ADAPTERS: &[&str] = &[
     "headers",
     "machine",
     "jitter",
+    "net",
     "payload",
     "registry",
     "service",
+    "signing",
     "store",
 ];
 

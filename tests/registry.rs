@@ -17,6 +17,7 @@ use std::{
 use farrier::{
     image::{Digest, Repository, Version},
     kernel::Architecture,
+    net::{Net, NetOptions},
     oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble, media_type},
     registry::{
         CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload,
@@ -183,11 +184,12 @@ fn login(directory: &Path, host: &str, password: &str) -> CredentialFile {
 
 #[tokio::test]
 async fn certificates_and_passwords() {
-    let server = RegistryProcess::start(Wants { tls: true, password: true });
+    let server = RegistryProcess::start(Wants { tls: true, password: true, ..Wants::default() });
     let directory = tempfile::tempdir().unwrap();
     let repository = repository(&server.host, "drivers/x");
     let ask = |credentials: CredentialFile, ca_file: Option<PathBuf>| {
-        let registry = remote(&RegistryOptions { credentials, ca_file, insecure: Vec::new() });
+        let net = Net::new(NetOptions { ca_file, ..NetOptions::default() }).unwrap();
+        let registry = remote(&RegistryOptions { credentials: credentials.into(), net });
         let repository = repository.clone();
         async move { registry.tags(&repository).await }
     };
@@ -207,8 +209,8 @@ async fn certificates_and_passwords() {
     assert!(!error.to_string().contains("hammer"), "{error}");
 
     assert!(ask(right.clone(), Some(server.ca_file())).await.unwrap().is_empty());
-    let options =
-        RegistryOptions { credentials: right, ca_file: Some(server.ca_file()), insecure: Vec::new() };
+    let net = Net::new(NetOptions { ca_file: Some(server.ca_file()), ..NetOptions::default() }).unwrap();
+    let options = RegistryOptions { credentials: right.into(), net };
     push_two(remote(&options).as_ref(), &repository, directory.path()).await.unwrap();
 }
 
@@ -322,7 +324,7 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     .await;
     let directory = tempfile::tempdir().unwrap();
     let credentials = login(directory.path(), &fake.host, PASSWORD);
-    let registry = remote(&RegistryOptions { credentials, ..RegistryOptions::default() });
+    let registry = remote(&RegistryOptions { credentials: credentials.into(), ..RegistryOptions::default() });
     let repository = repository(&fake.host, "drivers/x");
     registry.tags(&repository).await.unwrap();
     registry.tags(&repository).await.unwrap();

@@ -7,15 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, Toolchain, match_family},
-    oci::media_type,
 };
-
-/// What farrier keeps beside an image as its referrers, by `artifactType`.
-pub const REFERRERS: [&str; 1] = [media_type::CHECK_REPORT];
-
-/// Ends of the tags `sha256-<digest>...` under which signatures and signed statements about an image stand (cosign,
-/// "Signature Storage").
-pub const SIGNATURES: [&str; 2] = [".sig", ".att"];
 
 /// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -183,5 +175,78 @@ mod tag_text {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Tag>, D::Error> {
         let text = Option::<String>::deserialize(deserializer)?;
         text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn definitions() -> Definitions {
+        let image = |name: &str, source: &str, needs: &str| -> DriverImage {
+            let text = format!(
+                r#"{{"apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {{"name": "{name}"}},
+                "spec": {{"version": "1", "template": "kbuild", "modules": ["m"], "needs": [{needs}],
+                "sources": [{{"name": "s", "from": {{"path": {{"path": "{source}"}}}}}}],
+                "runtime": {{"base": {{"image": "debian:12"}}}}, "nodes": {{"matchLabels": {{"a": "b"}}}}, "rollout": []}}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let family: KernelFamily = serde_json::from_str(
+            r#"{"apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "f"},
+            "spec": {"match": {"os": ["debian"], "osVersion": "12"}, "headers": {"tarball": {"path": "x"}},
+            "toolchain": {"image": "debian:12"}}}"#,
+        )
+        .unwrap();
+        let images = [image("a", "one", ""), image("b", "one", "\"a\""), image("c", "two", "")];
+        Definitions {
+            images: images.into_iter().map(|image| (image.metadata.name.clone(), image)).collect(),
+            families: vec![family],
+            ..Definitions::default()
+        }
+    }
+
+    fn kernel(os: &str) -> KernelTarget {
+        KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0".parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        }
+    }
+
+    #[test]
+    fn an_image_brings_what_it_needs_and_nothing_else() {
+        let definitions = definitions();
+        let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
+        let images = BTreeSet::from(["b".parse().unwrap()]);
+        let needed = needed(&definitions, &images, &kernels);
+        let names: Vec<_> = needed.images.iter().map(|image| image.metadata.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        // The same source of two images is one.
+        assert_eq!(needed.sources.len(), 1);
+        assert_eq!((needed.families.len(), needed.kernels.len(), needed.strangers.len()), (1, 1, 1));
+        assert_eq!(needed.foreign(), BTreeSet::from(["debian:12"]));
+    }
+
+    #[test]
+    fn contents_come_once_and_images_before_what_refers_to_them() {
+        let content = |kind, tag: Option<&str>| Content {
+            kind,
+            repository: "x".to_owned(),
+            tag: tag.map(|tag| tag.parse().unwrap()),
+            digest: Digest::of(b"x"),
+        };
+        let referrer = content(ContentKind::Referrer, None);
+        let (image, source) =
+            (content(ContentKind::Image, Some("1")), content(ContentKind::Source, Some("2")));
+        let list = in_order([referrer.clone(), image.clone(), image.clone(), source.clone()]);
+        assert_eq!(list, [source, image, referrer]);
+        let text = serde_json::to_string(&list).unwrap();
+        assert_eq!(serde_json::from_str::<Vec<Content>>(&text).unwrap(), list);
+        assert!(
+            text.starts_with(r#"[{"kind":"source","repository":"x","tag":"2","digest":"sha256:"#),
+            "{text}"
+        );
     }
 }

@@ -8,6 +8,7 @@ use super::env_vars as vars;
 use crate::{
     engine::EngineChoice,
     image::{Cpus, Memory},
+    plan,
 };
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
@@ -40,8 +41,8 @@ pub struct Global {
     /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
-    /// Contact no host but those that the site's definition, --registry and --cluster name; what the registry's store has
-    /// of sources, headers and toolchains counts, and nobody is asked for something newer
+    /// Ask no host but those that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name; what the
+    /// registry's store has of sources, headers and toolchains counts, and nobody is asked for something newer
     #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true,
           value_parser = clap::builder::FalseyValueParser::new())]
     pub offline: bool,
@@ -83,7 +84,7 @@ pub enum LogForm {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show what would be built and rolled out, and why
-    Plan(PlanArgs),
+    Plan(PlanCommandArgs),
     /// Print the Dockerfile of one image for one kernel
     Render(RenderArgs),
     /// Fetch, import, collect and list header sets
@@ -101,6 +102,8 @@ pub enum Command {
     Mirror(MirrorArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
+    /// Verify a published image: blobs, signature, check report, bill of materials, provenance
+    Verify(VerifyArgs),
     /// Carry images and all that they are made from to a site that nothing outside can reach, in one file
     #[command(subcommand)]
     Bundle(BundleCommand),
@@ -110,6 +113,8 @@ pub enum Command {
     Status(PlanArgs),
     /// Put back what was there before farrier's rewrites
     Rollback(RollbackArgs),
+    /// Remove published images for kernels that no node has any more; without --delete only say which
+    Gc(GcArgs),
     /// Print the JSON Schema of a definition
     Schema(SchemaArgs),
     /// Print shell completions
@@ -166,6 +171,15 @@ pub struct PlanArgs {
     pub registry: RegistryArg,
     #[command(flatten)]
     pub cluster: ClusterArg,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanCommandArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Print only what is to be built, as the list from which a CI system makes jobs of `farrier build --push`
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
+    pub matrix: Option<MatrixForm>,
 }
 
 #[derive(Debug, Args)]
@@ -513,6 +527,23 @@ pub struct ServiceArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
+    #[arg(value_name = "IMAGE")]
+    pub image: String,
+    /// A public key, PEM, of which one must have signed; may be repeated [default: those of policy.requireSigned in
+    /// site.yaml, else that of imageSigning]
+    #[arg(long, value_name = "PEM")]
+    pub key: Vec<PathBuf>,
+    /// Read every blob and compare its digest, rather than ask whether it is there
+    #[arg(long)]
+    pub deep: bool,
+    /// Where the image is published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+}
+
+#[derive(Debug, Args)]
 pub struct RollbackArgs {
     /// What to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource
     /// [default: everything that farrier has set]
@@ -527,10 +558,51 @@ pub struct RollbackArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct GcArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+    /// Days that an image outlives the last node with its kernel
+    #[arg(long, value_name = "DAYS", default_value_t = 30)]
+    pub keep_days: u32,
+    /// Look at this image as well, whose definition is gone (repeatable)
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    /// Delete
+    #[arg(long)]
+    pub delete: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct SchemaArgs {
     /// The kind of document
     #[arg(value_enum, default_value_t = SchemaKind::DriverImage)]
     pub kind: SchemaKind,
+}
+
+/// Forms of a list of builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MatrixForm {
+    /// {"include": [...]} for strategy.matrix of GitHub Actions
+    Github,
+    /// A job `build` with parallel: matrix, for a child pipeline of GitLab CI
+    Gitlab,
+    /// An array of strings for a Tekton matrix: image, kernel, OS, OS version, architecture with blanks between them
+    Tekton,
+    /// The same, one on each line
+    Lines,
+}
+
+impl From<MatrixForm> for plan::MatrixForm {
+    fn from(form: MatrixForm) -> Self {
+        match form {
+            MatrixForm::Github => Self::Github,
+            MatrixForm::Gitlab => Self::Gitlab,
+            MatrixForm::Tekton => Self::Tekton,
+            MatrixForm::Lines => Self::Lines,
+        }
+    }
 }
 
 /// Documents with a schema.

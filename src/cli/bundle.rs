@@ -122,7 +122,7 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted, CliEr
         return Err(CliError::Usage(format!("--farrier-image: {reference} names no registry")));
     };
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
-    let registry = registry::connect(&location, &Settings::registry_options(global))?;
+    let registry = registry::connect(&location, &Settings::registry_options(global)?)?;
     let found = registry.manifest(repository, version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(reference.to_string()))?;
     let tag = match version {
@@ -177,7 +177,7 @@ struct ImportReport<'a> {
 async fn import(global: &Global, args: &BundleImportArgs) -> Result<Exit, CliError> {
     let BundleImportArgs { file, registry, definitions_to, overwrite } = args;
     let location: RegistryLocation = settings::parse("--registry", &registry.registry)?;
-    let registry = registry::connect(&location, &Settings::registry_options(global))?;
+    let registry = registry::connect(&location, &Settings::registry_options(global)?)?;
     let bar = Arc::new(Bar::new());
     let verified = verify(file.clone(), Arc::clone(&bar)).await?;
     let verified = Arc::new(verified);

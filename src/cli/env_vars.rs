@@ -3,7 +3,11 @@
 
 use std::{env, path::PathBuf};
 
-use crate::{cache::Cache, engine::EngineEnv};
+use crate::{
+    cache::Cache,
+    engine::EngineEnv,
+    site::{Proxy, ProxyUrl},
+};
 
 /// `--definitions`: the directory with `images/`, `kernels/` and `templates/`.
 pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
@@ -45,6 +49,36 @@ pub fn registry_auth_file() -> Option<PathBuf> {
         absolute("XDG_RUNTIME_DIR").map(|dir| dir.join("containers/auth.json")),
     ];
     candidates.into_iter().flatten().find(|path| path.is_file())
+}
+
+/// The environment's proxies: `$http_proxy`, `$https_proxy`, else `$all_proxy`, and `$no_proxy` for whom they are not;
+/// each in lower or upper case. A site that names proxies does not see them.
+pub fn proxies() -> Proxy {
+    let value = |name: &str| {
+        let found = env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let upper = || env::var(name.to_ascii_uppercase()).ok().filter(|value| !value.trim().is_empty());
+        found.or_else(upper)
+    };
+    // Programs that a web server starts get the request's header `Proxy` as HTTP_PROXY.
+    let from_request = env::var_os("REQUEST_METHOD").is_some();
+    let proxy = |name: &str| -> Option<ProxyUrl> {
+        let text = value(name)?;
+        let address = if text.contains("://") { text } else { format!("http://{text}") };
+        match address.parse() {
+            Ok(proxy) => Some(proxy),
+            Err(error) => {
+                tracing::warn!(variable = name, %error, "the environment's proxy is not used");
+                None
+            }
+        }
+    };
+    let all = proxy("all_proxy");
+    let entries = value("no_proxy").unwrap_or_default();
+    Proxy {
+        http: proxy("http_proxy").filter(|_| !from_request).or_else(|| all.clone()),
+        https: proxy("https_proxy").or(all),
+        no_proxy: entries.split(',').filter_map(|entry| entry.trim().parse().ok()).collect(),
+    }
 }
 
 /// Are colours asked for (`CLICOLOR_FORCE`) or unwanted (`NO_COLOR`, no-color.org)? `None` leaves it to the terminal.

@@ -11,10 +11,12 @@ use crate::{
     definitions::DefinitionErrors,
     engine::EngineError,
     headers::{CollectError, FetchError, HostError, TreeError},
+    net::NetError,
     oci::ImageError,
     payload::{ImportError, PayloadError},
     registry::RegistryError,
     service::HttpError,
+    signing::SigningError,
 };
 
 /// How a command ends.
@@ -68,6 +70,9 @@ pub enum CliError {
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
+    /// The site's words on the network.
+    #[error(transparent)]
+    Net(#[from] NetError),
     /// A bundle.
     #[error(transparent)]
     Bundle(#[from] BundleError),
@@ -105,6 +110,9 @@ pub enum CliError {
     /// A boot check that came to no result.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// The key or certificate that signs.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
@@ -187,6 +195,9 @@ impl CliError {
             }
             Self::Usage(_)
             | Self::Definitions(_)
+            | Self::Net(_)
+            | Self::Registry(RegistryError::Net(NetError::Offline { .. }))
+            | Self::Fetch(FetchError::Net(NetError::Offline { .. }))
             | Self::Tree(_)
             | Self::Pass(PassError::Cluster(_))
             | Self::Host(_)
@@ -203,7 +214,8 @@ impl CliError {
                 ),
             )
             | Self::Http(_)
-            | Self::Cluster(_) => Exit::Wrong,
+            | Self::Cluster(_)
+            | Self::Signing(_) => Exit::Wrong,
             Self::Image { source, .. } => source.exit(),
             Self::Boot(BootError::Cancelled) => Exit::Interrupted,
             // The emulator and its init are outside systems.
@@ -237,10 +249,12 @@ impl CliError {
         match self {
             Self::Target(error) => error.hint(),
             Self::Registry(error) => error.hint(),
+            Self::Net(error) => error.hint(),
             Self::Bundle(error) => error.hint(),
             Self::Fetch(error) => error.hint(),
             Self::Cluster(error) | Self::Pass(PassError::Cluster(error)) => error.hint(),
             Self::Image { source, .. } => source.hint(),
+            Self::Signing(error) => error.hint(),
             Self::Host(error) => Some(error.remedy().to_owned()),
             Self::Boot(error) => Some(error.hint()),
             Self::NoKernel { hint, .. } => Some(hint.clone()),

@@ -7,6 +7,7 @@ pub mod check;
 mod collect;
 mod env_vars;
 mod error;
+mod gc;
 mod headers;
 mod mirror;
 mod plan;
@@ -20,6 +21,7 @@ mod schema;
 mod serve;
 mod session;
 mod settings;
+mod verify;
 
 use std::{
     process::ExitCode,
@@ -83,9 +85,11 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
         Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
         Command::Mirror(args) => mirror::mirror(&global, &args, cancel).await,
         Command::Check(args) => check::check(&global, &args, cancel).await,
+        Command::Verify(args) => verify::verify(&global, &args, cancel).await,
         Command::Bundle(command) => bundle::bundle(&global, command, cancel).await,
         Command::Run(args) => run::run(&global, &args, stop).await,
         Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
+        Command::Gc(args) => gc::gc(&global, &args, cancel).await,
         Command::Schema(args) => schema::schema(args.kind),
         Command::Completions { shell } => {
             let mut script = Vec::new();

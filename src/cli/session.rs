@@ -19,7 +19,8 @@ use crate::{
     image::Definitions,
     machine,
     plan::{Budget, Interest},
-    registry::{self, RegistryLocation, RemoteRegistry},
+    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
+    signing::ModuleSigner,
     store::Store,
 };
 
@@ -36,7 +37,11 @@ pub fn reader(
     let mut controller = controller(global, None, engine, cancel)?;
     if let Some(location) = needs_from {
         let location: RegistryLocation = parse("--registry", location)?;
-        let registry = registry::connect(&location, &Settings::registry_options(global))?;
+        let options = RegistryOptions {
+            credentials: controller.credentials.clone(),
+            net: controller.fetcher.net().clone(),
+        };
+        let registry = registry::connect(&location, &options)?;
         // What it publishes nowhere is not where anything is kept.
         let store = Store::new(location.clone(), Arc::clone(&registry));
         controller.fetcher = controller.fetcher.with_store(store);
@@ -67,6 +72,13 @@ pub fn controller(
         memory: cache.root().join(BOOT_MEMORY),
         cancel: cancel.clone(),
     };
+    let module_signer = match &definitions.site.module_signing {
+        None => None,
+        Some(spec) => {
+            let secrets = options.net.secrets().clone();
+            Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
+        }
+    };
     Ok(Controller {
         definitions,
         fetcher,
@@ -79,6 +91,7 @@ pub fn controller(
         engine: LazyEngine::new(engine, env_vars::engine_env()),
         entrypoint: LazyEntrypoint::new(global.entrypoint.clone()),
         limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
+        module_signer,
         boot_checker: Some(Arc::new(boot)),
         reporter: Arc::new(Progress::new()),
         fence: None,

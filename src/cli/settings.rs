@@ -14,11 +14,13 @@ use super::{
 };
 use crate::{
     cache::Cache,
+    cluster::KubeOptions,
     definitions,
     headers::{FetchOptions, Fetcher},
     image::Definitions,
     kernel::{Architecture, KernelTarget},
-    registry::{CredentialFile, RegistryOptions},
+    net::{Net, NetOptions},
+    registry::{CredentialFile, Keyring, RegistryOptions},
 };
 
 /// What every command works with.
@@ -44,18 +46,32 @@ impl Settings {
             offline: global.offline,
             ..FetchOptions::default()
         };
-        let fetcher = Fetcher::new(cache.clone(), options);
-        Ok(Self { definitions, cache, fetcher, registry: Self::registry_options(global) })
+        let registry = reach(global, &definitions)?;
+        let fetcher = Fetcher::new(cache.clone(), options).with_net(registry.net.clone());
+        Ok(Self { definitions, cache, fetcher, registry })
     }
 
-    /// How registries are reached.
-    pub fn registry_options(global: &Global) -> RegistryOptions {
-        RegistryOptions {
-            credentials: CredentialFile::new(env_vars::registry_auth_file()),
-            ca_file: global.ca_file.clone(),
-            insecure: global.insecure_registry.clone(),
-        }
+    /// How registries are reached, for commands that need nothing else of the definitions.
+    pub fn registry_options(global: &Global) -> Result<RegistryOptions, CliError> {
+        let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
+        reach(global, &definitions::load(directory.as_deref())?)
     }
+}
+
+/// How hosts are reached here, and with which credentials.
+fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions, CliError> {
+    let net = Net::new(NetOptions {
+        site: definitions.site.clone(),
+        root: definitions.root.clone(),
+        ca_file: global.ca_file.clone(),
+        insecure: global.insecure_registry.clone(),
+        environment: env_vars::proxies(),
+        offline: global.offline,
+        kube: KubeOptions::default(),
+    })?;
+    let docker = CredentialFile::new(env_vars::registry_auth_file());
+    let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);
+    Ok(RegistryOptions { credentials, net })
 }
 
 fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {

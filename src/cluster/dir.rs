@@ -17,7 +17,7 @@ use super::{
     Cluster, ClusterError, edit,
     manifest::{self, DaemonSet, Manifest},
 };
-use crate::plan::{Change, ClusterSnapshot, ImageChange};
+use crate::plan::{Candidates, Change, ClusterSnapshot, ImageChange};
 
 /// Bounds on what is read: generous for a real fleet, and far from what a machine cannot hold.
 const FILE_BYTES: u64 = 32 << 20;
@@ -154,6 +154,19 @@ impl Cluster for Directory {
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let this = self.clone();
         self.blocking("read", move || this.read()).await
+    }
+
+    /// Whatever kinds the manifests are of: what is written in them counts.
+    async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
+        let (this, images) = (self.clone(), images.clone());
+        self.blocking("read", move || {
+            let mut mentioned = BTreeSet::new();
+            for path in this.files()? {
+                images.mentioned_in(&read_text(&path)?, &mut mentioned);
+            }
+            Ok(mentioned)
+        })
+        .await
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {

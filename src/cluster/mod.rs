@@ -6,12 +6,12 @@ pub mod kube;
 mod manifest;
 mod yaml;
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, path::PathBuf};
 
 pub use dir::Directory;
 pub use kube::{KubeCluster, KubeOptions};
 
-use crate::plan::{Change, ClusterSnapshot, Interest};
+use crate::plan::{Candidates, Change, ClusterSnapshot, Interest};
 
 /// What went wrong with a cluster.
 #[derive(Debug, thiserror::Error)]
@@ -198,6 +198,13 @@ pub trait Cluster: Send + Sync {
 
     /// Makes one change; an object that is not what the plan saw is a [`ClusterError::Conflict`].
     async fn apply(&self, change: &Change) -> Result<(), ClusterError>;
+
+    /// Which of these images the cluster's objects name: of all that can be seen, not only of rollout targets.
+    async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
+        let mut mentioned = BTreeSet::new();
+        images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
+        Ok(mentioned)
+    }
 
     /// Returns when something that a plan depends on may have changed since the last snapshot was taken. A
     /// source that cannot tell never returns.

@@ -6,15 +6,20 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{Controller, Stage, TargetError, build::blocking, retry::with_retry};
+use super::{
+    Controller, Stage, TargetError,
+    retry::{chain, with_retry},
+};
 use crate::{
     cache::LockMode,
     engine::{BuildJob, BuildLog, ContextEntry, Credentials, Engine, EngineError},
     headers::{HeaderLookup, HeaderSet, bootstrap_key},
     image::{ImageReference, Repository, Version},
     kernel::{Architecture, Compiler, CompilerKind, KernelFamily, Toolchain},
+    net::Asker,
     plan::Cell,
-    registry::Registry,
+    registry::{Registry, RegistryError},
+    site::{HostPort, normalised},
 };
 
 /// What the probe of a toolchain prints before the compilers that it found.
@@ -92,17 +97,8 @@ impl Controller {
                 let copy = self.at_hand(reference.clone()).await?;
                 // No engine pulls from a layout directory.
                 let reference = if copy.repository.host().is_some() { copy } else { reference };
-                let name = reference.to_string();
-                if !engine.has_image(&name).await? {
-                    let (file, repository) = (self.credentials.clone(), reference.repository);
-                    let found = blocking(move || Ok(file.password(&repository))).await?;
-                    let credentials = found.map(|(username, password)| Credentials { username, password });
-                    with_retry("pull toolchain image", &self.cancel, || {
-                        engine.pull(&name, credentials.as_ref())
-                    })
-                    .await?;
-                }
-                return Ok(name);
+                let pull = || self.pull(engine, &reference);
+                return with_retry("pull toolchain image", &self.cancel, pull).await;
             }
             Toolchain::Bootstrap(spec) => spec,
         };
@@ -121,6 +117,49 @@ impl Controller {
             engine.build_image(&job, &name).await?;
         }
         Ok(name)
+    }
+
+    /// Makes sure that the engine has an image, from a mirror or its own place, and says under which name. The engine
+    /// goes to the network by itself, so that its hosts are looked at before.
+    async fn pull(&self, engine: &dyn Engine, image: &ImageReference) -> Result<String, TargetError> {
+        let net = self.fetcher.net();
+        let places = net.image_candidates(&image.repository);
+        let named = |place: &Repository| {
+            ImageReference { repository: place.clone(), version: image.version.clone() }.to_string()
+        };
+        for name in places.iter().map(named) {
+            if engine.has_image(&name).await? {
+                return Ok(name);
+            }
+        }
+        let mut outcome = Err(TargetError::BaseMissing(image.to_string()));
+        for place in &places {
+            let name = named(place);
+            outcome = self.pull_from(engine, place, &name).await.map(|()| name);
+            match &outcome {
+                Ok(_) => break,
+                Err(error) if *place != image.repository => {
+                    tracing::warn!(%image, mirror = %place, error = %chain(error), "the mirror cannot be used");
+                }
+                Err(_) => {}
+            }
+        }
+        outcome
+    }
+
+    async fn pull_from(
+        &self,
+        engine: &dyn Engine,
+        place: &Repository,
+        name: &str,
+    ) -> Result<(), TargetError> {
+        if let Some(host) = HostPort::of_registry(&normalised(place).0) {
+            let what = format!("pull of toolchain image {name}");
+            self.fetcher.net().permit(&host, &Asker::of(&what)).map_err(RegistryError::Net)?;
+        }
+        let found = self.credentials.password(place).await;
+        let credentials = found.map(|(username, password)| Credentials { username, password });
+        Ok(engine.pull(name, credentials.as_ref()).await?)
     }
 
     /// A reference of a definition with its tag replaced by the digest it has now.

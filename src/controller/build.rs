@@ -90,18 +90,22 @@ impl Controller {
         let (image, family) = definition;
         let subject = cell.subject();
         self.can_check(image)?;
+        if options.push {
+            self.can_sign_images().await?;
+        }
         self.reporter.stage(&subject, Stage::Headers);
         let headers = self.header_set(cell, family).await?;
+        self.can_sign(cell, image, &headers).await?;
         let needed = self.needed(cell, image).await?;
         let reused =
-            if options.compile { None } else { self.reuse(cell, definition, &headers, &needed).await? };
+            if options.compile { None } else { self.take_over(cell, definition, &headers, &needed).await? };
         let made = match reused {
             Some(made) => made,
             None => self.make(cell, definition, &headers, &needed).await?,
         };
 
         self.reporter.stage(&subject, Stage::Assemble);
-        let assembled = self.assemble(cell, image, &made).await?;
+        let assembled = self.assemble(cell, definition, &made).await?;
         let mut pushed_bytes = 0;
         if options.push {
             self.reporter.stage(&subject, Stage::Publish);
@@ -109,6 +113,20 @@ impl Controller {
         }
         let Made { payload: _, report, origins: _, exposed: _, reused_from } = made;
         Ok(Built { digest: assembled.assembled.digest.clone(), report, reused_from, pushed_bytes })
+    }
+
+    /// A published payload that needs no compiler: this kernel's own, signed otherwise, or another kernel's.
+    async fn take_over(
+        &self,
+        cell: &Cell,
+        definition: (&DriverImage, &KernelFamily),
+        headers: &HeaderSet,
+        needed: &Needed,
+    ) -> Result<Option<Made>, TargetError> {
+        match self.resign(cell, definition, headers, needed).await? {
+            Some(made) => Ok(Some(made)),
+            None => self.reuse(cell, definition, headers, needed).await,
+        }
     }
 
     /// Compiles and checks.
@@ -127,7 +145,7 @@ impl Controller {
         self.reporter.stage(&cell.subject(), Stage::Compile);
         let payload = self.compile(engine.as_ref(), cell, image, context).await?;
         let exposed = self.expose(cell, image, &payload).await?;
-        let report = self.check(cell, definition, headers, needed, &payload.tree).await?;
+        let report = self.check(cell, definition, (headers, None), needed, &payload.tree).await?;
         let toolchain = cell.toolchain.clone();
         let origins = Origins { headers: headers.origin.clone(), sources, toolchain };
         Ok(Made { payload, report, origins, exposed, reused_from: None })

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
     headers::{FetchError, Kept, KeptHeaders, bootstrap_key},
-    image::{DriverImage, ImageName, ImageReference, RuntimeBase, Version},
+    image::{ImageName, ImageReference, RuntimeBase, Version},
     kernel::{Architecture, KernelTarget, Toolchain},
     store::{Kind, Stored},
 };
@@ -109,9 +109,9 @@ impl Controller {
         reports
     }
 
-    /// Everything that a site needs to plan, build and run the images for the kernels, as it stands in the registry; and
-    /// what is missing of it.
-    pub async fn site_contents(&self, carrying: &Carrying) -> (Vec<Content>, Vec<Lacking>) {
+    /// What the images are made from, as it stands in the registry, and what is missing of it. The images themselves are
+    /// not among it.
+    pub async fn made_from(&self, carrying: &Carrying) -> (Vec<Content>, Vec<Lacking>) {
         let needed = needed(&self.definitions, &carrying.images, &carrying.kernels);
         // Their versions, by which bases differ; of toolchains only the definition counts here.
         let resolved = self.resolve(&needed.images, &BTreeSet::new()).await;
@@ -127,16 +127,6 @@ impl Controller {
                 }),
                 Ok(contents) => found.extend(contents),
                 Err(error) => lacking.push(lacking_of(part.what(), &error)),
-            }
-        }
-        for image in &needed.images {
-            for (kernel, _) in &needed.kernels {
-                match self.published_contents(image, kernel).await {
-                    Ok(contents) => found.extend(contents),
-                    Err(error) => {
-                        lacking.push(lacking_of(format!("{} for {kernel}", image.metadata.name), &error));
-                    }
-                }
             }
         }
         match self
@@ -303,39 +293,6 @@ impl Controller {
     async fn published_root_fs_content(&self, key: &str) -> Result<Vec<Content>, TargetError> {
         let (name, tag) = root_fs_tag(key)?;
         self.named(ContentKind::RootFs, name, tag.as_str()).await
-    }
-
-    /// A published image with all of its tags and all that refers to it. Nothing where it is not meant for the kernel.
-    async fn published_contents(
-        &self,
-        image: &DriverImage,
-        kernel: &KernelTarget,
-    ) -> Result<Vec<Content>, TargetError> {
-        let cell = match self.cell(&image.metadata.name, kernel).await {
-            Err(TargetError::Skipped { reason, .. }) if reason.is_finding() => return Ok(Vec::new()),
-            other => other?,
-        };
-        let mut found = Vec::new();
-        for reference in cell.references() {
-            found.extend(self.at(ContentKind::Image, reference).await?);
-        }
-        let Some(published) = found.first().cloned() else {
-            return Err(TargetError::NotPublished { reference: cell.reference.to_string() });
-        };
-        let repository = &cell.reference.repository;
-        for artifact_type in contents::REFERRERS {
-            let look = || self.registry.referrers(repository, &published.digest, artifact_type);
-            for referrer in with_retry("look up referrers", &self.cancel, look).await? {
-                let Content { repository, .. } = published.clone();
-                let (kind, digest) = (ContentKind::Referrer, referrer.digest);
-                found.push(Content { kind, repository, tag: None, digest });
-            }
-        }
-        for suffix in contents::SIGNATURES {
-            let tag = format!("sha256-{}{suffix}", published.digest.hex());
-            found.extend(self.named(ContentKind::Signature, &published.repository, &tag).await?);
-        }
-        Ok(found)
     }
 
     /// What stands under a tag of a repository below the prefix; nothing where nothing does.

@@ -2,12 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Controller, Stage, TargetError, build::blocking, needs::Needed, retry::with_retry};
+use super::{
+    Controller, Stage, TargetError, build::blocking, needs::Needed, retry::with_retry, signing::Signing,
+};
 use crate::{
     headers::{HeaderSet, KernelImageLookup},
     image::{DriverImage, UnknownPolicy},
     kernel::{KernelFamily, KernelTarget},
     kmod::{self, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
+    oci::ModuleSignerFact,
     payload,
     plan::Cell,
 };
@@ -44,35 +47,39 @@ impl Controller {
         Ok(())
     }
 
-    /// Checks a payload against its kernel's header set and, where the definition asks for it, in a virtual
-    /// machine. Returns the report of a payload that may be published.
+    /// Checks a payload against its kernel's header set, signs its modules where the site has them signed, and, where the
+    /// definition asks for it, loads them in a virtual machine. Returns the report of a payload that may be published. `previous`
+    /// signed a payload that was taken over.
     pub(super) async fn check(
         &self,
         cell: &Cell,
         (image, family): (&DriverImage, &KernelFamily),
-        headers: &HeaderSet,
+        (headers, previous): (&HeaderSet, Option<&ModuleSignerFact>),
         needed: &Needed,
         tree: &Path,
     ) -> Result<CheckReport, TargetError> {
         self.reporter.stage(&cell.subject(), Stage::Check);
-        let report = self.static_check(cell, (image, family), headers, needed, tree).await?;
+        let signing = self.signing(cell, image, headers, previous).await?;
+        let signing = signing.as_ref();
+        let report = self.static_check(cell, (image, family), (headers, signing), needed, tree).await?;
         accept(&report, image.spec.check.unknown)?;
+        self.sign(cell, signing, tree).await?;
         let report = self.boot(cell, (image, family), needed, tree, report).await?;
         accept(&report, image.spec.check.unknown)?;
         Ok(report)
     }
 
     /// What the headers say about the payload. What they leave open, the kernel's own image is asked, where the
-    /// family names one: a download of 70 MB, so not before.
+    /// family names one: a download of 70 MB, so not before. Modules that are about to be signed count as signed.
     pub(super) async fn static_check(
         &self,
         cell: &Cell,
         (image, family): (&DriverImage, &KernelFamily),
-        headers: &HeaderSet,
+        (headers, signing): (&HeaderSet, Option<&Signing>),
         needed: &Needed,
         tree: &Path,
     ) -> Result<CheckReport, TargetError> {
-        let report = static_check(image, &headers.facts, needed, tree).await?;
+        let report = static_check(image, (&headers.facts, signing), needed, tree).await?;
         if report.verdict != Verdict::Unknown || family.spec.kernel_image.is_none() {
             return Ok(report);
         }
@@ -83,7 +90,8 @@ impl Controller {
             return Ok(report);
         };
         let beyond_headers = self.fetcher.kernel_facts(&kernel).await?;
-        static_check(image, &KernelFacts { beyond_headers, ..headers.facts.clone() }, needed, tree).await
+        let facts = KernelFacts { beyond_headers, ..headers.facts.clone() };
+        static_check(image, (&facts, signing), needed, tree).await
     }
 
     /// Adds what a boot shows, where the definition asks for one.
@@ -120,14 +128,18 @@ impl Controller {
 /// Reads the payload's modules and says what the kernel would say.
 async fn static_check(
     image: &DriverImage,
-    facts: &KernelFacts,
+    (facts, signing): (&KernelFacts, Option<&Signing>),
     needed: &Needed,
     tree: &Path,
 ) -> Result<CheckReport, TargetError> {
-    let (tree, facts): (PathBuf, _) = (tree.to_owned(), facts.clone());
+    let (tree, mut facts): (PathBuf, _) = (tree.to_owned(), facts.clone());
+    let signing = signing.cloned();
     let (required, needs) = (image.spec.modules.clone(), needed.tables.clone());
     blocking(move || {
-        let modules = payload::read_modules(&tree)?;
+        let mut modules = payload::read_modules(&tree)?;
+        if let Some(signing) = signing {
+            signing.anticipate(&mut modules, &mut facts);
+        }
         Ok(kmod::check(&CheckRequest {
             kernel: &facts,
             needs: &needs,

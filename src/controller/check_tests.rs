@@ -27,7 +27,10 @@ async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
     let mut headers = bench.header_set(&cell).await;
     headers.facts.symbols = None;
     let payload = bench.payload(K9, &[&module()]);
-    bench.controller.check(&cell, bench.definition(), &headers, &Needed::default(), &payload.tree).await
+    bench
+        .controller
+        .check(&cell, bench.definition(), (&headers, None), &Needed::default(), &payload.tree)
+        .await
 }
 
 #[tokio::test]

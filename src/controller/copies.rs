@@ -152,3 +152,89 @@ pub(super) fn copy_tag(reference: &ImageReference) -> Result<Tag, TargetError> {
         Version::Digest(digest) => Ok(format!("digest-{}", digest.hex()).parse()?),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, sync::Arc};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        controller::testing::Bench,
+        headers::{FetchOptions, Fetcher},
+        image::Digest,
+        oci::{ImageIndex, ImageManifest},
+        registry::{RegistryOptions, RemoteRegistry, connect},
+    };
+
+    /// An index with one image, at another registry.
+    async fn publish(registry: &dyn Registry, repository: &Repository) -> Digest {
+        let (config, layer) = (b"{}".as_slice(), b"layer".as_slice());
+        let blob = |kind: &str, bytes: &[u8]| Descriptor::new(kind, Digest::of(bytes), bytes.len() as u64);
+        for bytes in [config, layer] {
+            registry.push_bytes(repository, bytes).await.unwrap();
+        }
+        let image = ImageManifest {
+            schema_version: 2,
+            media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+            artifact_type: None,
+            config: blob(media_type::OCI_CONFIG, config),
+            layers: vec![blob(media_type::OCI_LAYER, layer)],
+            subject: None,
+            annotations: BTreeMap::new(),
+        }
+        .to_bytes()
+        .unwrap();
+        let version = Version::Digest(Digest::of(&image));
+        registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, &image).await.unwrap();
+        let mut index = ImageIndex::empty();
+        index.manifests.push(blob(media_type::OCI_MANIFEST, &image));
+        let index = index.to_bytes().unwrap();
+        let version = Version::Tag("1".parse().unwrap());
+        registry.push_manifest(repository, &version, media_type::OCI_INDEX, &index).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_copy_stands_in_for_a_registry_that_is_not_there() {
+        let mut bench = Bench::new(&json!({}));
+        let other = tempfile::tempdir().unwrap();
+        let options = RegistryOptions::default();
+        let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
+        bench.controller.remote = connect(&elsewhere, &options).unwrap();
+        let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
+        let digest = publish(bench.controller.remote.as_ref(), &repository).await;
+
+        let copied = bench.controller.copy_image(text).await.unwrap();
+        assert_eq!((&copied.digest, copied.new), (&digest, true));
+        assert_eq!(copied.reference.to_string(), "mirror/other.test-5000/base:1");
+        assert!(!bench.controller.copy_image(text).await.unwrap().new);
+
+        // Nobody is there any more.
+        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap());
+        let offline = FetchOptions { offline: true, ..FetchOptions::default() };
+        bench.controller.fetcher = Fetcher::new(bench.controller.cache.clone(), offline);
+        let resolved = bench.controller.resolve_reference(text).await.unwrap();
+        assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
+        let at_hand = bench.controller.at_hand(resolved).await.unwrap();
+        assert_eq!(at_hand.to_string(), format!("mirror/other.test-5000/base@{digest}"));
+        let AnyManifest::Index(index) = AnyManifest::parse(
+            &bench
+                .controller
+                .registry
+                .manifest(&at_hand.repository, &at_hand.version)
+                .await
+                .unwrap()
+                .unwrap()
+                .bytes,
+        )
+        .unwrap() else {
+            panic!("an index")
+        };
+        let part = Version::Digest(index.manifests[0].digest.clone());
+        assert!(bench.controller.registry.manifest(&at_hand.repository, &part).await.unwrap().is_some());
+        assert!(
+            bench.controller.registry.has_blob(&at_hand.repository, &Digest::of(b"layer")).await.unwrap()
+        );
+    }
+}

@@ -8,10 +8,13 @@ use crate::{
     headers::FetchError,
     image::ReferenceError,
     kernel::Compiler,
+    kmod::CannotVerify,
     oci::ImageError,
-    payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError},
+    payload::{EntrypointError, ExposedError, ImportError, LayerFileError, PayloadError, SignModulesError},
     plan::{NeedReason, SkipReason},
+    provenance::KeyError,
     registry::RegistryError,
+    signing::SigningError,
 };
 
 /// Why one image was not built or published for one kernel.
@@ -203,12 +206,6 @@ pub enum TargetError {
         /// What is wrong with it.
         why: String,
     },
-    /// An image that is to be carried elsewhere.
-    #[error("{reference} is not published")]
-    NotPublished {
-        /// The image.
-        reference: String,
-    },
     /// A needed image that was there when the build was planned.
     #[error("needed image {reference} is not in the registry any more")]
     NeedVanished {
@@ -223,6 +220,23 @@ pub enum TargetError {
         /// What is there now.
         origin: String,
     },
+    /// A public key that signatures of images are checked with.
+    #[error("use the public key of {from}")]
+    ImageKey {
+        /// The file, or what of the site's definition.
+        from: String,
+        /// What is wrong with it.
+        #[source]
+        source: KeyError,
+    },
+    /// Others write signatures of the same image, faster than this one can.
+    #[error("{tag} lacks what was added to it, {tries} times: others write it, too")]
+    SignaturesLost {
+        /// Repository and tag.
+        tag: String,
+        /// How often it was tried.
+        tries: u32,
+    },
     /// A layer.
     #[error(transparent)]
     Layer(#[from] LayerFileError),
@@ -235,6 +249,21 @@ pub enum TargetError {
     /// The cache.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// The kernel takes no signature of the site's key.
+    #[error("modules cannot be signed for kernel {kernel}")]
+    CannotVerify {
+        /// The kernel.
+        kernel: String,
+        /// Why not.
+        #[source]
+        source: CannotVerify,
+    },
+    /// The key that signs modules.
+    #[error(transparent)]
+    Signing(#[from] SigningError),
+    /// The modules are not signed.
+    #[error(transparent)]
+    SignModules(#[from] SignModulesError),
     /// Another farrier may be the writer by now.
     #[error("not written: {why}")]
     Fenced {
@@ -305,7 +334,12 @@ impl TargetError {
         needed(self)
             || matches!(
                 self,
-                Self::NoImage { .. } | Self::NoVersion { .. } | Self::Reference(_) | Self::Skipped { .. }
+                Self::NoImage { .. }
+                    | Self::NoVersion { .. }
+                    | Self::Reference(_)
+                    | Self::Skipped { .. }
+                    | Self::Signing(_)
+                    | Self::ImageKey { .. }
             )
     }
 
@@ -344,14 +378,21 @@ impl TargetError {
             ),
             Self::Overtaken { .. } => Some("look at the other publisher's definitions, then run again".to_owned()),
             Self::Conflict { .. } => Some(
-                "a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite"
+                "a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite"
                     .to_owned(),
             ),
             Self::FailedBefore { .. } => Some("change an input, or build with --force".to_owned()),
+            Self::CannotVerify { .. } => Some(
+                "sign with an RSA key, for a kernel that has SHA-256 or SHA-512 built in, or leave moduleSigning out of site.yaml"
+                    .to_owned(),
+            ),
+            Self::Signing(error) | Self::SignModules(SignModulesError::Signing { source: error, .. }) => error.hint(),
             Self::Fetch(error) => error.hint(),
             Self::Engine(error) => error.hint(),
             Self::Registry(error) => error.hint(),
             Self::Layer(error) => error.hint(),
+            Self::ImageKey { source, .. } => Some(source.hint().to_owned()),
+            Self::SignaturesLost { .. } => Some("run again; what is there is kept".to_owned()),
             Self::Exposed(error) => error.hint(),
             Self::Need { error, .. } => error.hint(),
             Self::Skipped { reason: SkipReason::Need { need, why: NeedReason::NotPublished { .. } }, .. } => {
@@ -362,7 +403,6 @@ impl TargetError {
                     .to_owned(),
             ),
             Self::NeedVanished { .. } => Some("run again: it is built and published first".to_owned()),
-            Self::NotPublished { .. } => Some("build it first: farrier prebuild, or farrier build --push".to_owned()),
             Self::TreeChanged { .. } => Some("run again".to_owned()),
             _ => None,
         }

@@ -11,28 +11,36 @@ mod check;
 mod check_report;
 mod contents;
 mod copies;
+mod documents;
 mod entrypoint;
 mod error;
 mod failures;
+mod gc;
 mod host_trees;
+mod kernel_record;
 pub mod live;
 mod mark;
 mod needs;
 mod observe;
 mod pass;
 mod proof;
+mod provenance;
 mod publish;
 mod report;
+mod resign;
 mod retry;
 mod reuse;
 mod root_fs;
 mod side_by_side;
+mod signatures;
+mod signing;
 mod single;
 #[cfg(test)]
 mod testing;
 mod text;
 mod tracked;
 mod union;
+mod verify;
 
 use std::sync::Arc;
 
@@ -47,12 +55,14 @@ pub use check_report::StoredReport;
 pub use entrypoint::LazyEntrypoint;
 pub use error::{PassError, TargetError};
 pub use failures::Failures;
+pub use gc::{GcError, GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind};
 pub use observe::Memory;
 pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
 pub use report::{Reporter, Stage};
 pub use retry::chain;
 pub use side_by_side::BuildLimits;
 pub use single::BuildOutcome;
+pub use verify::{CheckResult, VerifyCheck, VerifyReport};
 
 use crate::{
     cache::Cache,
@@ -60,7 +70,8 @@ use crate::{
     engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
     headers::Fetcher,
     image::Definitions,
-    registry::{CredentialFile, Registry, RegistryLocation},
+    registry::{Keyring, Registry, RegistryLocation},
+    signing::ModuleSigner,
 };
 
 /// Everything that a pass works with. A clone shares engine, registry and cache.
@@ -81,7 +92,7 @@ pub struct Controller {
     /// The distribution protocol, for base images that stand elsewhere.
     pub remote: Arc<dyn Registry>,
     /// What the engine is given when it pulls a toolchain.
-    pub credentials: CredentialFile,
+    pub credentials: Keyring,
     /// What compiles; connected when the first build needs it, so that a pass with nothing to do
     /// needs no engine.
     pub engine: LazyEngine,
@@ -89,6 +100,8 @@ pub struct Controller {
     pub entrypoint: LazyEntrypoint,
     /// How much may be built at once.
     pub limits: BuildLimits,
+    /// Who signs modules, where somebody does.
+    pub module_signer: Option<Arc<ModuleSigner>>,
     /// Boots kernels for definitions with `check.boot: true`; without one, those fail.
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Hears what happens.

@@ -14,7 +14,10 @@ use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, ImageReference, RuntimeBase, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     oci::ImageFacts,
-    plan::{CellInputs, EntrypointBinary, ImageContents, ImageLocation, Published, ResolvedImage, TreeKey},
+    plan::{
+        CellInputs, EntrypointBinary, ImageContents, ImageLocation, Published, ResolvedImage, SignatureState,
+        TreeKey,
+    },
 };
 
 /// Requests that are under way at once: a registry answers these in parallel, and few enough not to be
@@ -46,6 +49,8 @@ pub struct Memory {
     pub(super) lookups: Lookups,
     /// What images in use hold, by digest.
     pub(super) contents: BTreeMap<String, ImageContents>,
+    /// What is known of images' signatures.
+    pub(super) signatures: BTreeMap<Digest, SignatureState>,
 }
 
 impl Resolved {
@@ -65,7 +70,8 @@ impl Resolved {
 impl Memory {
     /// Forgets what could not be found out, so that it is tried again.
     pub fn forget_faults(&mut self) {
-        let Self { resolved, lookups, contents: _ } = self;
+        let Self { resolved, lookups, contents: _, signatures } = self;
+        signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         resolved.images.retain(|_, outcome| outcome.is_ok());
         resolved.toolchains.retain(|_, outcome| outcome.is_ok());
         resolved.trees.retain(|_, outcome| outcome.is_ok());
@@ -76,7 +82,7 @@ impl Memory {
 
     /// Is there something that could not be found out?
     pub fn has_faults(&self) -> bool {
-        let Self { resolved, lookups, contents: _ } = self;
+        let Self { resolved, lookups, contents: _, signatures: _ } = self;
         resolved.images.values().any(Result::is_err)
             || resolved.toolchains.values().any(Result::is_err)
             || !lookups.failed.is_empty()
@@ -211,7 +217,8 @@ impl Controller {
         } else {
             None
         };
-        Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint })
+        let signed_with = self.signed_with(image);
+        Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
     }
 
     async fn toolchain_identity(&self, family: &KernelFamily) -> Result<String, TargetError> {

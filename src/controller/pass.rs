@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, broken_chains::BrokenChains,
-    retry::chain,
+    kernel_record::Noted, retry::chain,
 };
 use crate::{
     cluster::{Cluster, Directory},
@@ -70,6 +70,13 @@ pub enum TargetReport {
         subject: String,
         /// The added names.
         references: Vec<String>,
+    },
+    /// It was published already and got the site's signature.
+    Signed {
+        /// The driver image.
+        subject: String,
+        /// The image by digest.
+        image: String,
     },
     /// The payloads of several kernels were put together in one image.
     United {
@@ -193,7 +200,7 @@ impl Controller {
         self.resolve_more(&called_for, &targets, &mut memory.resolved).await;
         let location = self.image_location();
         let matrix = loop {
-            let Memory { resolved, lookups, contents: _ } = &mut *memory;
+            let Memory { resolved, lookups, contents: _, signatures: _ } = &mut *memory;
             let matrix = plan::matrix(&MatrixInputs {
                 cells: resolved.cell_inputs(&self.definitions, lookups, &location),
                 snapshot: &snapshot,
@@ -220,7 +227,7 @@ impl Controller {
         unreachable: bool,
         memory: &mut Memory,
     ) -> Result<Planned, PassError> {
-        let Memory { resolved: _, lookups, contents } = memory;
+        let Memory { resolved: _, lookups, contents, signatures } = memory;
         let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
         let contents = self.contents(&images_in_use(&snapshot, &self.definitions), contents).await;
         let mut observed = Observed {
@@ -228,6 +235,7 @@ impl Controller {
             unreachable: lookups.failed.clone(),
             failures,
             contents,
+            signatures: signatures.clone(),
         };
         let now = jiff::Timestamp::now();
         let decide = |observed: &Observed| {
@@ -242,11 +250,17 @@ impl Controller {
             })
         };
         let mut plan = decide(&observed);
-        // Which union images there should be is only known now.
-        let unions: Vec<&ImageReference> = plan.unions.iter().map(|union| &union.reference).collect();
-        self.look_up_more(unions.iter().copied(), lookups).await;
-        if unions.iter().any(|reference| lookups.published.contains_key(*reference)) {
+        // Which images there should be for several kernels is only known now, and of those whether they are signed
+        // when they have been looked up: members, then unions.
+        for _ in 0..3 {
+            let unions: Vec<&ImageReference> = plan.unions.iter().map(|union| &union.reference).collect();
+            self.look_up_more(unions.iter().copied(), lookups).await;
+            let found = unions.iter().any(|reference| lookups.published.contains_key(*reference));
+            if !(self.look_up_signatures(&plan.signable, signatures).await || found) {
+                break;
+            }
             observed.published.clone_from(&lookups.published);
+            observed.signatures.clone_from(signatures);
             plan = decide(&observed);
         }
         Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot })
@@ -257,11 +271,15 @@ impl Controller {
     pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
         let mut memory = Memory::default();
         let mut planned = self.plan_for(cluster.snapshot().await?, &mut memory).await?;
+        self.note_kernels(&planned, &mut Noted::default()).await;
         let mut unreachable = planned.unreachable;
         let mut targets = Vec::new();
         let plan = &planned.plan;
         for planned in &plan.tags {
             targets.push(self.add_tags(&planned.cell, &planned.digest, &planned.references).await);
+        }
+        for planned in &plan.signatures {
+            targets.push(self.sign_planned(planned).await);
         }
         let built = self.build_all(plan, &planned.snapshot, &mut memory).await?;
         unreachable |= built.unreachable;

@@ -5,11 +5,13 @@ use std::{collections::BTreeMap, path::PathBuf};
 use super::{
     Controller, TargetError,
     build::{Made, Origins, blocking},
+    provenance::{Claim, Documents},
     retry::with_retry,
     root_fs::RuntimeBaseImage,
 };
 use crate::{
     image::{Digest, DriverImage, ImageReference, Repository, Version},
+    kernel::KernelFamily,
     oci::{
         self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
         Layer, annotations, media_type,
@@ -24,7 +26,9 @@ pub(super) struct Image {
     /// Configuration and manifest.
     pub assembled: Assembled,
     /// What is stored beside it.
-    check_report: Artifact,
+    artifacts: Vec<Artifact>,
+    /// What is said of it there, to be signed.
+    claims: Vec<Claim>,
     /// Its own layers, as files.
     layers: Vec<(PathBuf, Layer)>,
     /// The base, whose blobs the target repository may lack.
@@ -36,9 +40,10 @@ impl Controller {
     pub(super) async fn assemble(
         &self,
         cell: &Cell,
-        image: &DriverImage,
+        definition: (&DriverImage, &KernelFamily),
         made: &Made,
     ) -> Result<Image, TargetError> {
+        let image = definition.0;
         let Made { payload, report, origins, exposed, reused_from } = made;
         let Origins { headers, sources, toolchain } = origins;
         let summary = report.in_a_few_words();
@@ -52,6 +57,8 @@ impl Controller {
             verdict: Some(report.verdict),
             check_summary: Some(summary.clone()),
             recipe: Some(cell.recipe),
+            unsigned_hash: cell.unsigned_hash,
+            module_signer: self.module_signer_fact(cell),
             reused_from: reused_from.as_ref().map(|from| from.digest.clone()),
             os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
             toolchain: Some(toolchain.clone()),
@@ -107,12 +114,16 @@ impl Controller {
         let base = base.filter(|_| payload.image.is_none());
         let document = CheckReportDocument { report, reused_from: reused_from.as_ref() };
         let check_report = Artifact::check_report(&assembled.manifest, &document, &summary)?;
+        let Documents { mut artifacts, mut claims } =
+            self.documents(cell, definition, made, base.as_ref(), &assembled).await?;
+        claims.insert(0, Claim::of_report(&check_report.content)?);
+        artifacts.insert(0, check_report);
         let layers = entrypoint.into_iter().chain(layers).collect();
-        Ok(Image { assembled, check_report, layers, base })
+        Ok(Image { assembled, artifacts, claims, layers, base })
     }
 
-    /// Pushes what the registry lacks, then the manifest by its digest, the check report that refers to it, and
-    /// the manifest under every tag: no tag is ever there without its report. Returns the bytes sent.
+    /// Pushes what the registry lacks, then the manifest by its digest, the documents that refer to it, the signatures,
+    /// and the manifest under every tag: no tag is ever there without its report. Returns the bytes sent.
     pub(super) async fn publish(
         &self,
         cell: &Cell,
@@ -147,7 +158,10 @@ impl Controller {
             }
         })
         .await?;
-        sent += self.push_check_report(repository, &image.check_report).await?;
+        for artifact in &image.artifacts {
+            sent += self.push_document(repository, artifact).await?;
+        }
+        sent += self.sign_image(repository, digest, cell.image.as_str(), &image.claims).await?;
         for reference in cell.references() {
             self.push_tag(cell, reference, &image.assembled.manifest, overwrite).await?;
         }

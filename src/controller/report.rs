@@ -21,6 +21,8 @@ pub enum Stage {
     Reuse,
     /// Checking the modules against the kernel.
     Check,
+    /// Signing the modules.
+    Sign,
     /// Booting the kernel and loading the modules.
     Boot,
     /// Writing the image.
@@ -40,6 +42,7 @@ impl fmt::Display for Stage {
             Self::Compile => "compiling",
             Self::Reuse => "looking for an image to reuse",
             Self::Check => "checking",
+            Self::Sign => "signing the modules",
             Self::Boot => "booting the kernel to load the modules",
             Self::Assemble => "assembling the image",
             Self::Publish => "publishing",

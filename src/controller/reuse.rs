@@ -159,11 +159,14 @@ impl Controller {
             return Ok(Err(NotReused::Payload { kernel: kernel(), why }));
         }
 
-        let report = self.static_check(cell, definition, headers, needed, &tree).await?;
+        let signing = self.signing(cell, definition.0, headers, lender.facts.module_signer.as_ref()).await?;
+        let signing = signing.as_ref();
+        let report = self.static_check(cell, definition, (headers, signing), needed, &tree).await?;
         if report.verdict != Verdict::Loads {
             let (verdict, summary) = (report.verdict, report.summary());
             return Ok(Err(NotReused::Check { kernel: kernel(), verdict, summary }));
         }
+        self.sign(cell, signing, &tree).await?;
         let report = self.boot(cell, definition, needed, &tree, report).await?;
         if report.verdict != Verdict::Loads {
             let summary = report.boot.as_ref().and_then(BootReport::failure);

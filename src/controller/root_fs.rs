@@ -85,21 +85,34 @@ impl Controller {
         self.base_layer_file(&base, layer).await
     }
 
+    /// Where a bootstrapped root file system is published.
+    pub(super) fn bootstrap_reference(
+        &self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+    ) -> Result<ImageReference, TargetError> {
+        self.root_fs_reference(&bootstrap_key(spec, arch))
+    }
+
+    fn root_fs_reference(&self, key: &str) -> Result<ImageReference, TargetError> {
+        let (name, tag) = root_fs_tag(key)?;
+        Ok(ImageReference { repository: self.location.repository(name)?, version: Version::Tag(tag) })
+    }
+
     /// Makes sure that the registry has the root file system.
     async fn published_root_fs(
         &self,
         spec: RootFsSpec<'_>,
         arch: Architecture,
     ) -> Result<ImageReference, TargetError> {
-        let key = match spec {
-            RootFsSpec::Bootstrap(spec) => bootstrap_key(spec, arch),
+        let reference = match spec {
+            RootFsSpec::Bootstrap(spec) => self.bootstrap_reference(spec, arch)?,
             RootFsSpec::Minimal(spec) => {
-                with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_key(spec, arch)).await?
+                let key =
+                    with_retry("look up busybox", &self.cancel, || self.fetcher.minimal_key(spec, arch));
+                self.root_fs_reference(&key.await?)?
             }
         };
-        let (name, tag) = root_fs_tag(&key)?;
-        let repository = self.location.repository(name)?;
-        let reference = ImageReference { repository, version: Version::Tag(tag) };
         let found = with_retry("look up root file system", &self.cancel, || {
             self.registry.manifest(&reference.repository, &reference.version)
         })
@@ -166,7 +179,7 @@ impl Controller {
     }
 
     /// Reads an image's manifest and configuration, picking the architecture out of an index.
-    async fn base_image(
+    pub(super) async fn base_image(
         &self,
         reference: &ImageReference,
         arch: Architecture,

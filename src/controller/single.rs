@@ -125,6 +125,7 @@ impl Controller {
             && let Some(digest) = self.published_already(&cell, spec.check.unknown, overwrite).await?
             && !force
         {
+            self.ensure_signed(name.as_str(), &cell.reference.repository, &digest).await?;
             return Ok(BuildOutcome { cell, digest, built: None });
         }
         if !force

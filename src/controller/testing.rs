@@ -26,7 +26,7 @@ use crate::{
     kernel::{KernelFamily, KernelTarget},
     kmod::{BootReport, testing::ModuleFile},
     plan::Cell,
-    registry::{CredentialFile, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
+    registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
 };
 
 /// Three kernels; [`ModuleFile`] writes modules for the first.
@@ -133,11 +133,12 @@ impl Bench {
             registry: connect(&location, &options).unwrap(),
             needs_from: None,
             remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap()),
-            credentials: CredentialFile::new(None),
+            credentials: Keyring::default(),
             location,
             engine: LazyEngine::new(EngineChoice::Docker, env),
             entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
             limits: BuildLimits { at_once: 1, budget: crate::machine::budget() },
+            module_signer: None,
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
             fence: None,
@@ -152,6 +153,11 @@ impl Bench {
 
     /// Writes a kernel's headers.
     pub(super) fn headers(&self, release: &str, symvers: &str) {
+        self.headers_with(release, symvers, "");
+    }
+
+    /// The same with further configuration.
+    pub(super) fn headers_with(&self, release: &str, symvers: &str, options: &str) {
         let build = self.directory.path().join(format!("headers-{release}"));
         for (file, text) in [
             ("Makefile", String::new()),
@@ -160,15 +166,22 @@ impl Bench {
             ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{release}\"\n")),
             (
                 "include/config/auto.conf",
-                "CONFIG_X86_64=y\nCONFIG_64BIT=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\nCONFIG_MODULE_UNLOAD=y\n\
-                 CONFIG_MODVERSIONS=y\nCONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\n"
-                    .to_owned(),
+                format!(
+                    "CONFIG_X86_64=y\nCONFIG_64BIT=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\n\
+                     CONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\n\
+                     CONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\n{options}"
+                ),
             ),
         ] {
             let path = build.join(file);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
+    }
+
+    /// The directory of the definitions, the cache and the layout.
+    pub(super) fn root(&self) -> &std::path::Path {
+        self.directory.path()
     }
 
     /// With somebody who boots.
@@ -228,7 +241,7 @@ impl Bench {
         let payload = self.payload(release, modules);
         let report = self
             .controller
-            .check(&cell, self.definition(), &headers, &Needed::default(), &payload.tree)
+            .check(&cell, self.definition(), (&headers, None), &Needed::default(), &payload.tree)
             .await?;
         let origins = Origins {
             headers: headers.origin.clone(),
@@ -236,7 +249,7 @@ impl Bench {
             toolchain: cell.toolchain.clone(),
         };
         let made = Made { payload, report, origins, exposed: None, reused_from: None };
-        let image = self.controller.assemble(&cell, self.definition().0, &made).await?;
+        let image = self.controller.assemble(&cell, self.definition(), &made).await?;
         let pushed_bytes = self.controller.publish(&cell, &image, false).await?;
         let Made { report, reused_from, .. } = made;
         Ok(Built { digest: image.assembled.digest.clone(), report, reused_from, pushed_bytes })

@@ -54,6 +54,7 @@ fn write_target(text: &mut String, target: &TargetReport) {
         TargetReport::Tagged { subject, references } => {
             writeln!(text, "tagged    {subject}: {}", references.join(", "))
         }
+        TargetReport::Signed { subject, image } => writeln!(text, "signed    {subject}: {image}"),
         TargetReport::Failed { subject, error, hint, detail } => {
             let _ = writeln!(text, "failed    {subject}: {error}");
             for line in detail {

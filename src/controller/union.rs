@@ -38,7 +38,14 @@ impl Controller {
         self.may_write()?;
         with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, &made.config))
             .await?;
+        let documents = Self::union_documents(union, &made)?;
         for version in [Version::Digest(made.digest.clone()), union.reference.version.clone()] {
+            if matches!(version, Version::Tag(_)) {
+                for artifact in &documents.artifacts {
+                    self.push_document(repository, artifact).await?;
+                }
+                self.sign_image(repository, &made.digest, union.image.as_str(), &documents.claims).await?;
+            }
             self.may_write()?;
             with_retry("push manifest", &self.cancel, || {
                 self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, &made.manifest)

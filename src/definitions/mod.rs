@@ -6,6 +6,7 @@ mod error;
 mod needs;
 mod node;
 pub mod schema;
+mod site;
 mod validate;
 
 use std::{
@@ -54,7 +55,10 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let own_templates = read("templates", &["hbs"]).unwrap_or_default();
     let announced = read("announced", &["yaml", "yml"]).unwrap_or_default();
 
-    let site = dir.and_then(|dir| one_file(&dir.join(SITE), SITE, &mut errors));
+    let mut site = dir.and_then(|dir| one_file(&dir.join(SITE), SITE, &mut errors));
+    if let (Some(dir), None) = (dir, &site) {
+        site = one_file(&dir.join(MOUNTED_SITE), MOUNTED_SITE, &mut errors);
+    }
 
     let images = own_images.unwrap_or_else(|| builtin::files(builtin::IMAGES, "images"));
     let replaced = |file: &File| own_families.iter().any(|own| own.name == file.name);
@@ -111,11 +115,13 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     }
     if let Some(file) = &site {
         let mut documents = parse::<Site>(file, &mut errors).into_iter();
-        if let Some((site, _)) = documents.next() {
+        if let Some((site, document)) = documents.next() {
+            let mistakes = site::network(&document, &site.spec);
+            errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
             definitions.site = site.spec;
         }
         if documents.next().is_some() {
-            errors.push(DefinitionError::of_file(SITE, "holds more than one document".to_owned()));
+            errors.push(DefinitionError::of_file(&file.name, "holds more than one document".to_owned()));
         }
     }
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
@@ -123,6 +129,8 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
 
 /// What holds for the whole site.
 const SITE: &str = "site.yaml";
+/// The same in a pod, where a ConfigMap is a directory of its own.
+const MOUNTED_SITE: &str = "site/site.yaml";
 
 const NOT_A_TEMPLATE: &str = "is no template: its name must be <name>.Dockerfile.hbs";
 

@@ -64,7 +64,7 @@ fn the_first_tags_are_those_that_the_operators_compute() {
     let target = target();
     let first_tag = |name: &str, version: &str| {
         let needs = [("mofed", "25.10"), ("nvidia-gpu", version)].into();
-        let inputs = TagInputs { version, target: &target, needs };
+        let inputs = TagInputs { version, target: &target, needs, signer: None };
         render_tags(&mut Templates::default(), &image(&definitions, name).spec.tags, &inputs).unwrap()[0]
             .to_string()
     };

@@ -151,6 +151,12 @@ fn unknown_fields_of_families_are_refused_everywhere() {
 }
 
 #[test]
+fn names_of_the_stores_repositories_are_taken() {
+    let message = image_mistakes(&[("{name: mstflint}\nspec", "{name: sources}\nspec")]);
+    assert!(message.contains("\"sources\" is a repository of farrier's own"), "{message}");
+}
+
+#[test]
 fn every_mistaken_value_is_reported_at_its_place() {
     let text = replaced(
         IMAGE,
@@ -413,4 +419,38 @@ fn a_tree_of_the_user_needs_no_image_and_a_build_says_what_it_takes() {
     assert_eq!(spec.build.memory.bytes(), 3 << 29);
     let told = image_mistakes(&[("  vars:", "  build: {cpus: 0, memory: 2 GB}\n  vars:")]);
     insta::assert_snapshot!(told);
+}
+
+#[test]
+fn mistakes_of_a_site_are_reported_at_their_places() {
+    let site = r#"apiVersion: farrier.dev/v1alpha1
+kind: Site
+metadata: {name: here}
+spec:
+  mirrors:
+    - {from: debian, to: [r.example]}
+    - {from: docker.io, to: []}
+    - {from: quay.io, to: [r.example]}
+  proxy: {http: "proxy.example:3128", noProxy: [10.0.0.0/99]}
+  hosts:
+    - {host: "https://r.example"}
+  credentials:
+    - {basic: {registry: "https://r.example", user: x, password: {file: p}}}
+"#;
+    insta::assert_snapshot!(mistakes(&[("site.yaml", site)]));
+    let together = r#"apiVersion: farrier.dev/v1alpha1
+kind: Site
+metadata: {name: here}
+spec:
+  mirrors:
+    - {from: quay.io/a, to: ["https://r.example/a"]}
+    - {from: quay.io/a/, to: [r.example]}
+    - {from: "https://quay.io/", to: [r.example]}
+  hosts:
+    - {host: r.example, clientCertificate: c.pem}
+    - {host: R.example}
+    - {host: s.example, clientKey: {file: k.pem}}
+    - {host: t.example, plainHttp: true, caFile: ca.pem}
+"#;
+    insta::assert_snapshot!(mistakes(&[("site.yaml", together)]));
 }

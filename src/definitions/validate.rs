@@ -14,6 +14,7 @@ use crate::{
         checked::{self, InnerPattern, Reference, Sha256},
     },
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
+    store,
     template::{self, TemplateContext},
 };
 
@@ -28,6 +29,13 @@ pub(super) fn image(
         mistakes.push(Mistake { place: document.place_of(path), message });
     };
     let spec = &image.spec;
+    if store::is_reserved(image.metadata.name.as_str()) {
+        let message = format!(
+            "{:?} is a repository of farrier's own: choose another name",
+            image.metadata.name.as_str()
+        );
+        wrong(&["metadata", "name"], message);
+    }
     if !templates.contains_key(&spec.template) {
         let known: Vec<&str> = templates.keys().map(String::as_str).collect();
         let message = format!("there is no template {:?}; there is {}", spec.template, known.join(", "));

@@ -103,6 +103,16 @@ impl Fetcher {
         made(&place, arch)
     }
 
+    /// The root file system, if it has been made here.
+    pub fn bootstrapped(
+        &self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+    ) -> Result<Option<RootFs>, FetchError> {
+        let place = self.cache.get(PLACE, &bootstrap_key(spec, arch))?;
+        place.map(|place| made(&place, arch)).transpose()
+    }
+
     async fn mmdebstrap(
         &self,
         spec: &BootstrapSpec,
@@ -125,15 +135,23 @@ impl Fetcher {
             mirror: mirror.clone(),
             signed_by: signed_by.clone(),
         };
-        let sources = apt::sources::render(&apt::entries(&self.options.apt_dir, &suites)?);
+        let entries = apt::entries(&self.net, &self.options.apt_dir, &suites)?;
+        let sources = apt::sources::render(&entries);
+        let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
+        self.net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
+        let reach = self.net.apt_reach(uris())?;
         let mut command = process::command("mmdebstrap");
+        if reach.without_environment {
+            process::without_proxies(&mut command);
+        }
         command.env("SOURCE_DATE_EPOCH", EPOCH).current_dir("/");
         command.args(["--variant=essential", "--format=tar", "--skip=output/dev"]);
         command.arg(format!("--architectures={arch}"));
         if !include.is_empty() {
             command.arg(format!("--include={}", include.join(",")));
         }
-        for option in host_options().await? {
+        // The site's words come last, and so count.
+        for option in host_options().await?.into_iter().chain(reach.options) {
             command.arg(format!("--aptopt={option}"));
         }
         command.args(DPKG_OPTIONS.map(|option| format!("--dpkgopt={option}")));

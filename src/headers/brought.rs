@@ -3,23 +3,28 @@
 //! They come before a family's own source. What the store answered is believed for as long as package lists are.
 
 use std::{
+    fs::File,
+    io::{self, Read},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use super::{
     FetchError, Fetcher, HeaderLookup, ImportError,
     blocking::blocking,
     digest,
     header_set::{Found, KIND},
-    unpack,
+    import::LIMITS,
 };
 use crate::{
+    archive,
     image::{Digest, Tag},
     kernel::{Architecture, KernelRelease, KernelTarget},
-    oci::annotations,
+    oci::{LayerReader, annotations},
     store::{Kind, Stored, header_tag},
 };
 
@@ -257,15 +262,53 @@ impl Fetcher {
         };
         let layer = directory.join("layer");
         store.fetch(&stored, &layer).await?;
-        let (target, what) = (target.clone(), place_of(&stored, &tag));
+        let (target, what, content) = (target.clone(), place_of(&stored, &tag), brought.content.clone());
         blocking(move |stop| {
             let root = directory.join(TREE);
             std::fs::create_dir(&root).map_err(super::io_error("create", &root))?;
-            unpack(stop, &layer, &root, &what)?;
+            unpack_content(&layer, &root, &content, &what, stop)?;
             std::fs::remove_file(&layer).map_err(super::io_error("remove", &layer))?;
             super::header_set::verify(Path::new(&root), &target)
         })
         .await
+    }
+}
+
+/// Unpacks a layer whose notes say what is in it: by that the set is known from now on.
+fn unpack_content(
+    layer: &Path,
+    root: &Path,
+    content: &str,
+    what: &str,
+    stop: &AtomicBool,
+) -> Result<(), FetchError> {
+    let file = File::open(layer).map_err(super::io_error("open", layer))?;
+    let inner = LayerReader::new(file).map_err(super::io_error("read", layer))?;
+    let mut tar = Hashed { inner, hash: Sha256::new(), stop };
+    archive::unpack_tar(&mut tar, root, &LIMITS)
+        .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })?;
+    let found = Digest::from_sha256(&tar.hash.finalize().into()).to_string();
+    if found == content {
+        return Ok(());
+    }
+    Err(ImportError::Content { place: what.to_owned(), found, stated: content.to_owned() }.into())
+}
+
+/// Hashes what passes through; fails once it is told to stop.
+struct Hashed<'a, R> {
+    inner: R,
+    hash: Sha256,
+    stop: &'a AtomicBool,
+}
+
+impl<R: Read> Read for Hashed<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(io::Error::other("stopped"));
+        }
+        let count = self.inner.read(buffer)?;
+        self.hash.update(buffer.get(..count).unwrap_or_default());
+        Ok(count)
     }
 }
 

@@ -1,60 +1,100 @@
 //! Adapter: downloads over HTTP, verified while they arrive.
 
-use std::path::PathBuf;
+use std::{io, path::PathBuf, time::Duration};
 
-use futures::StreamExt;
+use reqwest::Method;
 use sha2::{Digest as _, Sha256};
-use tokio::io::AsyncWriteExt;
+use tokio::{io::AsyncWriteExt, time::timeout};
 use url::Url;
 
 use super::{FetchError, Fetcher, io_error};
+use crate::{
+    fault::chain,
+    net::{Asker, Net, NetError},
+};
+
+/// Longest silence.
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 impl Fetcher {
-    /// The file at an address, in the cache under its sha256 (64 lower-case hexadecimal digits).
-    pub(super) async fn download(&self, url: &str, sha256: &str) -> Result<PathBuf, FetchError> {
+    /// The file at an address, or at a mirror of it, in the cache under its sha256 (64 lower-case hexadecimal digits).
+    /// `what` says in words who wants it.
+    pub(super) async fn download(&self, what: &str, url: &str, sha256: &str) -> Result<PathBuf, FetchError> {
         let url = parse(url)?;
         // The name matters for a file that is no archive: the source is then a tree of that one file.
         let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
         let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
         let name: String = last.chars().filter(plain).take(200).collect();
         let name = if name.trim_matches('.').is_empty() { "download".to_owned() } else { name };
-        let make = |dir: PathBuf| self.transfer(&url, sha256, dir.join(&name));
+        let make = |dir: PathBuf| self.from_any(what, &url, sha256, dir.join(&name));
         let place = self.cache.get_or_make("downloads", sha256, make).await?;
         // Another address may have given the same content another name.
         let mut names = super::source::names_in(&place)?.into_iter();
         Ok(place.join(names.next().unwrap_or_else(|| name.into())))
     }
 
-    async fn transfer(&self, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+    /// From the first place that has it.
+    async fn from_any(&self, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+        let mut outcome = Ok(());
+        for place in self.net.url_candidates(url) {
+            outcome = self.transfer(what, &place, wanted, path.clone()).await;
+            match &outcome {
+                Ok(()) | Err(FetchError::Io { .. }) => break,
+                Err(error) if place != *url => {
+                    let (url, mirror) = (shown(url), shown(&place));
+                    tracing::warn!(url, mirror, error = %chain(error), "the mirror cannot be used");
+                }
+                Err(_) => {}
+            }
+        }
+        outcome
+    }
+
+    async fn transfer(&self, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
         let shown = shown(url);
-        let failed = |e: reqwest::Error| FetchError::Transfer { url: shown.clone(), source: e.without_url() };
-        let client = self.client().map_err(failed)?;
-        let response = client.get(url.clone()).send().await.map_err(failed)?;
+        let broken = |source: reqwest::Error| FetchError::Transfer {
+            url: shown.clone(),
+            source: Box::new(source.without_url()),
+        };
+        let silent = |_| FetchError::Transfer {
+            url: shown.clone(),
+            source: Box::new(io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs()),
+            )),
+        };
+        let request = Net::request(Method::GET, url.clone());
+        let asker = Asker::of(what);
+        let answer = timeout(IDLE_TIMEOUT, self.net.execute(request, &asker)).await.map_err(silent)?;
+        let mut response = answer.map_err(|error| match error {
+            NetError::Http { host: _, source } => broken(source),
+            other => FetchError::Net(other),
+        })?;
         if !response.status().is_success() {
             return Err(FetchError::Status { url: shown, status: response.status().as_u16() });
         }
         let announced = response.content_length();
         let mut file = tokio::fs::File::create(&path).await.map_err(io_error("create", &path))?;
-        let (mut hasher, mut got, mut broken) = (Sha256::new(), 0, None);
-        let mut chunks = response.bytes_stream();
-        while let Some(chunk) = chunks.next().await {
-            match chunk {
-                Ok(chunk) => {
+        let (mut hasher, mut got, mut fault) = (Sha256::new(), 0, None);
+        loop {
+            match timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(silent)? {
+                Ok(Some(chunk)) => {
                     hasher.update(&chunk);
                     got += chunk.len() as u64;
                     file.write_all(&chunk).await.map_err(io_error("write", &path))?;
                 }
-                Err(e) => {
-                    broken = Some(e);
+                Ok(None) => break,
+                Err(error) => {
+                    fault = Some(error);
                     break;
                 }
             }
         }
-        match (announced, broken) {
+        match (announced, fault) {
             (Some(announced), _) if got < announced => {
                 return Err(FetchError::Truncated { url: shown, got, wanted: announced });
             }
-            (_, Some(e)) => return Err(failed(e)),
+            (_, Some(error)) => return Err(broken(error)),
             _ => {}
         }
         // The last write may still be under way, and fail on a full disk.
@@ -65,23 +105,6 @@ impl Fetcher {
         } else {
             Err(FetchError::Checksum { what: shown, found, wanted: wanted.to_owned() })
         }
-    }
-
-    /// Made at the first download: reading the system's certificates takes longer than a warm pass may.
-    fn client(&self) -> Result<reqwest::Client, reqwest::Error> {
-        if let Some(client) = self.http.get() {
-            return Ok(client.clone());
-        }
-        if rustls::crypto::CryptoProvider::get_default().is_none() {
-            // Losing the race to another thread is as good as winning it.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-        }
-        let client = reqwest::Client::builder()
-            .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(std::time::Duration::from_secs(30))
-            .read_timeout(std::time::Duration::from_mins(1))
-            .build()?;
-        Ok(self.http.get_or_init(|| client).clone())
     }
 }
 

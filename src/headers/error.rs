@@ -3,7 +3,13 @@
 use std::path::PathBuf;
 
 use super::{CollectError, HostTreeError, ImportError, KernelImageError, tree::TreeError};
-use crate::{archive::UnpackError, cache::CacheError, payload::LayerFileError, store::StoreError};
+use crate::{
+    archive::UnpackError,
+    cache::CacheError,
+    net::{Fault, NetError, fault},
+    payload::LayerFileError,
+    store::StoreError,
+};
 
 /// A fault while fetching. "There are no such headers" is none: see
 /// [`HeaderLookup`](super::HeaderLookup).
@@ -99,8 +105,11 @@ pub enum FetchError {
         url: String,
         /// Why.
         #[source]
-        source: reqwest::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A host that may not be asked, or cannot be asked as the site says.
+    #[error(transparent)]
+    Net(#[from] NetError),
     /// A tree that is not laid out as the definition says.
     #[error("find {wanted} in {what}: {found}")]
     Layout {
@@ -156,7 +165,9 @@ impl FetchError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Program { transient, .. } => *transient,
-            Self::Truncated { .. } | Self::Transfer { .. } => true,
+            Self::Truncated { .. } => true,
+            Self::Transfer { source, .. } => fault(source.as_ref()) == Fault::Connection,
+            Self::Net(error) => error.is_transient(),
             Self::Store(error) => error.is_transient(),
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
             Self::Cache(_)
@@ -188,6 +199,8 @@ impl FetchError {
             Self::Tree(error) => error.remedy(),
             Self::HostTree(error) => error.remedy(),
             Self::Collect(error) => return error.remedy(),
+            Self::Net(error) => return error.hint(),
+            Self::Transfer { source, .. } => return fault(source.as_ref()).hint("the server"),
             Self::Import(error) => return error.remedy(),
             Self::KernelImage(error) => error.remedy(),
             Self::Store(error) => return error.hint(),

@@ -105,9 +105,15 @@ impl Fetcher {
             return self.load(found, target).await;
         }
         let AptHeaders { packages: _, from } = apt;
-        let archive =
-            AptArchive::open(&self.cache, &self.options.apt_dir, from, target.arch, self.options.refresh)
-                .await?;
+        let archive = AptArchive::open(
+            &self.cache,
+            &self.net,
+            &self.options.apt_dir,
+            from,
+            target.arch,
+            self.options.refresh,
+        )
+        .await?;
         let packages = match archive.closure(&names).await? {
             Closure::Found(packages) => packages,
             Closure::Missing(name) => {

@@ -178,6 +178,16 @@ impl Fetcher {
         }
     }
 
+    /// The package that the base of an architecture is made from, as `name=version sha256:...`.
+    pub async fn minimal_package(
+        &self,
+        spec: &MinimalSpec,
+        arch: Architecture,
+    ) -> Result<String, FetchError> {
+        let Package { name, version, sha256, found: _ } = self.busybox(spec, arch).await?;
+        Ok(format!("{name}={version} sha256:{sha256}"))
+    }
+
     /// Makes the base, or finds it made.
     pub async fn minimal(&self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs, FetchError> {
         let key = self.minimal_key(spec, arch).await?;

@@ -29,7 +29,7 @@ pub mod tree;
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock, atomic::AtomicBool},
+    sync::atomic::AtomicBool,
     time::Duration,
 };
 
@@ -51,6 +51,7 @@ use crate::{
     image::Digest,
     kernel::{Architecture, Compiler},
     kmod::KernelFacts,
+    net::Net,
     store::Store,
 };
 
@@ -141,14 +142,25 @@ impl Default for FetchOptions {
 pub struct Fetcher {
     cache: Cache,
     options: FetchOptions,
-    http: Arc<OnceLock<reqwest::Client>>,
+    net: Net,
     store: Option<Store>,
 }
 
 impl Fetcher {
     /// A fetcher that keeps what it fetches in `cache`.
     pub fn new(cache: Cache, options: FetchOptions) -> Self {
-        Self { cache, options, http: Arc::default(), store: None }
+        Self { cache, options, net: Net::default(), store: None }
+    }
+
+    /// The same on the network of a site.
+    #[must_use]
+    pub fn with_net(self, net: Net) -> Self {
+        Self { net, ..self }
+    }
+
+    /// How hosts are reached, and which may be.
+    pub fn net(&self) -> &Net {
+        &self.net
     }
 
     /// The same with a place where what it needs may be kept beside the images.

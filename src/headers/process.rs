@@ -42,6 +42,22 @@ pub(super) fn command(program: &'static str) -> Command {
     command
 }
 
+/// Lets a command see no proxies of the environment: its configuration says all that there is to say.
+pub(super) fn without_proxies(command: &mut Command) {
+    for name in [
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "NO_PROXY",
+    ] {
+        command.env_remove(name);
+    }
+}
+
 /// Starts a command. When it is dropped while running, it has `grace` to clean up after a SIGTERM.
 pub(super) fn start(
     mut command: Command,

@@ -106,7 +106,9 @@ impl Fetcher {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
                 self.package_file(source, &package, native()).await?
             }
-            Content::Download { url, sha256 } => self.download(&url, &sha256).await?,
+            Content::Download { url, sha256 } => {
+                self.download(&format!("source {}", spec.name), &url, &sha256).await?
+            }
             Content::File { path, .. } | Content::Directory { path, .. } => path,
         };
         let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
@@ -151,8 +153,11 @@ impl Fetcher {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         if let Some(known) = self.cache.read_record::<Package>("packages", &key)? {
             let age = now.checked_sub(known.found);
-            // One version's content never changes.
-            if version.is_some() || age.is_some_and(|age| age < self.options.refresh.as_secs()) {
+            // One version's content never changes; and where nobody may be asked, what was said last counts.
+            if version.is_some()
+                || self.options.offline
+                || age.is_some_and(|age| age < self.options.refresh.as_secs())
+            {
                 return Ok(known);
             }
         }
@@ -180,7 +185,7 @@ impl Fetcher {
     ) -> Result<(AptArchive, PackageRecord), FetchError> {
         let AptSource { package, version: _, suites } = source;
         let (apt_dir, refresh) = (&self.options.apt_dir, self.options.refresh);
-        let archive = AptArchive::open(&self.cache, apt_dir, suites, arch, refresh).await?;
+        let archive = AptArchive::open(&self.cache, &self.net, apt_dir, suites, arch, refresh).await?;
         match archive.find(package, version).await? {
             Some(found) => Ok((archive, found)),
             None => Err(FetchError::NoPackage {

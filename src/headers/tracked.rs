@@ -21,8 +21,15 @@ impl Fetcher {
         };
         let wanted = AptSuites { suites: tracked.suites.clone(), ..known };
 
-        let archive =
-            AptArchive::open(&self.cache, &self.options.apt_dir, &wanted, arch, self.options.refresh).await?;
+        let archive = AptArchive::open(
+            &self.cache,
+            &self.net,
+            &self.options.apt_dir,
+            &wanted,
+            arch,
+            self.options.refresh,
+        )
+        .await?;
         let names = archive.names(PREFIX).await?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(PREFIX)?.parse().ok()).collect())
     }

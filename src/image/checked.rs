@@ -196,6 +196,11 @@ pub fn many<'de, R: Rule, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<S
     Ok(Vec::<Checked<R>>::deserialize(deserializer)?.into_iter().map(|checked| checked.0).collect())
 }
 
+/// Reads a list of paths.
+pub fn paths<'de, R: Rule, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PathBuf>, D::Error> {
+    Ok(many::<R, D>(deserializer)?.into_iter().map(PathBuf::from).collect())
+}
+
 /// Reads a list that must not be empty.
 pub fn some<'de, R: Rule, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     let list = many::<R, D>(deserializer)?;

@@ -10,6 +10,9 @@ use crate::{
     template::Templates,
 };
 
+/// What `{{signer}}` gives where modules are not signed.
+const UNSIGNED: &str = "unsigned";
+
 /// What tag patterns may name.
 #[derive(Clone, Debug)]
 pub struct TagInputs<'a> {
@@ -19,6 +22,8 @@ pub struct TagInputs<'a> {
     pub target: &'a KernelTarget,
     /// The versions of what it is compiled against, by the needs' names; cleaned in the same way.
     pub needs: BTreeMap<&'a str, &'a str>,
+    /// The first digits of the fingerprint of the certificate that modules are signed for; `None` where they are not signed.
+    pub signer: Option<&'a str>,
 }
 
 /// What a pattern is rendered from.
@@ -61,7 +66,7 @@ pub fn render_tags(
     patterns: &[String],
     inputs: &TagInputs<'_>,
 ) -> Result<Vec<Tag>, TagError> {
-    let TagInputs { version, target, needs } = inputs;
+    let TagInputs { version, target, needs, signer } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release);
     let mut plain = BTreeMap::from([
@@ -71,6 +76,7 @@ pub fn render_tags(
         ("os_version", os_version.to_string()),
         ("os_tag", target.os_tag()),
         ("arch", arch.to_string()),
+        ("signer", signer.unwrap_or(UNSIGNED).to_owned()),
     ]);
     if let Some(label) = &label {
         plain.insert("kernel_label", label.to_string());
@@ -93,7 +99,8 @@ pub fn render_tags(
 /// Renders a pattern with sample values: does it give a tag at all? A pattern that cannot is a mistake of
 /// the definition, not of some later kernel.
 pub(super) fn try_pattern(pattern: &str) -> Result<(), TagError> {
-    let samples = ["version", "kernel_label", "kernel_release", "os_id", "os_version", "os_tag", "arch"];
+    let samples =
+        ["version", "kernel_label", "kernel_release", "os_id", "os_version", "os_tag", "arch", "signer"];
     let plain = samples.map(|name| (name, "1".to_owned())).into();
     let needs = needs_in(pattern).into_iter().map(|name| (name, "1".to_owned())).collect();
     let values = Values { plain, needs };
@@ -133,7 +140,7 @@ mod tests {
         };
         let patterns: Vec<_> = patterns.iter().map(|p| (*p).to_owned()).collect();
         let needs = [("mofed", "25.10~1"), ("nvidia-gpu", "535.1")].into();
-        let inputs = TagInputs { version, target: &target, needs };
+        let inputs = TagInputs { version, target: &target, needs, signer: None };
         let tags = render_tags(&mut Templates::default(), &patterns, &inputs)?;
         Ok(tags.iter().map(ToString::to_string).collect())
     }
@@ -170,6 +177,27 @@ mod tests {
         assert!(try_pattern(pattern).is_ok() && try_pattern("{{needs}}").is_err());
         let unknown = tags(&["{{needs.other}}"], "1", "6.1.0").unwrap_err().to_string();
         assert!(unknown.contains("needs.other"), "{unknown}");
+    }
+
+    #[test]
+    fn a_tag_may_name_the_certificate() {
+        let target = KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: "6.1.0".parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        };
+        let tag = |signer| {
+            let inputs = TagInputs { version: "1", target: &target, needs: BTreeMap::new(), signer };
+            render_tags(&mut Templates::default(), &["{{version}}-{{signer}}".to_owned()], &inputs).unwrap()
+                [0]
+            .to_string()
+        };
+        assert_eq!(
+            (tag(Some("0123456789ab")), tag(None)),
+            ("1-0123456789ab".to_owned(), "1-unsigned".to_owned())
+        );
+        assert!(try_pattern("{{version}}-{{signer}}").is_ok());
     }
 
     #[test]

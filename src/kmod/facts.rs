@@ -39,6 +39,9 @@ pub struct BeyondHeaders {
     pub in_tree: Option<Known<InTree>>,
     /// Does the loader refuse modules without a valid signature?
     pub enforces_signatures: Option<Known<bool>>,
+    /// Keys whose signatures the kernel takes, by their identifiers as `modinfo` shows them (`6A:0F:...`), as the site's
+    /// owners say. Others may be among the kernel's keys too.
+    pub trusted_keys: BTreeSet<String>,
     /// How large the kernel's own type information is, from which that of modules counts on.
     pub btf_base: Option<Known<BtfBase>>,
 }

@@ -5,12 +5,14 @@
 
 use object::ReadRef;
 
+use super::der::{CONTEXT_0, CONTEXT_1, Der, Fault, INTEGER, KEY_ID, OBJECT_ID, SEQUENCE, SET};
+
 /// Ends a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
-const MARKER: &[u8] = b"~Module signature appended~\n";
+pub(super) const MARKER: &[u8] = b"~Module signature appended~\n";
 /// Bytes of `struct module_signature`.
-const RECORD: u64 = 12;
+pub(super) const RECORD: u64 = 12;
 /// `PKEY_ID_PKCS7`, the one kind that the kernel takes since Linux 4.3.
-const PKCS7: u8 = 2;
+pub(super) const PKCS7: u8 = 2;
 /// Bytes before the end in which a marker that is not the last thing is looked for.
 const TAIL: u64 = 4096;
 /// Bytes of a message that is read. Those of RSA keys have about 700, with certificates some thousands.
@@ -93,71 +95,19 @@ fn buried<'d, R: ReadRef<'d>>(data: R, length: u64) -> Signature {
     }
 }
 
-/// Why a message has no signer to tell.
-enum Fault {
-    /// The kernel's parser refuses it as well.
-    Bad,
-    /// The kernel's parser may take it.
-    Unread(&'static str),
-}
-
-const INTEGER: u8 = 0x02;
-const OBJECT_ID: u8 = 0x06;
-const SEQUENCE: u8 = 0x30;
-const SET: u8 = 0x31;
-/// `[0]` and `[1]`, constructed, and `[0]` primitive.
-const CONTEXT_0: u8 = 0xa0;
-const CONTEXT_1: u8 = 0xa1;
-const KEY_ID: u8 = 0x80;
-
 /// 1.2.840.113549.1.7.2
-const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
+pub(super) const SIGNED_DATA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
 /// 2.5.4.3 and 2.5.4.10
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 const ORGANISATION: &[u8] = &[0x55, 0x04, 0x0a];
 /// 2.16.840.1.101.3.4.2, NIST's digests.
-const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02];
+pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02];
 /// 1.3.14.3.2.26
 const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 
-/// Elements of one level of a DER encoding. Levels are opened by hand, so nothing recurses.
-struct Der<'a>(&'a [u8]);
-
-impl<'a> Der<'a> {
-    fn next(&mut self) -> Result<(u8, &'a [u8]), Fault> {
-        let (&tag, rest) = self.0.split_first().ok_or(Fault::Bad)?;
-        let (&first, rest) = rest.split_first().ok_or(Fault::Bad)?;
-        // `lib/asn1_decoder.c` takes tags of one byte, and lengths of up to four.
-        if tag & 0x1f == 0x1f {
-            return Err(Fault::Bad);
-        }
-        let (length, rest) = match first {
-            0..0x80 => (usize::from(first), rest),
-            0x80 => return Err(Fault::Unread("has elements of indefinite length")),
-            0x81..=0x84 => {
-                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(Fault::Bad)?;
-                (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
-            }
-            _ => return Err(Fault::Bad),
-        };
-        let (content, rest) = rest.split_at_checked(length).ok_or(Fault::Bad)?;
-        self.0 = rest;
-        Ok((tag, content))
-    }
-
-    fn expect(&mut self, wanted: u8) -> Result<&'a [u8], Fault> {
-        let (tag, content) = self.next()?;
-        if tag == wanted { Ok(content) } else { Err(Fault::Bad) }
-    }
-
-    fn open(&mut self, wanted: u8) -> Result<Self, Fault> {
-        self.expect(wanted).map(Self)
-    }
-}
-
 /// The first signer of a PKCS#7 `SignedData` (RFC 5652, section 5), whose certificate need not be there.
 fn message(bytes: &[u8]) -> Result<Signer, Fault> {
-    let mut content_info = Der(bytes).open(SEQUENCE)?;
+    let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
         return Err(Fault::Bad);
     }
@@ -168,18 +118,18 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
     let mut signers = loop {
         match data.next()? {
             (CONTEXT_0 | CONTEXT_1, _) => {}
-            (SET, signers) => break Der(signers),
+            (SET, signers) => break Der::new(signers),
             _ => return Err(Fault::Bad),
         }
     };
-    if signers.0.is_empty() {
+    if signers.is_empty() {
         return Err(Fault::Unread("names no signer"));
     }
     let mut signer = signers.open(SEQUENCE)?;
     signer.expect(INTEGER)?;
     let (name, key_id) = match signer.next()? {
         (SEQUENCE, identity) => {
-            let mut identity = Der(identity);
+            let mut identity = Der::new(identity);
             let name = name(identity.expect(SEQUENCE)?)?;
             let serial = identity.expect(INTEGER)?;
             (name, serial.strip_prefix(&[0]).filter(|rest| !rest.is_empty()).unwrap_or(serial))
@@ -188,13 +138,17 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
         _ => return Err(Fault::Bad),
     };
     let hash = digest(signer.open(SEQUENCE)?.expect(OBJECT_ID)?);
-    let octets: Vec<String> = key_id.iter().map(|byte| format!("{byte:02X}")).collect();
-    Ok(Signer { name, key_id: octets.join(":"), hash })
+    Ok(Signer { name, key_id: self::key_id(key_id), hash })
 }
 
-fn name(issuer: &[u8]) -> Result<Option<String>, Fault> {
-    let (mut issuer, mut organisation) = (Der(issuer), None);
-    while !issuer.0.is_empty() {
+/// Octets as `modinfo` prints them: `6A:0F:...`.
+pub(super) fn key_id(octets: &[u8]) -> String {
+    octets.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
+}
+
+pub(super) fn name(issuer: &[u8]) -> Result<Option<String>, Fault> {
+    let (mut issuer, mut organisation) = (Der::new(issuer), None);
+    while !issuer.is_empty() {
         let mut part = issuer.open(SET)?.open(SEQUENCE)?;
         let kind = part.expect(OBJECT_ID)?;
         let (_, value) = part.next()?;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use super::{ImageError, ImageManifest};
+use super::{ImageError, ImageManifest, ModuleSignerFact};
 use crate::{
     image::{Digest, InputHash},
     kernel::KernelRelease,
@@ -19,6 +19,8 @@ pub const VERSION: &str = "org.opencontainers.image.version";
 pub const BASE_DIGEST: &str = "org.opencontainers.image.base.digest";
 /// Reference of the base image.
 pub const BASE_NAME: &str = "org.opencontainers.image.base.name";
+/// On a signed or unsigned statement: what it claims (in-toto attestation framework).
+pub const PREDICATE_TYPE: &str = "in-toto.io/predicate-type";
 /// In a layout's index: the name that a manifest goes by.
 pub const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -38,6 +40,12 @@ pub const CHECK_SUMMARY: &str = "farrier.dev/check-summary";
 pub const EXPOSED_DIGEST: &str = "farrier.dev/exposed-digest";
 /// Hash over what was built but for the kernel, 64 hexadecimal digits.
 pub const RECIPE: &str = "farrier.dev/recipe";
+/// The input hash without the signing of modules, where they are signed: images with one have the same payload but for
+/// the signatures.
+pub const UNSIGNED_HASH: &str = "farrier.dev/unsigned-hash";
+/// Who signed the modules: what became of those that were signed already (`keep`, `replace`), the certificate's serial number as
+/// `modinfo` shows it, and the certificate's digest, with blanks between them.
+pub const MODULE_SIGNER: &str = "farrier.dev/module-signer";
 /// Digest of the image for another kernel whose payload this is.
 pub const REUSED_FROM: &str = "farrier.dev/reused-from";
 /// Operating system as `<id>-<version>`.
@@ -67,6 +75,8 @@ pub const KERNELS: &str = "farrier.dev/kernels";
 /// The images whose payloads a union image has: `<kernel release>@<digest>`, with blanks between them.
 pub const MEMBERS: &str = "farrier.dev/members";
 
+/// On the record of kernels: the day on which each was last seen, as a JSON object.
+pub const KERNELS_SEEN: &str = "farrier.dev/kernels-seen";
 /// On a source or root file system in the store: the content's identity where it was made, as it goes into input hashes.
 pub const IDENTITY: &str = "farrier.dev/identity";
 /// On a root file system in the store: digest of the uncompressed layer.
@@ -99,6 +109,10 @@ pub struct ImageFacts {
     pub check_summary: Option<String>,
     /// Hash over what was built but for the kernel.
     pub recipe: Option<InputHash>,
+    /// The input hash without the signing of modules.
+    pub unsigned_hash: Option<InputHash>,
+    /// Who signed the modules.
+    pub module_signer: Option<ModuleSignerFact>,
     /// The image whose payload it has.
     pub reused_from: Option<Digest>,
     /// Operating system, for people.
@@ -142,6 +156,8 @@ impl ImageFacts {
             verdict: typed(annotations, CHECK_VERDICT)?,
             check_summary: text(annotations, CHECK_SUMMARY)?,
             recipe: typed(annotations, RECIPE)?,
+            unsigned_hash: typed(annotations, UNSIGNED_HASH)?,
+            module_signer: typed(annotations, MODULE_SIGNER)?,
             reused_from: typed(annotations, REUSED_FROM)?,
             os: text(annotations, OS)?,
             toolchain: text(annotations, TOOLCHAIN)?,
@@ -160,6 +176,8 @@ impl ImageFacts {
             verdict,
             check_summary,
             recipe,
+            unsigned_hash,
+            module_signer,
             reused_from,
             os,
             toolchain,
@@ -178,6 +196,8 @@ impl ImageFacts {
             (CHECK_VERDICT, verdict.map(|verdict| verdict.to_string())),
             (CHECK_SUMMARY, check_summary.clone()),
             (RECIPE, recipe.map(|recipe| recipe.to_string())),
+            (UNSIGNED_HASH, unsigned_hash.map(|hash| hash.to_string())),
+            (MODULE_SIGNER, module_signer.as_ref().map(ToString::to_string)),
             (REUSED_FROM, reused_from.as_ref().map(ToString::to_string)),
             (OS, os.clone()),
             (TOOLCHAIN, toolchain.clone()),
@@ -225,6 +245,7 @@ fn refused(key: &'static str, value: &str) -> FactsError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::site::Signed;
 
     fn facts() -> ImageFacts {
         ImageFacts {
@@ -236,6 +257,12 @@ mod tests {
             verdict: Some(Verdict::Loads),
             check_summary: Some("1 module: loads".to_owned()),
             recipe: Some("cd".repeat(32).parse().unwrap()),
+            unsigned_hash: Some("ef".repeat(32).parse().unwrap()),
+            module_signer: Some(ModuleSignerFact {
+                signed: Signed::Keep,
+                key_id: "6A:0F".to_owned(),
+                certificate: Digest::of(b"certificate"),
+            }),
             reused_from: Some(Digest::of(b"other")),
             os: Some("debian-12".to_owned()),
             toolchain: None,
@@ -272,6 +299,7 @@ mod tests {
         for (key, value) in [
             (KERNEL_RELEASE, "../../etc"),
             (INPUT_HASH, "ab"),
+            (MODULE_SIGNER, "keep 6A"),
             (CHECK_VERDICT, "fine"),
             (PAYLOAD_DIGEST, "sha256:../.."),
             (DRIVER_VERSION, "1\u{1b}[2J"),

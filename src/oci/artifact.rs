@@ -1,5 +1,5 @@
 //! Pure: what is stored beside an image and refers to it (image spec 1.1, `manifest.md`, `subject`): its check
-//! report.
+//! report, and documents of other kinds.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -79,23 +79,36 @@ impl Artifact {
         document: &CheckReportDocument<'_>,
         summary: &str,
     ) -> Result<Self, ImageError> {
-        let content = document.to_bytes()?;
-        let blob =
-            |media_type, bytes: &[u8]| Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
         let notes = [
-            (annotations::CREATED, super::CREATED),
             (annotations::KERNEL_RELEASE, document.report.kernel.as_str()),
             (annotations::CHECK_VERDICT, document.report.verdict.as_str()),
             (annotations::CHECK_SUMMARY, summary),
         ];
+        Self::about(subject, media_type::CHECK_REPORT, document.to_bytes()?, &notes)
+    }
+
+    /// A document of some kind about the image whose manifest is `subject`.
+    pub fn about(
+        subject: &[u8],
+        kind: &'static str,
+        content: Vec<u8>,
+        notes: &[(&str, &str)],
+    ) -> Result<Self, ImageError> {
+        let blob =
+            |media_type, bytes: &[u8]| Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
+        let created = (annotations::CREATED, super::CREATED);
         let manifest = ImageManifest {
             schema_version: 2,
             media_type: Some(media_type::OCI_MANIFEST.to_owned()),
-            artifact_type: Some(media_type::CHECK_REPORT.to_owned()),
+            artifact_type: Some(kind.to_owned()),
             config: blob(media_type::OCI_EMPTY, EMPTY),
-            layers: vec![blob(media_type::CHECK_REPORT, &content)],
+            layers: vec![blob(kind, &content)],
             subject: Some(blob(media_type::OCI_MANIFEST, subject)),
-            annotations: notes.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            annotations: notes
+                .iter()
+                .chain([&created])
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect(),
         }
         .to_bytes()?;
         Ok(Self { content, config: EMPTY, digest: Digest::of(&manifest), manifest })
@@ -119,6 +132,14 @@ impl ImageManifest {
 /// "Referrers Tag Schema").
 pub fn referrers_tag(subject: &Digest) -> Option<Tag> {
     format!("sha256-{}", subject.hex()).parse().ok()
+}
+
+/// The manifest that what stands under a tag is about, where the tag says so: a list of referrers, or with a suffix a
+/// signature or attestation of cosign's (`sha256-<hex>.sig`).
+pub fn subject_of_tag(tag: &Tag) -> Option<Digest> {
+    let text = tag.as_str().strip_prefix("sha256-")?;
+    let hex = text.split_once('.').map_or(text, |(hex, _)| hex);
+    format!("sha256:{hex}").parse().ok()
 }
 
 /// Is this such a tag?
@@ -195,5 +216,10 @@ mod tests {
         let tag = referrers_tag(&Digest::of(b"x")).unwrap();
         assert!(is_referrers_tag(&tag), "{tag}");
         assert!(!is_referrers_tag(&"sha256-1".parse().unwrap()));
+        assert_eq!(subject_of_tag(&tag), Some(Digest::of(b"x")));
+        assert_eq!(subject_of_tag(&format!("{tag}.sig").parse().unwrap()), Some(Digest::of(b"x")));
+        for other in ["sha256-1", "1.0", &tag.as_str().to_uppercase()] {
+            assert_eq!(subject_of_tag(&other.parse().unwrap()), None, "{other}");
+        }
     }
 }

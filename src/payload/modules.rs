@@ -31,7 +31,7 @@ pub struct PayloadError {
 
 /// How a module file is compressed, by its name, as `depmod` and the kernel's build tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Compression {
+pub(super) enum Compression {
     None,
     Gzip,
     Xz,
@@ -49,22 +49,30 @@ impl Compression {
 /// All modules (`*.ko`, plain or compressed with gzip, xz or zstd) below a directory, ordered by path. Symbolic
 /// links are not followed. A file that is no module is a value, because the check reports it.
 pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>, PayloadError> {
-    let mut modules = Vec::new();
+    let read = |(file, compression): (PathBuf, _)| {
+        let path = file.strip_prefix(payload).unwrap_or(&file).to_string_lossy().into_owned();
+        Ok(PayloadModule { path, module: parse_file(&file, compression)? })
+    };
+    let mut modules = files(payload)?.into_iter().map(read).collect::<Result<Vec<_>, PayloadError>>()?;
+    modules.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(modules)
+}
+
+/// The module files below a directory, and how they are compressed.
+pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>, PayloadError> {
+    let mut files = Vec::new();
     for entry in walkdir::WalkDir::new(payload).follow_links(false).follow_root_links(true) {
         let entry = entry.map_err(|error| PayloadError {
             action: "list",
             path: error.path().unwrap_or(payload).to_owned(),
             source: error.into(),
         })?;
-        let name = entry.file_name().to_string_lossy();
-        let Some(compression) = Compression::of(&name).filter(|_| entry.file_type().is_file()) else {
-            continue;
-        };
-        let path = entry.path().strip_prefix(payload).unwrap_or(entry.path()).to_string_lossy().into_owned();
-        modules.push(PayloadModule { path, module: parse_file(entry.path(), compression)? });
+        let compression = Compression::of(&entry.file_name().to_string_lossy());
+        if let Some(compression) = compression.filter(|_| entry.file_type().is_file()) {
+            files.push((entry.into_path(), compression));
+        }
     }
-    modules.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(modules)
+    Ok(files)
 }
 
 /// One module file; `None` when its name is not that of a module.
@@ -93,7 +101,10 @@ fn parse_file(path: &Path, compression: Compression) -> Result<Result<Module, Mo
     Ok(open_plain(path, compression)?.and_then(|file| Module::parse(&ReadCache::new(file))))
 }
 
-fn open_plain(path: &Path, compression: Compression) -> Result<Result<File, ModuleError>, PayloadError> {
+pub(super) fn open_plain(
+    path: &Path,
+    compression: Compression,
+) -> Result<Result<File, ModuleError>, PayloadError> {
     let fault = |action| move |source| PayloadError { action, path: path.to_owned(), source };
     let file = File::open(path).map_err(fault("open"))?;
     let mut reader: Box<dyn Read> = match compression {

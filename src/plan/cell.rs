@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     AnnouncedBy, Published, SkipReason,
-    cell_hash::{HashInputs, canonical, input_hash, recipe},
+    cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
     needs, text,
 };
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
         ReferenceError, Repository, TagInputs, Version, render_tags,
     },
     kernel::{Architecture, KernelFamily, KernelTarget, match_family},
+    site::Signed,
     template::{TemplateContext, Templates},
 };
 
@@ -25,6 +26,9 @@ pub const BUILD_FORMAT: &str = "farrier.dev/build/1";
 /// or every new farrier would rebuild every fleet: an image has the one of the farrier that built it. To be changed when
 /// images that are there should be built again because of it.
 pub const ENTRYPOINT_FORMAT: &str = "farrier.dev/entrypoint/1";
+/// Names how modules are signed, and counts in the input hash of images with signed modules. To be changed when the same key
+/// would give other signatures.
+pub const SIGNING_FORMAT: &str = "farrier.dev/signing/1";
 
 /// What the definitions leave open and an adapter found out about one image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +43,25 @@ pub struct ResolvedImage {
     pub base_identity: Option<String>,
     /// The `driver-entrypoint` that farrier puts into the image, where it does.
     pub entrypoint: Option<EntrypointBinary>,
+    /// Who signs the modules, where they are signed.
+    pub signed_with: Option<SignedWith>,
+}
+
+/// Who signs the modules of an image. The digest that is signed does not count in the input hash: it follows from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedWith {
+    /// sha256 over the certificate.
+    pub certificate: Digest,
+    /// What becomes of modules that are signed already.
+    pub signed: Signed,
+}
+
+impl SignedWith {
+    /// The first digits of the fingerprint, for tags and people.
+    pub fn short(&self) -> &str {
+        let hex = self.certificate.hex();
+        hex.get(..12).unwrap_or(hex)
+    }
 }
 
 /// The `driver-entrypoint` at hand.
@@ -150,6 +173,14 @@ pub struct Cell {
     /// Over everything that can change the image.
     #[serde(serialize_with = "text::one")]
     pub input_hash: InputHash,
+    /// The same without the signing of modules, where they are signed: an image with it has the same payload, signed with
+    /// another key or not at all. The base of `runtime.base: need` is left out as well, which is no part of the payload: it has
+    /// changed too when the key has.
+    #[serde(skip)]
+    pub unsigned_hash: Option<InputHash>,
+    /// Who signs the modules, where they are signed.
+    #[serde(skip)]
+    pub signed_with: Option<SignedWith>,
     /// Over the same without what tells one kernel from another (release, headers, toolchain): images of one
     /// recipe may take each other's payload.
     #[serde(skip)]
@@ -287,6 +318,8 @@ pub(super) fn cell_with(
     let inputs =
         HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
     let input_hash = input_hash(&inputs, &dockerfile)?;
+    let unsigned_hash =
+        resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
     let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
     Ok(Cell {
         image: image.metadata.name.clone(),
@@ -297,6 +330,8 @@ pub(super) fn cell_with(
         reference,
         further,
         input_hash,
+        unsigned_hash,
+        signed_with: resolved.signed_with.clone(),
         recipe,
         dockerfile,
         base_name,
@@ -359,9 +394,10 @@ fn references(
         .repository(&image.metadata.name)
         .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
     let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
-    let tags =
-        render_tags(templates, &image.spec.tags, &TagInputs { version: &resolved.version, target, needs })
-            .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
+    let signer = resolved.signed_with.as_ref().map(SignedWith::short);
+    let tags = TagInputs { version: &resolved.version, target, needs, signer };
+    let tags = render_tags(templates, &image.spec.tags, &tags)
+        .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
     let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
     let mut references = tags.into_iter().map(reference);
     let first = references.next().ok_or(SkipReason::NoTags)?;

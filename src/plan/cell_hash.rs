@@ -2,7 +2,10 @@
 
 use serde::Serialize;
 
-use super::{BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, ResolvedImage, SkipReason};
+use super::{
+    BUILD_FORMAT, CellNeed, CellPatch, ENTRYPOINT_FORMAT, ResolvedImage, SIGNING_FORMAT, SignedWith,
+    SkipReason,
+};
 use crate::{
     image::{DriverImageSpec, ImageName, InputHash, InputHasher, RuntimeBase, RuntimeSpec, SourceSpec},
     kernel::{Architecture, KernelLabel, KernelTarget},
@@ -20,6 +23,29 @@ pub(super) struct HashInputs<'a> {
 }
 
 pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
+    let mut hasher = for_kernel(inputs, dockerfile);
+    add_definition(&mut hasher, inputs)?;
+    add_base(&mut hasher, inputs)?;
+    // Images whose modules are not signed keep their hash.
+    if let Some(SignedWith { certificate, signed }) = &inputs.resolved.signed_with {
+        hasher
+            .add("module-signing", SIGNING_FORMAT)
+            .add("certificate", certificate.to_string())
+            .add("signed", canonical("signed", signed)?);
+    }
+    Ok(hasher.finish())
+}
+
+pub(super) fn unsigned_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<InputHash, SkipReason> {
+    let mut hasher = for_kernel(inputs, dockerfile);
+    add_definition(&mut hasher, inputs)?;
+    if !matches!(inputs.spec.runtime.base, Some(RuntimeBase::Need(_))) {
+        add_base(&mut hasher, inputs)?;
+    }
+    Ok(hasher.finish())
+}
+
+fn for_kernel(inputs: &HashInputs<'_>, dockerfile: &str) -> InputHasher {
     let HashInputs { spec: _, resolved, patches: _, needs: _, toolchain, headers, target } = inputs;
     let KernelTarget { os, os_version, release, arch } = target;
     let mut hasher = InputHasher::new(BUILD_FORMAT);
@@ -32,8 +58,7 @@ pub(super) fn input_hash(inputs: &HashInputs<'_>, dockerfile: &str) -> Result<In
         .add("headers", headers)
         .add("toolchain", toolchain)
         .add("version", &resolved.version);
-    add_definition(&mut hasher, inputs)?;
-    Ok(hasher.finish())
+    hasher
 }
 
 /// The Dockerfile comes without the base's name. The release and label that the template wrote into it do not
@@ -58,12 +83,13 @@ pub(super) fn recipe(
         .add("family", family.as_str())
         .add("version", &resolved.version);
     add_definition(&mut hasher, inputs)?;
+    add_base(&mut hasher, inputs)?;
     Ok(hasher.finish())
 }
 
 /// Adds what the definition says and what it was resolved to.
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
-    let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target } = inputs;
+    let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
     // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
     // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
     let DriverImageSpec {
@@ -86,7 +112,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
         on_conflict: _,
         rollout: _,
     } = spec;
-    let RuntimeSpec { base, entrypoint, env } = runtime;
+    let RuntimeSpec { base: _, entrypoint, env } = runtime;
     hasher
         .add("modules", canonical("modules", modules)?)
         .add("output", canonical("output", output)?)
@@ -118,7 +144,13 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
     for CellNeed { name, version: _, exposed, image: _ } in *needs {
         hasher.add("need", name.as_str()).add("exposed", exposed.to_string());
     }
-    match (base, &resolved.base_identity) {
+    Ok(())
+}
+
+/// Adds what is below the payload, and beside it.
+fn add_base(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
+    let HashInputs { spec, resolved, patches: _, needs, toolchain: _, headers: _, target } = inputs;
+    match (&spec.runtime.base, &resolved.base_identity) {
         (None, _) => {}
         (Some(RuntimeBase::Need(name)), _) => {
             let need = needs.iter().find(|need| need.name == *name);

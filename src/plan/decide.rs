@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, OwnDriver, PlannedNode, PlannedRollout,
-    PlannedUnion, RolloutDecision, Skipped, Unheard, Waiting, readiness,
-    rollout::rollouts,
-    text,
+    PlannedSignature, PlannedUnion, RolloutDecision, SignatureState, Skipped, Unheard, Waiting, readiness,
+    rollout::{Rollouts, rollouts},
+    signatures, text,
     together::{Together, without_vain_hope},
 };
 use crate::{
@@ -63,6 +63,8 @@ pub struct Observed {
     pub failures: BTreeMap<InputHash, Failure>,
     /// What images hold that DaemonSets and pods name now; absent where they are not farrier's, or not known.
     pub contents: BTreeMap<String, ImageContents>,
+    /// What is known of the signatures of published images, where the site asks for it.
+    pub signatures: BTreeMap<Digest, SignatureState>,
 }
 
 /// What an image that is in use holds, as its manifest says.
@@ -105,6 +107,9 @@ pub struct Plan {
     pub waiting: Vec<Waiting>,
     /// Images that are there and lack some of their further names.
     pub tags: Vec<PlannedTags>,
+    /// Images that are there and lack our signature.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub signatures: Vec<PlannedSignature>,
     /// Images that are there.
     pub up_to_date: Vec<UpToDate>,
     /// Tags that hold something else.
@@ -134,6 +139,9 @@ pub struct Plan {
     /// All driver images of the definitions, chain by chain, needs before their dependents.
     #[serde(skip)]
     pub order: Vec<ImageName>,
+    /// Images that are there, by digest, where the site asks for their signatures.
+    #[serde(skip)]
+    pub signable: BTreeSet<ImageReference>,
 }
 
 /// An image to build.
@@ -228,7 +236,8 @@ pub struct UnknownState {
 }
 
 /// How a changed driver gets past a tag that must not change.
-const REMEDY: &str = "change the version or the tag pattern, delete the tag, or set onConflict: overwrite";
+const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), \
+     delete the tag, or set onConflict: overwrite";
 
 /// Where a cell stands; what rollouts ask for.
 #[derive(Clone)]
@@ -258,6 +267,7 @@ impl Plan {
         self.builds.is_empty()
             && self.unions.is_empty()
             && self.tags.is_empty()
+            && self.signatures.is_empty()
             && !self.rollouts.iter().any(rewrites)
             && self.nodes.iter().all(|node| node.change.is_none())
     }
@@ -282,6 +292,8 @@ impl Plan {
             nodes: _,
             waiting: _,
             order: _,
+            signatures: _,
+            signable: _,
         } = self;
         let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
         !conflicts.is_empty()
@@ -315,14 +327,22 @@ pub fn plan(inputs: &PlanInputs<'_>) -> Plan {
     let together = Together::of(inputs, &states, &plan);
     let differing = together.seen(&states);
     let seen = differing.as_ref().unwrap_or(&states);
-    (plan.rollouts, plan.unions) = rollouts(inputs, &states, differing.as_ref(), (&chains, &together));
+    let Rollouts { planned, missing_unions, unions } =
+        rollouts(inputs, &states, differing.as_ref(), (&chains, &together));
+    (plan.rollouts, plan.unions) = (planned, missing_unions);
+    if signatures::asks_for_signatures(&inputs.definitions.site) {
+        let cells = plan.up_to_date.iter().map(UpToDate::to_sign);
+        let published: Vec<PlannedSignature> = cells.chain(unions).collect();
+        plan.signable = published.iter().map(|image| image.reference.clone()).collect();
+        plan.signatures = signatures::unsigned(inputs, published);
+    }
     plan.nodes = readiness::nodes(inputs, seen, &plan, &together);
     plan.order = chains.order().to_vec();
     plan
 }
 
 fn decide<'a>(inputs: &PlanInputs<'a>, cell: &Arc<Cell>, plan: &mut Plan) -> CellState<'a> {
-    let Observed { published, unreachable, failures, contents: _ } = inputs.observed;
+    let Observed { published, unreachable, failures, contents: _, signatures: _ } = inputs.observed;
     let spec = inputs.definitions.images.get(&cell.image).map(|image| &image.spec);
     let on_conflict = spec.map_or(OnConflict::Refuse, |spec| spec.on_conflict);
     let check = spec.map(|spec| spec.check).unwrap_or_default();
@@ -386,6 +406,14 @@ fn decide<'a>(inputs: &PlanInputs<'a>, cell: &Arc<Cell>, plan: &mut Plan) -> Cel
     let may_reuse = spec.is_some_and(|spec| spec.reuse == Reuse::Compatible);
     plan.builds.push(PlannedBuild { cell: Arc::clone(cell), why, may_reuse });
     CellState::Building
+}
+
+impl UpToDate {
+    fn to_sign(&self) -> PlannedSignature {
+        let repository = self.cell.reference.repository.clone();
+        let reference = ImageReference { repository, version: Version::Digest(self.digest.clone()) };
+        PlannedSignature { image: self.cell.image.clone(), reference }
+    }
 }
 
 impl Failure {

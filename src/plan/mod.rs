@@ -10,10 +10,12 @@ mod announced;
 mod budget;
 mod cell;
 mod cell_hash;
+mod ci_matrix;
 mod deadline;
 mod decide;
 #[cfg(test)]
 mod fixtures;
+mod gc;
 mod interest;
 mod matrix;
 mod needs;
@@ -25,6 +27,7 @@ pub mod retry;
 pub mod reuse;
 mod rollout;
 mod selector;
+mod signatures;
 mod skip_reason;
 mod snapshot;
 mod status;
@@ -43,12 +46,17 @@ pub use announced::{
 pub use budget::Budget;
 pub use cell::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ENTRYPOINT_FORMAT, EntrypointBinary, ImageLocation,
-    ResolvedImage, TreeKey, cell_for, dockerfile_for,
+    ResolvedImage, SIGNING_FORMAT, SignedWith, TreeKey, cell_for, dockerfile_for,
 };
+pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
 pub use decide::{
     Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
     Published, UnknownState, UpToDate, plan,
+};
+pub use gc::{
+    Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
+    LiveKernels, gc_plan, kernels_to_note,
 };
 pub use interest::{Interest, UPGRADE_STATE_LABELS};
 pub use matrix::{LeftAlone, Matrix, MatrixInputs, OwnDriver, Skipped, Waiting, matrix};
@@ -63,6 +71,7 @@ pub use rollout::{
     RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
+pub use signatures::{PlannedSignature, SignatureState, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,

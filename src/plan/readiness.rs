@@ -12,7 +12,7 @@ use super::{
     Change, HoldReason, NodeChange, NodeFacts, Plan, PlanInputs, Platform, Published,
     announced::NEXT_KERNEL_ANNOTATION,
     decide::{CellState, CellStates},
-    text,
+    signatures, text,
     together::Together,
 };
 use crate::{
@@ -179,7 +179,10 @@ impl Judge<'_> {
                     missing("images go to a layout directory, from which no node can pull")
                 }
                 CellState::Published(found) => {
-                    fitness(found, &cell.reference, target, image.spec.check.unknown)
+                    match signatures::accepts(self.inputs, &found.pinned(&cell.reference)) {
+                        Ok(()) => fitness(found, &cell.reference, target, image.spec.check.unknown),
+                        Err(why) => missing(&why.to_string()),
+                    }
                 }
                 CellState::Building => missing("it is still to be built"),
                 CellState::Absent(why) if self.unknown.contains(&key) => {

@@ -225,6 +225,14 @@ pub enum HoldReason {
         /// The node, and what its pod said.
         why: String,
     },
+    /// No key that the policy accepts has signed the image.
+    NotSigned {
+        /// The image, by digest.
+        #[serde(serialize_with = "text::one")]
+        image: ImageReference,
+        /// What is wrong.
+        why: String,
+    },
     /// There is no one image for all the kernels.
     NoUnion {
         /// Why not.
@@ -254,6 +262,7 @@ impl HoldReason {
             | Self::ClaimedTwice { .. }
             | Self::NotPassed { .. }
             | Self::UnknownDenied { .. }
+            | Self::NotSigned { .. }
             | Self::OtherKernel { .. }
             | Self::Unseen { .. }
             | Self::BadRecord { .. }
@@ -331,6 +340,9 @@ impl fmt::Display for HoldReason {
                     f,
                     "the check of {image} says unknown, which its definition does not accept (check.unknown: deny)"
                 )
+            }
+            Self::NotSigned { image, why } => {
+                write!(f, "{image} is not signed as policy.requireSigned asks: {why}")
             }
             Self::OtherKernel { image, found: Some(found) } => {
                 write!(f, "{image} was made for kernel {found:?}")

@@ -5,8 +5,11 @@ use std::cmp::Ordering;
 use super::Cell;
 use crate::{
     image::{ImageReference, Tag, Version},
+    kernel::KernelLabel,
     kmod::Verdict,
     oci::{ImageFacts, is_referrers_tag},
+    provenance::is_cosign_tag,
+    site::Signed,
 };
 
 /// The tags to look up, the likeliest and newest first: those that name the driver's version before others, higher
@@ -17,7 +20,8 @@ pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
             |reference: &ImageReference| matches!(&reference.version, Version::Tag(own) if own == tag);
         cell.references().any(is_it)
     };
-    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !own(tag) && !is_referrers_tag(tag)).collect();
+    let about_images = |tag: &Tag| is_referrers_tag(tag) || is_cosign_tag(tag);
+    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !own(tag) && !about_images(tag)).collect();
     let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
     tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
     tags.truncate(at_most);
@@ -28,8 +32,48 @@ pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
 /// same recipe, for another kernel, of whose own modules it is known that they load.
 pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
     facts.recipe == Some(cell.recipe)
+        && can_sign_over(cell, facts)
         && facts.verdict == Some(Verdict::Loads)
         && facts.kernel_release.as_ref().is_some_and(|release| *release != cell.target.release)
+}
+
+/// The tags under which a payload for the same kernel may stand that is signed otherwise: the cell's own first, then those that
+/// name the kernel, then others.
+pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
+    let own = |tag: &Tag| {
+        cell.references().any(|reference| matches!(&reference.version, Version::Tag(own) if own == tag))
+    };
+    let release = cell.target.release.as_str();
+    let label = KernelLabel::of(&cell.target.release);
+    let names_kernel = |tag: &Tag| {
+        tag.as_str().contains(release)
+            || label.as_ref().is_some_and(|label| tag.as_str().contains(label.as_str()))
+    };
+    let rank = |tag: &Tag| (!own(tag), !names_kernel(tag), !tag.as_str().contains(&cell.version));
+    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_referrers_tag(tag)).collect();
+    tags.sort_by_key(rank);
+    tags.truncate(at_most);
+    tags
+}
+
+/// Has an image that says this about itself the cell's payload but for the signatures? It may be signed with another key, or
+/// from the time before modules were signed.
+pub fn may_resign(cell: &Cell, facts: &ImageFacts) -> bool {
+    let unsigned = facts.unsigned_hash.or(facts.input_hash);
+    cell.unsigned_hash.is_some()
+        && unsigned == cell.unsigned_hash
+        && facts.kernel_release.as_ref() == Some(&cell.target.release)
+        && can_sign_over(cell, facts)
+}
+
+/// Can the payload get the signatures that the cell asks for? Signatures that were replaced cannot be had again, and nothing
+/// takes signatures off.
+fn can_sign_over(cell: &Cell, facts: &ImageFacts) -> bool {
+    match (&cell.signed_with, &facts.module_signer) {
+        (_, None) => true,
+        (None, Some(_)) => false,
+        (Some(ours), Some(theirs)) => ours.signed == Signed::Replace || theirs.signed == Signed::Keep,
+    }
 }
 
 /// Orders texts as people order versions: runs of digits by their value, the rest by its characters.

@@ -42,9 +42,10 @@ pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget, Strategy};
 
 use super::{
-    ClusterSnapshot, DaemonSetFacts, HoldReason, Matrix, Observed, PlanInputs, Seen,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, Matrix, Observed, PlanInputs, PlannedSignature, Seen,
     decide::{CellState, CellStates},
     matrix::{NodeGroup, group_nodes},
+    signatures::asks_for_signatures,
     text,
     together::Together,
     union::PlannedUnion,
@@ -142,6 +143,16 @@ impl From<RolloutDecision> for Decided {
     }
 }
 
+/// What was decided of all rollouts.
+pub(super) struct Rollouts {
+    /// What becomes of each.
+    pub(super) planned: Vec<PlannedRollout>,
+    /// Union images that they need and the registry lacks.
+    pub(super) missing_unions: Vec<PlannedUnion>,
+    /// Those that it has, where the site asks for signatures.
+    pub(super) unions: Vec<PlannedSignature>,
+}
+
 /// What every strategy decides from.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
@@ -163,7 +174,7 @@ pub(super) fn rollouts(
     states: &CellStates<'_>,
     differing: Option<&CellStates<'_>>,
     (chains, together): (&Chains, &Together<'_>),
-) -> (Vec<PlannedRollout>, Vec<PlannedUnion>) {
+) -> Rollouts {
     let images = &inputs.definitions.images;
     let wanted: Vec<(&ImageName, &RolloutSpec, RolloutTarget)> = chains
         .order()
@@ -184,7 +195,8 @@ pub(super) fn rollouts(
     let groups = group_nodes(&inputs.snapshot.nodes, labels);
 
     let mut planned = Vec::new();
-    let mut unions = Vec::new();
+    let (mut missing_unions, mut unions) = (Vec::new(), Vec::new());
+    let asks = asks_for_signatures(&inputs.definitions.site);
     for (image, spec, target) in &wanted {
         let mut context = Context { inputs, states, groups: &groups, image, spec };
         let claimed = target.field().and_then(|field| claims.get(&field));
@@ -207,7 +219,10 @@ pub(super) fn rollouts(
         if decided.as_ref().is_err_and(HoldReason::is_absence) && !inputs.matrix.calls_for(image) {
             continue;
         }
-        unions.extend(union::missing(&context, target));
+        missing_unions.extend(union::missing(&context, target));
+        if asks {
+            unions.extend(union::published(&context, target));
+        }
         let Decided { decision, changes } = decided.unwrap_or_else(|hold| RolloutDecision::Hold(hold).into());
         planned.push(PlannedRollout { image: (*image).clone(), target: target.clone(), decision, changes });
     }
@@ -227,7 +242,7 @@ pub(super) fn rollouts(
         };
         (rollout.decision, rollout.changes) = (decision, changes);
     }
-    (planned, unions)
+    Rollouts { planned, missing_unions, unions }
 }
 
 /// Rollouts that would change something while another of their chain is broken, by their place, with the reason.

@@ -152,6 +152,8 @@ pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusE
         nodes: _,
         waiting,
         order,
+        signatures: _,
+        signable: _,
     } = plan;
     let about = |cell: &'a Cell, phase, reason: String| entry(cell, activity, phase, reason);
     let published = up_to_date.iter().map(|found| {

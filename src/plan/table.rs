@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 
 use comfy_table::{Table, presets};
 
-use super::{AnnouncedBy, Plan, PlannedNode, PlannedRollout, RolloutDecision, readiness::why_not};
+use super::{
+    AnnouncedBy, Plan, PlannedNode, PlannedRollout, PlannedSignature, RolloutDecision, readiness::why_not,
+};
 
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;
@@ -53,6 +55,8 @@ pub fn counts(plan: &Plan) -> String {
         nodes,
         waiting,
         order: _,
+        signatures,
+        signable: _,
     } = plan;
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
@@ -61,6 +65,7 @@ pub fn counts(plan: &Plan) -> String {
         (waiting.len(), "to build after those"),
         (unions.len(), "to put together"),
         (tags.len(), "to tag"),
+        (signatures.len(), "to sign"),
         (up_to_date.len(), "up to date"),
         (conflicts.len(), "in conflict"),
         (held_back.len(), "held back"),
@@ -104,6 +109,8 @@ fn images(plan: &Plan) -> Table {
         nodes: _,
         waiting,
         order,
+        signatures,
+        signable: _,
     } = plan;
     let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
     let mut add = |cell: &super::Cell, action, why: String| {
@@ -154,6 +161,11 @@ fn images(plan: &Plan) -> Table {
         let kernels: Vec<&str> = union.members.iter().map(|member| member.kernel.as_str()).collect();
         let what = format!("{} from {}", union.reference, kernels.join(", "));
         rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "put together", what));
+    }
+    for signature in signatures {
+        let PlannedSignature { image, reference } = signature;
+        let (image, what) = (image.to_string(), format!("{reference}, which lacks the site's signature"));
+        rows.push((image, String::new(), 0, "sign", what));
     }
     let places: HashMap<&str, usize> =
         order.iter().enumerate().map(|(place, name)| (name.as_str(), place)).collect();

@@ -6,18 +6,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use reqwest::header::{HeaderValue, WWW_AUTHENTICATE};
+use reqwest::{
+    Method,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
+};
 use serde::Deserialize;
 use url::{Url, form_urlencoded};
 
 use super::{
     RegistryError,
     challenge::{self, Challenge},
-    credentials::{Credential, CredentialFile},
+    credentials::Credential,
     error::excerpt,
     http::{Transport, body_start},
+    keyring::Keyring,
     name::RemoteName,
 };
+use crate::net::{Asker, Net};
 
 /// What a token server that does not say means (distribution's token specification).
 const DEFAULT_LIFETIME: u64 = 60;
@@ -29,6 +34,7 @@ const MARGIN: Duration = Duration::from_secs(10);
 pub(super) enum Access {
     Pull,
     Push,
+    Delete,
 }
 
 impl Access {
@@ -36,6 +42,7 @@ impl Access {
         match self {
             Self::Pull => "pull",
             Self::Push => "pull,push",
+            Self::Delete => "delete,pull",
         }
     }
 }
@@ -52,7 +59,7 @@ struct Grant {
 type Slot = Arc<tokio::sync::Mutex<Option<Grant>>>;
 
 pub(super) struct Authorizer {
-    credentials: CredentialFile,
+    credentials: Keyring,
     slots: Mutex<HashMap<(String, String, Access), Slot>>,
 }
 
@@ -66,7 +73,7 @@ struct TokenAnswer {
 }
 
 impl Authorizer {
-    pub(super) fn new(credentials: CredentialFile) -> Self {
+    pub(super) fn new(credentials: Keyring) -> Self {
         Self { credentials, slots: Mutex::default() }
     }
 
@@ -140,9 +147,8 @@ impl Authorizer {
     }
 
     async fn credential(&self, name: &RemoteName, action: &str) -> Result<Option<Credential>, RegistryError> {
-        let (file, host, path) = (self.credentials.clone(), name.host.clone(), name.path.clone());
-        let found = tokio::task::spawn_blocking(move || file.find(&host, &path)).await;
-        found.unwrap_or_else(|panic| Err(panic.to_string())).map_err(|reason| RegistryError::Denied {
+        let found = self.credentials.find(&name.host, &name.path).await;
+        found.map_err(|reason| RegistryError::Denied {
             host: name.host.clone(),
             action: action.to_owned(),
             reason: format!("its credentials cannot be used: {reason}"),
@@ -194,8 +200,8 @@ impl TokenQuery<'_> {
     ) -> Result<Grant, RegistryError> {
         let url = self.realm(transport)?;
         let scope = format!("repository:{}:{}", self.name.path, self.access.actions());
-        let client = transport.client(&authority_of(&url));
-        let request = match credential {
+        let mut request;
+        match credential {
             // OAuth2 form of the token specification; identity tokens cannot be sent in the other one.
             Some(Credential::IdentityToken(token)) => {
                 let mut form = form_urlencoded::Serializer::new(String::new());
@@ -204,25 +210,26 @@ impl TokenQuery<'_> {
                     .append_pair("refresh_token", &token)
                     .append_pair("scope", &scope);
                 form.extend_pairs(self.service.map(|service| ("service", service)));
-                let kind = "application/x-www-form-urlencoded";
-                client.post(url).header(reqwest::header::CONTENT_TYPE, kind).body(form.finish())
+                request = Net::request(Method::POST, url);
+                let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+                request.headers_mut().insert(CONTENT_TYPE, kind);
+                *request.body_mut() = Some(form.finish().into());
             }
             password => {
                 let mut url = url;
                 url.query_pairs_mut()
                     .append_pair("scope", &scope)
                     .extend_pairs(self.service.map(|service| ("service", service)));
-                let request = client.get(url);
-                match password {
-                    Some(Credential::Password { user, password }) => {
-                        request.header(reqwest::header::AUTHORIZATION, basic(&user, &password))
-                    }
-                    _ => request,
+                request = Net::request(Method::GET, url);
+                if let Some(Credential::Password { user, password }) = password {
+                    request.headers_mut().insert(AUTHORIZATION, basic(&user, &password));
                 }
             }
-        };
+        }
         let asked = Instant::now();
-        let mut response = transport.execute(request, &self.name.host, self.action).await?;
+        let what = format!("{} (token)", self.action);
+        let asker = Asker { what: &what, sent_by: Some(&self.name.host) };
+        let mut response = transport.execute(request, &asker, &self.name.host).await?;
         let status = response.status();
         let body = body_start(&mut response, 1 << 20).await.unwrap_or_default();
         let (host, action) = (self.name.host.clone(), self.action.to_owned());
@@ -261,7 +268,7 @@ impl TokenQuery<'_> {
         let url = Url::parse(self.realm).map_err(|_| refused("is no address"))?;
         match url.scheme() {
             "https" => Ok(url),
-            "http" if transport.allows_plain(&authority_of(&url)) => Ok(url),
+            "http" if transport.allows_plain(&url) => Ok(url),
             _ => Err(refused("is not reached through https")),
         }
     }

@@ -5,7 +5,7 @@ use std::{io::ErrorKind, path::PathBuf};
 use docker_credential::{CredentialRetrievalError, DockerCredential};
 use serde_json::Value;
 
-use crate::image::Repository;
+use crate::site::is_docker_hub;
 
 /// Docker Hub's key in `auths` and for credential helpers.
 const HUB_KEY: &str = "https://index.docker.io/v1/";
@@ -29,61 +29,58 @@ impl CredentialFile {
         Self(path)
     }
 
-    /// User name and password for a repository, for an engine that pulls by itself; `None` where there
-    /// are none, or only a token that engines cannot be given. Blocks: it may run a credential helper.
-    pub fn password(&self, repository: &Repository) -> Option<(String, String)> {
-        let (host, path) = repository.as_str().split_once('/')?;
-        match self.find(host, path) {
-            Ok(Some(Credential::Password { user, password })) => Some((user, password)),
-            Ok(Some(Credential::IdentityToken(_)) | None) => None,
-            Err(reason) => {
-                tracing::warn!(host, reason, "credentials cannot be used; pulling without");
-                None
-            }
-        }
-    }
-
     /// In words, for messages.
     pub(super) fn describe(&self) -> String {
         self.0.as_ref().map_or_else(|| "no credentials file".to_owned(), |path| path.display().to_string())
     }
 
-    /// The credential for a repository, if there is one; else why what there is cannot be used. Blocks:
-    /// it may run a credential helper.
-    pub(super) fn find(&self, host: &str, path: &str) -> Result<Option<Credential>, String> {
+    /// The credential for a repository, if there is one, and how specific its entry is; else why what there is cannot
+    /// be used. Blocks: it may run a credential helper.
+    pub(super) fn find(&self, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
         let Some(file) = &self.0 else { return Ok(None) };
-        let text = match std::fs::read(file) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(format!("{} cannot be read: {error}", file.display())),
-        };
-        let config: Value = serde_json::from_slice(&text)
-            .map_err(|error| format!("{} is not valid: {error}", file.display()))?;
-        let key = key_for(&config, host, path);
-        match docker_credential::get_credential_from_reader(&text[..], &key) {
-            Ok(DockerCredential::UsernamePassword(user, password)) => {
-                Ok(Some(Credential::Password { user, password }))
-            }
-            Ok(DockerCredential::IdentityToken(token)) => Ok(Some(Credential::IdentityToken(token))),
-            Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
-            // The words of docker-credential-helpers; docker itself compares them.
-            Err(CredentialRetrievalError::HelperFailure { stdout, .. })
-                if stdout.contains("credentials not found") =>
-            {
-                Ok(None)
-            }
-            Err(CredentialRetrievalError::HelperFailure { helper, stderr, stdout }) => {
-                let words = super::error::excerpt(format!("{stderr} {stdout}").as_bytes());
-                Err(format!("{helper} failed: {words}"))
-            }
-            Err(error) => Err(format!("the entry {key:?} of {}: {error}", file.display())),
+        match std::fs::read(file) {
+            Ok(text) => find_in(&text, &file.display().to_string(), host, path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{} cannot be read: {error}", file.display())),
         }
+    }
+}
+
+/// The same in a file's text; `file` names it in messages.
+pub(super) fn find_in(
+    text: &[u8],
+    file: &str,
+    host: &str,
+    path: &str,
+) -> Result<Option<(usize, Credential)>, String> {
+    let config: Value =
+        serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
+    let key = key_for(&config, host, path);
+    // Docker Hub's key is an address.
+    let specific = if key == HUB_KEY { host.len() } else { key.len() };
+    match docker_credential::get_credential_from_reader(text, &key) {
+        Ok(DockerCredential::UsernamePassword(user, password)) => {
+            Ok(Some((specific, Credential::Password { user, password })))
+        }
+        Ok(DockerCredential::IdentityToken(token)) => Ok(Some((specific, Credential::IdentityToken(token)))),
+        Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
+        // The words of docker-credential-helpers; docker itself compares them.
+        Err(CredentialRetrievalError::HelperFailure { stdout, .. })
+            if stdout.contains("credentials not found") =>
+        {
+            Ok(None)
+        }
+        Err(CredentialRetrievalError::HelperFailure { helper, stderr, stdout }) => {
+            let words = super::error::excerpt(format!("{stderr} {stdout}").as_bytes());
+            Err(format!("{helper} failed: {words}"))
+        }
+        Err(error) => Err(format!("the entry {key:?} of {file}: {error}")),
     }
 }
 
 /// The most specific key that the file has: Podman's may hold a part of the repository's path.
 fn key_for(config: &Value, host: &str, path: &str) -> String {
-    if super::name::is_docker_hub(host) {
+    if is_docker_hub(host) {
         return HUB_KEY.to_owned();
     }
     let has = |key: &str| ["auths", "credHelpers"].iter().any(|map| config[map].get(key).is_some());
@@ -106,7 +103,7 @@ mod tests {
         let file = directory.path().join("config.json");
         std::fs::write(&file, config).unwrap();
         let found = CredentialFile::new(Some(file)).find(host, path)?;
-        Ok(found.map(|credential| match credential {
+        Ok(found.map(|(_, credential)| match credential {
             Credential::Password { user, password } => (user, password),
             Credential::IdentityToken(token) => ("<token>".to_owned(), token),
         }))

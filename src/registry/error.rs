@@ -2,7 +2,10 @@
 
 use std::{error::Error, io};
 
-use crate::image::Digest;
+use crate::{
+    image::Digest,
+    net::{Fault, NetError, fault},
+};
 
 /// What a registry answered, or did not.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +51,14 @@ pub enum RegistryError {
         /// Its words.
         reason: String,
     },
+    /// The registry is set up so that nothing can be deleted. Permanent.
+    #[error("{host} does not allow to {action}")]
+    NoDeletion {
+        /// Who.
+        host: String,
+        /// What.
+        action: String,
+    },
     /// Content that is not what its digest says. Transient once, then permanent.
     #[error("{action}: content is {found}, wanted {wanted}")]
     Digest {
@@ -75,26 +86,36 @@ pub enum RegistryError {
         /// Why.
         reason: String,
     },
-}
-
-/// What stands behind a connection that did not come about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
-    /// The server's certificate is not trusted, or not for this host.
-    Certificate,
-    /// The other side does not speak TLS.
-    NotTls,
-    /// Refused, timed out, no such host, reset.
-    Connection,
+    /// A host that may not be asked, or a client certificate that cannot be shown.
+    #[error(transparent)]
+    Net(NetError),
 }
 
 impl RegistryError {
+    /// What the network says to `action` at the registry `host`.
+    pub(super) fn of_net(host: &str, action: &str, error: NetError) -> Self {
+        let (host, action) = (host.to_owned(), action.to_owned());
+        match error {
+            NetError::Http { host: _, source } => {
+                Self::Unreachable { host, action, source: Box::new(source) }
+            }
+            NetError::Options { what, reason } => Self::Options { what, reason },
+            error @ NetError::Redirect { .. } => Self::Protocol { host, action, reason: error.to_string() },
+            error @ (NetError::Offline { .. } | NetError::Secret { .. }) => Self::Net(error),
+        }
+    }
+
     /// May the same request succeed later, without anybody changing anything?
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { source, .. } => fault(source.as_ref()) == Fault::Connection,
             Self::Server { .. } | Self::Digest { .. } => true,
-            Self::Denied { .. } | Self::Protocol { .. } | Self::Io { .. } | Self::Options { .. } => false,
+            Self::Net(error) => error.is_transient(),
+            Self::Denied { .. }
+            | Self::Protocol { .. }
+            | Self::NoDeletion { .. }
+            | Self::Io { .. }
+            | Self::Options { .. } => false,
         }
     }
 
@@ -102,20 +123,24 @@ impl RegistryError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::Unreachable { host, source, .. } => Some(match fault(source.as_ref()) {
-                Fault::Certificate => {
-                    format!("if {host} has a certificate of your own authority, set --ca-file")
-                }
                 Fault::NotTls => format!(
                     "plain HTTP is only used for loopback; add --insecure-registry {host} if it is meant"
                 ),
-                Fault::Connection => format!("check that the registry runs and that {host} is its address"),
+                fault => fault.hint(host).unwrap_or_else(|| {
+                    format!("check that the registry runs and that {host} is its address")
+                }),
             }),
+            Self::Net(error) => error.hint(),
             Self::Denied { host, .. } => Some(format!(
                 "docker login {host}, with a user who may do this, or check the name of the repository"
             )),
             Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free some space; nothing incomplete was left".to_owned())
             }
+            Self::NoDeletion { host, .. } => Some(format!(
+                "allow deletion at {host}: in docker-registry (distribution) with REGISTRY_STORAGE_DELETE_ENABLED=true or \
+                 `storage: {{delete: {{enabled: true}}}}`, in others by their own settings"
+            )),
             Self::Digest { .. } => {
                 Some("the registry, or a proxy before it, alters or mixes up content".to_owned())
             }
@@ -130,35 +155,6 @@ impl RegistryError {
         let action = action.into();
         move |source| Self::Io { action, source }
     }
-}
-
-/// An error and its causes. An `io::Error` does not list the error that it wraps among them, only that
-/// one's, so it is opened here.
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| {
-        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            Some(inner) => Some(inner),
-            None => error.source(),
-        }
-    })
-}
-
-/// Why there is no connection.
-pub(super) fn fault(error: &(dyn Error + 'static)) -> Fault {
-    match causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
-            Fault::Certificate
-        }
-        Some(rustls::Error::InvalidMessage(_)) => Fault::NotTls,
-        _ => Fault::Connection,
-    }
-}
-
-/// Did the other side hang up? Some servers do, on a greeting that they do not understand.
-pub(super) fn hung_up(error: &(dyn Error + 'static)) -> bool {
-    causes(error)
-        .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .any(|error| matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset))
 }
 
 /// The start of an answer's body in printable form: a registry's own words, a proxy's page, garbage.
@@ -208,7 +204,7 @@ mod tests {
         assert!(!unknown_issuer.is_transient());
         insta::assert_snapshot!(
             unknown_issuer.hint().unwrap(),
-            @"if r.example:5000 has a certificate of your own authority, set --ca-file"
+            @"if r.example:5000 has a certificate of your own authority, set --ca-file, or `caFile` of the host in site.yaml"
         );
         let plain = wrap(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType));
         insta::assert_snapshot!(

@@ -1,4 +1,4 @@
-//! Adapter: HTTP to registries: schemes, timeouts, redirects, and which answers are errors.
+//! Adapter: HTTP to registries: schemes, timeouts, and which answers are errors.
 //!
 //! On reqwest and not on oci-client, which drops the token server's errors and goes on without a token
 //! (`get_auth_token`), so that wrong credentials look like missing images, and which cannot bound or
@@ -18,89 +18,52 @@ use std::{
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use reqwest::{
-    Body, Client, Method, RequestBuilder, Response,
-    header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName},
-    redirect,
+    Body, Method, Request, Response,
+    header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue},
 };
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use tokio_util::io::ReaderStream;
 use url::Url;
 
 use super::{
     RegistryError, RegistryOptions,
     auth::{Access, Authorizer, authority_of},
-    error::{Fault, excerpt, fault, hung_up},
-    name::{RemoteName, host_name, is_loopback},
+    error::excerpt,
+    name::RemoteName,
     stream::{BlobSource, read_source},
-    tls,
+};
+use crate::{
+    net::{Asker, Fault, Net, fault, hung_up},
+    site::HostPort,
 };
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence in either direction.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
-const MAX_REDIRECTS: usize = 5;
 /// Read of an error's body.
 const MAX_ERROR_BODY: usize = 8 << 10;
 /// Read from a file at once.
 const CHUNK: usize = 256 << 10;
 
-/// Clients, schemes and timeouts; knows nothing of authorization.
+/// Schemes and timeouts; knows nothing of authorization.
 pub(super) struct Transport {
-    /// For loopback: a proxy's loopback is another machine.
-    direct: Client,
-    /// For everything else, through the environment's proxy where there is one.
-    general: Client,
-    insecure: Vec<String>,
+    net: Net,
     /// The scheme of each host that may be plain.
     schemes: Mutex<HashMap<String, &'static str>>,
 }
 
 impl Transport {
-    fn new(ca_file: Option<&Path>, insecure: Vec<String>) -> Result<Self, RegistryError> {
-        let tls = tls::client_config(ca_file)?;
-        let builder = || {
-            Client::builder()
-                .tls_backend_preconfigured(tls.clone())
-                .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
-                .connect_timeout(CONNECT_TIMEOUT)
-                .referer(false)
-                // reqwest itself drops Authorization when the host, port or scheme changes.
-                .redirect(redirect::Policy::custom(|attempt| {
-                    let from_tls = attempt.previous().iter().any(|url| url.scheme() == "https");
-                    if attempt.previous().len() > MAX_REDIRECTS {
-                        attempt.error("too many redirects")
-                    } else if from_tls && attempt.url().scheme() != "https" {
-                        attempt.error("redirect from https to plain http")
-                    } else {
-                        attempt.follow()
-                    }
-                }))
-        };
-        let failed = |error: reqwest::Error| RegistryError::Options {
-            what: "HTTP client".to_owned(),
-            reason: error.to_string(),
-        };
-        Ok(Self {
-            direct: builder().no_proxy().build().map_err(failed)?,
-            general: builder().build().map_err(failed)?,
-            insecure,
-            schemes: Mutex::default(),
-        })
-    }
-
-    pub(super) fn client(&self, authority: &str) -> &Client {
-        if is_loopback(authority) { &self.direct } else { &self.general }
-    }
-
     /// May this host be talked to without TLS?
-    pub(super) fn allows_plain(&self, authority: &str) -> bool {
-        is_loopback(authority)
-            || self.insecure.iter().any(|host| host == authority || host == host_name(authority))
+    pub(super) fn allows_plain(&self, url: &Url) -> bool {
+        HostPort::of_url(url).is_some_and(|host| self.net.allows_plain(&host))
     }
 
     /// https, unless the host may be plain and does not speak TLS.
     async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str, RegistryError> {
         let authority = name.authority.as_str();
-        if !self.allows_plain(authority) {
+        let may_be_plain = authority
+            .parse::<HostPort>()
+            .is_ok_and(|host| self.net.allows_plain(&host) && !self.net.wants_tls(&host));
+        if !may_be_plain {
             return Ok("https");
         }
         let known = |schemes: &Mutex<HashMap<_, _>>| {
@@ -109,8 +72,8 @@ impl Transport {
         if let Some(scheme) = known(&self.schemes) {
             return Ok(scheme);
         }
-        let probe = self.client(authority).head(format!("https://{authority}/v2/"));
-        let scheme = match self.execute(probe, &name.host, action).await {
+        let probe = Net::request(Method::HEAD, address(name, &format!("https://{authority}/v2/"))?);
+        let scheme = match self.execute(probe, &Asker::of(action), &name.host).await {
             Ok(_) => "https",
             Err(RegistryError::Unreachable { source, host, action }) => {
                 if speaks_something_else(source.as_ref()) {
@@ -126,36 +89,36 @@ impl Transport {
         Ok(scheme)
     }
 
-    /// Sends a request whose body, if any, is in memory.
+    /// Sends a request whose body, if any, is in memory. `host` is the registry's.
     pub(super) async fn execute(
         &self,
-        request: RequestBuilder,
+        request: Request,
+        asker: &Asker<'_>,
         host: &str,
-        action: &str,
     ) -> Result<Response, RegistryError> {
-        match tokio::time::timeout(IDLE_TIMEOUT, request.send()).await {
-            Ok(answer) => answer.map_err(|error| broken(host, action, error)),
-            Err(_) => Err(silent(host, action)),
+        match tokio::time::timeout(IDLE_TIMEOUT, self.net.execute(request, asker)).await {
+            Ok(answer) => answer.map_err(|error| RegistryError::of_net(host, asker.what, error)),
+            Err(_) => Err(silent(host, asker.what)),
         }
     }
 
     /// Sends a request that streams a file; as long as it takes, if only something moves.
     async fn execute_moving(
         &self,
-        request: RequestBuilder,
+        request: Request,
         moved: &AtomicU64,
+        asker: &Asker<'_>,
         host: &str,
-        action: &str,
     ) -> Result<Response, RegistryError> {
-        let mut sending = std::pin::pin!(request.send());
+        let mut sending = std::pin::pin!(self.net.execute(request, asker));
         let mut before = moved.load(Ordering::Relaxed);
         loop {
             if let Ok(answer) = tokio::time::timeout(IDLE_TIMEOUT, &mut sending).await {
-                return answer.map_err(|error| broken(host, action, error));
+                return answer.map_err(|error| RegistryError::of_net(host, asker.what, error));
             }
             let now = moved.load(Ordering::Relaxed);
             if now == before {
-                return Err(silent(host, action));
+                return Err(silent(host, asker.what));
             }
             before = now;
         }
@@ -167,19 +130,24 @@ impl Transport {
 fn speaks_something_else(error: &(dyn std::error::Error + 'static)) -> bool {
     match fault(error) {
         Fault::NotTls => true,
-        Fault::Certificate => false,
         Fault::Connection => hung_up(error),
+        Fault::Certificate | Fault::CertificateTime | Fault::CertificateName | Fault::ClientCertificate => {
+            false
+        }
     }
 }
 
 fn broken(host: &str, action: &str, error: reqwest::Error) -> RegistryError {
     let (host, action) = (host.to_owned(), action.to_owned());
-    if error.is_redirect() {
-        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-        return RegistryError::Protocol { host, action, reason: format!("redirect not followed: {cause}") };
-    }
     // The address may hold a signature that grants access.
     RegistryError::Unreachable { host, action, source: Box::new(error.without_url()) }
+}
+
+fn address(name: &RemoteName, text: &str) -> Result<Url, RegistryError> {
+    Url::parse(text).map_err(|error| RegistryError::Options {
+        what: format!("repository {}/{}", name.host, name.path),
+        reason: error.to_string(),
+    })
 }
 
 fn silent(host: &str, action: &str) -> RegistryError {
@@ -195,7 +163,12 @@ fn silent(host: &str, action: &str) -> RegistryError {
 pub(super) enum Payload<'a> {
     None,
     Bytes(Bytes),
-    File { path: &'a Path, size: u64 },
+    /// The bytes of a file from one offset to another.
+    File {
+        path: &'a Path,
+        from: u64,
+        to: u64,
+    },
     Source(Arc<dyn BlobSource>),
 }
 
@@ -218,10 +191,10 @@ pub(super) struct Http {
 }
 
 impl Http {
-    pub(super) fn new(options: &RegistryOptions) -> Result<Self, RegistryError> {
-        let RegistryOptions { credentials, ca_file, insecure } = options;
-        let transport = Transport::new(ca_file.as_deref(), insecure.clone())?;
-        Ok(Self { transport, authorizer: Authorizer::new(credentials.clone()) })
+    pub(super) fn new(options: &RegistryOptions) -> Self {
+        let RegistryOptions { credentials, net } = options;
+        let transport = Transport { net: net.clone(), schemes: Mutex::default() };
+        Self { transport, authorizer: Authorizer::new(credentials.clone()) }
     }
 
     /// `<scheme>://<host>/v2/<repository>/<rest>`.
@@ -232,11 +205,7 @@ impl Http {
         action: &str,
     ) -> Result<Url, RegistryError> {
         let scheme = self.transport.scheme(name, action).await?;
-        let text = format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path);
-        Url::parse(&text).map_err(|error| RegistryError::Options {
-            what: format!("repository {}/{}", name.host, name.path),
-            reason: error.to_string(),
-        })
+        address(name, &format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path))
     }
 
     /// Sends the request, answering challenges. Refusals and server faults come back as errors, every other
@@ -248,17 +217,19 @@ impl Http {
         let mut header = if own_host { self.authorizer.known(name, access).await } else { None };
         let mut challenged = false;
         loop {
-            let mut request = self
-                .transport
-                .client(&authority_of(&call.url))
-                .request(call.method.clone(), call.url.clone());
+            let mut request = Net::request(call.method.clone(), call.url.clone());
             for (key, value) in &call.headers {
-                request = request.header(key, value);
+                let value = HeaderValue::from_str(value).map_err(|error| RegistryError::Options {
+                    what: format!("header {key} to {action}"),
+                    reason: error.to_string(),
+                })?;
+                request.headers_mut().append(key, value);
             }
             if let Some(value) = &header {
-                request = request.header(AUTHORIZATION, value);
+                request.headers_mut().insert(AUTHORIZATION, value.clone());
             }
-            let mut response = self.transmit(call, request).await?;
+            let sent_by = (!own_host).then_some(name.host.as_str());
+            let mut response = self.transmit(call, request, &Asker { what: action, sent_by }).await?;
             // Once: the second answer is to what the first 401 led to.
             if response.status().as_u16() == 401 && !challenged && own_host {
                 challenged = true;
@@ -288,23 +259,30 @@ impl Http {
         }
     }
 
-    async fn transmit(&self, call: &Call<'_>, request: RequestBuilder) -> Result<Response, RegistryError> {
-        let Call { name, action, .. } = *call;
+    async fn transmit(
+        &self,
+        call: &Call<'_>,
+        mut request: Request,
+        asker: &Asker<'_>,
+    ) -> Result<Response, RegistryError> {
+        let host = &call.name.host;
         match &call.payload {
-            Payload::None => self.transport.execute(request, &name.host, action).await,
+            Payload::None => self.transport.execute(request, asker, host).await,
             Payload::Bytes(bytes) => {
-                self.transport.execute(request.body(bytes.clone()), &name.host, action).await
+                *request.body_mut() = Some(bytes.clone().into());
+                self.transport.execute(request, asker, host).await
             }
-            Payload::File { path, size } => {
-                let file = tokio::fs::File::open(path)
-                    .await
-                    .map_err(RegistryError::io(format!("open {}", path.display())))?;
-                let stream = ReaderStream::with_capacity(file, CHUNK);
-                self.transmit_stream(call, request, stream, *size).await
+            Payload::File { path, from, to } => {
+                let reading = || RegistryError::io(format!("read {}", path.display()));
+                let mut file = tokio::fs::File::open(path).await.map_err(reading())?;
+                file.seek(io::SeekFrom::Start(*from)).await.map_err(reading())?;
+                let length = to.saturating_sub(*from);
+                let stream = ReaderStream::with_capacity(file.take(length), CHUNK);
+                self.transmit_stream(call, request, asker, stream, length).await
             }
             Payload::Source(source) => {
                 let size = source.size();
-                self.transmit_stream(call, request, read_source(Arc::clone(source)), size).await
+                self.transmit_stream(call, request, asker, read_source(Arc::clone(source)), size).await
             }
         }
     }
@@ -312,7 +290,8 @@ impl Http {
     async fn transmit_stream(
         &self,
         call: &Call<'_>,
-        request: RequestBuilder,
+        mut request: Request,
+        asker: &Asker<'_>,
         stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
         size: u64,
     ) -> Result<Response, RegistryError> {
@@ -322,8 +301,9 @@ impl Http {
             let bytes = chunk.as_ref().map_or(0, Bytes::len);
             counter.fetch_add(bytes as u64, Ordering::Relaxed);
         });
-        let request = request.header(CONTENT_LENGTH, size).body(Body::wrap_stream(stream));
-        self.transport.execute_moving(request, &moved, &call.name.host, call.action).await
+        request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
+        *request.body_mut() = Some(Body::wrap_stream(stream));
+        self.transport.execute_moving(request, &moved, asker, &call.name.host).await
     }
 
     /// The error for a status that is none of the expected ones.

@@ -31,7 +31,7 @@ const LOCK: &str = ".farrier.lock";
 /// Images in a directory. Blobs and index are written beside their place and renamed.
 #[derive(Clone, Debug)]
 pub struct LayoutRegistry {
-    root: PathBuf,
+    pub(super) root: PathBuf,
 }
 
 impl LayoutRegistry {
@@ -40,7 +40,7 @@ impl LayoutRegistry {
         Self { root }
     }
 
-    fn blob(&self, digest: &Digest) -> PathBuf {
+    pub(super) fn blob(&self, digest: &Digest) -> PathBuf {
         self.root.join("blobs/sha256").join(digest.hex())
     }
 
@@ -54,7 +54,7 @@ impl LayoutRegistry {
         Ok(())
     }
 
-    fn index(&self) -> Result<ImageIndex, RegistryError> {
+    pub(super) fn index(&self) -> Result<ImageIndex, RegistryError> {
         let path = self.root.join("index.json");
         let bytes = match read_bounded(&path) {
             Ok(bytes) => bytes,
@@ -64,7 +64,7 @@ impl LayoutRegistry {
         ImageIndex::parse(&bytes).map_err(|error| self.protocol("read its index", &error.to_string()))
     }
 
-    fn protocol(&self, action: &str, reason: &str) -> RegistryError {
+    pub(super) fn protocol(&self, action: &str, reason: &str) -> RegistryError {
         RegistryError::Protocol {
             host: self.describe(),
             action: action.to_owned(),
@@ -131,18 +131,20 @@ impl LayoutRegistry {
         {
             return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
         }
+        self.prepare()?;
         let manifest =
             AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, &error.to_string()))?;
         let needed = match &manifest {
             AnyManifest::Image(image) => std::iter::once(&image.config).chain(&image.layers).collect(),
             AnyManifest::Index(index) => index.manifests.iter().collect::<Vec<_>>(),
         };
+        // From here on nothing is deleted that this manifest names.
+        let _lock = self.lock()?;
         if let Some(missing) = needed.iter().find(|descriptor| !self.blob(&descriptor.digest).exists()) {
             return Err(self.protocol(&action, &format!("blob {} is missing", missing.digest)));
         }
         self.push_file(&digest, bytes, "manifest")?;
 
-        let _lock = self.lock()?;
         let mut index = self.index()?;
         let name = format!("{repository}{version}");
         let of_the_same = |descriptor: &Descriptor| {
@@ -199,7 +201,7 @@ impl LayoutRegistry {
     }
 
     /// Waits for other writers. The lock goes with the file handle, also when farrier is killed.
-    fn lock(&self) -> Result<File, RegistryError> {
+    pub(super) fn lock(&self) -> Result<File, RegistryError> {
         let path = self.root.join(LOCK);
         let action = || RegistryError::io(format!("lock {}", path.display()));
         let file = File::create(&path).map_err(action())?;
@@ -236,7 +238,7 @@ impl LayoutRegistry {
 }
 
 /// Does the name belong to the repository, under whatever tag or digest?
-fn is_of(name: &str, repository: &Repository) -> bool {
+pub(super) fn is_of(name: &str, repository: &Repository) -> bool {
     name.strip_prefix(repository.as_str()).is_some_and(|rest| rest.starts_with([':', '@']))
 }
 
@@ -253,7 +255,7 @@ impl<R: Read> Read for Hashing<R> {
     }
 }
 
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+pub(super) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One more than is allowed, so that what is too long is refused where it is parsed.
     BufReader::new(File::open(path)?).take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
@@ -282,7 +284,10 @@ fn persist(temporary: tempfile::NamedTempFile, place: &Path) -> Result<(), Regis
     temporary.persist(place).map(drop).map_err(|error| RegistryError::io(action)(error.error))
 }
 
-fn replace(place: &Path, fill: impl FnOnce(&mut File) -> io::Result<()>) -> Result<(), RegistryError> {
+pub(super) fn replace(
+    place: &Path,
+    fill: impl FnOnce(&mut File) -> io::Result<()>,
+) -> Result<(), RegistryError> {
     persist(temporary_beside(place, fill)?, place)
 }
 
@@ -402,6 +407,11 @@ impl Registry for LayoutRegistry {
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let (repository, subject) = (repository.clone(), subject.clone());
         self.blocking(move |layout| layout.referrers_of(&repository, &subject, None)).await
+    }
+
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        let (repository, digest) = (repository.clone(), digest.clone());
+        self.blocking(move |layout| layout.delete(&repository, &digest)).await
     }
 }
 

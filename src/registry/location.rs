@@ -2,9 +2,10 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
-use super::{CredentialFile, LayoutRegistry, Registry, RegistryError, RemoteRegistry, name};
+use super::{Keyring, LayoutRegistry, Registry, RegistryError, RemoteRegistry, name};
 use crate::{
     image::{ReferenceError, Repository},
+    net::Net,
     plan::ImageLocation,
 };
 
@@ -36,11 +37,9 @@ pub struct LocationError {
 #[derive(Clone, Debug, Default)]
 pub struct RegistryOptions {
     /// Credentials.
-    pub credentials: CredentialFile,
-    /// Certificates (PEM) that are trusted beside the system's.
-    pub ca_file: Option<PathBuf>,
-    /// Hosts (`host` or `host:port`) beside loopback that may be talked to in plain HTTP.
-    pub insecure: Vec<String>,
+    pub credentials: Keyring,
+    /// How hosts are reached.
+    pub net: Net,
 }
 
 impl RegistryLocation {
@@ -125,14 +124,21 @@ impl fmt::Display for RegistryLocation {
     }
 }
 
-/// Gets ready to use a location; nothing is contacted yet. A remote registry serves every host, since a
-/// [`Repository`] holds its own.
+/// Gets ready to use a location, which the command line names; nothing is contacted yet. A remote registry serves every
+/// host, since a [`Repository`] holds its own; what is not below the location is looked for at the site's mirrors.
 pub fn connect(
     location: &RegistryLocation,
     options: &RegistryOptions,
 ) -> Result<Arc<dyn Registry>, RegistryError> {
     Ok(match location {
-        RegistryLocation::Remote { .. } => Arc::new(RemoteRegistry::new(location.to_string(), options)?),
+        RegistryLocation::Remote { host, .. } => {
+            if let Ok(host) = host.parse() {
+                options.net.name_host(host);
+            }
+            Arc::new(
+                RemoteRegistry::new(location.to_string(), options)?.publishing_below(location.to_string()),
+            )
+        }
         RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),
     })
 }

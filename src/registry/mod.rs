@@ -3,21 +3,26 @@
 mod auth;
 mod challenge;
 mod credentials;
+mod delete;
 mod error;
 mod http;
+mod keyring;
 mod layout;
+mod layout_sweep;
 mod location;
+mod mirrored;
 mod name;
 mod referrers;
 mod remote;
 mod stream;
-mod tls;
+mod upload;
 
 use std::{path::Path, sync::Arc};
 
 pub use self::{
     credentials::CredentialFile,
     error::RegistryError,
+    keyring::Keyring,
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation, RegistryOptions, connect},
     remote::RemoteRegistry,
@@ -137,4 +142,8 @@ pub trait Registry: Send + Sync {
         repository: &Repository,
         subject: &Digest,
     ) -> Result<Vec<Descriptor>, RegistryError>;
+
+    /// Deletes a manifest with all its tags. `false` where there was none. A registry frees the space of what nothing
+    /// names any more when it likes; a layout directory does it at once.
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError>;
 }

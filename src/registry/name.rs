@@ -1,8 +1,6 @@
 //! Pure: where a repository is in the distribution protocol.
 
-use std::net::IpAddr;
-
-use crate::image::Repository;
+use crate::{image::Repository, site::is_docker_hub};
 
 /// The host that serves what is named after Docker Hub.
 const HUB_API: &str = "registry-1.docker.io";
@@ -39,24 +37,6 @@ pub(super) fn is_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
 }
 
-pub(super) fn is_docker_hub(host: &str) -> bool {
-    matches!(host, "docker.io" | "index.docker.io" | HUB_API)
-}
-
-/// Without the port.
-pub(super) fn host_name(authority: &str) -> &str {
-    match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, _)) => address,
-        None => authority.rsplit_once(':').map_or(authority, |(name, _)| name),
-    }
-}
-
-/// Does the host mean this machine?
-pub(super) fn is_loopback(authority: &str) -> bool {
-    let name = host_name(authority);
-    name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,15 +52,5 @@ mod tests {
         assert_eq!(name("localhost/a"), texts("localhost", "localhost", "a"));
         assert_eq!(name("docker.io/debian"), texts("docker.io", "registry-1.docker.io", "library/debian"));
         assert_eq!(name("acme/x"), texts("docker.io", "registry-1.docker.io", "acme/x"));
-    }
-
-    #[test]
-    fn loopback() {
-        for host in ["127.0.0.1:5000", "127.9.9.9", "localhost:1", "[::1]:5000"] {
-            assert!(is_loopback(host), "{host}");
-        }
-        for host in ["10.0.0.1:5000", "localhost.example", "127.0.0.1.example:80", "[::2]"] {
-            assert!(!is_loopback(host), "{host}");
-        }
     }
 }

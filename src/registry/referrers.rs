@@ -6,7 +6,7 @@ use std::time::Duration;
 use reqwest::{Method, header::ACCEPT};
 
 use super::{
-    Registry as _, RegistryError, RemoteRegistry,
+    RegistryError, RemoteRegistry,
     auth::Access,
     http::{Call, Payload},
     name::RemoteName,
@@ -106,7 +106,9 @@ impl RemoteRegistry {
     ) -> Result<ImageIndex, RegistryError> {
         let Some(tag) = referrers_tag(subject) else { return Ok(ImageIndex::empty()) };
         let version = Version::Tag(tag);
-        let Some(stored) = self.manifest(repository, &version).await? else { return Ok(ImageIndex::empty()) };
+        let Some(stored) = self.manifest_at(repository, &version).await? else {
+            return Ok(ImageIndex::empty());
+        };
         match AnyManifest::parse(&stored.bytes) {
             Ok(AnyManifest::Index(index)) => Ok(index),
             Ok(AnyManifest::Image(_)) => {

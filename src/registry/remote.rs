@@ -18,10 +18,12 @@ use super::{
     auth::Access,
     error::excerpt,
     http::{Call, Http, Payload},
+    mirrored::Search,
     name::RemoteName,
 };
 use crate::{
     image::{Digest, Repository, Tag, Version},
+    net::Net,
     oci::{Descriptor, MAX_MANIFEST, media_type},
 };
 
@@ -40,6 +42,9 @@ pub struct RemoteRegistry {
     pub(super) http: Http,
     /// Held while a list of referrers is read and written back.
     pub(super) listing: tokio::sync::Mutex<()>,
+    net: Net,
+    /// What is below this is never looked for elsewhere.
+    published: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -50,10 +55,36 @@ struct TagList {
 impl RemoteRegistry {
     /// Prepares the client; nothing is contacted. `description` is for people.
     pub fn new(description: String, options: &RegistryOptions) -> Result<Self, RegistryError> {
-        Ok(Self { description, http: Http::new(options)?, listing: tokio::sync::Mutex::new(()) })
+        let RegistryOptions { credentials: _, net } = options;
+        Ok(Self {
+            description,
+            http: Http::new(options),
+            listing: tokio::sync::Mutex::new(()),
+            net: net.clone(),
+            published: None,
+        })
     }
 
-    async fn exists(
+    /// The same, with a place (`host[:port][/prefix]`) below which nothing is looked for at mirrors: what farrier
+    /// publishes is where it was put.
+    #[must_use]
+    pub fn publishing_below(self, place: String) -> Self {
+        Self { published: Some(place), ..self }
+    }
+
+    /// Where what is read from a repository is looked for, in order.
+    fn places(&self, repository: &Repository) -> Vec<Repository> {
+        let below = |place: &String| {
+            repository.as_str().strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        if self.published.as_ref().is_some_and(below) {
+            vec![repository.clone()]
+        } else {
+            self.net.image_candidates(repository)
+        }
+    }
+
+    pub(super) async fn exists(
         &self,
         name: &RemoteName,
         digest: &Digest,
@@ -78,114 +109,7 @@ impl RemoteRegistry {
         }
     }
 
-    /// Puts a manifest. The second digest is that of the subject which the registry lists it under.
-    pub(super) async fn put_manifest(
-        &self,
-        repository: &Repository,
-        version: &Version,
-        media_type: &str,
-        bytes: &[u8],
-    ) -> Result<(Digest, Option<Digest>), RegistryError> {
-        let name = &RemoteName::of(repository);
-        let action = format!("push manifest to {}{version}", name.path);
-        let digest = Digest::of(bytes);
-        if let Version::Digest(wanted) = version
-            && *wanted != digest
-        {
-            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
-        }
-        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
-        let call = Call {
-            name,
-            access: Access::Push,
-            action: &action,
-            method: Method::PUT,
-            url,
-            headers: vec![(CONTENT_TYPE, media_type.to_owned())],
-            payload: Payload::Bytes(Bytes::copy_from_slice(bytes)),
-        };
-        let response = self.http.send(&call).await?;
-        let subject = header(response.headers(), &OCI_SUBJECT).and_then(|text| text.parse().ok());
-        match response.status().as_u16() {
-            200..=202 => Ok((digest, subject)),
-            _ => Err(self.http.unexpected(&call, response).await),
-        }
-    }
-
-    /// HEAD, POST for a place, PUT all of it there.
-    async fn upload(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        size: u64,
-        payload: Payload<'_>,
-    ) -> Result<Upload, RegistryError> {
-        let name = &RemoteName::of(repository);
-        // With the token for pushing from the start, so that there is only one.
-        if self.exists(name, digest, Access::Push).await? {
-            return Ok(Upload::Present);
-        }
-        let action = format!("push blob {digest} to {}", name.path);
-        let start = Call {
-            name,
-            access: Access::Push,
-            action: &action,
-            method: Method::POST,
-            url: self.http.url(name, "blobs/uploads/", &action).await?,
-            headers: Vec::new(),
-            payload: Payload::None,
-        };
-        let response = self.http.send(&start).await?;
-        if response.status().as_u16() != 202 {
-            return Err(self.http.unexpected(&start, response).await);
-        }
-        let mut url = location(&start, &response)?;
-        url.query_pairs_mut().append_pair("digest", digest.as_str());
-        let headers = vec![(CONTENT_TYPE, "application/octet-stream".to_owned())];
-        let put = Call { method: Method::PUT, url, headers, payload, ..start };
-        let response = self.http.send(&put).await?;
-        match response.status().as_u16() {
-            201 | 204 => Ok(Upload::Sent(size)),
-            _ => Err(self.http.unexpected(&put, response).await),
-        }
-    }
-}
-
-/// Where the upload goes: absolute or relative, with or without a query.
-fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
-    let protocol = |reason: &str| RegistryError::Protocol {
-        host: call.name.host.clone(),
-        action: call.action.to_owned(),
-        reason: reason.to_owned(),
-    };
-    let text = header(response.headers(), &LOCATION).ok_or_else(|| protocol("202 without a location"))?;
-    let url = response.url().join(text).map_err(|_| protocol("its upload location is no address"))?;
-    match (call.url.scheme(), url.scheme()) {
-        (_, "https") | ("http", "http") => Ok(url),
-        _ => Err(protocol("its upload location is not reached through https")),
-    }
-}
-
-fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
-}
-
-/// The address of the next page (RFC 8288), on the same host only.
-pub(super) fn next_page(response: &Response) -> Option<Url> {
-    let link = header(response.headers(), &LINK)?;
-    let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
-    let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
-    let url = response.url().join(target).ok()?;
-    (next && url.origin() == response.url().origin()).then_some(url)
-}
-
-#[async_trait::async_trait]
-impl Registry for RemoteRegistry {
-    fn describe(&self) -> String {
-        self.description.clone()
-    }
-
-    async fn manifest(
+    pub(super) async fn manifest_at(
         &self,
         repository: &Repository,
         version: &Version,
@@ -231,7 +155,7 @@ impl Registry for RemoteRegistry {
         Ok(Some(StoredManifest { digest, media_type, bytes }))
     }
 
-    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
         let name = &RemoteName::of(repository);
         let action = format!("list tags of {}", name.path);
         let first = self.http.url(name, &format!("tags/list?n={TAGS_PAGE}"), &action).await?;
@@ -273,69 +197,7 @@ impl Registry for RemoteRegistry {
         Ok(tags)
     }
 
-    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
-        self.exists(&RemoteName::of(repository), digest, Access::Pull).await
-    }
-
-    async fn push_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        file: &Path,
-    ) -> Result<Upload, RegistryError> {
-        let metadata =
-            tokio::fs::metadata(file).await.map_err(RegistryError::io(format!("open {}", file.display())))?;
-        let size = metadata.len();
-        self.upload(repository, digest, size, Payload::File { path: file, size }).await
-    }
-
-    async fn push_blob_from(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        source: Arc<dyn BlobSource>,
-    ) -> Result<Upload, RegistryError> {
-        let size = source.size();
-        self.upload(repository, digest, size, Payload::Source(source)).await
-    }
-
-    async fn mount_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        from: &Repository,
-    ) -> Result<bool, RegistryError> {
-        let (name, source) = (&RemoteName::of(repository), RemoteName::of(from));
-        if name.host != source.host {
-            return Ok(false);
-        }
-        let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
-        let mut url = self.http.url(name, "blobs/uploads/", &action).await?;
-        url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
-        let call = Call {
-            name,
-            access: Access::Push,
-            action: &action,
-            method: Method::POST,
-            url,
-            headers: Vec::new(),
-            payload: Payload::None,
-        };
-        let response = self.http.send(&call).await?;
-        match response.status().as_u16() {
-            201 => Ok(true),
-            // An upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
-            202 => Ok(false),
-            _ => Err(self.http.unexpected(&call, response).await),
-        }
-    }
-
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
-        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
-        self.upload(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
-    }
-
-    async fn fetch_blob(
+    async fn fetch_blob_at(
         &self,
         repository: &Repository,
         digest: &Digest,
@@ -376,8 +238,193 @@ impl Registry for RemoteRegistry {
         Ok(())
     }
 
+    /// Puts a manifest. The second digest is that of the subject which the registry lists it under.
+    pub(super) async fn put_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<(Digest, Option<Digest>), RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("push manifest to {}{version}", name.path);
+        let digest = Digest::of(bytes);
+        if let Version::Digest(wanted) = version
+            && *wanted != digest
+        {
+            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
+        }
+        let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
+        let call = Call {
+            name,
+            access: Access::Push,
+            action: &action,
+            method: Method::PUT,
+            url,
+            headers: vec![(CONTENT_TYPE, media_type.to_owned())],
+            payload: Payload::Bytes(Bytes::copy_from_slice(bytes)),
+        };
+        let response = self.http.send(&call).await?;
+        let subject = header(response.headers(), &OCI_SUBJECT).and_then(|text| text.parse().ok());
+        match response.status().as_u16() {
+            200..=202 => Ok((digest, subject)),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+}
+
+/// Where the upload goes: absolute or relative, with or without a query.
+pub(super) fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
+    let protocol = |reason: &str| RegistryError::Protocol {
+        host: call.name.host.clone(),
+        action: call.action.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let text = header(response.headers(), &LOCATION).ok_or_else(|| protocol("202 without a location"))?;
+    let url = response.url().join(text).map_err(|_| protocol("its upload location is no address"))?;
+    match (call.url.scheme(), url.scheme()) {
+        (_, "https") | ("http", "http") => Ok(url),
+        _ => Err(protocol("its upload location is not reached through https")),
+    }
+}
+
+pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// The address of the next page (RFC 8288), on the same host only.
+pub(super) fn next_page(response: &Response) -> Option<Url> {
+    let link = header(response.headers(), &LINK)?;
+    let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
+    let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
+    let url = response.url().join(target).ok()?;
+    (next && url.origin() == response.url().origin()).then_some(url)
+}
+
+#[async_trait::async_trait]
+impl Registry for RemoteRegistry {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if let Some(found) = search.take(&place, self.manifest_at(&place, version).await) {
+                return Ok(Some(found));
+            }
+        }
+        search.end(None)
+    }
+
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let tags = self.tags_at(&place).await.map(|tags| Some(tags).filter(|tags| !tags.is_empty()));
+            if let Some(found) = search.take(&place, tags) {
+                return Ok(found);
+            }
+        }
+        search.end(Vec::new())
+    }
+
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let found = self.exists(&RemoteName::of(&place), digest, Access::Pull).await;
+            if search.take(&place, found.map(|found| found.then_some(()))).is_some() {
+                return Ok(true);
+            }
+        }
+        search.end(false)
+    }
+
+    async fn push_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        file: &Path,
+    ) -> Result<Upload, RegistryError> {
+        self.upload_file(repository, digest, file).await
+    }
+
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        let size = source.size();
+        self.upload_whole(repository, digest, size, Payload::Source(source)).await
+    }
+
+    async fn mount_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: &Repository,
+    ) -> Result<bool, RegistryError> {
+        let (name, source) = (&RemoteName::of(repository), RemoteName::of(from));
+        if name.host != source.host {
+            return Ok(false);
+        }
+        let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
+        let mut url = self.http.url(name, "blobs/uploads/", &action).await?;
+        url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
+        let call = Call {
+            name,
+            access: Access::Push,
+            action: &action,
+            method: Method::POST,
+            url,
+            headers: Vec::new(),
+            payload: Payload::None,
+        };
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            201 => Ok(true),
+            // An upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
+            202 => Ok(false),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
+        self.upload_whole(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
+    }
+
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        to: &Path,
+    ) -> Result<(), RegistryError> {
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if search.take(&place, self.fetch_blob_at(&place, digest, to).await.map(Some)).is_some() {
+                return Ok(());
+            }
+        }
+        search.end(())
+    }
+
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
-        self.stream_blob(repository, digest).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            if let Some(found) = search.take(&place, self.stream_blob(&place, digest).await.map(Some)) {
+                return Ok(found);
+            }
+        }
+        search.end(None)?.ok_or_else(|| RegistryError::Protocol {
+            host: RemoteName::of(repository).host,
+            action: format!("fetch blob {digest} of {repository}"),
+            reason: "no place to look for it".to_owned(),
+        })
     }
 
     async fn push_manifest(
@@ -400,7 +447,15 @@ impl Registry for RemoteRegistry {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        self.list_referrers(repository, subject, Some(artifact_type)).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let listed = self.list_referrers(&place, subject, Some(artifact_type)).await;
+            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
+            if let Some(found) = search.take(&place, listed) {
+                return Ok(found);
+            }
+        }
+        search.end(Vec::new())
     }
 
     async fn all_referrers(
@@ -408,7 +463,19 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        self.list_referrers(repository, subject, None).await
+        let mut search = Search::new(repository);
+        for place in self.places(repository) {
+            let listed = self.list_referrers(&place, subject, None).await;
+            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
+            if let Some(found) = search.take(&place, listed) {
+                return Ok(found);
+            }
+        }
+        search.end(Vec::new())
+    }
+
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        self.delete(repository, digest).await
     }
 }
 

@@ -19,7 +19,9 @@ use crate::{
 };
 
 /// Directories of definitions, as [`definitions::load`] reads them.
-const PARTS: [&str; 4] = ["images", "kernels", "templates", "announced"];
+const PARTS: [&str; 5] = ["images", "kernels", "templates", "announced", "site"];
+/// Beside them.
+const SITE: &str = "site.yaml";
 /// A larger file is a mistake that is reported once; its content is not looked at.
 const MAX_FILE: u64 = 1 << 20;
 
@@ -78,6 +80,11 @@ fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions,
         Ok(definitions) => {
             let changed = *current.borrow().definitions != definitions;
             let recovered = current.borrow().error.is_some();
+            if current.borrow().definitions.site.network() != definitions.site.network() {
+                tracing::warn!(
+                    "mirrors, proxy, hosts and credentials of site.yaml are read at the start only: restart farrier"
+                );
+            }
             if changed || recovered {
                 tracing::info!(
                     images = definitions.images.len(),
@@ -98,10 +105,14 @@ fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions,
 /// A digest over names and contents of all files of the definitions.
 fn fingerprint(directory: &Path) -> Digest {
     let mut text = Vec::new();
-    for part in PARTS {
+    let site = vec![directory.join(SITE)];
+    let of_parts = PARTS.map(|part| {
         let listing = fs::read_dir(directory.join(part)).into_iter().flatten().flatten();
         let mut files: Vec<PathBuf> = listing.map(|entry| entry.path()).collect();
         files.sort();
+        files
+    });
+    for files in std::iter::once(site).chain(of_parts) {
         for path in files {
             let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
             let Ok(metadata) = fs::metadata(&path) else { continue };

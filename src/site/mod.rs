@@ -1,6 +1,8 @@
 //! Pure: the site (`site.yaml` in the definitions directory): which hosts may be asked and how, who signs, what must
 //! be signed.
 
+mod host;
+mod mirrors;
 mod network;
 mod policy;
 mod secret;
@@ -11,10 +13,12 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use host::{HostPolicy, HostPort, NoProxy, NotA, ProxyUrl, is_docker_hub};
+pub use mirrors::{Images, Prefix, image_candidates, normalised, url_candidates};
 pub use network::{Credentials, Host, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
-pub use signing::{ImageSigning, KeySource, ModuleSigning, Signed};
+pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
 use crate::image::{ApiVersion, Metadata};
 
@@ -99,4 +103,13 @@ pub struct SiteSpec {
     /// What must hold before a rollout.
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
+}
+
+impl SiteSpec {
+    /// What decides how hosts are reached.
+    pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
+        let Self { mirrors, proxy, hosts, credentials, module_signing: _, image_signing: _, policy: _ } =
+            self;
+        (mirrors, proxy.as_ref(), hosts, credentials)
+    }
 }

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use url::Url;
 
-use super::{SecretName, SecretSource};
+use super::{HostPort, NoProxy, Prefix, ProxyUrl, SecretName, SecretSource};
 use crate::image::checked::{self, LocalPath};
 
 /// Other places for what begins with a prefix.
@@ -13,9 +14,12 @@ use crate::image::checked::{self, LocalPath};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct MirrorRule {
     /// The beginning of image references (`docker.io/library`) or addresses (`https://github.com/Mellanox/`), up to a `/`.
-    pub from: String,
-    /// What stands in its place: the candidates, in the order in which they are tried.
-    pub to: Vec<String>,
+    pub from: Prefix,
+    /// What stands in its place: the candidates, in the order in which they are tried. The place itself is tried last;
+    /// with `--offline` only where its host is named.
+    #[serde(deserialize_with = "some_places")]
+    #[schemars(length(min = 1))]
+    pub to: Vec<Prefix>,
 }
 
 /// A proxy (`http://[user:password@]host:port`).
@@ -24,13 +28,42 @@ pub struct MirrorRule {
 pub struct Proxy {
     /// For `http://`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub http: Option<String>,
+    pub http: Option<ProxyUrl>,
     /// For `https://`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub https: Option<String>,
+    pub https: Option<ProxyUrl>,
     /// Hosts, domains (`.example`) and networks (`10.0.0.0/8`) that are reached directly. Loopback always is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub no_proxy: Vec<String>,
+    pub no_proxy: Vec<NoProxy>,
+}
+
+impl Proxy {
+    /// The proxy through which an address is reached; `None`: directly.
+    pub fn for_url(&self, url: &Url) -> Option<&ProxyUrl> {
+        let Self { http, https, no_proxy } = self;
+        let proxy = if url.scheme() == "https" { https } else { http }.as_ref()?;
+        let host = HostPort::of_url(url)?;
+        let direct = host.is_loopback() || no_proxy.iter().any(|entry| entry.matches(&host));
+        (!direct).then_some(proxy)
+    }
+}
+
+fn some_places<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Prefix>, D::Error> {
+    let places = Vec::<Prefix>::deserialize(deserializer)?;
+    if places.is_empty() {
+        return Err(de::Error::custom("the list is empty, at least one is needed"));
+    }
+    Ok(places)
+}
+
+fn of_images<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Prefix, D::Error> {
+    match Prefix::deserialize(deserializer)? {
+        prefix @ Prefix::Image(_) => Ok(prefix),
+        Prefix::Address(url) => Err(de::Error::custom(format!(
+            "{:?} is not a registry: `host[:port][/path]`, without a scheme",
+            url.as_str()
+        ))),
+    }
 }
 
 /// How one host is reached.
@@ -38,7 +71,7 @@ pub struct Proxy {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Host {
     /// `host` or `host:port`; without a port, all ports of the host.
-    pub host: String,
+    pub host: HostPort,
     /// Root certificates for this host, PEM, beside the system's; relative to the definitions directory.
     #[serde(
         default,
@@ -72,10 +105,37 @@ pub enum Credentials {
     /// A user's name here, and the password where secrets are.
     Basic {
         /// `host[:port][/path]` of the registry.
-        registry: String,
+        #[serde(deserialize_with = "of_images")]
+        registry: Prefix,
         /// The user.
         user: String,
         /// The password.
         password: SecretSource,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxy_of_an_address() {
+        let proxy: Proxy = serde_json::from_str(
+            r#"{"http": "http://p.example:1", "https": "http://p.example:2", "noProxy": [".site.example", "10.0.0.0/8"]}"#,
+        )
+        .unwrap();
+        for (url, wanted) in [
+            ("http://a.example/x", Some("http://p.example:1")),
+            ("https://a.example/x", Some("http://p.example:2")),
+            ("https://r.site.example:5000/x", None),
+            ("https://10.1.1.1/x", None),
+            ("http://127.0.0.1:5000/x", None),
+            ("http://localhost/x", None),
+        ] {
+            let found = proxy.for_url(&url.parse().unwrap()).map(ToString::to_string);
+            assert_eq!(found.as_deref(), wanted, "{url}");
+        }
+        let none = Proxy { https: None, ..proxy };
+        assert_eq!(none.for_url(&"https://a.example/x".parse().unwrap()), None);
+    }
 }

@@ -1,6 +1,6 @@
 //! Pure: where a secret is read from. What is secret itself never stands in a definition.
 
-use std::path::PathBuf;
+use std::{fmt, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,6 +17,13 @@ pub struct SecretName {
     /// Its name.
     #[serde(deserialize_with = "checked::one::<DnsName, _>")]
     pub name: String,
+}
+
+impl fmt::Display for SecretName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, name } = self;
+        write!(f, "{namespace}/{name}")
+    }
 }
 
 /// One entry of a Kubernetes Secret.

@@ -18,8 +18,9 @@ pub enum KeySource {
     /// The same in an entry of a Kubernetes Secret.
     Secret(SecretKey),
     /// A program and its arguments, for keys that cannot be had, such as those of a hardware security module. It gets the
-    /// digest on its standard input and writes the signature to its standard output; `{{hash}}` in an argument stands for
-    /// `sha256`, `sha384` or `sha512`.
+    /// digest, in raw bytes, on its standard input and writes the signature, in raw bytes, to its standard output: RSA with
+    /// PKCS#1 v1.5 padding over the DigestInfo that it makes of the digest, or ECDSA as DER or as two numbers side by side.
+    /// `{{hash}}` in an argument stands for `sha256`, `sha384` or `sha512`. It has a minute for each signature.
     Command(#[schemars(length(min = 1))] Vec<String>),
 }
 
@@ -27,7 +28,7 @@ pub enum KeySource {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Signed {
-    /// It keeps its signature.
+    /// It keeps its signature, unless that is farrier's own from an earlier key.
     #[default]
     Keep,
     /// It gets ours instead.
@@ -43,7 +44,8 @@ pub struct ModuleSigning {
     /// The passphrase of an encrypted key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passphrase: Option<SecretSource>,
-    /// The certificate that the kernels know, PEM or DER; relative to the definitions directory.
+    /// The certificate that the kernels know, PEM or DER; relative to the definitions directory. What it signs counts as
+    /// trusted by them in the static check; a boot check shows whether it is.
     #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
     pub certificate: PathBuf,
     /// What becomes of modules that are signed already.
@@ -67,4 +69,25 @@ pub struct ImageSigning {
         deserialize_with = "checked::optional_path::<LocalPath, _>"
     )]
     pub public_key: Option<PathBuf>,
+    /// What becomes of images that are published already, with the right inputs and without our signature.
+    #[serde(default)]
+    pub existing: Existing,
+}
+
+/// What becomes of published images without our signature.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Existing {
+    /// They are signed as they are: right for as long as all who may write to the registry are trusted.
+    #[default]
+    Sign,
+    /// They stay as they are. Only what this farrier publishes is signed.
+    Leave,
+}
+
+impl Existing {
+    /// Are they signed?
+    pub fn signs(self) -> bool {
+        self == Self::Sign
+    }
 }

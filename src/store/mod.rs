@@ -57,6 +57,15 @@ impl Kind {
     }
 }
 
+/// Does farrier keep something of its own in the repository of this name? No driver image can have it.
+pub fn is_reserved(name: &str) -> bool {
+    Kind::ALL.iter().any(|kind| kind.repository() == name) || OTHERS.contains(&name)
+}
+
+/// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, and what
+/// copies of other registries' images stand below.
+const OTHERS: [&str; 2] = ["farrier-rootfs", "mirror"];
+
 /// An artifact that the store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {

@@ -15,6 +15,8 @@ pub struct Answer {
     body: Vec<u8>,
     /// Bytes that are announced and never sent.
     missing: usize,
+    /// The connection breaks after so many bytes of the request's body, and there is no answer.
+    breaks_after: Option<usize>,
 }
 
 /// A request as it came.
@@ -37,7 +39,12 @@ impl Request {
 }
 
 pub fn answer(status: u16, body: impl AsRef<[u8]>) -> Answer {
-    Answer { status, headers: Vec::new(), body: body.as_ref().to_vec(), missing: 0 }
+    Answer { status, headers: Vec::new(), body: body.as_ref().to_vec(), missing: 0, breaks_after: None }
+}
+
+/// No answer: the connection breaks after so many bytes of the request's body.
+pub fn breaks_after(bytes: usize) -> Answer {
+    Answer { breaks_after: Some(bytes), ..answer(599, "") }
 }
 
 impl Answer {
@@ -79,10 +86,17 @@ impl FakeHttp {
                 if stream.fill_buf().await.unwrap_or_default().first() == Some(&0x16) {
                     continue;
                 }
-                let Some(request) = read(&mut stream).await else { continue };
-                seen.lock().unwrap().push(request);
+                let Some(mut request) = read(&mut stream).await else { continue };
                 let answer = script.next().unwrap_or_else(|| answer(599, "the script has ended"));
-                write(stream.into_inner(), answer).await;
+                let whole = request.header("content-length").map_or(0, |length| length.parse().unwrap());
+                request.body = vec![0; answer.breaks_after.map_or(whole, |bytes| bytes.min(whole))];
+                if stream.read_exact(&mut request.body).await.is_err() {
+                    continue;
+                }
+                seen.lock().unwrap().push(request);
+                if answer.breaks_after.is_none() {
+                    write(stream.into_inner(), answer).await;
+                }
             }
         });
         Self { host, requests }
@@ -93,6 +107,7 @@ impl FakeHttp {
     }
 }
 
+/// A request without its body.
 async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
     let mut line = String::new();
     stream.read_line(&mut line).await.ok()?;
@@ -105,11 +120,7 @@ async fn read(stream: &mut BufReader<TcpStream>) -> Option<Request> {
         let Some((name, value)) = line.trim_end().split_once(": ") else { break };
         headers.push((name.to_ascii_lowercase(), value.to_owned()));
     }
-    let mut request = Request { method, target, headers, body: Vec::new() };
-    let length = request.header("content-length").map_or(0, |length| length.parse().unwrap());
-    request.body = vec![0; length];
-    stream.read_exact(&mut request.body).await.ok()?;
-    Some(request)
+    Some(Request { method, target, headers, body: Vec::new() })
 }
 
 async fn write(mut stream: TcpStream, answer: Answer) {

@@ -34,7 +34,12 @@ impl Live {
     /// Nodes, a DaemonSet over all of them, and an image for it that is rolled out by `strategy`. Nothing of it needs an
     /// engine as long as all images are published.
     pub fn new(nodes: impl IntoIterator<Item = Value>, strategy: &str) -> Self {
-        let live = Self { api: FakeApi::start(), site: Site::new(), farriers: Vec::new() };
+        Self::at(Site::new(), nodes, strategy)
+    }
+
+    /// The same at a site that is there.
+    pub fn at(site: Site, nodes: impl IntoIterator<Item = Value>, strategy: &str) -> Self {
+        let live = Self { api: FakeApi::start(), site, farriers: Vec::new() };
         live.site.define(
             "images/driver.yaml",
             &format!(

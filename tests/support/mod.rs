@@ -1,6 +1,9 @@
 //! What integration tests share. Each test program uses a part of it.
 #![allow(dead_code)]
 
+pub mod certificates;
+pub mod cosign;
+pub mod cutting_proxy;
 pub mod docker;
 pub mod fake_http;
 pub mod kernels;

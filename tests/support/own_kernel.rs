@@ -90,6 +90,7 @@ impl OwnKernel {
 
     /// Puts the headers below `root`, as if the package were installed there.
     pub fn install_headers(&self, root: &Path) {
+        fs::create_dir_all(root).unwrap();
         run(Command::new("dpkg-deb").arg("-x").arg(self.headers_deb()).arg(root));
     }
 

@@ -27,16 +27,32 @@ pub struct RegistryProcess {
 pub struct Wants {
     pub tls: bool,
     pub password: bool,
+    /// Does it let its clients delete?
+    pub deletion: bool,
 }
 
 impl RegistryProcess {
     pub fn start(wants: Wants) -> Self {
+        Self::start_from(|directory, host| configure(directory, host, wants))
+    }
+
+    /// With certificates from elsewhere: `tls` is what stands below `tls` in its configuration.
+    pub fn start_with_tls(tls: &str) -> Self {
+        Self::start_from(|directory, host| {
+            let path = configure(directory, host, Wants::default());
+            let config = fs::read_to_string(&path).unwrap();
+            fs::write(&path, format!("{config}  tls: {tls}\n")).unwrap();
+            path
+        })
+    }
+
+    fn start_from(configure: impl Fn(&Path, &str) -> PathBuf) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Another process may take the port in between; then the registry ends and the next one is tried.
         for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             let host = format!("127.0.0.1:{port}");
-            let config = configure(directory.path(), &host, wants);
+            let config = configure(directory.path(), &host);
             let log = fs::File::create(directory.path().join("log")).unwrap();
             let mut child = Command::new("docker-registry")
                 .arg("serve")
@@ -86,6 +102,20 @@ impl RegistryProcess {
         fs::write(path, bytes).unwrap();
     }
 
+    /// Frees what nothing names, as the registry's administrators do now and then.
+    pub fn collect_garbage(&self) {
+        let config = self.directory.path().join("config.yml");
+        let collected = Command::new("docker-registry").arg("garbage-collect").arg(config).output().unwrap();
+        assert!(collected.status.success(), "{}", String::from_utf8_lossy(&collected.stderr));
+    }
+
+    /// Does the storage hold this blob (`sha256:...`), in whatever repository?
+    pub fn stores(&self, digest: &str) -> bool {
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        let blobs = self.directory.path().join("storage/docker/registry/v2/blobs/sha256");
+        blobs.join(&hex[..2]).join(hex).join("data").exists()
+    }
+
     /// Requests of one method that the registry has answered so far.
     pub fn requests(&self, method: &str) -> usize {
         let log = fs::read_to_string(self.directory.path().join("log")).unwrap();
@@ -121,7 +151,8 @@ fn configure(directory: &Path, host: &str, wants: Wants) -> PathBuf {
     let at = directory.display();
     let mut config = format!(
         "version: 0.1\nlog: {{level: info, accesslog: {{disabled: false}}}}\n\
-         storage: {{filesystem: {{rootdirectory: {at}/storage}}}}\nhttp:\n  addr: {host}\n"
+         storage: {{filesystem: {{rootdirectory: {at}/storage}}, delete: {{enabled: {}}}}}\nhttp:\n  addr: {host}\n",
+        wants.deletion
     );
     if wants.tls {
         certificate(directory);

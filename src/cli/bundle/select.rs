@@ -1,10 +1,14 @@
 //! What the arguments of an export ask for, found in the registry.
 
+use std::collections::BTreeSet;
+
 use crate::{
-    bundle::{BundleError, Content, ContentKind, contents::in_order},
+    bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
     cli::{CliError, args::BundleExportArgs, mirror::carrying, printer, settings},
-    controller::{Controller, Lacking},
-    image::{ImageReference, Repository, Version},
+    controller::{Carrying, Controller, Lacking},
+    image::{ImageName, ImageReference, Repository, Version},
+    kernel::KernelTarget,
+    oci::{ImageFacts, is_referrers_tag},
     registry::RegistryLocation,
 };
 
@@ -18,20 +22,24 @@ pub(super) async fn contents(
         found.push(referred(controller, reference).await?);
     }
     if !args.carry.kernel.is_empty() {
-        let (contents, lacking) = controller.site_contents(&carrying(&args.carry, controller)?).await;
+        let carrying = carrying(&args.carry, controller)?;
+        let images = published(controller, &carrying).await?;
+        if images.is_empty() {
+            let kernels: Vec<&str> = args.carry.kernel.iter().map(String::as_str).collect();
+            let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
+            return Err(BundleError::Nothing(reason).into());
+        }
+        let (made_from, lacking) = controller.made_from(&carrying).await;
         lacking.iter().for_each(tell);
         if !lacking.is_empty() && !args.incomplete {
             printer::message(
                 "error: nothing was written, because the bundle would lack what is told above\n\
-                 hint: put it into the registry, or pass --incomplete",
+                 hint: put it into the registry (`farrier mirror`, `farrier headers import`), or pass --incomplete",
             );
             return Ok(None);
         }
-        found.extend(contents);
-    }
-    if found.is_empty() {
-        let reason = format!("{} has nothing of what was asked for", controller.location);
-        return Err(BundleError::Nothing(reason).into());
+        found.extend(images);
+        found.extend(made_from);
     }
     Ok(Some(in_order(found)))
 }
@@ -44,6 +52,48 @@ fn tell(Lacking { what, error, hint, unreachable: _ }: &Lacking) {
 /// A repository below the registry's prefix.
 pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, CliError> {
     location.repository(name).map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// The images, and those that they need, as far as they are published for one of the kernels.
+async fn published(controller: &Controller, carrying: &Carrying) -> Result<Vec<Content>, CliError> {
+    let Carrying { images, kernels } = carrying;
+    let mut found = Vec::new();
+    for image in needed(&controller.definitions, images, kernels).images {
+        found.extend(published_image(controller, &image.metadata.name, kernels).await?);
+    }
+    Ok(found)
+}
+
+/// The image's tags whose manifests say that they are for one of the kernels.
+async fn published_image(
+    controller: &Controller,
+    image: &ImageName,
+    kernels: &BTreeSet<KernelTarget>,
+) -> Result<Vec<Content>, CliError> {
+    let repository = repository(&controller.location, image.as_str())?;
+    let mut found = Vec::new();
+    for tag in controller.registry.tags(&repository).await? {
+        let version = Version::Tag(tag.clone());
+        if is_referrers_tag(&tag) {
+            continue;
+        }
+        let Some(manifest) = controller.registry.manifest(&repository, &version).await? else { continue };
+        // What says nothing of a kernel is not farrier's, or not an image.
+        let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
+        let is_for = |kernel: &KernelTarget| {
+            facts.kernel_release.as_ref() == Some(&kernel.release)
+                || facts.members.contains_key(&kernel.release)
+        };
+        if kernels.iter().any(is_for) {
+            found.push(Content {
+                kind: ContentKind::Image,
+                repository: image.as_str().to_owned(),
+                tag: Some(tag),
+                digest: manifest.digest,
+            });
+        }
+    }
+    Ok(found)
 }
 
 /// What stands under a name below the registry's prefix.

@@ -63,14 +63,13 @@ pub(super) async fn collect(
     form: OutputForm,
 ) -> Result<(), CliError> {
     let HeadersCollectArgs { root, kernel, store } = args;
-    let release: KernelRelease = match kernel {
-        Some(kernel) => parse("--kernel", kernel)?,
-        None => {
-            let text = fs::read_to_string(RUNNING).map_err(|error| {
-                CliError::Usage(format!("read the running kernel's release in {RUNNING}: {error}"))
-            })?;
-            parse(RUNNING, text.trim())?
-        }
+    let release: KernelRelease = if let Some(kernel) = kernel {
+        parse("--kernel", kernel)?
+    } else {
+        let text = fs::read_to_string(RUNNING).map_err(|error| {
+            CliError::Usage(format!("read the running kernel's release in {RUNNING}: {error}"))
+        })?;
+        parse(RUNNING, text.trim())?
     };
     let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
     let fetcher = with_store(settings, store)?;

@@ -13,6 +13,7 @@ mod call;
 mod connect;
 mod errors;
 mod facts;
+mod mentions;
 mod objects;
 mod stats;
 mod store;
@@ -21,6 +22,7 @@ mod words;
 mod write;
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::{
         Arc,
@@ -42,7 +44,7 @@ pub use self::{
     words::{MissingRight, Scope},
 };
 use super::{Cluster, ClusterError, Fence};
-use crate::plan::{Change, ClusterSnapshot, Interest};
+use crate::plan::{Candidates, Change, ClusterSnapshot, Interest};
 
 /// Which cluster, and as what.
 #[derive(Clone, Debug)]
@@ -55,6 +57,11 @@ pub struct KubeOptions {
     pub namespace: Option<String>,
     /// How often it is looked whether the API serves an operator's kind by now, where it did not.
     pub discovery_interval: Duration,
+}
+
+/// A connection to the API server for what farrier reads beside the fleet, such as Secrets.
+pub async fn client(options: &KubeOptions) -> Result<Client, ClusterError> {
+    Ok(connect::client(options).await?.client)
 }
 
 impl Default for KubeOptions {
@@ -180,6 +187,13 @@ impl Cluster for KubeCluster {
                 rung = bell.changed() => rung.map_err(|_| stopped())?,
             }
         }
+    }
+
+    async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
+        let mut mentioned = BTreeSet::new();
+        images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
+        self.add_mentions(images, &mut mentioned).await?;
+        Ok(mentioned)
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {

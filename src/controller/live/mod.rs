@@ -26,7 +26,10 @@ use self::{
     view::{StatusWorker, View},
     wake::Wake,
 };
-use super::{Controller, Memory, Planned, RolloutReport, TargetReport, broken_chains::BrokenChains};
+use super::{
+    Controller, Memory, Planned, RolloutReport, TargetReport, broken_chains::BrokenChains,
+    kernel_record::Noted,
+};
 use crate::{
     cluster::Cluster,
     fault::chain,
@@ -80,6 +83,7 @@ pub struct Live {
     wake: Wake,
     memory: Memory,
     remembered_since: Instant,
+    noted: Noted,
     kernels: KernelChanges,
     pace: Pace,
     /// What the pace is counted from.
@@ -114,6 +118,7 @@ impl Live {
             wake: Wake::new(now),
             memory: Memory::default(),
             remembered_since: now,
+            noted: Noted::default(),
             kernels: KernelChanges::default(),
             pace: Pace::default(),
             started: now,
@@ -217,9 +222,11 @@ impl Live {
         let mut unreachable = planned.unreachable;
         let mut rollouts = Vec::new();
         if self.may_act() {
+            self.controller.note_kernels(&planned, &mut self.noted).await;
             rollouts = self.roll_out(&mut planned, cancel).await?;
             unreachable |= rollouts.iter().any(|report| report.error.is_some());
             unreachable |= self.add_tags(&planned.plan).await;
+            unreachable |= self.sign(&planned.plan).await;
             unreachable |= self.unite(&planned.plan).await;
             self.controller.mark_nodes(self.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.controller.definitions);
@@ -344,6 +351,24 @@ impl Live {
                 tracing::info!(%image, %kernel, tags = planned.references.len(), "tags added");
             }
             self.memory.forget(planned.cell.references());
+            self.health.beat();
+        }
+        failed
+    }
+
+    /// Signs published images that lack the site's signature. Says whether one could not be signed.
+    async fn sign(&mut self, plan: &Plan) -> bool {
+        let mut failed = false;
+        for planned in &plan.signatures {
+            let (image, reference) = (&planned.image, &planned.reference);
+            if let TargetReport::Failed { error, .. } = self.controller.sign_planned(planned).await {
+                failed = true;
+                tracing::warn!(%image, %reference, error, "image was not signed");
+            } else {
+                tracing::info!(%image, %reference, "image signed");
+                // The next pass looks the signature up, and rolls out what waited for it.
+                self.wake.changed(Instant::now());
+            }
             self.health.beat();
         }
         failed

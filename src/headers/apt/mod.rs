@@ -15,11 +15,13 @@ use std::{
 use control::PackageRecord;
 use sources::{SourceEntry, Wanted};
 use tokio::process::Command;
+use url::Url;
 
 use super::{FetchError, blocking::blocking, digest, io_error, process};
 use crate::{
     cache::{Cache, LockMode},
     kernel::{AptSuites, Architecture},
+    net::Net,
 };
 
 /// Lists younger than this are believed when a package is not in them.
@@ -36,6 +38,10 @@ pub struct AptArchive {
     arch: Architecture,
     suites: String,
     refresh: Duration,
+    net: Net,
+    /// Its addresses.
+    uris: Vec<String>,
+    without_environment: bool,
 }
 
 /// What a header package and its like come down to.
@@ -48,20 +54,27 @@ pub enum Closure {
 }
 
 impl AptArchive {
-    /// The archive for these suites, with the host's apt configuration in `apt_dir` behind the defaults.
+    /// The archive for these suites, with the host's apt configuration in `apt_dir` behind the defaults, reached as
+    /// `net` says.
     /// Nothing is fetched yet; lists older than `refresh` will be when they are needed.
     pub async fn open(
         cache: &Cache,
+        net: &Net,
         apt_dir: &Path,
         wanted: &AptSuites,
         arch: Architecture,
         refresh: Duration,
     ) -> Result<Self, FetchError> {
-        let entries = entries(apt_dir, wanted)?;
+        let entries = entries(net, apt_dir, wanted)?;
         let sources = sources::render(&entries);
         let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
         let dir = cache.place(KIND, &key)?;
-        let config = config(&dir, apt_dir, arch)?;
+        let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
+        let reach = net.apt_reach(uris.iter().map(String::as_str))?;
+        let mut config = config(&dir, apt_dir, arch)?;
+        for line in &reach.options {
+            config.extend([line, "\n"]);
+        }
         let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
         for part in ["lists/partial", "archives/partial"] {
             let path = dir.join(part);
@@ -74,7 +87,9 @@ impl AptArchive {
             }
         }
         let suites = wanted.suites.join(", ");
-        Ok(Self { cache: cache.clone(), key, dir, arch, suites, refresh })
+        let (cache, net) = (cache.clone(), net.clone());
+        let without_environment = reach.without_environment;
+        Ok(Self { cache, key, dir, arch, suites, refresh, net, uris, without_environment })
     }
 
     /// Its suites, for people.
@@ -197,6 +212,7 @@ impl AptArchive {
             // Somebody else did while we waited.
             return Ok(true);
         }
+        self.permit()?;
         let mut command = self.command("apt-get");
         command.args(["--quiet", "--quiet", "update"]);
         let output = process::output(command, "apt-get").await?;
@@ -222,6 +238,7 @@ impl AptArchive {
 
     async fn download_one(&self, package: &PackageRecord, dir: PathBuf) -> Result<(), FetchError> {
         let PackageRecord { name, version, sha256, .. } = package;
+        self.permit()?;
         let lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-get");
         command.args(["--quiet", "--quiet", "download"]).arg(format!("{name}={version}")).current_dir(&dir);
@@ -242,8 +259,17 @@ impl AptArchive {
         .await
     }
 
+    /// May apt-get ask the archive's hosts? What is in the lists already needs no leave.
+    fn permit(&self) -> Result<(), FetchError> {
+        let suites = format!("suite {}", self.suites);
+        Ok(self.net.permit_archives(self.uris.iter().map(String::as_str), &suites)?)
+    }
+
     fn command(&self, program: &'static str) -> Command {
         let mut command = process::command(program);
+        if self.without_environment {
+            process::without_proxies(&mut command);
+        }
         command.arg("--config-file").arg(self.dir.join("apt.conf"));
         command
     }
@@ -252,12 +278,21 @@ impl AptArchive {
 /// A package's name in its cache entry.
 const DEB: &str = "package.deb";
 
-/// The source entries for the suites, from the host's own.
-pub(super) fn entries(apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>, FetchError> {
+/// The source entries for the suites, from the host's own, with the first of a site's mirrors in the place of what it
+/// stands for: apt would want all of several addresses.
+pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>, FetchError> {
     let AptSuites { suites, components, mirror, signed_by } = wanted;
     let signed_by = signed_by.as_ref().map(|path| path.to_string_lossy());
     let wanted = Wanted { suites, components, mirror: mirror.as_deref(), signed_by: signed_by.as_deref() };
-    sources::select(&host_entries(apt_dir)?, &wanted)
+    let mut entries = sources::select(&host_entries(apt_dir)?, &wanted)?;
+    for uri in entries.iter_mut().flat_map(|entry| &mut entry.uris) {
+        let Ok(url) = Url::parse(uri) else { continue };
+        match net.url_candidates(&url).into_iter().next() {
+            Some(mirror) if mirror != url => *uri = mirror.into(),
+            _ => {}
+        }
+    }
+    Ok(entries)
 }
 
 /// What tells one choice of suites from another.

@@ -114,6 +114,16 @@ pub enum ImportError {
         /// Its value, cut to 80 characters.
         value: String,
     },
+    /// An artifact of the store that holds something else than its notes say.
+    #[error("use the headers in {place}: their content is {found}, its annotation says {stated}")]
+    Content {
+        /// Repository and tag.
+        place: String,
+        /// As computed.
+        found: String,
+        /// As stated.
+        stated: String,
+    },
     /// What was found in the store a moment ago.
     #[error("fetch the headers of {release} ({arch}) from the store: they are not there any more")]
     Vanished {
@@ -172,7 +182,7 @@ impl ImportError {
                      images that were built with the old ones get another input hash"
                 ));
             }
-            Self::Annotation { place, .. } => {
+            Self::Annotation { place, .. } | Self::Content { place, .. } => {
                 return Some(format!("import the headers again with --replace, or delete {place}"));
             }
             Self::Vanished { .. } => {

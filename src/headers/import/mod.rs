@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Bounds on what is imported: several times a kernel's whole source tree.
-const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
+pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
 
 /// Where headers come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -251,6 +251,3 @@ fn annotations_of(brought: &Brought, facts: &KernelFacts, compiler: Compiler) ->
     let identity = brought.identity.clone().map(|identity| (annotations::HEADERS_IDENTITY, identity));
     notes.into_iter().chain(identity).map(|(key, value)| (key.to_owned(), value)).collect()
 }
-
-#[cfg(test)]
-mod tests;

@@ -47,12 +47,10 @@ pub(super) fn is_needed(path: &Path, arch: Architecture) -> bool {
             let directories = below.get(..below.len().saturating_sub(1)).unwrap_or_default();
             is_makefile
                 || name == "Platform"
-                || name.ends_with(".h")
-                || name.ends_with(".lds")
+                || path.extension().is_some_and(|extension| extension == "h" || extension == "lds")
                 || LINKED.contains(&name)
                 || directories.iter().any(|part| matches!(*part, "include" | "scripts"))
         }
-        (Some("arch"), Some(_)) => false,
         (Some("tools"), Some(_)) => TOOLS.iter().any(|tool| path == Path::new(tool)),
         (Some(_), None) => {
             is_makefile

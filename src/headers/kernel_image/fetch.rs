@@ -119,7 +119,8 @@ impl Fetcher {
         }
         let options = &self.options;
         let archive =
-            AptArchive::open(&self.cache, &options.apt_dir, from, target.arch, options.refresh).await?;
+            AptArchive::open(&self.cache, &self.net, &options.apt_dir, from, target.arch, options.refresh)
+                .await?;
         let packages = match archive.choose(&groups).await? {
             Closure::Found(packages) => packages,
             Closure::Missing(names) => return Ok(missing(&names)),

@@ -17,6 +17,7 @@ use crate::{
     kmod::Verdict,
     plan::{
         ClusterSnapshot, Container, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Published, Waiting,
+        signatures,
     },
 };
 
@@ -205,6 +206,7 @@ pub(in crate::plan) fn passes(
     if kernel_release.as_deref() != Some(kernel.release.as_str()) {
         return Err(HoldReason::OtherKernel { image: image.clone(), found: kernel_release.clone() });
     }
+    signatures::accepts(inputs, image)?;
     match (verdict, unknown) {
         (Some(Verdict::Loads), _) | (Some(Verdict::Unknown), UnknownPolicy::Allow) => Ok(()),
         (Some(Verdict::Unknown), UnknownPolicy::Deny) => {

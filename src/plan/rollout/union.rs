@@ -17,7 +17,7 @@ use crate::{
     kernel::KernelRelease,
     kmod::Verdict,
     plan::{
-        ImageContents, LiveDaemonSet, NodeReason, Published, UpdateStrategy,
+        ImageContents, LiveDaemonSet, NodeReason, PlannedSignature, Published, UpdateStrategy, signatures,
         union::{MAX_MEMBERS, PlannedUnion},
     },
 };
@@ -66,6 +66,14 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
 pub(super) fn missing(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUnion> {
     let union = wanted(context, target).ok()?.image.ok()?;
     (!context.inputs.observed.published.contains_key(&union.reference)).then_some(union)
+}
+
+/// The union image that a target needs, where the registry has it.
+pub(super) fn published(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedSignature> {
+    let union = wanted(context, target).ok()?.image.ok()?;
+    let published = context.inputs.observed.published.get(&union.reference)?;
+    let is_it = published.input_hash == Some(union.input_hash);
+    is_it.then(|| PlannedSignature { image: union.image, reference: published.pinned(&union.reference) })
 }
 
 fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted<'a>, HoldReason> {
@@ -276,6 +284,7 @@ fn accepted(
             detail: format!("{} holds an image of other inputs", union.reference),
         });
     }
+    signatures::accepts(context.inputs, to)?;
     let spec = context.inputs.definitions.images.get(context.image).map(|image| &image.spec);
     match (published.verdict, spec.map(|spec| spec.check.unknown).unwrap_or_default()) {
         (Some(Verdict::Loads), _) | (Some(Verdict::Unknown), UnknownPolicy::Allow) => Ok(()),

@@ -1,0 +1,54 @@
+//! How long the signing of 40 modules takes, of the size that OFED's have, with a key of the size that the kernel's build makes.
+//! Prints the milliseconds of each run, one a line; `ci/bench` makes the row of them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
+
+use std::{fs, path::Path, process::Command, time::Instant};
+
+use farrier::{
+    cluster::KubeOptions,
+    kmod::{SignatureHash, SigningRule},
+    net::SecretReader,
+    payload::{self, ModuleSigning},
+    signing::ModuleSigner,
+    site::{self, KeySource, Signed},
+};
+
+const MODULES: usize = 40;
+const BYTES: usize = 1 << 20;
+const RUNS: usize = 11;
+
+fn main() {
+    let work = tempfile::tempdir().unwrap();
+    openssl(work.path(), "genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:4096 -out k.pem");
+    openssl(work.path(), "req -new -x509 -key k.pem -subj /CN=bench -days 1 -out c.pem");
+    let spec = site::ModuleSigning {
+        key: KeySource::File("k.pem".into()),
+        passphrase: None,
+        certificate: "c.pem".into(),
+        signed: Signed::Replace,
+    };
+    let modules = work.path().join("modules");
+    fs::create_dir(&modules).unwrap();
+    for n in 0..MODULES {
+        let content: Vec<u8> = (0..BYTES).map(|byte| ((byte * 31 + n) % 251) as u8).collect();
+        fs::write(modules.join(format!("m{n}.ko")), content).unwrap();
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for _ in 0..RUNS {
+        let start = Instant::now();
+        // Key and certificate are read for each pass.
+        let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());
+        let certificate = ModuleSigner::open(&spec, work.path(), secrets).unwrap();
+        let signer = runtime.block_on(certificate.load()).unwrap();
+        let rule = SigningRule { replace: true, previous: None };
+        let hash = SignatureHash::Sha512;
+        let how = ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
+        assert_eq!(payload::sign_modules(&modules, &how).unwrap(), MODULES);
+        println!("{:.3}", start.elapsed().as_secs_f64() * 1000.0);
+    }
+}
+
+fn openssl(directory: &Path, arguments: &str) {
+    let status = Command::new("openssl").args(arguments.split_whitespace()).current_dir(directory).output();
+    assert!(status.unwrap().status.success(), "openssl {arguments}");
+}

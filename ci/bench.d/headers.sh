@@ -1,0 +1,33 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # ci/bench's variables
+# The rows of the import of header sets. Sourced by ci/bench.
+
+# The newest Debian headers as one tarball, with further files of the kernel's own sources to make it 100 MB.
+headers_rows() {
+    local kernel config tree="$state/headers/tree" tarball="$state/headers/headers.tar" run peak size
+    kernel="$(debian_kernels bookworm 1)"
+    config="$(private_apt bookworm)"
+    mkdir -p "$state/headers/debs" "$tree"
+    (cd "$state/headers/debs" && APT_CONFIG="$config" apt-get download -qq "linux-headers-$kernel" \
+        "linux-headers-${kernel%-*}-common" "linux-kbuild-$(cut -d. -f1,2 <<< "$kernel")")
+    for run in "$state"/headers/debs/*.deb; do dpkg-deb -x "$run" "$tree"; done
+    rm -r "$tree/usr/share"
+    run=0
+    while size="$(du -sb "$tree" | cut -f 1)" && [ "$size" -lt 100000000 ]; do
+        run=$((run + 1))
+        cp -r "$tree/usr/src/linux-headers-${kernel%-*}-common/include" "$state/headers/more"
+        # Other content, so that compression cannot make it nothing.
+        find "$state/headers/more" -type f -exec sed -i "1i // $run" {} +
+        mv "$state/headers/more" "$tree/usr/src/linux-headers-$kernel/include/more-$run"
+    done
+    tar -C "$tree" -cf "$tarball" lib usr
+    say "headers: import of $(du -m "$tarball" | cut -f 1) MB, $(tar -tf "$tarball" | wc -l) entries"
+    for ((run = 1; run <= runs; run++)); do
+        timed headers /usr/bin/time -a -o "$state/headers/peak" -f %M "$farrier" headers import "$tarball" \
+            --kernel "$kernel" --arch amd64 --cache-dir "$state/headers/cache-$run" --registry "oci:$state/headers/layout-$run"
+    done
+    row "import of a header tarball, $(du -m "$tarball" | cut -f 1) MB" "$(median headers)" 3 s
+    peak="$(sort -n "$state/headers/peak" | tail -n 1)"
+    row "its memory, peak" "$((peak / 1024))" 100 MiB
+    rm -rf "$state/headers"
+}

@@ -1,0 +1,11 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # ci/bench's variables
+# The row of module signing. Sourced by ci/bench.
+
+signing_row() {
+    need_packages openssl
+    say "signing 40 modules of 1 MiB with RSA-4096"
+    cargo bench --locked --quiet --bench signing > "$state/times/signing" 2>> "$state/bench.log" ||
+        { tail -n 20 "$state/bench.log" >&2; die "the signing benchmark failed"; }
+    row "signing of 40 modules" "$(median signing)" 500 ms
+}

@@ -1,0 +1,125 @@
+//! Adapter: the record of when each kernel was last seen, kept in the registry, so that the decision which images are for
+//! kernels that are gone needs nothing of this machine.
+//!
+//! One manifest under one tag of `kernels`, the record in an annotation. Its tag moves, as no image's does: it is no
+//! content but a memory. Writers put together what they and others know, so that it does not matter who comes last.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::{Timestamp, civil::Date, tz::TimeZone};
+
+use super::{Controller, Planned, TargetError, retry::with_retry};
+use crate::{
+    fault::chain,
+    image::{Digest, Repository, Version},
+    oci::{self, Descriptor, ImageManifest, annotations, media_type},
+    plan::{KernelKey, KernelRecord, kernels_to_note},
+    registry::RegistryError,
+};
+
+/// The repository, below the registry's prefix. No driver image can have this name.
+pub const REPOSITORY: &str = "kernels";
+const TAG: &str = "last-seen";
+/// Tries to get into the record while others write it, too.
+const MAX_TRIES: u32 = 5;
+/// Before the second try, and that much longer before each further one.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What was written down last: the same kernels are written down once a day.
+#[derive(Clone, Debug, Default)]
+pub struct Noted(Option<(Date, std::collections::BTreeSet<KernelKey>)>);
+
+/// The day of the record, the same everywhere.
+pub(super) fn day(now: Timestamp) -> Date {
+    now.to_zoned(TimeZone::UTC).date()
+}
+
+impl Controller {
+    /// Writes down which kernels are run or announced, at most once a day for each. That it cannot be written holds
+    /// nothing up: kernels that are not written down count as seen when they are noticed.
+    pub(super) async fn note_kernels(&self, planned: &Planned, noted: &mut Noted) {
+        let today = day(Timestamp::now());
+        let kernels = kernels_to_note(&planned.snapshot, &planned.matrix.announced);
+        let known = |(day, known): &(Date, std::collections::BTreeSet<KernelKey>)| {
+            *day == today && kernels.is_subset(known)
+        };
+        if kernels.is_empty() || noted.0.as_ref().is_some_and(known) {
+            return;
+        }
+        let seen = KernelRecord::default().with(&kernels, today);
+        match self.add_to_kernel_record(&seen).await {
+            Ok(()) => noted.0 = Some((today, kernels)),
+            Err(error) => tracing::warn!(error = %chain(&error), "kernels in use cannot be written down"),
+        }
+    }
+
+    /// What the registry remembers; nothing where it has no record.
+    pub(super) async fn kernel_record(&self) -> Result<KernelRecord, TargetError> {
+        let (repository, version) = self.place_of_record()?;
+        let stored = with_retry("look up kernel record", &self.cancel, || {
+            self.registry.manifest(&repository, &version)
+        })
+        .await?;
+        let Some(stored) = stored else { return Ok(KernelRecord::default()) };
+        let unusable = |reason: String| {
+            TargetError::Registry(RegistryError::Protocol {
+                host: self.registry.describe(),
+                action: format!("read the record of kernels in {repository}{version}"),
+                reason,
+            })
+        };
+        let manifest = ImageManifest::parse(&stored.bytes).map_err(|error| unusable(error.to_string()))?;
+        let text = manifest
+            .annotations
+            .get(annotations::KERNELS_SEEN)
+            .ok_or_else(|| unusable(format!("it has no annotation {}", annotations::KERNELS_SEEN)))?;
+        KernelRecord::parse(text).map_err(unusable)
+    }
+
+    /// Writes what is not in the record yet, then reads it again until it is: the protocol has no way to make others
+    /// wait that write at the same time.
+    pub(super) async fn add_to_kernel_record(&self, news: &KernelRecord) -> Result<(), TargetError> {
+        let (repository, version) = self.place_of_record()?;
+        for attempt in 0..MAX_TRIES {
+            tokio::time::sleep(PAUSE * attempt).await;
+            let known = self.kernel_record().await?;
+            let all = known.joined(news);
+            if all == known {
+                return Ok(());
+            }
+            self.may_write()?;
+            let bytes = manifest(&all)?;
+            self.registry.push_bytes(&repository, oci::EMPTY).await?;
+            self.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
+        }
+        Err(TargetError::Registry(RegistryError::Protocol {
+            host: self.registry.describe(),
+            action: format!("write the record of kernels to {repository}{version}"),
+            reason: format!("what is added is gone again, {MAX_TRIES} times"),
+        }))
+    }
+
+    fn place_of_record(&self) -> Result<(Repository, Version), TargetError> {
+        let repository = self.location.repository(REPOSITORY)?;
+        Ok((repository, Version::Tag(TAG.parse()?)))
+    }
+}
+
+fn manifest(record: &KernelRecord) -> Result<Vec<u8>, TargetError> {
+    let empty = || Descriptor::new(media_type::OCI_EMPTY, Digest::of(oci::EMPTY), oci::EMPTY.len() as u64);
+    let notes = [
+        (annotations::CREATED, oci::CREATED.to_owned()),
+        (annotations::TITLE, "when each kernel was last seen".to_owned()),
+        (annotations::KERNELS_SEEN, record.to_text()),
+    ];
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: Some(media_type::KERNEL_RECORD.to_owned()),
+        config: empty(),
+        layers: vec![empty()],
+        subject: None,
+        annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect::<BTreeMap<_, _>>(),
+    };
+    Ok(manifest.to_bytes()?)
+}

@@ -1,0 +1,136 @@
+//! Pure: the part of DER (ITU-T X.690) that signatures and certificates of kernels are made of.
+
+/// Why an encoding is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The kernel's parser refuses it as well.
+    Bad,
+    /// The kernel's parser may take it.
+    Unread(&'static str),
+}
+
+pub(crate) const INTEGER: u8 = 0x02;
+pub(crate) const BIT_STRING: u8 = 0x03;
+pub(crate) const OCTET_STRING: u8 = 0x04;
+pub(crate) const NULL: u8 = 0x05;
+pub(crate) const OBJECT_ID: u8 = 0x06;
+pub(crate) const UTC_TIME: u8 = 0x17;
+pub(crate) const GENERALIZED_TIME: u8 = 0x18;
+pub(crate) const SEQUENCE: u8 = 0x30;
+pub(crate) const SET: u8 = 0x31;
+/// `[0]` and `[1]`, constructed, and `[0]` primitive.
+pub(crate) const CONTEXT_0: u8 = 0xa0;
+pub(crate) const CONTEXT_1: u8 = 0xa1;
+pub(crate) const KEY_ID: u8 = 0x80;
+
+/// Elements of one level of a DER encoding. Levels are opened by hand, so nothing recurses.
+pub(crate) struct Der<'a>(&'a [u8]);
+
+/// One element.
+pub(crate) struct Element<'a> {
+    pub(crate) tag: u8,
+    pub(crate) content: &'a [u8],
+    /// Tag, length and content.
+    pub(crate) whole: &'a [u8],
+}
+
+impl<'a> Der<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next element's tag.
+    pub(crate) fn peek(&self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
+    pub(crate) fn element(&mut self) -> Result<Element<'a>, Fault> {
+        let start = self.0;
+        let (tag, content) = self.next()?;
+        let (whole, _) = start.split_at_checked(start.len() - self.0.len()).ok_or(Fault::Bad)?;
+        Ok(Element { tag, content, whole })
+    }
+
+    pub(crate) fn next(&mut self) -> Result<(u8, &'a [u8]), Fault> {
+        let (&tag, rest) = self.0.split_first().ok_or(Fault::Bad)?;
+        let (&first, rest) = rest.split_first().ok_or(Fault::Bad)?;
+        // `lib/asn1_decoder.c` takes tags of one byte, and lengths of up to four.
+        if tag & 0x1f == 0x1f {
+            return Err(Fault::Bad);
+        }
+        let (length, rest) = match first {
+            0..0x80 => (usize::from(first), rest),
+            0x80 => return Err(Fault::Unread("has elements of indefinite length")),
+            0x81..=0x84 => {
+                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(Fault::Bad)?;
+                (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
+            }
+            _ => return Err(Fault::Bad),
+        };
+        let (content, rest) = rest.split_at_checked(length).ok_or(Fault::Bad)?;
+        self.0 = rest;
+        Ok((tag, content))
+    }
+
+    pub(crate) fn expect(&mut self, wanted: u8) -> Result<&'a [u8], Fault> {
+        let (tag, content) = self.next()?;
+        if tag == wanted { Ok(content) } else { Err(Fault::Bad) }
+    }
+
+    pub(crate) fn open(&mut self, wanted: u8) -> Result<Self, Fault> {
+        self.expect(wanted).map(Self)
+    }
+}
+
+/// One element, from the encodings of what it holds.
+pub(crate) fn encode(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let mut out = vec![tag];
+    match u8::try_from(length) {
+        Ok(short @ 0..0x80) => out.push(short),
+        _ => {
+            let bytes = length.to_be_bytes();
+            let from = bytes.iter().take_while(|byte| **byte == 0).count();
+            let significant = bytes.get(from..).unwrap_or_default();
+            // A length has eight bytes at most.
+            out.push(0x80 | u8::try_from(significant.len()).unwrap_or(8));
+            out.extend_from_slice(significant);
+        }
+    }
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_read(tag in 0_u8..0x1f, length in prop_oneof![0_usize..300, 0_usize..70_000]) {
+            let content = vec![tag; length];
+            let (first, second) = content.split_at(length / 3);
+            let whole = encode(tag, &[first, second]);
+            let mut der = Der::new(&whole);
+            let element = der.element().map_err(|_| TestCaseError::fail("unread"))?;
+            prop_assert_eq!((element.tag, element.content, element.whole), (tag, &content[..], &whole[..]));
+            prop_assert!(der.is_empty());
+        }
+
+        #[test]
+        fn nothing_panics(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let mut der = Der::new(&bytes);
+            while let Ok(element) = der.element() {
+                prop_assert!(element.whole.ends_with(element.content));
+            }
+        }
+    }
+}

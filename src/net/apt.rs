@@ -1,0 +1,123 @@
+//! Adapter: how apt, which reaches the network by itself, is told what farrier knows of it.
+
+use std::path::Path;
+
+use url::Url;
+
+use super::{Asker, Net, NetError};
+use crate::site::{Host, HostPort, SecretSource};
+
+/// apt's options for a set of archives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AptReach {
+    /// Lines of its configuration, `Name "value";`.
+    pub options: Vec<String>,
+    /// Do they say all that there is to say about proxies, so that the environment's must not be seen?
+    pub without_environment: bool,
+}
+
+impl Net {
+    /// May these archives be asked? `suites` names for what.
+    pub fn permit_archives<'a>(
+        &self,
+        archives: impl IntoIterator<Item = &'a str>,
+        suites: &str,
+    ) -> Result<(), NetError> {
+        if !self.is_offline() {
+            return Ok(());
+        }
+        let what = format!("apt for {suites}");
+        for archive in archives {
+            let url = Url::parse(archive).ok();
+            let scheme = url.as_ref().map_or("", Url::scheme);
+            match (scheme, url.as_ref().and_then(HostPort::of_url)) {
+                ("http" | "https", Some(host)) => self.permit(&host, &Asker::of(&what))?,
+                // Files are nobody's.
+                ("file" | "copy" | "cdrom", _) => {}
+                // What else apt has (tor, lists of mirrors) asks hosts that nobody can tell.
+                _ => return Err(NetError::Offline { who: what, host: archive.to_owned() }),
+            }
+        }
+        Ok(())
+    }
+
+    /// What apt needs to know for these archives.
+    pub fn apt_reach<'a>(&self, archives: impl IntoIterator<Item = &'a str>) -> Result<AptReach, NetError> {
+        let offline = self.is_offline();
+        let mut reach = AptReach { options: Vec::new(), without_environment: offline || self.0.site_proxy };
+        if offline {
+            reach.options.extend(
+                [
+                    // Neither the archive nor the name service may lead elsewhere.
+                    "Acquire::http::AllowRedirect \"false\";",
+                    "Acquire::https::AllowRedirect \"false\";",
+                    "Acquire::EnableSrvRecords \"false\";",
+                    "Acquire::http::Proxy-Auto-Detect \"\";",
+                    "Acquire::https::Proxy-Auto-Detect \"\";",
+                ]
+                .map(str::to_owned),
+            );
+        }
+        for archive in archives {
+            let Ok(url) = Url::parse(archive) else { continue };
+            if !matches!(url.scheme(), "http" | "https") {
+                continue;
+            }
+            let Some(host) = HostPort::of_url(&url) else { continue };
+            if reach.without_environment {
+                let (scheme, name) = (url.scheme(), host.name());
+                let proxy = match self.proxy(&url) {
+                    // The environment names nobody whom `--offline` lets through.
+                    Some((proxy, environment))
+                        if !environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
+                    {
+                        proxy.as_url().as_str()
+                    }
+                    _ => "DIRECT",
+                };
+                reach.options.push(line(&format!("Acquire::{scheme}::Proxy::{name}"), proxy)?);
+            }
+            if url.scheme() == "https"
+                && let Some((_, entry)) = self.host_entry(&host)
+            {
+                self.certificates(entry, host.name(), &mut reach.options)?;
+            }
+        }
+        reach.options.dedup();
+        Ok(reach)
+    }
+
+    /// apt takes one CA file for a host, in place of the system's certificates.
+    fn certificates(&self, entry: &Host, name: &str, options: &mut Vec<String>) -> Result<(), NetError> {
+        let Host { host, ca_file, client_certificate, client_key, plain_http: _ } = entry;
+        let mut set = |option: &str, file: &Path| -> Result<(), NetError> {
+            let path = self.0.root.join(file);
+            options.push(line(&format!("Acquire::https::{option}::{name}"), &path.display().to_string())?);
+            Ok(())
+        };
+        if let Some(file) = ca_file {
+            set("CAInfo", file)?;
+        }
+        if let Some(file) = client_certificate {
+            set("SslCert", file)?;
+        }
+        match client_key {
+            Some(SecretSource::File(file)) => set("SslKey", file),
+            Some(SecretSource::Secret(_)) => Err(NetError::Options {
+                what: format!("site.yaml, host {host}: clientKey"),
+                reason: "apt takes keys from files only: mount the Secret, and name the file".to_owned(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+fn line(name: &str, value: &str) -> Result<String, NetError> {
+    if value.contains(['"', '\\', ';']) || value.contains(char::is_control) {
+        return Err(NetError::Options {
+            what: format!("apt's option {name}"),
+            reason: "its value holds a character that cannot be quoted there".to_owned(),
+        });
+    }
+    Ok(format!("{name} \"{value}\";"))
+}

@@ -1,0 +1,236 @@
+//! Adapter: HTTP clients, one for each way to reach a host, and redirects: each hop goes to the client of its own host.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use reqwest::{
+    Client, Method, Request, Response,
+    header::{
+        AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, COOKIE, LOCATION, PROXY_AUTHORIZATION, TRANSFER_ENCODING,
+    },
+    redirect,
+};
+use rustls::SupportedProtocolVersion;
+use tokio::sync::OnceCell;
+use url::Url;
+
+use super::{Fault, Inner, Net, NetError, fault};
+use crate::site::{Host, HostPort};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const MAX_REDIRECTS: usize = 5;
+static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
+
+/// Who wants to ask somebody.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker<'a> {
+    /// What for, in words: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
+    pub what: &'a str,
+    /// The host that named the one that is to be asked; `None` where a definition or the command line did.
+    pub sent_by: Option<&'a str>,
+}
+
+impl<'a> Asker<'a> {
+    /// By a definition or the command line.
+    pub fn of(what: &'a str) -> Self {
+        Self { what, sent_by: None }
+    }
+}
+
+impl fmt::Display for Asker<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, sent_by } = self;
+        f.write_str(what)?;
+        sent_by.map_or(Ok(()), |host| write!(f, " (sent on by {host})"))
+    }
+}
+
+/// Made when they are needed first.
+pub(super) struct Clients {
+    general: OnceCell<Client>,
+    /// One for each of the site's hosts.
+    hosts: Vec<OnceCell<Client>>,
+}
+
+impl Clients {
+    pub(super) fn new(hosts: usize) -> Self {
+        Self { general: OnceCell::new(), hosts: (0..hosts).map(|_| OnceCell::new()).collect() }
+    }
+}
+
+impl Net {
+    /// Sends a request, and follows where the answer leads. It goes to no host that may not be asked, and credentials
+    /// stay with the host that they were for. A request whose body cannot be sent again is not sent on: then the answer
+    /// is the redirect. Sets no time limit.
+    pub async fn execute(&self, mut request: Request, asker: &Asker<'_>) -> Result<Response, NetError> {
+        let mut sender = asker.sent_by.map(str::to_owned);
+        for _ in 0..=MAX_REDIRECTS {
+            let url = request.url().clone();
+            let client = self.client(&url, &Asker { what: asker.what, sent_by: sender.as_deref() }).await?;
+            let again = request.try_clone();
+            bare(client, &mut request)?;
+            let host = HostPort::of_url(&url).map(|host| host.to_string());
+            let response = match client.execute(request).await {
+                Ok(response) => response,
+                Err(error) => {
+                    let source = self.refusal(&url, &error).await.unwrap_or(error).without_url();
+                    return Err(NetError::Http { host: host.unwrap_or_default(), source });
+                }
+            };
+            let (Some(to), Some(again)) = (target(&response)?, again) else { return Ok(response) };
+            if url.scheme() == "https" && to.scheme() != "https" {
+                return Err(refused("redirect from https to plain http"));
+            }
+            request = sent_on(again, response.status().as_u16(), to);
+            sender = host;
+        }
+        Err(refused("too many redirects"))
+    }
+
+    /// A request to be sent with [`Net::execute`].
+    pub fn request(method: Method, url: Url) -> Request {
+        Request::new(method, url)
+    }
+
+    async fn client(&self, url: &Url, asker: &Asker<'_>) -> Result<&Client, NetError> {
+        let host = HostPort::of_url(url).ok_or_else(|| refused("an address without a host"))?;
+        self.permit(&host, asker)?;
+        if let Some((proxy, true)) = self.proxy(url)
+            && let Some(proxy) = proxy.host()
+        {
+            let what = format!("{asker}, through the environment's proxy,");
+            self.permit(&proxy, &Asker::of(&what))?;
+        }
+        let inner = &self.0;
+        let special = self.special(&host);
+        let make = || self.make(special, rustls::DEFAULT_VERSIONS);
+        let cell = special.and_then(|(at, _)| inner.clients.hosts.get(at)).unwrap_or(&inner.clients.general);
+        cell.get_or_try_init(make).await
+    }
+
+    /// The site's word on a host's certificates, if there is one.
+    fn special(&self, host: &HostPort) -> Option<(usize, &Host)> {
+        self.host_entry(host)
+            .filter(|(_, entry)| entry.ca_file.is_some() || entry.client_certificate.is_some())
+    }
+
+    async fn make(
+        &self,
+        special: Option<(usize, &Host)>,
+        versions: &'static [&'static SupportedProtocolVersion],
+    ) -> Result<Client, NetError> {
+        let Some((at, entry)) = special else {
+            return make(&self.0, None, None, versions).await.map_err(|reason| wrong("TLS", reason));
+        };
+        let key = match &entry.client_key {
+            Some(key) => Some(
+                self.0
+                    .secrets
+                    .read(key)
+                    .await
+                    .map_err(|source| NetError::Secret { host: entry.host.to_string(), source })?,
+            ),
+            None => None,
+        };
+        let made = make(&self.0, Some(at), key, versions).await;
+        made.map_err(|reason| wrong(&format!("site.yaml, host {}", entry.host), reason))
+    }
+
+    /// Does the server refuse our certificate, or the lack of one? With TLS 1.3 it says so after the handshake only, and
+    /// then the HTTP client tells no more than that the connection closed; with TLS 1.2 it says so in the handshake.
+    async fn refusal(&self, url: &Url, error: &reqwest::Error) -> Option<reqwest::Error> {
+        if url.scheme() != "https"
+            || error.is_connect()
+            || error.is_timeout()
+            || fault(error) != Fault::Connection
+        {
+            return None;
+        }
+        let client = self.make(self.special(&HostPort::of_url(url)?), &TLS12_ONLY).await.ok()?;
+        let again = client.head(url.join("/").ok()?).timeout(CONNECT_TIMEOUT).send().await.err()?;
+        (fault(&again) == Fault::ClientCertificate).then_some(again)
+    }
+}
+
+/// Takes a user's name and password out of the address, into a header.
+fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
+    let url = request.url();
+    if url.username().is_empty() && url.password().is_none() {
+        return Ok(());
+    }
+    let built = client.get(url.clone()).build().map_err(|error| refused(&error.without_url().to_string()))?;
+    *request.url_mut() = built.url().clone();
+    if let Some(value) = built.headers().get(AUTHORIZATION) {
+        request.headers_mut().entry(AUTHORIZATION).or_insert(value.clone());
+    }
+    Ok(())
+}
+
+fn wrong(what: &str, reason: String) -> NetError {
+    NetError::Options { what: what.to_owned(), reason }
+}
+
+fn refused(reason: &str) -> NetError {
+    NetError::Redirect { reason: reason.to_owned() }
+}
+
+async fn make(
+    inner: &Arc<Inner>,
+    host: Option<usize>,
+    key: Option<super::Secret>,
+    versions: &'static [&'static SupportedProtocolVersion],
+) -> Result<Client, String> {
+    // Reads the system's certificates.
+    let shared = Arc::clone(inner);
+    let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
+    let config = config.await.map_err(|panic| panic.to_string())??;
+    let proxy = inner.proxy.clone();
+    Client::builder()
+        .tls_backend_preconfigured(config)
+        .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
+        .connect_timeout(CONNECT_TIMEOUT)
+        .referer(false)
+        .redirect(redirect::Policy::none())
+        .no_proxy()
+        .proxy(reqwest::Proxy::custom(move |url| proxy.for_url(url).map(|proxy| proxy.as_url().clone())))
+        .build()
+        .map_err(|error| error.to_string())
+}
+
+/// Where an answer leads.
+fn target(response: &Response) -> Result<Option<Url>, NetError> {
+    if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+        return Ok(None);
+    }
+    let Some(text) = response.headers().get(LOCATION).and_then(|value| value.to_str().ok()) else {
+        return Ok(None);
+    };
+    let to = response.url().join(text).map_err(|_| refused("its target is no address"))?;
+    if matches!(to.scheme(), "http" | "https") {
+        Ok(Some(to))
+    } else {
+        Err(refused("its target is not http"))
+    }
+}
+
+/// The request as it goes on (Fetch standard, HTTP-redirect fetch).
+fn sent_on(mut request: Request, status: u16, to: Url) -> Request {
+    let becomes_get = match status {
+        303 => !matches!(*request.method(), Method::GET | Method::HEAD),
+        301 | 302 => *request.method() == Method::POST,
+        _ => false,
+    };
+    if becomes_get {
+        *request.method_mut() = Method::GET;
+        *request.body_mut() = None;
+        for name in [CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING] {
+            request.headers_mut().remove(name);
+        }
+    }
+    if request.url().origin() != to.origin() {
+        for name in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION] {
+            request.headers_mut().remove(name);
+        }
+    }
+    *request.url_mut() = to;
+    request
+}

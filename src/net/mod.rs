@@ -1,0 +1,220 @@
+//! Adapter: the network: who may be asked, how, and with which secrets.
+//!
+//! All HTTP of farrier's own goes through [`Net::execute`], which is where `--offline` is enforced: before the first
+//! request and before each redirect. Programs that reach the network by themselves (apt, mmdebstrap, engines) are asked
+//! for with [`Net::permit`] before they start. The API server is `--cluster`'s, and reached as the kubeconfig says.
+
+mod apt;
+mod client;
+mod error;
+mod secrets;
+mod tls;
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use url::Url;
+
+pub use apt::AptReach;
+pub use client::Asker;
+pub(crate) use error::hung_up;
+pub use error::{Fault, NetError, fault};
+pub use secrets::{Secret, SecretError, SecretReader};
+
+use crate::{
+    cluster::KubeOptions,
+    image::Repository,
+    site::{self, Host, HostPolicy, HostPort, MirrorRule, Prefix, Proxy, ProxyUrl, SiteSpec},
+};
+
+/// What the network is like here.
+#[derive(Clone, Debug, Default)]
+pub struct NetOptions {
+    /// Mirrors, proxies, hosts.
+    pub site: SiteSpec,
+    /// Where relative files start: the definitions directory.
+    pub root: PathBuf,
+    /// Certificates (PEM) that are trusted for every host, beside the system's.
+    pub ca_file: Option<PathBuf>,
+    /// Hosts (`host` or `host:port`) beside loopback that may be talked to in plain HTTP, further to the site's.
+    pub insecure: Vec<String>,
+    /// The environment's proxies, for a site that names none.
+    pub environment: Proxy,
+    /// May only hosts that are named be asked?
+    pub offline: bool,
+    /// Which cluster holds Secrets.
+    pub kube: KubeOptions,
+}
+
+/// How hosts are reached. A clone shares connections and names.
+#[derive(Clone)]
+pub struct Net(Arc<Inner>);
+
+struct Inner {
+    mirrors: Vec<MirrorRule>,
+    hosts: Vec<Host>,
+    insecure: Vec<HostPort>,
+    proxy: Proxy,
+    /// Does `proxy` come from the environment, which names nobody?
+    environment: bool,
+    site_proxy: bool,
+    policy: RwLock<HostPolicy>,
+    secrets: SecretReader,
+    root: PathBuf,
+    clients: client::Clients,
+    trusted: tls::Trusted,
+}
+
+impl Default for Net {
+    /// Everybody may be asked, directly, with the system's certificates.
+    fn default() -> Self {
+        Self(Arc::new(Inner {
+            mirrors: Vec::new(),
+            hosts: Vec::new(),
+            insecure: Vec::new(),
+            proxy: Proxy::default(),
+            environment: false,
+            site_proxy: false,
+            policy: RwLock::default(),
+            secrets: SecretReader::new(PathBuf::new(), KubeOptions::default()),
+            root: PathBuf::new(),
+            clients: client::Clients::new(0),
+            trusted: tls::Trusted::default(),
+        }))
+    }
+}
+
+impl Net {
+    /// Reads the certificates that the options name; nothing is contacted yet.
+    pub fn new(options: NetOptions) -> Result<Self, NetError> {
+        let NetOptions { site, root, ca_file, insecure, environment, offline, kube } = options;
+        let SiteSpec { mirrors, proxy, hosts, .. } = site;
+        let mut policy = if offline { HostPolicy::only_named() } else { HostPolicy::default() };
+        let places = mirrors.iter().flat_map(|rule| &rule.to).filter_map(host_of_prefix);
+        for named in hosts.iter().map(|host| host.host.clone()).chain(places) {
+            policy.name(named);
+        }
+        for address in proxy.iter().flat_map(|proxy| [&proxy.http, &proxy.https]).flatten() {
+            address.host().into_iter().for_each(|host| policy.name(host));
+        }
+        let mut plain = Vec::new();
+        for text in &insecure {
+            let host = text.parse().map_err(|error: site::NotA| NetError::Options {
+                what: "--insecure-registry".to_owned(),
+                reason: error.to_string(),
+            })?;
+            plain.push(host);
+        }
+        plain.extend(hosts.iter().filter(|host| host.plain_http).map(|host| host.host.clone()));
+        let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
+        Ok(Self(Arc::new(Inner {
+            clients: client::Clients::new(hosts.len()),
+            environment: proxy.is_none() && environment != Proxy::default(),
+            site_proxy: proxy.is_some(),
+            proxy: proxy.unwrap_or(environment),
+            policy: RwLock::new(policy),
+            secrets: SecretReader::new(root.clone(), kube),
+            insecure: plain,
+            mirrors,
+            hosts,
+            root,
+            trusted,
+        })))
+    }
+
+    /// Reads this site's secrets.
+    pub fn secrets(&self) -> &SecretReader {
+        &self.0.secrets
+    }
+
+    /// May only named hosts be asked?
+    pub fn is_offline(&self) -> bool {
+        self.0.policy.read().unwrap_or_else(PoisonError::into_inner).is_offline()
+    }
+
+    /// The command line names this host (`--registry`), so that it may be asked with `--offline`, too.
+    pub fn name_host(&self, host: HostPort) {
+        // A poisoned lock protects a list that is always consistent.
+        self.0.policy.write().unwrap_or_else(PoisonError::into_inner).name(host);
+    }
+
+    /// May the host be asked? `asker` is who wants to know.
+    pub fn permit(&self, host: &HostPort, asker: &Asker<'_>) -> Result<(), NetError> {
+        if self.allows(host) {
+            return Ok(());
+        }
+        Err(NetError::Offline { who: asker.to_string(), host: host.to_string() })
+    }
+
+    pub(crate) fn allows(&self, host: &HostPort) -> bool {
+        self.0.policy.read().unwrap_or_else(PoisonError::into_inner).allows(host)
+    }
+
+    /// May this host be talked to without TLS?
+    pub fn allows_plain(&self, host: &HostPort) -> bool {
+        host.is_loopback() || self.0.insecure.iter().any(|known| known.covers(host))
+    }
+
+    /// Is there a word on this host's certificates? Then it speaks TLS, and is never asked without.
+    pub(crate) fn wants_tls(&self, host: &HostPort) -> bool {
+        self.host_entry(host).is_some_and(|(_, entry)| {
+            !entry.plain_http && (entry.ca_file.is_some() || entry.client_certificate.is_some())
+        })
+    }
+
+    /// Where an image is looked for, in order. Offline, its own place is left out unless its host is named, or there is
+    /// no other: then the error tells that.
+    pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
+        let candidates = site::image_candidates(&self.0.mirrors, repository);
+        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&site::normalised(candidate).0))
+    }
+
+    /// The same for an address.
+    pub fn url_candidates(&self, url: &Url) -> Vec<Url> {
+        self.without_forbidden(site::url_candidates(&self.0.mirrors, url), HostPort::of_url)
+    }
+
+    fn without_forbidden<T>(&self, mut candidates: Vec<T>, host: impl Fn(&T) -> Option<HostPort>) -> Vec<T> {
+        let forbidden = candidates.last().and_then(host).is_some_and(|host| !self.allows(&host));
+        if forbidden && candidates.len() > 1 {
+            candidates.pop();
+        }
+        candidates
+    }
+
+    /// The most specific word on a host, and its number.
+    fn host_entry(&self, host: &HostPort) -> Option<(usize, &Host)> {
+        let covering = self.0.hosts.iter().enumerate().filter(|(_, entry)| entry.host.covers(host));
+        // The first of equals: `max_by_key` takes the last.
+        covering.rev().max_by_key(|(_, entry)| entry.host.port().is_some())
+    }
+
+    /// The proxy for an address, and whether it is the environment's.
+    fn proxy(&self, url: &Url) -> Option<(&ProxyUrl, bool)> {
+        self.0.proxy.for_url(url).map(|proxy| (proxy, self.0.environment))
+    }
+}
+
+fn host_of_prefix(prefix: &Prefix) -> Option<HostPort> {
+    match prefix {
+        Prefix::Image(images) => images.host().parse().ok(),
+        Prefix::Address(url) => HostPort::of_url(url),
+    }
+}
+
+impl fmt::Debug for Net {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { mirrors, hosts, proxy, .. } = self.0.as_ref();
+        f.debug_struct("Net")
+            .field("mirrors", mirrors)
+            .field("hosts", hosts)
+            .field("proxy", proxy)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! What the site's words mean, without a network.
+
+use super::*;
+
+fn net(site: &str, offline: bool) -> Net {
+    let site: SiteSpec = serde_json::from_str(site).unwrap();
+    Net::new(NetOptions { site, offline, root: "/definitions".into(), ..NetOptions::default() }).unwrap()
+}
+
+const SITE: &str = r#"{
+    "mirrors": [{"from": "docker.io", "to": ["r.example/hub"]},
+                {"from": "https://github.com/", "to": ["https://files.example/github/"]}],
+    "hosts": [{"host": "apt.example"}, {"host": "plain.example:5000", "plainHttp": true}],
+    "proxy": {"http": "http://proxy.example:3128", "noProxy": ["near.example"]}
+}"#;
+
+#[test]
+fn what_the_site_names_may_be_asked() {
+    let net = net(SITE, true);
+    for host in ["r.example:443", "files.example:443", "apt.example:80", "proxy.example:3128"] {
+        assert!(net.allows(&host.parse().unwrap()), "{host}");
+    }
+    let asker = Asker { what: "fetch blob x of y", sent_by: Some("r.example:443") };
+    let error = net.permit(&"cdn.example:443".parse().unwrap(), &asker).unwrap_err();
+    insta::assert_snapshot!(
+        error,
+        @"fetch blob x of y (sent on by r.example:443) needs cdn.example:443, which --offline forbids: nothing names it"
+    );
+    insta::assert_snapshot!(
+        error.hint().unwrap(),
+        @"if farrier may ask it, add `- host: cdn.example:443` to `hosts` in site.yaml; else let `mirrors` there lead to a host of the site"
+    );
+    assert!(!error.is_transient());
+    net.name_host("cdn.example".parse().unwrap());
+    assert!(net.permit(&"cdn.example:443".parse().unwrap(), &asker).is_ok());
+    assert!(net.allows_plain(&"plain.example:5000".parse().unwrap()));
+    assert!(!net.allows_plain(&"plain.example".parse().unwrap()));
+}
+
+#[test]
+fn offline_the_place_itself_is_asked_only_where_it_is_named() {
+    let repository: Repository = "debian".parse().unwrap();
+    let images = |net: &Net| -> Vec<String> {
+        net.image_candidates(&repository).iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(images(&net(SITE, false)), ["r.example/hub/library/debian", "debian"]);
+    let offline = net(SITE, true);
+    assert_eq!(images(&offline), ["r.example/hub/library/debian"]);
+    offline.name_host("docker.io".parse().unwrap());
+    assert_eq!(images(&offline), ["r.example/hub/library/debian", "debian"]);
+    // Without a mirror the place itself stays, so that the error names it.
+    let url: Url = "https://other.example/x.tgz".parse().unwrap();
+    assert_eq!(offline.url_candidates(&url), [url]);
+}
+
+#[test]
+fn apt_is_told_of_proxies_and_certificates() {
+    let archives = ["http://apt.example/debian", "http://near.example/debian", "file:///srv/debian"];
+    assert_eq!(net("{}", false).apt_reach(archives).unwrap(), AptReach::default());
+    let found = net(SITE, false).apt_reach(archives).unwrap();
+    assert!(found.without_environment);
+    assert_eq!(
+        found.options,
+        [
+            r#"Acquire::http::Proxy::apt.example "http://proxy.example:3128/";"#,
+            r#"Acquire::http::Proxy::near.example "DIRECT";"#
+        ]
+    );
+    let error = net(SITE, true).permit_archives(archives, "suite x").unwrap_err();
+    insta::assert_snapshot!(
+        error,
+        @"apt for suite x needs near.example:80, which --offline forbids: nothing names it"
+    );
+    let offline = net(SITE, true).apt_reach([archives[0]]).unwrap();
+    assert!(net(SITE, true).permit_archives([archives[0], archives[2]], "suite x").is_ok());
+    assert!(offline.options.contains(&r#"Acquire::http::AllowRedirect "false";"#.to_owned()));
+    assert!(net("{}", true).permit_archives(["tor+http://x.example/debian"], "suite x").is_err());
+
+    let dir = tempfile::tempdir().unwrap();
+    let site = r#"{"hosts": [{"host": "apt.example", "clientKey": {"file": "key.pem"}}]}"#;
+    let options = NetOptions {
+        site: serde_json::from_str(site).unwrap(),
+        root: dir.path().to_owned(),
+        ..NetOptions::default()
+    };
+    let found = Net::new(options).unwrap().apt_reach(["https://apt.example/debian"]).unwrap();
+    let wanted = format!("Acquire::https::SslKey::apt.example \"{}/key.pem\";", dir.path().display());
+    assert_eq!(found.options, [wanted]);
+}
+
+#[test]
+fn offline_the_environments_proxy_counts_as_a_host() {
+    let environment = Proxy { https: Some("http://env.example:3128".parse().unwrap()), ..Proxy::default() };
+    let options = NetOptions { environment, offline: true, ..NetOptions::default() };
+    let net = Net::new(options).unwrap();
+    assert!(!net.allows(&"env.example:3128".parse().unwrap()));
+    let reach = net.apt_reach([]).unwrap();
+    assert!(reach.without_environment);
+}

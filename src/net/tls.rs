@@ -1,0 +1,129 @@
+//! Adapter: TLS: the system's roots, CA files, and the certificates that farrier shows.
+
+use std::{
+    path::Path,
+    sync::{Arc, OnceLock},
+};
+
+use rustls::{
+    ClientConfig, RootCertStore, SupportedProtocolVersion,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+};
+
+use super::{NetError, Secret};
+use crate::site::Host;
+
+/// Whose certificates count.
+#[derive(Default)]
+pub(super) struct Trusted {
+    /// The system's, read when the first connection is made: that takes longer than a warm pass may.
+    system: OnceLock<RootCertStore>,
+    /// For every host.
+    everywhere: Vec<CertificateDer<'static>>,
+    /// For each entry of the site's hosts.
+    hosts: Vec<Entry>,
+}
+
+#[derive(Default)]
+struct Entry {
+    roots: Vec<CertificateDer<'static>>,
+    client: Vec<CertificateDer<'static>>,
+}
+
+impl Trusted {
+    pub(super) fn read(ca_file: Option<&Path>, hosts: &[Host], root: &Path) -> Result<Self, NetError> {
+        let everywhere = ca_file.map(|file| certificates("CA file", file)).transpose()?.unwrap_or_default();
+        let mut entries = Vec::new();
+        for Host { host, ca_file, client_certificate, client_key: _, plain_http: _ } in hosts {
+            let read = |what: &str, file: &Path| {
+                certificates(&format!("site.yaml, host {host}: {what}"), &root.join(file))
+            };
+            let roots = ca_file.as_deref().map(|file| read("caFile", file)).transpose()?;
+            let client = client_certificate.as_deref().map(|file| read("clientCertificate", file));
+            entries.push(Entry {
+                roots: roots.unwrap_or_default(),
+                client: client.transpose()?.unwrap_or_default(),
+            });
+        }
+        Ok(Self { system: OnceLock::new(), everywhere, hosts: entries })
+    }
+
+    /// Client configuration with ring named explicitly, so that it does not depend on a process-wide default. Blocks.
+    pub(super) fn config(
+        &self,
+        host: Option<usize>,
+        key: Option<&Secret>,
+        versions: &[&'static SupportedProtocolVersion],
+    ) -> Result<ClientConfig, String> {
+        let entry = host.and_then(|at| self.hosts.get(at));
+        let mut roots = self.system.get_or_init(system_roots).clone();
+        for certificate in self.everywhere.iter().chain(entry.iter().flat_map(|entry| &entry.roots)) {
+            roots.add(certificate.clone()).map_err(|error| format!("a root certificate: {error}"))?;
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(versions)
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots);
+        let mut config = match (entry.map(|entry| &entry.client), key) {
+            (Some(chain), Some(key)) if !chain.is_empty() => {
+                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|error| {
+                    format!("clientKey holds no unencrypted private key in PEM form ({error})")
+                })?;
+                builder
+                    .with_client_auth_cert(chain.clone(), key)
+                    .map_err(|error| format!("clientCertificate and clientKey: {error}"))?
+            }
+            _ => builder.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(config)
+    }
+}
+
+/// Machines without ca-certificates are fine as long as only loopback or CA files are used, and system bundles do hold
+/// certificates that rustls refuses; neither is an error by itself.
+fn system_roots() -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    roots
+}
+
+fn certificates(what: &str, file: &Path) -> Result<Vec<CertificateDer<'static>>, NetError> {
+    let refused = |reason: String| NetError::Options { what: format!("{what} {}", file.display()), reason };
+    let pem = std::fs::read(file).map_err(|error| refused(error.to_string()))?;
+    let mut found = Vec::new();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        let certificate = certificate.map_err(|error| refused(error.to_string()))?;
+        // A store of its own, only to see that it is one.
+        RootCertStore::empty().add(certificate.clone()).map_err(|error| refused(error.to_string()))?;
+        found.push(certificate);
+    }
+    if found.is_empty() {
+        return Err(refused("holds no certificate in PEM form".to_owned()));
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ca_files_that_are_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ca.pem");
+        let read = || Trusted::read(Some(&file), &[], Path::new("")).err().map(|error| error.to_string());
+        assert!(read().unwrap().contains("No such file"));
+        std::fs::write(&file, "hello").unwrap();
+        let error = read().unwrap();
+        assert!(
+            error.starts_with("CA file ") && error.ends_with("holds no certificate in PEM form"),
+            "{error}"
+        );
+        let host = r#"{"host": "r.example", "clientCertificate": "ca.pem"}"#;
+        let hosts = [serde_json::from_str(host).unwrap()];
+        let error = Trusted::read(None, &hosts, directory.path()).err().unwrap().to_string();
+        assert!(error.starts_with("site.yaml, host r.example: clientCertificate "), "{error}");
+    }
+}

@@ -1,0 +1,159 @@
+use std::{collections::BTreeMap, os::unix::fs::PermissionsExt as _, process::Command, sync::Arc};
+
+use super::*;
+use crate::{
+    cluster::KubeOptions,
+    kmod::{Signature, testing::ModuleFile},
+    net::SecretReader,
+    payload::read_modules,
+    signing::testing::{EC_384, RSA_2048, Workshop},
+    site::{self, KeySource, Signed},
+};
+
+/// A certificate and its key.
+async fn key(workshop: &Workshop, kind: &str) -> (ModuleSigner, Arc<Signer>) {
+    workshop.key(kind);
+    workshop.certificate("/CN=Acme");
+    let spec = site::ModuleSigning {
+        key: KeySource::File("k.pem".into()),
+        passphrase: None,
+        certificate: "c.pem".into(),
+        signed: Signed::Keep,
+    };
+    let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
+    let certificate = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
+    let signer = certificate.load().await.unwrap();
+    (certificate, signer)
+}
+
+fn contents(tree: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let files = walkdir::WalkDir::new(tree).into_iter().map(Result::unwrap);
+    files
+        .filter(|entry| entry.file_type().is_file())
+        .map(|entry| (entry.path().strip_prefix(tree).unwrap().to_owned(), fs::read(entry.path()).unwrap()))
+        .collect()
+}
+
+/// One module in every compression that kernels read.
+fn payload() -> tempfile::TempDir {
+    let tree = tempfile::tempdir().unwrap();
+    let module = ModuleFile::named("m").build();
+    for (name, compression) in [
+        ("a.ko", Compression::None),
+        ("b.ko.gz", Compression::Gzip),
+        ("c.ko.xz", Compression::Xz),
+        ("d.ko.zst", Compression::Zstd),
+    ] {
+        let mut file = File::create(tree.path().join(name)).unwrap();
+        compress(compression, &module, &mut file).unwrap();
+        file.set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
+    }
+    fs::write(tree.path().join("readme"), "no module").unwrap();
+    tree
+}
+
+#[tokio::test]
+async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
+    let workshop = Workshop::new();
+    for kind in [RSA_2048, EC_384] {
+        let (certificate, signer) = key(&workshop, kind).await;
+        let rule = SigningRule::default();
+        let hash = SignatureHash::Sha512;
+        let how = ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
+        let (tree, again) = (payload(), payload());
+        let before = contents(tree.path());
+        assert_eq!(sign_modules(tree.path(), &how).unwrap(), 4);
+        assert_eq!(sign_modules(again.path(), &how).unwrap(), 4);
+        let signed = contents(tree.path());
+        assert_eq!(signed, contents(again.path()));
+        assert_eq!(signed.len(), 5, "nothing is left beside them");
+        assert_eq!(signed[Path::new("readme")], before[Path::new("readme")]);
+        let expected = Signature::By(kmod::signer(certificate.certificate(), hash));
+        for module in read_modules(tree.path()).unwrap() {
+            assert_eq!(module.module.unwrap().signature, expected, "{}", module.path);
+        }
+        for name in signed.keys() {
+            let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o644, "{}", name.display());
+        }
+        assert_eq!(sign_modules(tree.path(), &how).unwrap(), 0, "a signed module is kept");
+        verify(&workshop, &tree.path().join("a.ko"), "m");
+    }
+}
+
+/// OpenSSL reads the message, and finds that it is over the module without it.
+fn verify(workshop: &Workshop, module: &Path, what: &str) {
+    let bytes = fs::read(module).unwrap();
+    let (bare, _) = kmod::without_signature(&bytes);
+    fs::write(workshop.path("bare"), bare).unwrap();
+    let message = &bytes[bare.len()..bytes.len() - 12 - 28];
+    fs::write(workshop.path("message"), message).unwrap();
+    let output = Command::new("openssl")
+        .args([
+            "cms",
+            "-verify",
+            "-binary",
+            "-inform",
+            "DER",
+            "-in",
+            "message",
+            "-content",
+            "bare",
+            "-noverify",
+        ])
+        .args(["-certfile", "c.pem", "-nointern", "-out", "/dev/null"])
+        .current_dir(workshop.root())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[tokio::test]
+async fn signatures_are_kept_or_replaced_as_said() {
+    let (theirs, ours) = (Workshop::new(), Workshop::new());
+    let vendor = key(&theirs, RSA_2048).await;
+    let own = key(&ours, RSA_2048).await;
+    let tree = payload();
+    let hash = SignatureHash::Sha256;
+    let sign = |key: &(ModuleSigner, Arc<Signer>), rule: &SigningRule| {
+        let how = ModuleSigning { certificate: &key.0, signer: &key.1, hash, rule };
+        sign_modules(tree.path(), &how).unwrap()
+    };
+    assert_eq!(sign(&vendor, &SigningRule::default()), 4);
+    let by_vendor = contents(tree.path());
+    assert_eq!(sign(&own, &SigningRule::default()), 0);
+    assert_eq!(contents(tree.path()), by_vendor);
+    // The key that farrier signed with before is replaced in any case.
+    let previous = Some(vendor.0.certificate().key_id());
+    assert_eq!(sign(&own, &SigningRule { replace: false, previous }), 4);
+    let by_us = contents(tree.path());
+    assert_eq!(sign(&vendor, &SigningRule { replace: true, previous: None }), 4);
+    assert_eq!(contents(tree.path()), by_vendor, "nothing of the signature between them is left");
+    assert_eq!(sign(&own, &SigningRule { replace: true, previous: None }), 4);
+    assert_eq!(contents(tree.path()), by_us);
+}
+
+#[tokio::test]
+async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
+    let (ours, other) = (Workshop::new(), Workshop::new());
+    let (certificate, _) = key(&ours, RSA_2048).await;
+    let now = certificate.certificate().not_before;
+    assert_eq!(certificate.warning(now), None);
+    let day = jiff::SignedDuration::from_hours(48);
+    assert!(certificate.warning(now + day).unwrap().contains("expired at"));
+    assert!(certificate.warning(now - day).unwrap().contains("is valid from"));
+    key(&other, RSA_2048).await;
+    fs::copy(other.path("c.pem"), ours.path("c.pem")).unwrap();
+    let spec = site::ModuleSigning {
+        key: KeySource::File("k.pem".into()),
+        passphrase: None,
+        certificate: "c.pem".into(),
+        signed: Signed::Keep,
+    };
+    let secrets = SecretReader::new(ours.root().to_owned(), KubeOptions::default());
+    let error = ModuleSigner::open(&spec, ours.root(), secrets.clone()).unwrap().load().await.unwrap_err();
+    assert!(matches!(error, SigningError::Mismatch { .. }), "{error}");
+    fs::write(ours.path("c.pem"), "no certificate").unwrap();
+    let error = ModuleSigner::open(&spec, ours.root(), secrets).unwrap_err();
+    assert!(matches!(error, SigningError::Certificate { .. }), "{error}");
+}

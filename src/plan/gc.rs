@@ -1,0 +1,320 @@
+//! Pure: which published images are for kernels that are gone, and may go themselves.
+//!
+//! Whatever speaks for an image keeps it: a word in the cluster that names it, a kernel that runs, is announced or was
+//! seen lately, an image that stays and is made from it. An image goes only where nothing does.
+
+mod record;
+mod words;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use jiff::{ToSpan, civil::Date};
+use serde::Serialize;
+
+use super::{Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, text};
+use crate::{
+    image::{Digest, Repository, Tag},
+    oci::{AnyManifest, ImageFacts, annotations},
+};
+
+pub use record::{KernelKey, KernelRecord};
+pub use words::Candidates;
+
+/// An image that the registry holds, with all its tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldImage {
+    /// Where.
+    pub repository: Repository,
+    /// The manifest's digest.
+    pub digest: Digest,
+    /// Its tags.
+    pub tags: BTreeSet<Tag>,
+    /// The kernels that it has modules for; none where it is not farrier's.
+    pub kernels: BTreeSet<String>,
+    /// Images in the same repository that it is put together from.
+    pub members: BTreeSet<Digest>,
+    /// The image that it stands on.
+    pub base: Option<Digest>,
+    /// Its blobs with their sizes, and the manifest.
+    pub blobs: BTreeMap<Digest, u64>,
+}
+
+impl HeldImage {
+    /// From a manifest's bytes, which are not trusted: what cannot be read is not farrier's.
+    pub fn new(repository: Repository, digest: Digest, tags: BTreeSet<Tag>, bytes: &[u8]) -> Self {
+        let mut image = Self {
+            repository,
+            blobs: [(digest.clone(), bytes.len() as u64)].into(),
+            digest,
+            tags,
+            kernels: BTreeSet::new(),
+            members: BTreeSet::new(),
+            base: None,
+        };
+        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(bytes) else { return image };
+        let named = std::iter::once(&manifest.config).chain(&manifest.layers);
+        image.blobs.extend(named.map(|blob| (blob.digest.clone(), blob.size)));
+        image.base = manifest.annotations.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
+        let Ok(facts) = ImageFacts::from_annotations(&manifest.annotations) else { return image };
+        // An artifact beside an image may say for which kernel, and has no input hash.
+        if facts.input_hash.is_some() && manifest.artifact_type.is_none() {
+            let kernels = facts.members.keys().chain(&facts.kernel_release);
+            image.kernels = kernels.map(ToString::to_string).collect();
+            image.members = facts.members.into_values().collect();
+        }
+        image
+    }
+
+    /// The name that people know it by: its first tag, else its digest.
+    pub fn reference(&self) -> String {
+        match self.tags.first() {
+            Some(tag) => format!("{}:{tag}", self.repository),
+            None => format!("{}@{}", self.repository, self.digest),
+        }
+    }
+}
+
+/// Kernels that count as in use whatever the record says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LiveKernels(BTreeMap<String, KernelUse>);
+
+/// How a kernel is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum KernelUse {
+    Runs,
+    Announced,
+}
+
+impl LiveKernels {
+    /// What nodes run, by whatever they say of themselves, and what is announced, heard or not.
+    pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
+        let mut kernels = BTreeMap::new();
+        for target in announced.targets() {
+            kernels.insert(target.release.to_string(), KernelUse::Announced);
+        }
+        for node in &snapshot.nodes {
+            if let Some(next) = node.annotations.get(NEXT_KERNEL_ANNOTATION) {
+                kernels.insert(next.clone(), KernelUse::Announced);
+            }
+        }
+        for node in &snapshot.nodes {
+            kernels.insert(node.kernel_version.clone(), KernelUse::Runs);
+        }
+        Self(kernels)
+    }
+}
+
+/// What is noted of nodes' and announced kernels: of those whose targets are known.
+pub fn kernels_to_note(snapshot: &ClusterSnapshot, announced: &Announcements) -> BTreeSet<KernelKey> {
+    let running = snapshot.nodes.iter().filter_map(|node| node_target(node).ok());
+    let all = running.chain(announced.targets().cloned());
+    all.map(|target| KernelKey { release: target.release.to_string(), arch: Some(target.arch) }).collect()
+}
+
+/// What a decision is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct GcInputs<'a> {
+    /// What the registry holds: every tag of every repository that is looked at.
+    pub images: &'a [HeldImage],
+    /// Which of [`Candidates`] the cluster's objects mention.
+    pub mentioned: &'a BTreeSet<String>,
+    /// Kernels in use.
+    pub live: &'a LiveKernels,
+    /// When kernels were last seen. One that is not in it counts as seen today.
+    pub record: &'a KernelRecord,
+    /// An image goes when its kernel was not seen for so many days.
+    pub keep_days: u32,
+    /// Today, in UTC.
+    pub today: Date,
+}
+
+/// Why an image stays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "why")]
+pub enum KeptWhy {
+    /// farrier did not publish it, or it is for no kernel.
+    NotOurs,
+    /// A rollout target, a pod, a record for rollback names it.
+    Named {
+        /// By this word.
+        by: String,
+    },
+    /// A node runs its kernel.
+    Runs {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Its kernel is announced.
+    Announced {
+        /// The kernel.
+        kernel: String,
+    },
+    /// All its kernels were seen lately.
+    Recent {
+        /// The kernel that was not seen for the longest time.
+        kernel: String,
+        /// When it was.
+        seen: Date,
+    },
+    /// An image that stays is put together from it.
+    PartOf {
+        /// That image.
+        image: String,
+    },
+    /// An image that stays stands on it.
+    BaseOf {
+        /// That image.
+        image: String,
+    },
+}
+
+/// An image that stays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct KeptImage {
+    /// Its name.
+    pub image: String,
+    /// Why.
+    #[serde(flatten)]
+    pub why: KeptWhy,
+}
+
+/// An image that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GoingImage {
+    /// Where.
+    #[serde(serialize_with = "text::one")]
+    pub repository: Repository,
+    /// What.
+    #[serde(serialize_with = "text::one")]
+    pub digest: Digest,
+    /// All its tags.
+    #[serde(serialize_with = "text::many")]
+    pub tags: Vec<Tag>,
+    /// Its kernels that are gone, with the day on which each was last seen.
+    pub gone: BTreeMap<String, Date>,
+    /// Bytes of its blobs that no image which stays names.
+    pub bytes: u64,
+}
+
+/// What goes, and what stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GcPlan {
+    /// What goes: images before those that they are made from.
+    pub going: Vec<GoingImage>,
+    /// What stays.
+    pub kept: Vec<KeptImage>,
+    /// Bytes of blobs that only images which go name, each blob once.
+    pub bytes: u64,
+}
+
+/// Decides.
+pub fn gc_plan(inputs: &GcInputs<'_>) -> GcPlan {
+    let GcInputs { images, .. } = *inputs;
+    let mut kept: Vec<Option<KeptWhy>> = images.iter().map(|image| kept_by_itself(inputs, image)).collect();
+    keep_parts(images, &mut kept);
+
+    let staying = images.iter().zip(&kept).filter(|(_, why)| why.is_some());
+    let needed: BTreeSet<&Digest> = staying.flat_map(|(image, _)| image.blobs.keys()).collect();
+    let mut freed: BTreeMap<&Digest, u64> = BTreeMap::new();
+    let mut plan = GcPlan::default();
+    for (image, why) in images.iter().zip(kept) {
+        if let Some(why) = why {
+            plan.kept.push(KeptImage { image: image.reference(), why });
+            continue;
+        }
+        let own: BTreeMap<&Digest, u64> = image
+            .blobs
+            .iter()
+            .filter(|(digest, _)| !needed.contains(digest))
+            .map(|(digest, size)| (digest, *size))
+            .collect();
+        plan.going.push(GoingImage {
+            repository: image.repository.clone(),
+            digest: image.digest.clone(),
+            tags: image.tags.iter().cloned().collect(),
+            gone: gone(inputs, image),
+            bytes: total(&own),
+        });
+        freed.extend(own);
+    }
+    // What is put together from others goes before them: at no time does it name what is not there.
+    let parts = |going: &GoingImage| {
+        images.iter().find(|image| image.digest == going.digest).map_or(0, |image| image.members.len())
+    };
+    plan.going.sort_by_cached_key(|going| {
+        (std::cmp::Reverse(parts(going)), going.repository.clone(), going.tags.clone())
+    });
+    plan.kept.sort_by(|a, b| a.image.cmp(&b.image));
+    plan.bytes = total(&freed);
+    plan
+}
+
+/// Sizes are a registry's word.
+fn total(blobs: &BTreeMap<&Digest, u64>) -> u64 {
+    blobs.values().fold(0, |sum, size| sum.saturating_add(*size))
+}
+
+/// What speaks for an image whatever becomes of the others.
+fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
+    let GcInputs { mentioned, live, .. } = inputs;
+    if let Some(by) = Candidates::of_image(image).find(|word| mentioned.contains(word)) {
+        return Some(KeptWhy::Named { by });
+    }
+    if image.kernels.is_empty() {
+        return Some(KeptWhy::NotOurs);
+    }
+    if !gone(inputs, image).is_empty() {
+        return None;
+    }
+    let mut uses = image.kernels.iter().filter_map(|kernel| Some((live.0.get(kernel)?, kernel)));
+    if let Some((used, kernel)) = uses.next() {
+        let kernel = kernel.clone();
+        return Some(match used {
+            KernelUse::Runs => KeptWhy::Runs { kernel },
+            KernelUse::Announced => KeptWhy::Announced { kernel },
+        });
+    }
+    let oldest = image.kernels.iter().min_by_key(|kernel| inputs.record.seen(kernel))?;
+    let seen = inputs.record.seen(oldest).unwrap_or(inputs.today);
+    Some(KeptWhy::Recent { kernel: oldest.clone(), seen })
+}
+
+/// The kernels of an image that nobody has had for long enough. A union with one of them is not what a rollout asks for
+/// any more: unions have the kernels that nodes run and those that are announced.
+fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
+    let GcInputs { live, record, keep_days, today, .. } = *inputs;
+    let last = today.saturating_sub(i64::from(keep_days).days());
+    let gone = |kernel: &&String| !live.0.contains_key(*kernel);
+    let seen = |kernel: &String| (kernel.clone(), record.seen(kernel).unwrap_or(today));
+    image.kernels.iter().filter(gone).map(seen).filter(|(_, seen)| *seen <= last).collect()
+}
+
+/// What images that stay are made from stays.
+fn keep_parts(images: &[HeldImage], kept: &mut [Option<KeptWhy>]) {
+    let mut places: HashMap<&Digest, Vec<usize>> = HashMap::new();
+    for (place, image) in images.iter().enumerate() {
+        places.entry(&image.digest).or_default().push(place);
+    }
+    let mut next: Vec<usize> = (0..images.len()).filter(|place| kept[*place].is_some()).collect();
+    while let Some(place) = next.pop() {
+        let whole = &images[place];
+        let members = whole.members.iter().map(|part| (part, false));
+        for (part, is_base) in members.chain(whole.base.iter().map(|base| (base, true))) {
+            for &found in places.get(part).into_iter().flatten() {
+                let of_it = is_base || images[found].repository == whole.repository;
+                if kept[found].is_none() && of_it {
+                    let image = whole.reference();
+                    kept[found] =
+                        Some(if is_base { KeptWhy::BaseOf { image } } else { KeptWhy::PartOf { image } });
+                    next.push(found);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! Pure: the record of when each kernel was last seen: in the registry, because registry and cluster are the only state.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use jiff::civil::Date;
+
+use crate::kernel::Architecture;
+
+/// A kernel in the record.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct KernelKey {
+    /// The exact release.
+    pub release: String,
+    /// The architecture; `None` for one that is known by an image alone.
+    pub arch: Option<Architecture>,
+}
+
+impl fmt::Display for KernelKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.arch {
+            Some(arch) => write!(f, "{} {arch}", self.release),
+            None => f.write_str(&self.release),
+        }
+    }
+}
+
+impl FromStr for KernelKey {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (release, arch) = match text.split_once(' ') {
+            Some((release, arch)) => (release, Some(arch)),
+            None => (text, None),
+        };
+        // A release is checked, so that it can be shown.
+        release.parse::<crate::kernel::KernelRelease>().map_err(|error| error.to_string())?;
+        let arch = arch.map(str::parse).transpose().map_err(|_| format!("{text:?} names no architecture"))?;
+        Ok(Self { release: release.to_owned(), arch })
+    }
+}
+
+/// Kernels with the day (UTC) on which a node last had them, or they were last announced, or first noticed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelRecord(BTreeMap<KernelKey, Date>);
+
+impl KernelRecord {
+    /// Reads the JSON object that [`Self::to_text`] writes. What is no kernel or day is an error: a record that is
+    /// forgotten would be begun anew, and what it said of old kernels with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let entries: BTreeMap<String, Date> =
+            serde_json::from_str(text).map_err(|error| error.to_string())?;
+        entries.into_iter().map(|(key, seen)| Ok((key.parse()?, seen))).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// `{"6.1.0-47-amd64 amd64": "2026-11-21"}`.
+    pub fn to_text(&self) -> String {
+        let entries: BTreeMap<String, String> =
+            self.0.iter().map(|(key, seen)| (key.to_string(), seen.to_string())).collect();
+        // Strings: there is nothing in it that JSON cannot hold.
+        serde_json::to_string(&entries).unwrap_or_default()
+    }
+
+    /// When a kernel was last seen, on whatever architecture.
+    pub fn seen(&self, release: &str) -> Option<Date> {
+        self.0.iter().filter(|(key, _)| key.release == release).map(|(_, seen)| *seen).max()
+    }
+
+    /// The record after these kernels were seen on that day.
+    pub fn with<'a>(&self, kernels: impl IntoIterator<Item = &'a KernelKey>, day: Date) -> Self {
+        let mut record = self.clone();
+        for kernel in kernels {
+            record.note(kernel.clone(), day);
+        }
+        record
+    }
+
+    /// The record after these kernels were noticed on that day: those that it knows stay as they are.
+    pub fn noticed<'a>(&self, releases: impl IntoIterator<Item = &'a String>, day: Date) -> Self {
+        let mut record = self.clone();
+        for release in releases {
+            if record.seen(release).is_none() {
+                record.note(KernelKey { release: release.clone(), arch: None }, day);
+            }
+        }
+        record
+    }
+
+    /// What both say: of each kernel the later day. In whatever order records are put together, the same comes out.
+    pub fn joined(&self, other: &Self) -> Self {
+        let mut record = self.clone();
+        for (kernel, day) in &other.0 {
+            record.note(kernel.clone(), *day);
+        }
+        record
+    }
+
+    fn note(&mut self, kernel: KernelKey, day: Date) {
+        let seen = self.0.entry(kernel).or_insert(day);
+        *seen = day.max(*seen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::civil::date;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(text: &str) -> KernelKey {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let day = date(2026, 11, 21);
+        let record = KernelRecord::default()
+            .with(&[key("6.1.0-47-amd64 amd64"), key("6.1.192-acme+ arm64")], day)
+            .noticed(&["5.10.0-1-amd64".to_owned(), "6.1.0-47-amd64".to_owned()], date(2026, 1, 2));
+        let text = record.to_text();
+        insta::assert_snapshot!(text, @r#"{"5.10.0-1-amd64":"2026-01-02","6.1.0-47-amd64 amd64":"2026-11-21","6.1.192-acme+ arm64":"2026-11-21"}"#);
+        assert_eq!(KernelRecord::parse(&text), Ok(record.clone()));
+        assert_eq!(record.seen("6.1.0-47-amd64"), Some(day));
+        assert_eq!(record.with(&[key("6.1.0-47-amd64 amd64")], date(2025, 1, 1)), record);
+    }
+
+    #[test]
+    fn hostile_records_are_refused() {
+        for text in
+            ["", "[]", r#"{"../etc":"2026-01-02"}"#, r#"{"6.1.0":"soon"}"#, r#"{"6.1.0 vax":"2026-01-02"}"#]
+        {
+            assert!(KernelRecord::parse(text).is_err(), "{text}");
+        }
+    }
+
+    fn record() -> impl Strategy<Value = KernelRecord> {
+        proptest::collection::btree_map(0_u8..5, 1_i8..28, 0..5).prop_map(|entries| {
+            let entry = |(n, day)| (key(&format!("6.1.{n}")), date(2026, 3, day));
+            KernelRecord(entries.into_iter().map(entry).collect())
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn writers_in_any_order_come_to_the_same(a in record(), b in record(), c in record()) {
+            prop_assert_eq!(a.joined(&b).joined(&c), c.joined(&a).joined(&b));
+            prop_assert_eq!(a.joined(&a), a.clone());
+            prop_assert_eq!(a.joined(&b).joined(&b), a.joined(&b));
+        }
+    }
+}

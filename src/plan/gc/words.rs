@@ -1,0 +1,115 @@
+//! Pure: how objects name images, whatever kind they are: by words in their text.
+
+use std::collections::BTreeSet;
+
+use super::HeldImage;
+use crate::{image::ImageReference, plan::ClusterSnapshot};
+
+/// A tag alone names an image (`newTag:` of a kustomization, `version:` of an operator's resource) if it is no shorter
+/// than this: `latest` and `1.0` mean other things as well.
+const SHORTEST_TAG: usize = 8;
+
+/// Longest word that can name an image: repository, tag and digest.
+const LONGEST: usize = 255 + 128 + 80;
+
+/// The words that would name one of the images.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Candidates(BTreeSet<String>);
+
+impl Candidates {
+    /// Of all these images.
+    pub fn of(images: &[HeldImage]) -> Self {
+        Self(images.iter().flat_map(Self::of_image).collect())
+    }
+
+    /// By tag, by digest, by the digest alone, by a tag alone.
+    pub(super) fn of_image(image: &HeldImage) -> impl Iterator<Item = String> {
+        let HeldImage { repository, digest, tags, .. } = image;
+        let by_digest = [format!("{repository}@{digest}"), digest.to_string()];
+        let by_tag = tags.iter().map(move |tag| format!("{repository}:{tag}"));
+        let alone = tags.iter().map(ToString::to_string).filter(|tag| tag.len() >= SHORTEST_TAG);
+        by_digest.into_iter().chain(by_tag).chain(alone)
+    }
+
+    /// Those of them that a snapshot's rollout targets mention: in image fields, in farrier's records of what was there
+    /// before, in operators' resources, in pods.
+    pub fn mentioned_in_snapshot(&self, snapshot: &ClusterSnapshot, into: &mut BTreeSet<String>) {
+        for found in &snapshot.daemon_sets {
+            for container in &found.containers {
+                self.mentioned_in(&container.image, into);
+            }
+            let Some(live) = &found.live else { continue };
+            self.mentioned_in(&live.manifest.to_string(), into);
+            live.annotations.values().for_each(|text| self.mentioned_in(text, into));
+        }
+        for image in snapshot.pods.iter().flat_map(|pod| pod.images.values()) {
+            self.mentioned_in(image, into);
+        }
+        for found in &snapshot.resources {
+            self.mentioned_in(&found.spec.to_string(), into);
+            found.annotations.values().for_each(|text| self.mentioned_in(text, into));
+        }
+    }
+
+    /// Those of them that a text mentions.
+    pub fn mentioned_in(&self, text: &str, into: &mut BTreeSet<String>) {
+        for word in words(text) {
+            if let Some(found) = self.0.get(word) {
+                into.insert(found.clone());
+            } else if let Ok(reference) = word.parse::<ImageReference>() {
+                // With a tag and a digest, the digest decides.
+                into.extend(self.0.get(&reference.to_string()).cloned());
+            }
+        }
+    }
+}
+
+/// The words of a text: what stands between blanks, quotes and the signs of YAML and JSON, without a scheme.
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    let ends = |c: char| c.is_whitespace() || c.is_control() || "\"'`,;{}[]()<>=|\\".contains(c);
+    text.split(ends)
+        .map(|word| word.split_once("://").map_or(word, |(_, rest)| rest))
+        .filter(|word| !word.is_empty() && word.len() <= LONGEST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::Digest;
+
+    #[test]
+    fn images_are_found_by_every_form_of_their_name() {
+        let digest = Digest::of(b"x");
+        let image = HeldImage::new(
+            "r.test/drivers/mft".parse().unwrap(),
+            digest.clone(),
+            ["1.0-6.1.0-47-amd64", "1"].map(|tag| tag.parse().unwrap()).into(),
+            b"",
+        );
+        let candidates = Candidates::of(&[image]);
+        let by_digest = format!("r.test/drivers/mft@{digest}");
+        for (text, found) in [
+            ("image:  'r.test/drivers/mft:1'   # comment", Some("r.test/drivers/mft:1")),
+            (r#"{\"set\":\"r.test/drivers/mft:1\"}"#, Some("r.test/drivers/mft:1")),
+            ("image: {x: r.test/drivers/mft:1}", Some("r.test/drivers/mft:1")),
+            (&format!("docker-pullable://{by_digest}"), Some(by_digest.as_str())),
+            (&format!("image: r.test/drivers/mft:gone@{digest}"), Some(by_digest.as_str())),
+            (&format!("digest: {digest}"), Some(digest.as_str())),
+            ("newTag: 1.0-6.1.0-47-amd64\n", Some("1.0-6.1.0-47-amd64")),
+            ("replicas: 1", None),
+            ("image: r.test/drivers/mft:2", None),
+            ("image: other.test/drivers/mft:1", None),
+        ] {
+            let mut mentioned = BTreeSet::new();
+            candidates.mentioned_in(text, &mut mentioned);
+            assert_eq!(mentioned.into_iter().collect::<Vec<_>>(), Vec::from_iter(found), "{text}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in "\\PC{0,200}") {
+            Candidates::default().mentioned_in(&text, &mut BTreeSet::new());
+        }
+    }
+}

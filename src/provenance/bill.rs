@@ -1,0 +1,207 @@
+//! Pure: the bill of materials, as CycloneDX 1.6 (ECMA-424) in JSON.
+//!
+//! CycloneDX rather than SPDX 2.3: a time and a unique namespace are optional in it, so the same inputs can give the same
+//! bytes; it tells what is in the image from what only made it (`scope`), and it knows device drivers.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Material, ModuleFile, Package, Provenance, Role,
+    materials::{debian_url, oci_url},
+};
+use crate::image::Digest;
+
+/// The predicate type of a bill as a signed statement, as `cosign` has it.
+pub const CYCLONEDX_PREDICATE: &str = "https://cyclonedx.org/bom";
+/// The image's `bom-ref`.
+const IMAGE: &str = "image";
+
+/// The bill of one image.
+pub fn bill(provenance: &Provenance) -> Value {
+    let Provenance { subject, farrier, build_format: _, materials, modules } = provenance;
+    let mut components = Components::default();
+    for material in materials {
+        components.material(material);
+    }
+    for module in modules {
+        components.module(module);
+    }
+    let refs: Vec<Value> = components.all.iter().map(|one| one["bom-ref"].clone()).collect();
+    let mut properties = vec![property("input-hash", &subject.input_hash.to_string())];
+    properties.push(property("architecture", subject.architecture.as_str()));
+    if let Some(target) = &subject.target {
+        properties.push(property("kernel-release", target.release.as_str()));
+        properties.push(property("os", &format!("{} {}", target.os, target.os_version)));
+    }
+    json!({
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": serial(&subject.digest),
+        "version": 1,
+        "metadata": {
+            "tools": {"components": [{"type": "application", "name": "farrier", "version": farrier}]},
+            "component": {
+                "type": "container",
+                "bom-ref": IMAGE,
+                "name": subject.name,
+                "version": subject.version,
+                "purl": oci_url(&subject.name, &subject.digest),
+                "hashes": hashes(Some(&subject.digest)),
+                "properties": properties,
+            },
+        },
+        "components": components.all,
+        "dependencies": [{"ref": IMAGE, "dependsOn": refs}],
+    })
+}
+
+/// An UUID (RFC 9562, version 8) that follows from the image: the specification asks for one for each bill, and there
+/// is one bill for each image.
+fn serial(image: &Digest) -> String {
+    let hex: String = Digest::of(format!("bill of materials of {image}").as_bytes()).hex().to_owned();
+    let part = |from: usize, to: usize| hex.get(from..to).unwrap_or_default();
+    // The variant's digit is 8, 9, a or b.
+    format!("urn:uuid:{}-{}-8{}-8{}-{}", part(0, 8), part(8, 12), part(12, 15), part(15, 18), part(18, 30))
+}
+
+#[derive(Default)]
+struct Components {
+    all: Vec<Value>,
+    /// How often a reference was wanted.
+    taken: BTreeMap<String, usize>,
+}
+
+impl Components {
+    fn material(&mut self, material: &Material) {
+        let Material { role, name, version, digest, uri, packages } = material;
+        let mut fields = Map::new();
+        fields.insert("type".to_owned(), json!(kind(*role)));
+        fields.insert("name".to_owned(), json!(name));
+        if let Some(version) = version {
+            fields.insert("version".to_owned(), json!(version));
+        }
+        if let Some(digest) = digest {
+            fields.insert("hashes".to_owned(), hashes(Some(digest)));
+        }
+        match uri {
+            Some(url) if url.starts_with("pkg:") => drop(fields.insert("purl".to_owned(), json!(url))),
+            Some(url) => {
+                let reference = json!([{"type": "distribution", "url": url}]);
+                fields.insert("externalReferences".to_owned(), reference);
+            }
+            None => {}
+        }
+        self.add(*role, name, version.as_deref(), fields);
+        for package in packages {
+            self.package(*role, package);
+        }
+    }
+
+    fn package(&mut self, role: Role, package: &Package) {
+        let Package { name, version, architecture, licences } = package;
+        let mut fields = Map::new();
+        fields.insert("type".to_owned(), json!("library"));
+        fields.insert("name".to_owned(), json!(name));
+        fields.insert("version".to_owned(), json!(version));
+        fields.insert("purl".to_owned(), json!(debian_url(name, version, Some(architecture))));
+        if !licences.is_empty() {
+            fields.insert("licenses".to_owned(), licences.iter().map(|name| licence(name)).collect());
+        }
+        self.add(role, name, Some(version), fields);
+    }
+
+    fn module(&mut self, module: &ModuleFile) {
+        let ModuleFile { path, name, version, licence: named, srcversion, digest } = module;
+        let mut fields = Map::new();
+        fields.insert("type".to_owned(), json!("device-driver"));
+        fields.insert("name".to_owned(), json!(name));
+        if let Some(version) = version {
+            fields.insert("version".to_owned(), json!(version));
+        }
+        fields.insert("hashes".to_owned(), hashes(Some(digest)));
+        if let Some(named) = named {
+            fields.insert("licenses".to_owned(), json!([licence(named)]));
+        }
+        let mut properties = vec![property("role", "module"), property("path", path)];
+        properties.extend(srcversion.as_ref().map(|value| property("srcversion", value)));
+        fields.insert("scope".to_owned(), json!("required"));
+        fields.insert("properties".to_owned(), properties.into());
+        fields.insert("bom-ref".to_owned(), json!(format!("module:{path}")));
+        self.all.push(Value::Object(fields));
+    }
+
+    /// With a reference of its own, and what it was for.
+    fn add(&mut self, role: Role, name: &str, version: Option<&str>, mut fields: Map<String, Value>) {
+        let version = version.map(|version| format!("@{version}")).unwrap_or_default();
+        let plain = format!("{}:{name}{version}", role.as_str());
+        let taken = self.taken.entry(plain.clone()).or_default();
+        let reference = if *taken == 0 { plain } else { format!("{plain}#{taken}") };
+        *taken += 1;
+        fields.insert("bom-ref".to_owned(), json!(reference));
+        fields.insert("scope".to_owned(), json!(if role.is_in_image() { "required" } else { "excluded" }));
+        fields.insert("properties".to_owned(), json!([property("role", role.as_str())]));
+        self.all.push(Value::Object(fields));
+    }
+}
+
+fn kind(role: Role) -> &'static str {
+    match role {
+        Role::Source => "device-driver",
+        Role::Patch | Role::Recipe => "file",
+        Role::Headers | Role::Need => "library",
+        Role::Toolchain | Role::Base => "operating-system",
+        Role::Entrypoint => "application",
+        Role::ReusedImage | Role::Member => "container",
+    }
+}
+
+/// In the words of whoever gave it: `MODULE_LICENSE` and Debian's copyright files have lists of their own, which are not
+/// SPDX's.
+fn licence(name: &str) -> Value {
+    json!({"license": {"name": name}})
+}
+
+fn hashes(digest: Option<&Digest>) -> Value {
+    digest.map(|digest| json!({"alg": "SHA-256", "content": digest.hex()})).into_iter().collect()
+}
+
+fn property(name: &str, value: &str) -> Value {
+    json!({"name": format!("farrier:{name}"), "value": value})
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::provenance::testing::provenance;
+
+    #[test]
+    fn the_bill() {
+        insta::assert_snapshot!(serde_json::to_string_pretty(&bill(&provenance())).unwrap());
+    }
+
+    #[test]
+    fn references_are_unique_and_all_are_depended_on() {
+        let mut twice = provenance();
+        twice.materials.extend(provenance().materials);
+        let bill = bill(&twice);
+        let components = bill["components"].as_array().unwrap();
+        let refs: BTreeSet<&str> = components.iter().map(|one| one["bom-ref"].as_str().unwrap()).collect();
+        // Modules are files of one tree, and there is one of each path.
+        assert_eq!(refs.len(), components.len());
+        assert_eq!(bill["dependencies"][0]["dependsOn"].as_array().unwrap().len(), components.len());
+    }
+
+    #[test]
+    fn the_serial_number_is_an_uuid_that_follows_from_the_image() {
+        let number = serial(&Digest::of(b"a"));
+        let form =
+            regex::Regex::new("^urn:uuid:[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}$");
+        assert!(form.unwrap().is_match(&number), "{number}");
+        assert_ne!(number, serial(&Digest::of(b"b")));
+        assert_eq!(number, serial(&Digest::of(b"a")));
+    }
+}

@@ -1,0 +1,195 @@
+//! Pure: the packages of a root file system, read from its layers: dpkg's status and the copyright files beside it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Read},
+    path::Path,
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::oci::{LayerReader, plain_path};
+
+/// Largest status or copyright file that is read. Debian's whole archive has a status of 70 MB, and no image has that.
+const MAX_FILE: u64 = 32 << 20;
+/// Licences named for one package: those of its parts; the kernel's headers have about 20.
+const MAX_LICENCES: usize = 64;
+
+/// A package of a root file system.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// Its architecture.
+    pub architecture: String,
+    /// The licences that its copyright file names, where that is in the machine-readable form (DEP 5).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub licences: Vec<String>,
+}
+
+/// Collects what the layers of one image say, the lowest first.
+#[derive(Debug, Default)]
+pub struct PackageReader {
+    status: BTreeMap<String, Vec<Package>>,
+    licences: BTreeMap<String, BTreeSet<String>>,
+}
+
+impl PackageReader {
+    /// Reads a layer's blob.
+    pub fn layer(&mut self, blob: impl Read) -> io::Result<()> {
+        let mut archive = tar::Archive::new(LayerReader::new(blob)?);
+        for entry in archive.entries()? {
+            let entry = entry?;
+            if !entry.header().entry_type().is_file() {
+                continue;
+            }
+            let Some(path) = plain_path(&entry.path()?) else { continue };
+            if let Some(file) = status_file(&path) {
+                self.status.insert(file, packages(&text(entry)?));
+            } else if let Some(name) = copyright_of(&path) {
+                self.licences.insert(name, licences(&text(entry)?));
+            }
+        }
+        Ok(())
+    }
+
+    /// The packages, by name; none where the image has no dpkg.
+    pub fn finish(self) -> Vec<Package> {
+        let Self { status, licences } = self;
+        let mut all: Vec<Package> = status.into_values().flatten().collect();
+        for package in &mut all {
+            let named = licences.get(&package.name).into_iter().flatten();
+            package.licences = named.take(MAX_LICENCES).cloned().collect();
+        }
+        all.sort();
+        all.dedup();
+        all
+    }
+}
+
+/// dpkg's own file, or one of those that images without dpkg have (`status.d`, as distroless images do).
+fn status_file(path: &Path) -> Option<String> {
+    let path = path.to_str()?;
+    let rest = path.strip_prefix("var/lib/dpkg/")?;
+    let single = rest.strip_prefix("status.d/").is_some_and(|name| !name.contains(['/', '.']));
+    (rest == "status" || single).then(|| rest.to_owned())
+}
+
+fn copyright_of(path: &Path) -> Option<String> {
+    let name = path.to_str()?.strip_prefix("usr/share/doc/")?.strip_suffix("/copyright")?;
+    (!name.contains('/')).then(|| name.to_owned())
+}
+
+fn text(file: impl Read) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The installed packages of a dpkg status file (`deb-control(5)`, `dpkg(1)`).
+fn packages(status: &str) -> Vec<Package> {
+    let paragraph = |text: &str| {
+        let field = |name: &str| {
+            let is_it =
+                |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
+            let value = text.lines().find(is_it)?.split_once(':')?.1.trim();
+            (!value.is_empty()).then(|| printable(value))
+        };
+        let installed = field("Status").is_none_or(|status| status.ends_with(" installed"));
+        let (name, version) = (field("Package")?, field("Version")?);
+        let architecture = field("Architecture").unwrap_or_default();
+        installed.then_some(Package { name, version, architecture, licences: Vec::new() })
+    };
+    status.split("\n\n").filter_map(paragraph).collect()
+}
+
+/// The short names in the `License:` fields of a DEP 5 file; none in a file of another form.
+fn licences(copyright: &str) -> BTreeSet<String> {
+    if !copyright.trim_start().to_ascii_lowercase().starts_with("format:") {
+        return BTreeSet::new();
+    }
+    let names = copyright.lines().filter_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        let value = value.trim();
+        (key.eq_ignore_ascii_case("license") && !value.is_empty()).then(|| printable(value))
+    });
+    names.collect()
+}
+
+/// One line without control characters, of a sensible length.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(files: &[(&str, &str)]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (path, content) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            header.set_cksum();
+            builder.append_data(&mut header, path, content.as_bytes()).unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    const STATUS: &str = "Package: make\nStatus: install ok installed\nVersion: 4.3-4.1\nArchitecture: amd64\n\
+        Description: tool\n Package: not this one\n\nPackage: gone\nStatus: deinstall ok config-files\nVersion: 1\n\n\
+        Package: base-files\nStatus: install ok installed\nArchitecture: amd64\nVersion: 12.4\n";
+
+    #[test]
+    fn packages_and_licences() {
+        let mut reader = PackageReader::default();
+        let copyright = "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\n\
+            Files: *\nLicense: GPL-3+\n text\n\nFiles: doc/*\nLicense: GFDL-1.3+\n\nLicense: GPL-3+\n more\n";
+        reader
+            .layer(
+                &layer(&[
+                    ("./var/lib/dpkg/status", STATUS),
+                    ("usr/share/doc/make/copyright", copyright),
+                    ("usr/share/doc/base-files/copyright", "This is free software: License: any\n"),
+                ])[..],
+            )
+            .unwrap();
+        let found = reader.finish();
+        let names: Vec<_> = found.iter().map(|p| (p.name.as_str(), p.version.as_str())).collect();
+        assert_eq!(names, [("base-files", "12.4"), ("make", "4.3-4.1")]);
+        assert_eq!(found[1].licences, ["GFDL-1.3+", "GPL-3+"]);
+        assert!(found[0].licences.is_empty());
+    }
+
+    #[test]
+    fn an_upper_layer_replaces_the_status() {
+        let mut reader = PackageReader::default();
+        reader.layer(&layer(&[("var/lib/dpkg/status", STATUS)])[..]).unwrap();
+        let newer = STATUS.replace("4.3-4.1", "4.4-1");
+        reader.layer(&layer(&[("var/lib/dpkg/status", &newer)])[..]).unwrap();
+        let found = reader.finish();
+        assert_eq!((found.len(), found[1].version.as_str()), (2, "4.4-1"));
+    }
+
+    #[test]
+    fn no_dpkg_and_hostile_names() {
+        let mut reader = PackageReader::default();
+        let hostile = "Package: a\u{1b}[2J\nVersion: 1\n";
+        reader
+            .layer(
+                &layer(&[
+                    ("var/lib/dpkg/status.d/a", hostile),
+                    ("var/lib/dpkg/status.d/a.md5sums", STATUS),
+                    ("etc/passwd", STATUS),
+                ])[..],
+            )
+            .unwrap();
+        let found = reader.finish();
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, "a[2J");
+        assert!(PackageReader::default().finish().is_empty());
+    }
+}

@@ -1,0 +1,91 @@
+//! Pure: SLSA provenance, version 1: how an image was built and from what (`slsa.dev/spec/v1.0/provenance`).
+
+use serde_json::{Map, Value, json};
+
+use super::{Material, Package, Provenance, materials::debian_url};
+
+/// The predicate type.
+pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
+/// What `buildDefinition` is to be understood by: docs/provenance of this project.
+const BUILD_TYPE: &str = "https://farrier.dev/driver-image/v1";
+/// Who built. Which engine compiled is left out: it changes no byte of the result.
+const BUILDER: &str = "https://farrier.dev/builder/v1";
+
+/// The predicate. External parameters are what the user chose; everything else follows from the dependencies.
+pub fn slsa(provenance: &Provenance) -> Value {
+    let Provenance { subject, farrier, build_format, materials, modules: _ } = provenance;
+    let mut external = Map::new();
+    external.insert("image".to_owned(), json!(subject.name));
+    external.insert("version".to_owned(), json!(subject.version));
+    external.insert("architecture".to_owned(), json!(subject.architecture.as_str()));
+    if let Some(target) = &subject.target {
+        let kernel = json!({
+            "release": target.release.as_str(),
+            "os": target.os.to_string(),
+            "osVersion": target.os_version.to_string(),
+        });
+        external.insert("kernel".to_owned(), kernel);
+    }
+    let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
+    json!({
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": external,
+            "internalParameters": {
+                "buildFormat": build_format,
+                "inputHash": subject.input_hash.to_string(),
+            },
+            "resolvedDependencies": dependencies,
+        },
+        "runDetails": {
+            "builder": {"id": BUILDER, "version": {"farrier": farrier}},
+        },
+    })
+}
+
+/// A material as a resource descriptor (in-toto attestation framework, `resource_descriptor.md`). The packages of a
+/// root file system are notes: the digest of the whole covers them.
+fn dependency(material: &Material) -> Value {
+    let Material { role, name, version, digest, uri, packages } = material;
+    let mut own = Map::new();
+    own.insert("name".to_owned(), json!(name));
+    if let Some(uri) = uri {
+        own.insert("uri".to_owned(), json!(uri));
+    }
+    if let Some(digest) = digest {
+        own.insert("digest".to_owned(), json!({"sha256": digest.hex()}));
+    }
+    let mut notes = Map::new();
+    notes.insert("role".to_owned(), json!(role.as_str()));
+    if let Some(version) = version {
+        notes.insert("version".to_owned(), json!(version));
+    }
+    if !packages.is_empty() {
+        let url =
+            |package: &Package| debian_url(&package.name, &package.version, Some(&package.architecture));
+        notes.insert("packages".to_owned(), packages.iter().map(url).collect());
+    }
+    own.insert("annotations".to_owned(), Value::Object(notes));
+    Value::Object(own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provenance::testing::provenance;
+
+    #[test]
+    fn the_predicate() {
+        insta::assert_snapshot!(serde_json::to_string_pretty(&slsa(&provenance())).unwrap());
+    }
+
+    #[test]
+    fn every_dependency_has_a_digest_or_an_address() {
+        let predicate = slsa(&provenance());
+        let all = predicate["buildDefinition"]["resolvedDependencies"].as_array().unwrap();
+        assert_eq!(all.len(), provenance().materials.len());
+        for one in all {
+            assert!(one["digest"]["sha256"].is_string() || one["uri"].is_string(), "{one}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Pure: a provenance with something of everything.
+
+use super::{Material, ModuleFile, Package, Provenance, Role, Subject};
+use crate::{
+    image::Digest,
+    kernel::{Architecture, KernelTarget},
+};
+
+pub(super) fn provenance() -> Provenance {
+    let digest = |text: &str| Digest::of(text.as_bytes());
+    let package = |name: &str, licences: &[&str]| Package {
+        name: name.to_owned(),
+        version: "1.0-1".to_owned(),
+        architecture: "amd64".to_owned(),
+        licences: licences.iter().map(ToString::to_string).collect(),
+    };
+    let with = |role, name: &str| Material { digest: Some(digest(name)), ..Material::new(role, name) };
+    Provenance {
+        subject: Subject {
+            name: "mft".to_owned(),
+            version: "4.22".to_owned(),
+            digest: digest("image"),
+            target: Some(KernelTarget {
+                os: "debian".parse().unwrap(),
+                os_version: "12".parse().unwrap(),
+                release: "6.1.0-56-acme+".parse().unwrap(),
+                arch: Architecture::Amd64,
+            }),
+            architecture: Architecture::Amd64,
+            input_hash: "ab".repeat(32).parse().unwrap(),
+        },
+        farrier: "0.1.0".to_owned(),
+        build_format: "farrier.dev/build/1".to_owned(),
+        materials: vec![
+            Material::of_origin(Role::Source, &format!("mft-dkms=4.22+1-1 {}", digest("source")), "mft"),
+            Material {
+                uri: Some("https://example.test/mft.tgz".to_owned()),
+                ..with(Role::Source, "mft-extra")
+            },
+            with(Role::Patch, "001-fix.patch"),
+            with(Role::Recipe, "Dockerfile"),
+            Material {
+                packages: vec![package("gcc-12", &["GPL-3+", "LGPL-2+"]), package("make", &[])],
+                ..with(Role::Toolchain, "bookworm")
+            },
+            Material { packages: vec![package("busybox", &[])], ..with(Role::Base, "busybox-static") },
+        ],
+        modules: vec![ModuleFile {
+            path: "lib/modules/6.1.0-56-acme+/extra/mst.ko".to_owned(),
+            name: "mst".to_owned(),
+            version: Some("4.22".to_owned()),
+            licence: Some("Dual BSD/GPL".to_owned()),
+            srcversion: Some("0123456789ABCDEF".to_owned()),
+            digest: digest("mst.ko"),
+        }],
+    }
+}

@@ -1,0 +1,98 @@
+//! Adapter: deleting from a layout directory: the index entry, then the blobs that nothing names any more.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::{ErrorKind, Write as _},
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use super::{
+    LayoutRegistry, RegistryError,
+    layout::{is_of, read_bounded, replace},
+};
+use crate::{
+    image::{Digest, Repository},
+    oci::{AnyManifest, annotations::REF_NAME},
+};
+
+/// A blob that nothing names may be on its way into an image; after so long it was left by somebody who was killed.
+const LEFT_BEHIND: Duration = Duration::from_hours(24);
+
+impl LayoutRegistry {
+    /// Takes the manifest out of the index, under all its names in the repository. `false` where it has none.
+    pub(super) fn delete(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        if !self.root.join("index.json").exists() {
+            return Ok(false);
+        }
+        let _lock = self.lock()?;
+        let mut index = self.index()?;
+        let before = index.manifests.len();
+        index.manifests.retain(|descriptor| {
+            let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
+            descriptor.digest != *digest || !is_of(name, repository)
+        });
+        if index.manifests.len() == before {
+            return Ok(false);
+        }
+        let action = format!("delete {repository}@{digest}");
+        let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
+        replace(&self.root.join("index.json"), |file| file.write_all(&text))?;
+        let mut named = BTreeSet::new();
+        for descriptor in index.manifests {
+            self.add_blobs(descriptor.digest, &mut named);
+        }
+        let mut own = BTreeSet::new();
+        self.add_blobs(digest.clone(), &mut own);
+        self.sweep(&named, &own)?;
+        Ok(true)
+    }
+
+    /// A manifest's digest, and what it names. One that cannot be read names nothing more.
+    fn add_blobs(&self, manifest: Digest, blobs: &mut BTreeSet<Digest>) {
+        let bytes = read_bounded(&self.blob(&manifest)).unwrap_or_default();
+        if !blobs.insert(manifest) {
+            return;
+        }
+        match AnyManifest::parse(&bytes) {
+            Ok(AnyManifest::Image(image)) => {
+                blobs.extend(std::iter::once(image.config).chain(image.layers).map(|blob| blob.digest));
+            }
+            Ok(AnyManifest::Index(index)) => {
+                for descriptor in index.manifests {
+                    self.add_blobs(descriptor.digest, blobs);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Removes the blobs that were the deleted manifest's own, and those that somebody left behind.
+    fn sweep(&self, named: &BTreeSet<Digest>, own: &BTreeSet<Digest>) -> Result<(), RegistryError> {
+        let directory = self.root.join("blobs/sha256");
+        let listing = || RegistryError::io(format!("list {}", directory.display()));
+        for entry in fs::read_dir(&directory).map_err(listing())? {
+            let entry = entry.map_err(listing())?;
+            let name = entry.file_name();
+            let Ok(digest) = format!("sha256:{}", name.to_string_lossy()).parse::<Digest>() else { continue };
+            if named.contains(&digest) {
+                continue;
+            }
+            if own.contains(&digest) || is_left_behind(&entry.path()) {
+                match fs::remove_file(entry.path()) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        return Err(RegistryError::io(format!("remove {}", entry.path().display()))(error));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_left_behind(path: &Path) -> bool {
+    let written = fs::metadata(path).and_then(|metadata| metadata.modified());
+    written.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age > LEFT_BEHIND))
+}

@@ -1,0 +1,282 @@
+//! Adapter: how a blob gets up: all of it in one request. When the connection breaks, the upload session is asked how
+//! much it has, and gets the rest; where it does not know, another session gets the blob in parts, so that the next
+//! break costs one of them (distribution-spec 1.1, "Pushing a blob in chunks").
+//!
+//! docker-registry (2.8 and 3) signs the number of bytes that it has acknowledged into the session's address, and knows
+//! the session no more when a request broke off in its middle (`upload resumed at wrong offset` in its log). It goes on
+//! after whole parts: where a proxy before it keeps a request until it is whole, and where nothing of one arrived.
+
+use std::path::Path;
+
+use reqwest::{
+    Method,
+    header::{CONTENT_RANGE, CONTENT_TYPE, HeaderName, RANGE},
+};
+use url::Url;
+
+use super::{
+    RegistryError, RemoteRegistry, Upload,
+    auth::Access,
+    http::{Call, Http, Payload},
+    name::RemoteName,
+    remote::{header, location},
+};
+use crate::{
+    fault::chain,
+    image::{Digest, Repository},
+    jitter::jitter,
+    plan::retry,
+};
+
+/// Smaller blobs are sent again whole by whoever tries again: asking costs as much as sending them.
+const RESUMED_FROM: u64 = 4 << 20;
+/// So much more at the registry makes a try count as none: a line that breaks after every 20 MB still gets a big blob
+/// up, and one that breaks at once is given up.
+const PROGRESS: u64 = 1 << 20;
+/// How often one try asks how much is there: a registry may still be writing what it got when it is asked first.
+const QUESTIONS: usize = 2;
+/// What is sent at once over a line that has broken before.
+const PART: u64 = 16 << 20;
+/// The shortest part that the registry takes, the last one aside (distribution-spec 1.1).
+const SHORTEST_PART: HeaderName = HeaderName::from_static("oci-chunk-min-length");
+
+impl RemoteRegistry {
+    /// HEAD, POST for a place, PUT all of it there.
+    pub(super) async fn upload_whole(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        size: u64,
+        payload: Payload<'_>,
+    ) -> Result<Upload, RegistryError> {
+        let name = &RemoteName::of(repository);
+        // With the token for pushing from the start, so that there is only one.
+        if self.exists(name, digest, Access::Push).await? {
+            return Ok(Upload::Present);
+        }
+        let action = &format!("push blob {digest} to {}", name.path);
+        let session = Session { http: &self.http, name, action, digest };
+        let (place, _) = session.place().await?;
+        session.put(place, payload).await?;
+        Ok(Upload::Sent(size))
+    }
+
+    /// The same for a file, which is not sent from its start again when the connection breaks.
+    pub(super) async fn upload_file(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        file: &Path,
+    ) -> Result<Upload, RegistryError> {
+        let metadata =
+            tokio::fs::metadata(file).await.map_err(RegistryError::io(format!("open {}", file.display())))?;
+        let size = metadata.len();
+        let name = &RemoteName::of(repository);
+        if self.exists(name, digest, Access::Push).await? {
+            return Ok(Upload::Present);
+        }
+        let action = &format!("push blob {digest} to {}", name.path);
+        let session = Session { http: &self.http, name, action, digest };
+        let mut state = State { file, size, place: None, there: 0, part: PART, in_parts: false };
+        let (mut attempt, mut most) = (0, 0);
+        loop {
+            let error = match self.send_on(&session, &mut state).await {
+                Ok(()) => return Ok(Upload::Sent(size)),
+                Err(error) => error,
+            };
+            if state.there >= most + PROGRESS {
+                (attempt, most) = (0, state.there);
+            }
+            let again = size >= RESUMED_FROM && error.is_transient();
+            let delay = if again { retry::delay(attempt, jitter()) } else { None };
+            let Some(delay) = delay else { return Err(error) };
+            attempt += 1;
+            tracing::warn!(%action, attempt, ?delay, error = %chain(&error), "upload broke off, going on with it");
+            tokio::time::sleep(delay).await;
+        }
+    }
+
+    /// One try: goes on with what an earlier one left, else begins anew.
+    async fn send_on(&self, session: &Session<'_>, state: &mut State<'_>) -> Result<(), RegistryError> {
+        if state.place.is_some() {
+            // What got lost may be the answer only.
+            if self.exists(session.name, session.digest, Access::Push).await? {
+                return Ok(());
+            }
+            state.in_parts = true;
+            if session.resume(state).await? {
+                return Ok(());
+            }
+            tracing::debug!(action = session.action, "the upload cannot be gone on with, it starts again");
+        }
+        if state.in_parts {
+            session.begin(state).await?;
+            if session.put_parts(state).await? {
+                return Ok(());
+            }
+            tracing::debug!(action = session.action, "the registry does not take parts");
+            state.in_parts = false;
+        }
+        let place = session.begin(state).await?;
+        session.put(place, Payload::File { path: state.file, from: 0, to: state.size }).await
+    }
+}
+
+/// A file on its way, and how far it came.
+struct State<'a> {
+    file: &'a Path,
+    size: u64,
+    /// Where it goes; `None` before it has begun.
+    place: Option<Url>,
+    /// Bytes that the registry said it has.
+    there: u64,
+    /// What is sent at once when it goes in parts.
+    part: u64,
+    /// Has it broken off, so that it goes in parts?
+    in_parts: bool,
+}
+
+/// One blob on its way.
+struct Session<'a> {
+    http: &'a Http,
+    name: &'a RemoteName,
+    /// In words.
+    action: &'a str,
+    digest: &'a Digest,
+}
+
+impl Session<'_> {
+    fn call<'b>(&'b self, method: Method, url: Url, payload: Payload<'b>) -> Call<'b> {
+        let headers = Vec::new();
+        Call { name: self.name, access: Access::Push, action: self.action, method, url, headers, payload }
+    }
+
+    /// Asks for a place, and for the length of parts there.
+    async fn place(&self) -> Result<(Url, u64), RegistryError> {
+        let url = self.http.url(self.name, "blobs/uploads/", self.action).await?;
+        let call = self.call(Method::POST, url, Payload::None);
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            202 => {
+                let shortest = header(response.headers(), &SHORTEST_PART).and_then(|text| text.parse().ok());
+                Ok((location(&call, &response)?, shortest.unwrap_or_default()))
+            }
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+
+    /// Forgets what was, and begins a session.
+    async fn begin(&self, state: &mut State<'_>) -> Result<Url, RegistryError> {
+        (state.place, state.there) = (None, 0);
+        let (place, shortest) = self.place().await?;
+        state.part = PART.max(shortest);
+        Ok(state.place.insert(place).clone())
+    }
+
+    /// Ends the upload with this content, all of it or none.
+    async fn put(&self, mut place: Url, payload: Payload<'_>) -> Result<(), RegistryError> {
+        place.query_pairs_mut().append_pair("digest", self.digest.as_str());
+        let mut call = self.call(Method::PUT, place, payload);
+        call.headers.push((CONTENT_TYPE, OCTETS.to_owned()));
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            201 | 204 => Ok(()),
+            _ => Err(self.http.unexpected(&call, response).await),
+        }
+    }
+
+    /// Asks the registry what it has, and sends the rest. `false` where it knows nothing of the upload any more, or does
+    /// not do this.
+    async fn resume(&self, state: &mut State<'_>) -> Result<bool, RegistryError> {
+        for _ in 0..QUESTIONS {
+            let Some(place) = state.place.clone() else { return Ok(false) };
+            let Some((place, there)) = self.progress(place).await? else { return Ok(false) };
+            // Nothing is there, or more than there is: another session is as good, or better.
+            if !(1..=state.size).contains(&there) {
+                return Ok(false);
+            }
+            (state.place, state.there) = (Some(place), there);
+            tracing::debug!(action = self.action, there, size = state.size, "the upload goes on");
+            if self.put_parts(state).await? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Sends what the registry lacks, part by part, and ends the upload. `false` where the registry does not take it so.
+    async fn put_parts(&self, state: &mut State<'_>) -> Result<bool, RegistryError> {
+        let Some(mut place) = state.place.clone() else { return Ok(false) };
+        while state.there < state.size {
+            let to = state.there.saturating_add(state.part).min(state.size);
+            let mut call =
+                self.call(Method::PATCH, place, Payload::File { path: state.file, from: state.there, to });
+            call.headers.push((CONTENT_TYPE, OCTETS.to_owned()));
+            call.headers.push((CONTENT_RANGE, format!("{}-{}", state.there, to - 1)));
+            let response = self.http.send(&call).await?;
+            if !matches!(response.status().as_u16(), 200..=204) {
+                let error = self.http.unexpected(&call, response).await;
+                tracing::debug!(error = %chain(&error), "the part is not taken");
+                return Ok(false);
+            }
+            place = location(&call, &response)?;
+            (state.place, state.there) = (Some(place.clone()), to);
+        }
+        match self.put(place, Payload::None).await {
+            Ok(()) => Ok(true),
+            // It put the parts together wrongly, or counted others than it has.
+            Err(error @ RegistryError::Protocol { .. }) => {
+                tracing::debug!(error = %chain(&error), "the parts are not taken");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Where the upload goes on, and how many bytes of it are there. `None` where the registry does not tell.
+    async fn progress(&self, place: Url) -> Result<Option<(Url, u64)>, RegistryError> {
+        let call = self.call(Method::GET, place, Payload::None);
+        let response = self.http.send(&call).await?;
+        if !matches!(response.status().as_u16(), 200 | 202 | 204) {
+            return Ok(None);
+        }
+        let there = header(response.headers(), &RANGE).and_then(bytes_there);
+        Ok(there.map(|there| (location(&call, &response).unwrap_or_else(|_| call.url.clone()), there)))
+    }
+}
+
+const OCTETS: &str = "application/octet-stream";
+
+/// `0-1023` and `bytes=0-1023` are 1024 bytes. Registries say `0-0` for none as well as for one; none is the safe answer.
+fn bytes_there(range: &str) -> Option<u64> {
+    let range = range.trim().trim_start_matches("bytes=").trim_start_matches("bytes ");
+    let (first, last) = range.split_once('-')?;
+    let (first, last) = (first.parse::<u64>().ok()?, last.parse::<u64>().ok()?);
+    match (first, last) {
+        (0, 0) => Some(0),
+        (0, last) => last.checked_add(1),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_uploads() {
+        for (text, bytes) in [
+            ("0-1023", Some(1024)),
+            ("bytes=0-9", Some(10)),
+            ("0-0", Some(0)),
+            ("5-9", None),
+            ("", None),
+            ("0-", None),
+            ("0--1", None),
+            ("0-18446744073709551615", None),
+            ("0-99999999999999999999", None),
+        ] {
+            assert_eq!(bytes_there(text), bytes, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Adapter: a program that signs, for keys that cannot be had.
+
+use std::{
+    io::Write as _,
+    process::{Command, Output, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use super::SigningError;
+use crate::kmod::SignatureHash;
+
+/// How long a program may take for one signature. A security module answers within seconds, or waits for somebody.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Characters of its standard error that a message shows.
+const MAX_WORDS: usize = 500;
+
+/// A program and its arguments.
+#[derive(Clone, Debug)]
+pub(super) struct SigningCommand {
+    program: String,
+    arguments: Vec<String>,
+}
+
+impl SigningCommand {
+    pub(super) fn new(command: &[String]) -> Option<Self> {
+        let (program, arguments) = command.split_first()?;
+        Some(Self { program: program.clone(), arguments: arguments.to_vec() })
+    }
+
+    pub(super) fn program(&self) -> &str {
+        &self.program
+    }
+
+    /// Runs it: the raw digest goes to its standard input, and what it prints is the signature. Blocks.
+    pub(super) fn run(&self, hash: SignatureHash, digest: &[u8]) -> Result<Vec<u8>, SigningError> {
+        use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+        let failed = |outcome: String| SigningError::Command { command: self.program.clone(), outcome };
+        let start = |source| SigningError::Start { command: self.program.clone(), source };
+        let arguments = self.arguments.iter().map(|argument| argument.replace("{{hash}}", hash.as_str()));
+        let mut child = Command::new(&self.program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .map_err(start)?;
+        let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let Some(mut stdin) = child.stdin.take() {
+            // A program that does not read says why on its standard error.
+            let _ = stdin.write_all(digest);
+        }
+        let (send, receive) = mpsc::channel();
+        thread::spawn(move || send.send(child.wait_with_output()));
+        let output = match receive.recv_timeout(PATIENCE) {
+            Ok(output) => output.map_err(start)?,
+            Err(_) => {
+                if let Some(group) = group {
+                    let _ = kill_process_group(group, Signal::KILL);
+                }
+                return Err(failed(format!("did not end within {} s", PATIENCE.as_secs())));
+            }
+        };
+        let Output { status, stdout, stderr } = output;
+        if status.success() {
+            return Ok(stdout);
+        }
+        let how = match (status.code(), status.signal()) {
+            (Some(code), _) => format!("exited with status {code}"),
+            (None, Some(signal)) => format!("was ended by signal {signal}"),
+            (None, None) => "failed".to_owned(),
+        };
+        Err(failed(match last_words(&stderr) {
+            words if words.is_empty() => how,
+            words => format!("{how}: {words}"),
+        }))
+    }
+}
+
+fn last_words(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let from = lines.len().saturating_sub(3);
+    lines.get(from..).unwrap_or_default().join("; ").chars().take(MAX_WORDS).collect()
+}

@@ -1,0 +1,139 @@
+//! Adapter: private keys, as OpenSSL and the kernel's build leave them.
+
+use p256::elliptic_curve::sec1::ToSec1Point as _;
+use pkcs8::{DecodePrivateKey as _, EncryptedPrivateKeyInfoRef};
+use ring::signature::{KeyPair as _, RsaKeyPair};
+
+use super::{Key, KeyAlgorithm, PublicKey, Signer, SigningCommand, SigningError, pem};
+use crate::{
+    net::SecretReader,
+    site::{KeySource, SecretKey, SecretSource},
+};
+
+impl Signer {
+    /// Loads a key. `passphrase` opens an encrypted one; `public` is its public half, needed where a program signs.
+    pub async fn load(
+        source: &KeySource,
+        passphrase: Option<&SecretSource>,
+        public: Option<&PublicKey>,
+        secrets: &SecretReader,
+    ) -> Result<Self, SigningError> {
+        let read =
+            |what, source| move |error| SigningError::Secret { what, from: shown(source), source: error };
+        let source = match source {
+            KeySource::File(path) => SecretSource::File(path.clone()),
+            KeySource::Secret(key) => SecretSource::Secret(key.clone()),
+            KeySource::Command(command) => {
+                let none = || SigningError::NoPublicKey(command.join(" "));
+                let command = SigningCommand::new(command).ok_or_else(none)?;
+                let (public, from) = (public.cloned().ok_or_else(none)?, command.program().to_owned());
+                return Ok(Self { key: Key::Command(command), public, from });
+            }
+        };
+        let text = secrets.read(&source).await.map_err(read("the signing key", &source))?;
+        let passphrase = match passphrase {
+            None => None,
+            Some(source) => Some(secrets.read(source).await.map_err(read("the passphrase", source))?),
+        };
+        let passphrase = passphrase.as_ref().map(|text| without_newline(text.as_bytes()));
+        Self::from_pem(text.as_bytes(), passphrase, &shown(&source))
+    }
+
+    /// Reads a private key in PEM form; `from` says for messages where it comes from.
+    pub fn from_pem(text: &[u8], passphrase: Option<&[u8]>, from: &str) -> Result<Self, SigningError> {
+        let none = || SigningError::NoKey { from: from.to_owned() };
+        let text = std::str::from_utf8(text).map_err(|_| none())?;
+        let block = pem::blocks(text).into_iter().find(|block| block.label.ends_with("PRIVATE KEY"));
+        let block = block.ok_or_else(none)?;
+        let form = |why| SigningError::Form { from: from.to_owned(), why };
+        if block.old_encryption {
+            return Err(form("it is encrypted in OpenSSL's old way (Proc-Type: 4,ENCRYPTED)"));
+        }
+        let bytes = block.bytes.ok_or_else(|| form("its base64 is damaged"))?;
+        match block.label.as_str() {
+            "PRIVATE KEY" => pkcs8(&bytes, from),
+            "ENCRYPTED PRIVATE KEY" => {
+                let encrypted = EncryptedPrivateKeyInfoRef::try_from(bytes.as_slice())
+                    .map_err(|_| form("its encryption is not PBES2"))?;
+                let passphrase = passphrase
+                    .filter(|passphrase| !passphrase.is_empty())
+                    .ok_or_else(|| SigningError::NoPassphrase { from: from.to_owned() })?;
+                let wrong = || SigningError::Passphrase { from: from.to_owned() };
+                pkcs8(encrypted.decrypt(passphrase).map_err(|_| wrong())?.as_bytes(), from)
+            }
+            "RSA PRIVATE KEY" => rsa(RsaKeyPair::from_der(&bytes), from),
+            "EC PRIVATE KEY" => {
+                if let Ok(key) = p256::SecretKey::from_sec1_der(&bytes) {
+                    return on_p256(&key.into(), from);
+                }
+                let key = p384::SecretKey::from_sec1_der(&bytes);
+                on_p384(&key.map_err(|_| another_curve(from))?.into(), from)
+            }
+            _ => Err(form("it is neither PKCS#8, PKCS#1 nor SEC 1")),
+        }
+    }
+}
+
+fn pkcs8(der: &[u8], from: &str) -> Result<Signer, SigningError> {
+    let form = || SigningError::Form { from: from.to_owned(), why: "it is no PKCS#8" };
+    let info = pkcs8::PrivateKeyInfoRef::try_from(der).map_err(|_| form())?;
+    match info.algorithm.oid.to_string().as_str() {
+        "1.2.840.113549.1.1.1" => rsa(RsaKeyPair::from_pkcs8(der), from),
+        "1.2.840.10045.2.1" => {
+            if let Ok(key) = p256::ecdsa::SigningKey::from_pkcs8_der(der) {
+                return on_p256(&key, from);
+            }
+            let key = p384::ecdsa::SigningKey::from_pkcs8_der(der);
+            on_p384(&key.map_err(|_| another_curve(from))?, from)
+        }
+        _ => Err(SigningError::Kind {
+            from: from.to_owned(),
+            why: "it is neither an RSA nor an ECDSA key".to_owned(),
+        }),
+    }
+}
+
+fn another_curve(from: &str) -> SigningError {
+    SigningError::Kind {
+        from: from.to_owned(),
+        why: "it is an elliptic curve key that is damaged, or on another curve than P-256 and P-384"
+            .to_owned(),
+    }
+}
+
+fn rsa(key: Result<RsaKeyPair, ring::error::KeyRejected>, from: &str) -> Result<Signer, SigningError> {
+    let key = key.map_err(|error| SigningError::Kind {
+        from: from.to_owned(),
+        why: format!("the RSA key is refused ({error})"),
+    })?;
+    let public = PublicKey::of_rsa(key.public_key().as_ref(), from)?;
+    Ok(Signer { key: Key::Rsa(Box::new(key)), public, from: from.to_owned() })
+}
+
+fn on_p256(key: &p256::ecdsa::SigningKey, from: &str) -> Result<Signer, SigningError> {
+    let point = key.verifying_key().as_affine().to_sec1_point(false);
+    let public = PublicKey::of_point(KeyAlgorithm::P256, point.as_bytes(), from)?;
+    Ok(Signer { key: Key::P256(Box::new(key.clone())), public, from: from.to_owned() })
+}
+
+fn on_p384(key: &p384::ecdsa::SigningKey, from: &str) -> Result<Signer, SigningError> {
+    let point = key.verifying_key().as_affine().to_sec1_point(false);
+    let public = PublicKey::of_point(KeyAlgorithm::P384, point.as_bytes(), from)?;
+    Ok(Signer { key: Key::P384(Box::new(key.clone())), public, from: from.to_owned() })
+}
+
+/// Editors and `echo` end files so.
+fn without_newline(text: &[u8]) -> &[u8] {
+    let text = text.strip_suffix(b"\n").unwrap_or(text);
+    text.strip_suffix(b"\r").unwrap_or(text)
+}
+
+/// Where a secret stands, for messages.
+fn shown(source: &SecretSource) -> String {
+    match source {
+        SecretSource::File(path) => path.display().to_string(),
+        SecretSource::Secret(SecretKey { namespace, name, key }) => {
+            format!("Secret {namespace}/{name} ({key})")
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Adapter: keys that sign, from files, secrets, or behind a program; in memory only.
+//!
+//! A private key is never written anywhere. The bytes that it was read from are wiped as soon as it is loaded, as are
+//! passphrases; so are ECDSA keys when they are dropped. ring does not wipe RSA keys.
+
+mod command;
+mod error;
+mod load;
+mod modules;
+mod pem;
+mod public_key;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::path::Path;
+
+use p256::ecdsa::signature::hazmat::PrehashSigner as _;
+use ring::{
+    rand::SystemRandom,
+    signature::{RSA_PKCS1_SHA256, RSA_PKCS1_SHA384, RSA_PKCS1_SHA512, RsaKeyPair},
+};
+
+use self::command::SigningCommand;
+pub use self::{
+    error::SigningError,
+    modules::ModuleSigner,
+    public_key::{KeyAlgorithm, PublicKey, read_certificate},
+};
+pub use crate::kmod::SignatureHash;
+
+/// What signs.
+enum Key {
+    Rsa(Box<RsaKeyPair>),
+    P256(Box<p256::ecdsa::SigningKey>),
+    P384(Box<p384::ecdsa::SigningKey>),
+    Command(SigningCommand),
+}
+
+/// A key that signs, and its public half.
+pub struct Signer {
+    key: Key,
+    public: PublicKey,
+    /// Where the key comes from, for messages.
+    from: String,
+}
+
+impl std::fmt::Debug for Signer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key: _, public, from } = self;
+        f.debug_struct("Signer").field("from", from).field("public", public).finish_non_exhaustive()
+    }
+}
+
+impl Signer {
+    /// The public half.
+    pub fn public_key(&self) -> &PublicKey {
+        &self.public
+    }
+
+    /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA as DER (`ECDSA-Sig-Value`). The same content gets the same
+    /// signature again, unless a program signs. Blocks, with a program up to a minute.
+    pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>, SigningError> {
+        let refused = || SigningError::Library(self.from.clone());
+        match &self.key {
+            Key::Rsa(key) => {
+                let padding = match hash {
+                    SignatureHash::Sha256 => &RSA_PKCS1_SHA256,
+                    SignatureHash::Sha384 => &RSA_PKCS1_SHA384,
+                    SignatureHash::Sha512 => &RSA_PKCS1_SHA512,
+                };
+                let mut signature = vec![0; key.public().modulus_len()];
+                key.sign(padding, &SystemRandom::new(), content, &mut signature).map_err(|_| refused())?;
+                Ok(signature)
+            }
+            Key::P256(key) => {
+                let digest = hash.digest(content);
+                let signature: p256::ecdsa::Signature = key.sign_prehash(&digest).map_err(|_| refused())?;
+                Ok(signature.to_der().as_bytes().to_vec())
+            }
+            Key::P384(key) => {
+                let digest = hash.digest(content);
+                let signature: p384::ecdsa::Signature = key.sign_prehash(&digest).map_err(|_| refused())?;
+                Ok(signature.to_der().as_bytes().to_vec())
+            }
+            Key::Command(command) => self.ask(command, hash, content),
+        }
+    }
+
+    /// A program may sign with another key, or something else: what it wrote is verified.
+    fn ask(
+        &self,
+        command: &SigningCommand,
+        hash: SignatureHash,
+        content: &[u8],
+    ) -> Result<Vec<u8>, SigningError> {
+        let written = command.run(hash, &hash.digest(content))?;
+        if self.public.verify(hash, content, &written) {
+            return Ok(written);
+        }
+        let converted = self.public.from_raw(&written);
+        converted.filter(|signature| self.public.verify(hash, content, signature)).ok_or_else(|| {
+            SigningError::NotASignature {
+                command: command.program().to_owned(),
+                length: written.len(),
+                hash: hash.as_str(),
+                key: self.public.algorithm().to_string(),
+            }
+        })
+    }
+
+    /// Refuses a key that does not belong to a public one; `path` is where that stands.
+    pub fn must_match(&self, public: &PublicKey, path: &Path) -> Result<(), SigningError> {
+        if self.public == *public {
+            return Ok(());
+        }
+        Err(SigningError::Mismatch { from: self.from.clone(), public: path.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,45 @@
+//! Adapter: the blocks of a PEM file (RFC 7468, and the older headers of OpenSSL).
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use zeroize::Zeroizing;
+
+/// One block.
+pub(super) struct Block {
+    /// What stands after `BEGIN`.
+    pub(super) label: String,
+    /// Does it say that it is encrypted in OpenSSL's old way (`Proc-Type: 4,ENCRYPTED`)?
+    pub(super) old_encryption: bool,
+    /// What it holds; `None` where that is no base64.
+    pub(super) bytes: Option<Zeroizing<Vec<u8>>>,
+}
+
+/// All blocks of a text, whatever stands between them.
+pub(super) fn blocks(text: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let label = line.trim().strip_prefix("-----BEGIN ").and_then(|rest| rest.strip_suffix("-----"));
+        let Some(label) = label else { continue };
+        let (mut body, mut old_encryption) = (Zeroizing::new(String::with_capacity(text.len())), false);
+        for line in lines.by_ref().map(str::trim).take_while(|line| !line.starts_with("-----END ")) {
+            old_encryption |= line.starts_with("Proc-Type:") && line.ends_with("ENCRYPTED");
+            if !line.contains(':') {
+                body.push_str(line);
+            }
+        }
+        let bytes = STANDARD.decode(body.as_bytes()).ok().map(Zeroizing::new);
+        blocks.push(Block { label: label.to_owned(), old_encryption, bytes });
+    }
+    blocks
+}
+
+/// A block's text.
+pub(super) fn encode(label: &str, bytes: &[u8]) -> String {
+    let body = STANDARD.encode(bytes);
+    let mut text = format!("-----BEGIN {label}-----\n");
+    for line in body.as_bytes().chunks(64) {
+        text.extend(line.iter().map(|byte| char::from(*byte)));
+        text.push('\n');
+    }
+    text + &format!("-----END {label}-----\n")
+}

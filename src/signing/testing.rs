@@ -1,0 +1,53 @@
+//! Keys and certificates for tests, made by OpenSSL.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// RSA keys of the kernel's own size, and small ones.
+pub(crate) const RSA_4096: &str = "RSA -pkeyopt rsa_keygen_bits:4096";
+pub(crate) const RSA_2048: &str = "RSA -pkeyopt rsa_keygen_bits:2048";
+pub(crate) const EC_256: &str = "EC -pkeyopt ec_paramgen_curve:P-256";
+pub(crate) const EC_384: &str = "EC -pkeyopt ec_paramgen_curve:P-384";
+
+/// A directory in which OpenSSL works.
+pub(crate) struct Workshop(tempfile::TempDir);
+
+impl Workshop {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root().join(name)
+    }
+
+    pub(crate) fn openssl(&self, arguments: &str) {
+        let arguments = arguments.split_whitespace();
+        let output = Command::new("openssl").args(arguments).current_dir(self.root()).output().unwrap();
+        assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// Writes `k.pem` (PKCS#8) and `p.pem`.
+    pub(crate) fn key(&self, kind: &str) {
+        self.openssl(&format!("genpkey -algorithm {kind} -out k.pem"));
+        self.openssl("pkey -in k.pem -pubout -out p.pem");
+    }
+
+    /// Writes a certificate of `k.pem` as `c.pem`.
+    pub(crate) fn certificate(&self, subject: &str) {
+        self.openssl(&format!("req -new -x509 -key k.pem -subj {subject} -days 1 -out c.pem"));
+    }
+
+    /// The key's own bytes as no file but its own may hold them: the middle line of the PEM text.
+    pub(crate) fn secret(&self) -> String {
+        let text = std::fs::read_to_string(self.path("k.pem")).unwrap();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('-')).collect();
+        lines[lines.len() / 2].to_owned()
+    }
+}

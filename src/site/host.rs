@@ -1,0 +1,445 @@
+//! Pure: hosts: their names in `site.yaml`, who may be asked, and who is reached without a proxy.
+
+// `core::net` has the addresses and no sockets.
+use core::net::IpAddr;
+use std::{borrow::Cow, fmt, str::FromStr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use url::Url;
+
+/// `host` or `host:port`; the name in lower case.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostPort {
+    name: String,
+    port: Option<u16>,
+}
+
+/// Why a string is none of what stands in `site.yaml`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {what}")]
+pub struct NotA {
+    /// The text, cut to 80 characters and without passwords.
+    pub text: String,
+    /// What was wanted.
+    pub what: &'static str,
+}
+
+impl NotA {
+    pub(super) fn new(text: &str, what: &'static str) -> Self {
+        Self { text: text.chars().take(80).collect(), what }
+    }
+}
+
+/// Who stands for Docker Hub: the name that people write, and the hosts that answer.
+const HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
+
+/// Is this Docker Hub, under one of its names?
+pub fn is_docker_hub(host: &str) -> bool {
+    HUB.contains(&host)
+}
+
+const A_HOST: &str = "a host: `name` or `name:port`, without a scheme or a path";
+
+impl HostPort {
+    /// The host that an address names, with the scheme's own port where it names none.
+    pub fn of_url(url: &Url) -> Option<Self> {
+        let name = url.host_str()?.trim_matches(['[', ']']).to_ascii_lowercase();
+        Some(Self { name, port: url.port_or_known_default() })
+    }
+
+    /// The host of a registry, which is asked at TLS's own port where none is named.
+    pub fn of_registry(text: &str) -> Option<Self> {
+        let host: Self = text.parse().ok()?;
+        Some(Self { port: host.port.or(Some(443)), ..host })
+    }
+
+    /// The name or address, without brackets.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The port, where one is named.
+    pub fn port(&self) -> Option<u16> {
+        self.port
+    }
+
+    /// Is `other` this host? Without a port of its own, this one stands for all of the host's; Docker Hub has several
+    /// names.
+    pub fn covers(&self, other: &Self) -> bool {
+        let same_name = self.name == other.name || (is_docker_hub(&self.name) && is_docker_hub(&other.name));
+        same_name && (self.port.is_none() || self.port == other.port)
+    }
+
+    /// Does it mean this machine?
+    pub fn is_loopback(&self) -> bool {
+        self.name == "localhost" || self.name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    }
+}
+
+impl FromStr for HostPort {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        let refused = || NotA::new(text, A_HOST);
+        let (name, port) = match text.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            Some((address, "")) => (address, None),
+            Some((address, rest)) => (address, Some(rest.strip_prefix(':').ok_or_else(refused)?)),
+            None => text.split_once(':').map_or((text, None), |(name, port)| (name, Some(port))),
+        };
+        let bracketed = text.starts_with('[');
+        let is_name = !name.is_empty()
+            && name.len() <= 253
+            && name.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c));
+        let is_address = bracketed && name.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6());
+        let port = match port {
+            None => None,
+            Some(port) if port.chars().all(|c| c.is_ascii_digit()) => {
+                Some(port.parse().ok().filter(|port| *port > 0).ok_or_else(refused)?)
+            }
+            Some(_) => return Err(refused()),
+        };
+        if (is_name && !bracketed) || is_address {
+            Ok(Self { name: name.to_ascii_lowercase(), port })
+        } else {
+            Err(refused())
+        }
+    }
+}
+
+impl fmt::Display for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.name.contains(':') {
+            write!(f, "[{}]", self.name)?;
+        } else {
+            f.write_str(&self.name)?;
+        }
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// Which hosts may be asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostPolicy {
+    /// `None`: all.
+    named: Option<Vec<HostPort>>,
+}
+
+impl HostPolicy {
+    /// Only those that are named, with [`HostPolicy::name`].
+    pub fn only_named() -> Self {
+        Self { named: Some(Vec::new()) }
+    }
+
+    /// Is every host but the named ones forbidden?
+    pub fn is_offline(&self) -> bool {
+        self.named.is_some()
+    }
+
+    /// Lets this host be asked, too.
+    pub fn name(&mut self, host: HostPort) {
+        if let Some(named) = &mut self.named
+            && !named.contains(&host)
+        {
+            named.push(host);
+        }
+    }
+
+    /// May this host be asked?
+    pub fn allows(&self, host: &HostPort) -> bool {
+        self.named.as_ref().is_none_or(|named| named.iter().any(|known| known.covers(host)))
+    }
+}
+
+/// One entry of `noProxy`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NoProxy {
+    /// `*`: everything.
+    All,
+    /// `example.org`, `.example.org`, `*.example.org`: the domain and what is below it.
+    Domain {
+        /// Without the dot.
+        name: String,
+        /// Only at this port.
+        port: Option<u16>,
+    },
+    /// `10.0.0.0/8`, `10.1.2.3`, `[fd00::]/8`.
+    Network {
+        /// Its address.
+        address: IpAddr,
+        /// Bits of the address that count.
+        bits: u8,
+        /// Only at this port.
+        port: Option<u16>,
+    },
+}
+
+impl NoProxy {
+    /// Is the host reached directly?
+    pub fn matches(&self, host: &HostPort) -> bool {
+        let at = |port: &Option<u16>| port.is_none() || *port == host.port;
+        match self {
+            Self::All => true,
+            Self::Domain { name, port } => {
+                let below = host.name.strip_suffix(name.as_str());
+                at(port) && below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }
+            Self::Network { address, bits, port } => {
+                at(port) && host.name.parse().is_ok_and(|other| is_in(address, *bits, &other))
+            }
+        }
+    }
+}
+
+/// Do the first bits agree?
+fn is_in(network: &IpAddr, bits: u8, address: &IpAddr) -> bool {
+    let (wide, network, address): (u8, u128, u128) = match (network, address.to_canonical()) {
+        (IpAddr::V4(network), IpAddr::V4(address)) => {
+            (32, u32::from(*network).into(), u32::from(address).into())
+        }
+        (IpAddr::V6(network), IpAddr::V6(address)) => (128, (*network).into(), address.into()),
+        _ => return false,
+    };
+    let differ = network ^ address;
+    bits == 0 || differ.checked_shr(u32::from(wide - bits.min(wide))).unwrap_or(0) == 0
+}
+
+const A_DIRECT_HOST: &str = "a host that is reached directly: a name, a domain (`.example.org`), an address, a network \
+                             (`10.0.0.0/8`) or `*`, perhaps with a port";
+
+impl FromStr for NoProxy {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        let refused = || NotA::new(text, A_DIRECT_HOST);
+        if text == "*" {
+            return Ok(Self::All);
+        }
+        if let Some((address, bits)) = text.split_once('/') {
+            let address: IpAddr = address.trim_matches(['[', ']']).parse().map_err(|_| refused())?;
+            let most = if address.is_ipv4() { 32 } else { 128 };
+            let bits = bits.parse().ok().filter(|bits| *bits <= most).ok_or_else(refused)?;
+            return Ok(Self::Network { address, bits, port: None });
+        }
+        if let Ok(address) = text.parse::<IpAddr>() {
+            let bits = if address.is_ipv4() { 32 } else { 128 };
+            return Ok(Self::Network { address, bits, port: None });
+        }
+        let inner = text.strip_prefix("*.").or_else(|| text.strip_prefix('.')).unwrap_or(text);
+        let HostPort { name, port } = inner.parse().map_err(|_| refused())?;
+        Ok(match name.parse::<IpAddr>() {
+            Ok(address) => Self::Network { bits: if address.is_ipv4() { 32 } else { 128 }, address, port },
+            Err(_) => Self::Domain { name, port },
+        })
+    }
+}
+
+impl fmt::Display for NoProxy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = match self {
+            Self::All => return f.write_str("*"),
+            Self::Domain { name, port } => {
+                f.write_str(name)?;
+                port
+            }
+            Self::Network { address, bits, port } => {
+                let whole = *bits == if address.is_ipv4() { 32 } else { 128 };
+                match (whole, address.is_ipv6() && port.is_some()) {
+                    (true, true) => write!(f, "[{address}]")?,
+                    (true, false) => write!(f, "{address}")?,
+                    (false, _) => write!(f, "{address}/{bits}")?,
+                }
+                port
+            }
+        };
+        port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// A proxy's address: `http://[user:password@]host[:port]`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProxyUrl(Url);
+
+const A_PROXY: &str = "a proxy's address: `http://[user:password@]host[:port]` or the same with `https://`";
+
+impl ProxyUrl {
+    /// The address, with its password.
+    pub fn as_url(&self) -> &Url {
+        &self.0
+    }
+
+    /// The proxy's host.
+    pub fn host(&self) -> Option<HostPort> {
+        HostPort::of_url(&self.0)
+    }
+}
+
+impl FromStr for ProxyUrl {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        // What was meant as an address may hold a password.
+        let refused = || NotA::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
+        let url = Url::parse(text).map_err(|_| refused())?;
+        let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();
+        if matches!(url.scheme(), "http" | "https") && url.has_host() && bare {
+            Ok(Self(url))
+        } else {
+            Err(refused())
+        }
+    }
+}
+
+/// Without its password.
+impl fmt::Display for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = self.host().map(|host| host.to_string()).unwrap_or_default();
+        write!(f, "{}://{host}", self.0.scheme())
+    }
+}
+
+impl fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProxyUrl({self})")
+    }
+}
+
+macro_rules! text_in_yaml {
+    ($($kind:ty, $name:literal, $write:expr, $what:expr;)*) => {
+        $(
+            impl<'de> Deserialize<'de> for $kind {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+                }
+            }
+
+            impl Serialize for $kind {
+                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                    let write: fn(&$kind) -> String = $write;
+                    serializer.serialize_str(&write(self))
+                }
+            }
+
+            impl JsonSchema for $kind {
+                fn inline_schema() -> bool {
+                    true
+                }
+
+                fn schema_name() -> Cow<'static, str> {
+                    $name.into()
+                }
+
+                fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                    json_schema!({"type": "string", "description": format!("{}.", $what)})
+                }
+            }
+        )*
+    };
+}
+
+text_in_yaml! {
+    HostPort, "HostPort", ToString::to_string, A_HOST;
+    NoProxy, "NoProxy", ToString::to_string, A_DIRECT_HOST;
+    ProxyUrl, "ProxyUrl", |proxy| proxy.0.to_string(), A_PROXY;
+    super::mirrors::Prefix, "Prefix", ToString::to_string, super::mirrors::A_PREFIX;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(text: &str) -> HostPort {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn hosts() {
+        for (text, name, port) in [
+            ("R.Example:5000", "r.example", Some(5000)),
+            ("localhost", "localhost", None),
+            ("[::1]:443", "::1", Some(443)),
+            ("[fd00::1]", "fd00::1", None),
+            ("10.1.2.3", "10.1.2.3", None),
+        ] {
+            let parsed = host(text);
+            assert_eq!((parsed.name(), parsed.port()), (name, port), "{text}");
+            assert_eq!(host(&parsed.to_string()), parsed);
+        }
+        for text in [
+            "",
+            "https://r.example",
+            "r.example/x",
+            "r.example:",
+            "r.example:0",
+            "r.example:65536",
+            "r:+1",
+            "a b",
+            "-x",
+            "::1",
+            "[::1",
+            "[r.example]",
+            "[::1]x",
+        ] {
+            assert!(text.parse::<HostPort>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn only_named_hosts_are_allowed_offline() {
+        let mut policy = HostPolicy::only_named();
+        assert!(!policy.allows(&host("127.0.0.1:5000")));
+        for named in ["r.example", "s.example:5000", "docker.io"] {
+            policy.name(host(named));
+        }
+        for allowed in ["r.example:443", "r.example", "s.example:5000", "registry-1.docker.io:443"] {
+            assert!(policy.allows(&host(allowed)), "{allowed}");
+        }
+        for forbidden in ["x.r.example", "s.example:443", "s.example", "auth.docker.io:443"] {
+            assert!(!policy.allows(&host(forbidden)), "{forbidden}");
+        }
+        assert!(HostPolicy::default().allows(&host("any.example")));
+    }
+
+    #[test]
+    fn who_is_reached_directly() {
+        for (entry, other, wanted) in [
+            ("*", "x.example:443", true),
+            ("example.org", "example.org:443", true),
+            ("example.org", "a.example.org:443", true),
+            (".example.org", "a.b.example.org:443", true),
+            ("*.Example.org", "a.example.org:443", true),
+            ("example.org", "badexample.org:443", false),
+            ("example.org:8443", "example.org:443", false),
+            ("example.org:443", "example.org:443", true),
+            ("10.0.0.0/8", "10.255.1.1:80", true),
+            ("10.0.0.0/8", "11.0.0.1:80", false),
+            ("0.0.0.0/0", "11.0.0.1:80", true),
+            ("10.1.2.3", "10.1.2.3:80", true),
+            ("10.1.2.3:81", "10.1.2.3:80", false),
+            ("fd00::/8", "[fd12::1]:443", true),
+            ("fd00::/8", "[fe80::1]:443", false),
+            ("10.0.0.0/8", "10.example.org:80", false),
+            ("::1", "[::1]:5000", true),
+        ] {
+            let entry: NoProxy = entry.parse().unwrap();
+            assert_eq!(entry.matches(&host(other)), wanted, "{entry} {other}");
+            assert_eq!(entry.to_string().parse::<NoProxy>().unwrap(), entry);
+        }
+        for text in ["", "10.0.0.0/33", "example.org/8", "http://x", "a b"] {
+            assert!(text.parse::<NoProxy>().is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn proxies_and_their_passwords() {
+        let proxy: ProxyUrl = "http://me:secret@proxy.example:3128".parse().unwrap();
+        assert_eq!(proxy.to_string(), "http://proxy.example:3128");
+        assert_eq!(format!("{proxy:?}"), "ProxyUrl(http://proxy.example:3128)");
+        assert_eq!(proxy.as_url().password(), Some("secret"));
+        for text in ["proxy.example:3128", "socks5://me:secret@x:1", "http://x/path", "me:secret@x:1", ""] {
+            let error = text.parse::<ProxyUrl>().unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Pure: which places are tried for an image or an address: the mirrors of the longest prefix that matches, in the order
+//! in which they are written, and last the place itself.
+//!
+//! The place itself comes last and is not left out: a mirror that fills itself lacks what nobody has asked it for yet.
+//! With `--offline` it is asked only where its host is named ([`HostPolicy`](super::HostPolicy) decides, not this module).
+
+use std::{fmt, str::FromStr};
+
+use url::Url;
+
+use super::{
+    MirrorRule,
+    host::{NotA, is_docker_hub},
+};
+use crate::image::Repository;
+
+/// The beginning of image references or of addresses. It ends where a `/` follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Prefix {
+    /// `host[:port][/path]`.
+    Image(Images),
+    /// `http://` or `https://`, a host, and perhaps a path.
+    Address(Url),
+}
+
+/// The beginning of image references: a host and perhaps a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Images {
+    host: String,
+    path: String,
+}
+
+pub(super) const A_PREFIX: &str = "the beginning of image references (`docker.io/library`: Docker Hub's start with \
+                                   `docker.io`) or of addresses (`https://github.com/Mellanox/`)";
+
+impl Images {
+    /// `host[:port]`.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// How specific this prefix is, if what is at `host` and `path` begins with it.
+    pub fn covers(&self, host: &str, path: &str) -> Option<usize> {
+        let host = if is_docker_hub(host) { "docker.io" } else { host };
+        self.rest(host, path).map(|_| self.host.len() + self.path.len())
+    }
+
+    /// What follows this prefix in a reference; empty where it is all of it.
+    fn rest<'a>(&self, host: &str, path: &'a str) -> Option<&'a str> {
+        if host != self.host {
+            return None;
+        }
+        below(&self.path, path)
+    }
+
+    fn with(&self, rest: &str) -> Option<Repository> {
+        let parts = [self.host.as_str(), &self.path, rest];
+        let text = parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/");
+        // A host alone would be read as the name of an image at Docker Hub.
+        text.parse().ok().filter(|repository: &Repository| repository.host().is_some())
+    }
+}
+
+/// What follows a prefix: at its end, or behind a `/`.
+fn below<'a>(prefix: &str, path: &'a str) -> Option<&'a str> {
+    match path.strip_prefix(prefix)? {
+        "" => Some(""),
+        rest if prefix.is_empty() => Some(rest),
+        rest => rest.strip_prefix('/'),
+    }
+}
+
+impl Prefix {
+    /// Is it one of images?
+    pub fn is_of_images(&self) -> bool {
+        matches!(self, Self::Image(_))
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        let refused = || NotA::new(text, A_PREFIX);
+        if text.contains("://") {
+            let mut url = Url::parse(text).map_err(|_| refused())?;
+            let plain = url.query().is_none()
+                && url.fragment().is_none()
+                && url.username().is_empty()
+                && url.password().is_none();
+            if !matches!(url.scheme(), "http" | "https") || !url.has_host() || !plain {
+                return Err(NotA::new(text.rsplit('@').next().unwrap_or_default(), A_PREFIX));
+            }
+            let path = url.path().trim_end_matches('/').to_owned();
+            url.set_path(&path);
+            return Ok(Self::Address(url));
+        }
+        let text = text.strip_suffix('/').unwrap_or(text);
+        // A repository must have a path; a prefix may be all of a registry.
+        let (host, path) = text.split_once('/').unwrap_or((text, ""));
+        let sample: Repository = format!("{text}/x").parse().map_err(|_| refused())?;
+        if sample.host() != Some(host) {
+            return Err(refused());
+        }
+        let host = if is_docker_hub(host) { "docker.io" } else { host };
+        Ok(Self::Image(Images { host: host.to_owned(), path: path.to_owned() }))
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Image(Images { host, path }) if path.is_empty() => f.write_str(host),
+            Self::Image(Images { host, path }) => write!(f, "{host}/{path}"),
+            Self::Address(url) => f.write_str(url.as_str()),
+        }
+    }
+}
+
+/// Host and path of a repository, in the one form that Docker Hub's have: `debian` is `docker.io/library/debian`.
+pub fn normalised(repository: &Repository) -> (String, String) {
+    let text = repository.as_str();
+    let (host, path) = match repository.host() {
+        Some(host) => (host, text.strip_prefix(host).and_then(|rest| rest.strip_prefix('/')).unwrap_or(text)),
+        None => ("docker.io", text),
+    };
+    if !is_docker_hub(host) {
+        return (host.to_owned(), path.to_owned());
+    }
+    let path = if path.contains('/') { path.to_owned() } else { format!("library/{path}") };
+    ("docker.io".to_owned(), path)
+}
+
+/// The repositories to look in, the last of which is the one asked for.
+pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {
+    let (host, path) = normalised(repository);
+    let longest = rules
+        .iter()
+        .filter_map(|rule| match &rule.from {
+            Prefix::Image(images) => Some((images.path.len(), rule, images.rest(&host, &path)?)),
+            Prefix::Address(_) => None,
+        })
+        .max_by_key(|(length, ..)| *length);
+    let mut candidates: Vec<Repository> = Vec::new();
+    if let Some((_, rule, rest)) = longest {
+        let places = rule.to.iter().filter_map(|to| match to {
+            Prefix::Image(images) => images.with(rest),
+            Prefix::Address(_) => None,
+        });
+        candidates.extend(places);
+    }
+    candidates.retain(|candidate| normalised(candidate) != (host.clone(), path.clone()));
+    candidates.push(repository.clone());
+    candidates
+}
+
+/// The addresses to fetch from, the last of which is the one asked for.
+pub fn url_candidates(rules: &[MirrorRule], url: &Url) -> Vec<Url> {
+    let longest = rules
+        .iter()
+        .filter_map(|rule| match &rule.from {
+            Prefix::Address(from) => Some((from.path().len(), rule, rest_of(from, url)?)),
+            Prefix::Image(_) => None,
+        })
+        .max_by_key(|(length, ..)| *length);
+    let mut candidates: Vec<Url> = Vec::new();
+    if let Some((_, rule, rest)) = longest {
+        for to in &rule.to {
+            let Prefix::Address(to) = to else { continue };
+            let mut candidate = to.clone();
+            candidate.set_path(&format!("{}/{rest}", to.path().trim_end_matches('/')));
+            candidate.set_query(url.query());
+            candidates.push(candidate);
+        }
+    }
+    candidates.retain(|candidate| candidate != url);
+    candidates.push(url.clone());
+    candidates
+}
+
+fn rest_of<'a>(from: &Url, url: &'a Url) -> Option<&'a str> {
+    let same = from.scheme() == url.scheme()
+        && from.host() == url.host()
+        && from.port_or_known_default() == url.port_or_known_default();
+    let path = url.path().strip_prefix('/').unwrap_or(url.path());
+    same.then(|| below(from.path().trim_matches('/'), path)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rule(from: &str, to: &[&str]) -> MirrorRule {
+        MirrorRule { from: from.parse().unwrap(), to: to.iter().map(|to| to.parse().unwrap()).collect() }
+    }
+
+    fn images(rules: &[MirrorRule], text: &str) -> Vec<String> {
+        let repository = text.parse().unwrap();
+        image_candidates(rules, &repository).iter().map(ToString::to_string).collect()
+    }
+
+    fn urls(rules: &[MirrorRule], text: &str) -> Vec<String> {
+        url_candidates(rules, &text.parse().unwrap()).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn the_longest_prefix_counts_and_the_place_itself_comes_last() {
+        let rules = [
+            rule("docker.io", &["hub.example:5000/all"]),
+            rule("docker.io/library", &["a.example", "b.example/library/"]),
+            rule("nvcr.io/nvidia/", &["r.example/nvidia"]),
+            rule("https://github.com/Mellanox/", &["https://x.example/mirrors"]),
+        ];
+        assert_eq!(images(&rules, "debian"), ["a.example/debian", "b.example/library/debian", "debian"]);
+        assert_eq!(images(&rules, "acme/x"), ["hub.example:5000/all/acme/x", "acme/x"]);
+        assert_eq!(
+            images(&rules, "index.docker.io/library/debian"),
+            ["a.example/debian", "b.example/library/debian", "index.docker.io/library/debian"]
+        );
+        // A prefix ends where a part of the path does.
+        assert_eq!(images(&rules, "nvcr.io/nvidia2/x"), ["nvcr.io/nvidia2/x"]);
+        assert_eq!(images(&rules, "nvcr.io/nvidia/x"), ["r.example/nvidia/x", "nvcr.io/nvidia/x"]);
+        assert_eq!(images(&rules, "docker.io.example/x/y"), ["docker.io.example/x/y"]);
+        // A whole repository has a place of its own.
+        let one = [rule("nvcr.io/nvidia/driver", &["r.example/gpu"])];
+        assert_eq!(images(&one, "nvcr.io/nvidia/driver"), ["r.example/gpu", "nvcr.io/nvidia/driver"]);
+        // What cannot name a repository is no candidate.
+        let bare = [rule("nvcr.io/nvidia/driver", &["r.example"])];
+        assert_eq!(images(&bare, "nvcr.io/nvidia/driver"), ["nvcr.io/nvidia/driver"]);
+    }
+
+    #[test]
+    fn addresses() {
+        let rules = [
+            rule("https://github.com", &["http://a.example:8080/github/"]),
+            rule("https://github.com/Mellanox/", &["https://b.example/m", "https://c.example"]),
+        ];
+        assert_eq!(
+            urls(&rules, "https://github.com/Mellanox/x/archive/1.tar.gz?raw=1"),
+            [
+                "https://b.example/m/x/archive/1.tar.gz?raw=1",
+                "https://c.example/x/archive/1.tar.gz?raw=1",
+                "https://github.com/Mellanox/x/archive/1.tar.gz?raw=1"
+            ]
+        );
+        assert_eq!(
+            urls(&rules, "https://github.com:443/MellanoxX/x"),
+            ["http://a.example:8080/github/MellanoxX/x", "https://github.com/MellanoxX/x"]
+        );
+        for other in
+            ["http://github.com/Mellanox/x", "https://github.com:8443/x", "https://github.com.evil/x"]
+        {
+            assert_eq!(urls(&rules, other), [other]);
+        }
+        // Parts that lead out of the prefix are resolved before it is compared.
+        assert_eq!(
+            urls(&rules, "https://github.com/Mellanox/%2e%2e/other"),
+            ["http://a.example:8080/github/other", "https://github.com/other"]
+        );
+    }
+
+    #[test]
+    fn mistakes() {
+        for text in [
+            "",
+            "debian",
+            "library/debian",
+            "acme",
+            "r.example/UPPER",
+            "r.example//x",
+            "r.example/x:1",
+            "ftp://x/",
+            "https://me:secret@x/",
+            "https://x/?q",
+            "https://",
+            "a b.example",
+        ] {
+            let error = text.parse::<Prefix>().unwrap_err().to_string();
+            assert!(!error.contains("secret"), "{error}");
+        }
+        for text in ["docker.io", "localhost:5000/x", "https://x.example", "http://x.example/a/b"] {
+            let prefix: Prefix = text.parse().unwrap();
+            assert_eq!(prefix.to_string().parse::<Prefix>().unwrap(), prefix);
+        }
+    }
+
+    fn path() -> impl Strategy<Value = String> {
+        proptest::collection::vec("[a-c]{1,2}", 1..5).prop_map(|parts| parts.join("/"))
+    }
+
+    proptest! {
+        #[test]
+        fn every_candidate_keeps_what_follows_the_longest_prefix(
+            prefixes in proptest::collection::vec(path(), 0..5),
+            path in path(),
+        ) {
+            let rules: Vec<MirrorRule> = prefixes
+                .iter()
+                .enumerate()
+                .map(|(at, prefix)| rule(&format!("r.example/{prefix}"), &[&format!("m{at}.example/k")]))
+                .collect();
+            let found = images(&rules, &format!("r.example/{path}"));
+            // Whole parts are compared, one by one.
+            let parts: Vec<&str> = path.split('/').collect();
+            let fits = |prefix: &String| {
+                let wanted: Vec<&str> = prefix.split('/').collect();
+                parts.starts_with(&wanted)
+            };
+            let longest = prefixes.iter().filter(|prefix| fits(prefix)).map(|prefix| prefix.split('/').count()).max();
+            prop_assert_eq!(found.last().unwrap(), &format!("r.example/{path}"));
+            prop_assert_eq!(found.len(), 1 + usize::from(longest.is_some()));
+            if let Some(longest) = longest {
+                let rest = parts[longest..].iter().map(|part| format!("/{part}")).collect::<String>();
+                prop_assert!(found[0].ends_with(&format!(".example/k{rest}")), "{}", found[0]);
+            }
+            // Addresses go the same way.
+            let rules: Vec<MirrorRule> = prefixes
+                .iter()
+                .map(|prefix| rule(&format!("https://r.example/{prefix}/"), &["https://m.example/k/"]))
+                .collect();
+            let found = urls(&rules, &format!("https://r.example/{path}?q=1"));
+            prop_assert_eq!(found.len(), 1 + usize::from(longest.is_some()));
+            prop_assert!(found.iter().all(|url| url.ends_with("?q=1")));
+        }
+
+        #[test]
+        fn any_text_is_a_prefix_or_none(text in "\\PC{0,40}") {
+            if let Ok(prefix) = text.parse::<Prefix>() {
+                prop_assert_eq!(prefix.to_string().parse::<Prefix>().unwrap(), prefix);
+            }
+            let _ = text.parse::<super::super::HostPort>();
+            let _ = text.parse::<super::super::NoProxy>();
+        }
+    }
+}
