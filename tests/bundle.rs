@@ -15,8 +15,9 @@ use std::{
 
 use farrier::{
     bundle::{
-        self, Bundle, BundleError, Content, ContentKind, Exported, Silent, Since, Taken, Target, Verified,
-        Wanted,
+        self, Bundle, BundleError, Content, ContentKind,
+        ContentKind::{Image, Mirror, Referrer, Signature},
+        Exported, Silent, Since, Taken, Target, Verified, Wanted,
     },
     image::{Digest, Tag, Version},
     oci::{
@@ -218,7 +219,6 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     assert_eq!(*verified.bundle().id(), exported.id);
     let kinds: Vec<ContentKind> =
         verified.bundle().index().contents.iter().map(|listed| listed.content.kind).collect();
-    use ContentKind::{Image, Mirror, Referrer, Signature};
     assert_eq!(kinds, [Mirror, Image, Image, Referrer, Signature]);
     assert_eq!(verified.bundle().index().contents[1].kernel.as_ref().unwrap().as_str(), KERNEL);
 

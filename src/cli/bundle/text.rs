@@ -69,5 +69,5 @@ fn name(content: &Content) -> String {
 }
 
 fn trim(table: &comfy_table::Table) -> String {
-    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }
