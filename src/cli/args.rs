@@ -111,6 +111,10 @@ pub enum Command {
     /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
     Preflight(PreflightArgs),
     /// Put what images are made from into the registry, so that a site without a network can build them
+    ///
+    /// Sources, header sets, root file systems, copies of other registries' images and the definitions directory. Kernel
+    /// images are not among them: for boot checks on the other side put them into the definitions directory, and name
+    /// them as the family's `kernelImage: file`.
     Mirror(MirrorArgs),
     /// Check modules or images against a kernel: will they load?
     Check(CheckArgs),
