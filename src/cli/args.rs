@@ -13,7 +13,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub use build::{BuildArgs, PrebuildArgs, PreflightArgs, RenderArgs};
-pub use bundle::{BundleCommand, BundleExportArgs, BundleImportArgs, BundleInspectArgs, MirrorArgs};
+pub use bundle::{
+    BundleCommand, BundleExportArgs, BundleImportArgs, BundleInspectArgs, CarryArgs, MirrorArgs,
+};
 pub use check::{CheckArgs, VerifyArgs};
 pub use headers::{CollectArgs, HeadersCollectArgs, HeadersCommand, HeadersImportArgs, HeadersStoreArg};
 pub use plan::{PlanArgs, PlanCommandArgs};
