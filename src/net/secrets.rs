@@ -9,6 +9,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Secret as KubeSecret;
 use kube::{Api, Client};
+use zeroize::Zeroizing;
 
 use crate::{
     cluster::{ClusterError, KubeOptions, kube::client},
@@ -26,9 +27,10 @@ pub struct SecretReader {
     client: Arc<tokio::sync::OnceCell<Client>>,
 }
 
-/// What was read. It is not shown by `{:?}`.
+/// What was read. It is not shown by `{:?}`, and wiped when it is dropped; what carried it here, such as the API server's
+/// answer, is not.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret(Zeroizing<Vec<u8>>);
 
 /// Why a secret cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -151,7 +153,7 @@ impl SecretReader {
                 format!("it has {size} bytes, and no secret has more than {MAX_SECRET}"),
             )));
         }
-        tokio::fs::read(&path).await.map(Secret).map_err(failed)
+        tokio::fs::read(&path).await.map(Secret::from).map_err(failed)
     }
 
     /// Reads one key of a Kubernetes Secret.
@@ -182,7 +184,12 @@ impl SecretReader {
             .get(&name.name)
             .await
             .map_err(|source| SecretError::Api { secret: name.to_string(), source: Box::new(source) })?;
-        Ok(found.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Secret(value.0))).collect())
+        Ok(found
+            .data
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(key, value)| (key, Secret::from(value.0)))
+            .collect())
     }
 }
 
@@ -202,7 +209,7 @@ impl Secret {
 
 impl From<Vec<u8>> for Secret {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes)
+        Self(Zeroizing::new(bytes))
     }
 }
 
@@ -247,7 +254,7 @@ mod tests {
         let file = std::fs::File::create(dir.path().join("large")).unwrap();
         file.set_len(MAX_SECRET + 1).unwrap();
         assert!(reader(dir.path()).read_file(Path::new("large")).await.is_err());
-        let error = Secret(vec![0xff]).text("the passphrase").unwrap_err();
+        let error = Secret::from(vec![0xff]).text("the passphrase").unwrap_err();
         assert_eq!(error.to_string(), "read the passphrase: it is no text");
     }
 
