@@ -421,7 +421,7 @@ fn a_key_in_the_cluster_of_the_named_context() {
         command.env("KUBECONFIG", site.path("kubeconfig"));
         site.finish(command.spawn().unwrap())
     };
-    prebuild("kube").exits(1).line("create Secret farrier/signing");
+    prebuild("kube").exits(2).line("create Secret farrier/signing");
     prebuild("kube:ours").exits(0);
     let public = site.definitions().join("site.pem").display().to_string();
     rows(&site, &["--key", &public, &pinned(&site, &kernel)], 0);

@@ -54,13 +54,12 @@ pub enum SecretError {
         source: Box<ClusterError>,
     },
     /// The cluster's answer.
-    #[error("read Secret {secret}")]
+    #[error("read Secret {secret}: {}", words(error))]
     Api {
         /// `namespace/name`.
         secret: String,
         /// The answer.
-        #[source]
-        source: Box<kube::Error>,
+        error: Box<kube::Error>,
     },
     /// A Secret without the key.
     #[error("read Secret {secret}: it has no key {key:?}; it has {known}")]
@@ -85,7 +84,7 @@ impl SecretError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Cluster { source, .. } => source.is_unreachable(),
-            Self::Api { source, .. } => match source.as_ref() {
+            Self::Api { error, .. } => match error.as_ref() {
                 kube::Error::Api(status) => status.code >= 500 || status.code == 429,
                 _ => true,
             },
@@ -100,7 +99,7 @@ impl SecretError {
                 "put it at {}, or name another place in site.yaml; a relative path starts in the definitions directory",
                 path.display()
             )),
-            Self::Api { secret, source } => match source.as_ref() {
+            Self::Api { secret, error } => match error.as_ref() {
                 kube::Error::Api(status) if status.code == 404 => {
                     Some(format!("create Secret {secret}, or correct its name in site.yaml"))
                 }
@@ -112,6 +111,14 @@ impl SecretError {
             Self::Cluster { source, .. } => source.hint(),
             Self::File { .. } | Self::NoKey { .. } | Self::NotText { .. } => None,
         }
+    }
+}
+
+/// The API server's own words; kube's text has the whole status object beside them.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
     }
 }
 
@@ -183,7 +190,7 @@ impl SecretReader {
         let found = api
             .get(&name.name)
             .await
-            .map_err(|source| SecretError::Api { secret: name.to_string(), source: Box::new(source) })?;
+            .map_err(|error| SecretError::Api { secret: name.to_string(), error: Box::new(error) })?;
         Ok(found
             .data
             .unwrap_or_default()
