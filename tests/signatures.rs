@@ -161,7 +161,11 @@ fn an_unsigned_site_asks_for_no_signatures() {
     site.run_once().exits(0);
     let before = site.registry.requests("GET");
     site.run_once().exits(0).line("nothing to do");
-    assert_eq!(site.registry.requests("GET") - before, 2, "what the tag names, and what the DaemonSet names");
+    let asked = site.registry.requests("GET") - before;
+    assert_eq!(
+        asked, 3,
+        "what the tag names, what the DaemonSet names, and the record of the kernels that were seen"
+    );
     let image = site.image();
     let all = rows(&site, &[&image], 0);
     assert_eq!(result(&all, "check report").0, "ok");
