@@ -138,6 +138,7 @@ fn kept(report: &GcReport) -> String {
         let reason = match &image.why {
             KeptWhy::Runs { .. } => "for kernels that nodes run",
             KeptWhy::Announced { .. } => "for announced kernels",
+            KeptWhy::Left { .. } => "for kernels that unions still hold",
             KeptWhy::Recent { .. } => "for kernels that were seen since",
             KeptWhy::Named { .. } => "named in the cluster",
             KeptWhy::PartOf { .. } => "part of images that stay",

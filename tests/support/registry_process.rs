@@ -93,6 +93,14 @@ impl RegistryProcess {
         fs::remove_dir_all(self.directory.path().join(tags).join(tag)).expect("the registry has the tag");
     }
 
+    /// Every digest that a tag has ever had, in hex.
+    pub fn ever_tagged(&self, repository: &str, tag: &str) -> Vec<String> {
+        let tags = format!("storage/docker/registry/v2/repositories/{repository}/_manifests/tags");
+        let index = self.directory.path().join(tags).join(tag).join("index/sha256");
+        let digests = fs::read_dir(index).expect("the registry has the tag");
+        digests.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
     /// Frees what nothing names, as the registry's administrators do now and then.
     pub fn collect_garbage(&self) {
         let config = self.directory.path().join("config.yml");
