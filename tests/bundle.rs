@@ -9,14 +9,15 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::Arc,
 };
 
 use farrier::{
     bundle::{
-        self, Bundle, BundleError, Content, ContentKind, Exported, Silent, Since, Taken, Target, Verified,
-        Wanted,
+        self, Bundle, BundleError, Content, ContentKind,
+        ContentKind::{Image, Mirror, Referrer, Signature},
+        Exported, Silent, Since, Taken, Target, Verified, Wanted,
     },
     image::{Digest, Tag, Version},
     oci::{
@@ -218,7 +219,6 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     assert_eq!(*verified.bundle().id(), exported.id);
     let kinds: Vec<ContentKind> =
         verified.bundle().index().contents.iter().map(|listed| listed.content.kind).collect();
-    use ContentKind::{Image, Mirror, Referrer, Signature};
     assert_eq!(kinds, [Mirror, Image, Image, Referrer, Signature]);
     assert_eq!(verified.bundle().index().contents[1].kernel.as_ref().unwrap().as_str(), KERNEL);
 
@@ -376,6 +376,48 @@ async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
 }
 
 #[tokio::test]
+async fn definitions_are_unpacked_and_replace_nothing_unsaid() {
+    let from = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    let digest = from.publish("definitions", "latest", &[b"kind: Site"]).await;
+    let file = directory.path().join("bundle");
+    let contents = [content(ContentKind::Definitions, "definitions", "latest", &digest)];
+    from.export(&contents, &file, None).await.unwrap();
+    let verified = verify(&file).unwrap();
+    let to = directory.path().join("definitions");
+    assert_eq!(bundle::write_definitions(&verified, &to, false).unwrap(), Some(1));
+    let unpacked = to.join("driver.ko");
+    assert_eq!(fs::read(&unpacked).unwrap(), b"kind: Site");
+    assert_eq!(bundle::write_definitions(&verified, &to, false).unwrap(), Some(0));
+    fs::write(&unpacked, "of the site").unwrap();
+    let error = bundle::write_definitions(&verified, &to, false).unwrap_err();
+    assert!(matches!(&error, BundleError::Differs { files, .. } if *files == ["driver.ko"]), "{error}");
+    assert_eq!(fs::read(&unpacked).unwrap(), b"of the site");
+    assert_eq!(bundle::write_definitions(&verified, &to, true).unwrap(), Some(1));
+    assert_eq!(fs::read(&unpacked).unwrap(), b"kind: Site");
+    assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "something temporary was left");
+}
+
+#[tokio::test]
+async fn tags_for_what_was_kept_last_move() {
+    let from = Site::start();
+    let directory = tempfile::tempdir().unwrap();
+    let to = Site::start();
+    let mut held = None;
+    for (at, layer) in [&b"older"[..], b"newer"].into_iter().enumerate() {
+        let digest = from.publish("sources", "declared-1", &[layer]).await;
+        let file = directory.path().join(format!("{at}.bundle"));
+        let contents = [content(ContentKind::Source, "sources", "declared-1", &digest)];
+        from.export(&contents, &file, None).await.unwrap();
+        let imported = bundle::import(&verify(&file).unwrap(), &to.target(), &Silent).await.unwrap();
+        let expected = held.map_or(Taken::Pushed, |held| Taken::Moved { held });
+        assert_eq!(imported.contents[0].1, expected);
+        assert_eq!(Digest::of(&to.manifest("sources", "declared-1").await.unwrap()), digest);
+        held = Some(digest);
+    }
+}
+
+#[tokio::test]
 async fn a_layout_directory_can_be_either_side() {
     let (from, contents, _) = filled().await;
     let directory = tempfile::tempdir().unwrap();
@@ -444,4 +486,91 @@ async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
     let (code, said) = refusal(&bad);
     assert_eq!(code, Some(2));
     assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
+}
+
+/// `farrier bundle export` of one reference.
+fn export_command(registry: &str, to: &Path, cache: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+    command
+        .args(["bundle", "export", "--registry", registry, "--reference", "large:1", "--to"])
+        .arg(to)
+        .env("XDG_CACHE_HOME", cache)
+        .env("DOCKER_CONFIG", cache)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+#[tokio::test]
+async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
+    let from = Site::start();
+    let layers: Vec<Vec<u8>> = (1..13).map(|seed| noise(4 << 20, seed)).collect();
+    let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
+    from.publish("large", "1", &layers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let registry = from.location.to_string();
+    let whole = directory.path().join("whole");
+    let output = export_command(&registry, &whole, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let killed = directory.path().join("killed");
+    let partial = directory.path().join("killed.partial");
+    let mut child = export_command(&registry, &killed, directory.path()).spawn().unwrap();
+    let written = || fs::metadata(&partial).map_or(0, |metadata| metadata.len());
+    while written() < 10 << 20 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!killed.exists(), "it was done before it was killed");
+    assert!(written() >= 10 << 20);
+
+    let gets = from.process.requests("GET");
+    let output = export_command(&registry, &killed, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("were written by an earlier run, and kept"));
+    assert!(from.process.requests("GET") - gets < 14, "everything was fetched again");
+    assert!(fs::read(&killed).unwrap() == fs::read(&whole).unwrap());
+    assert!(!partial.exists());
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_what_is_written_is_kept() {
+    let from = Site::start();
+    let (one, two) = (noise(600_000, 1), noise(900_000, 2));
+    from.publish("large", "1", &[&one, &two]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    // Mounted where nobody else sees it, by whoever may: root, or anybody in a namespace of users.
+    let script = "mount -t tmpfs -o size=1m tmpfs \"$1\" && shift && \"$@\"; code=$?; ls \"${@: -1}.partial\"; exit $code";
+    let to = disk.join("bundle");
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"])
+        .arg(&disk)
+        .args([env!("CARGO_BIN_EXE_farrier"), "bundle", "export", "--registry", &from.location.to_string()])
+        .args(["--reference", "large:1", "--to"])
+        .arg(&to)
+        .env("XDG_CACHE_HOME", directory.path())
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("write ") && said.contains("No space left on device"), "{said}");
+    assert!(said.contains("hint: free some space and run the same command again"), "{said}");
+    assert!(text(&output.stdout).contains("bundle.partial"), "{}", text(&output.stdout));
+}
+
+#[tokio::test]
+async fn a_registry_that_gives_another_blob_is_found_out() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    let repository = from.location.repository("two").unwrap();
+    let version = Version::Digest(contents[1].digest.clone());
+    let manifest = from.registry.manifest(&repository, &version).await.unwrap().unwrap();
+    let manifest = farrier::oci::ImageManifest::parse(&manifest.bytes).unwrap();
+    from.process.replace_blob(&manifest.layers[1].digest, b"another");
+    let error = from.export(&contents, &directory.path().join("bundle"), None).await.unwrap_err();
+    assert!(matches!(&error, BundleError::Registry(_)), "{error}");
+    assert!(!directory.path().join("bundle").exists());
 }

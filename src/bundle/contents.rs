@@ -49,6 +49,19 @@ pub struct Content {
     pub digest: Digest,
 }
 
+impl Content {
+    /// Does its tag name what was kept last, and so another content in time? The store has such tags for definitions
+    /// (`latest`), and for sources and bases by what definitions say of them (`declared-...`). All others never change.
+    pub fn has_moving_tag(&self) -> bool {
+        let tag = self.tag.as_ref().map_or("", Tag::as_str);
+        match self.kind {
+            ContentKind::Definitions => tag == "latest",
+            ContentKind::Source | ContentKind::RootFs => tag.starts_with("declared-"),
+            _ => false,
+        }
+    }
+}
+
 /// What images are made from for some kernels; nothing is looked up yet.
 #[derive(Clone, Debug, Default)]
 pub struct Needed<'a> {

@@ -5,12 +5,12 @@ use std::io;
 use crate::image::Digest;
 
 /// A tar's unit, in bytes.
-pub(super) const UNIT: u64 = 512;
+pub(super) const UNIT: usize = 512;
 /// What a tar ends with.
 pub(super) const END: [u8; 1024] = [0; 1024];
 
 /// The header of a file with these many bytes: nobody's, of no time.
-pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT as usize]> {
+pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT]> {
     let mut header = tar::Header::new_gnu();
     header.set_path(name)?;
     header.set_size(size);
@@ -25,12 +25,13 @@ pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT as usize]> {
 
 /// Zeros behind a file of this size.
 pub(super) fn padding(size: u64) -> &'static [u8] {
-    &END[..usize::try_from((UNIT - size % UNIT) % UNIT).unwrap_or_default()]
+    let unit = UNIT as u64;
+    &END[..usize::try_from((unit - size % unit) % unit).unwrap_or_default()]
 }
 
 /// A file of this size with its header and padding.
 pub(super) fn entry_size(size: u64) -> u64 {
-    UNIT + size + padding(size).len() as u64
+    UNIT as u64 + size + padding(size).len() as u64
 }
 
 /// A whole entry.

@@ -30,6 +30,11 @@ pub enum Taken {
     Pushed,
     /// The registry had it.
     Present,
+    /// The tag, one of those that name what was kept last, held something else before.
+    Moved {
+        /// What it held.
+        held: Digest,
+    },
     /// The tag holds something else, and keeps it.
     Conflict {
         /// What it holds.
@@ -81,8 +86,9 @@ pub async fn import(
     for listed in &index.contents {
         contents.push((listed.content.clone(), target.state(&listed.content).await?));
     }
+    let is_pending = |taken: &Taken| matches!(taken, Taken::Pushed | Taken::Moved { .. });
     let pending: Vec<&Content> =
-        contents.iter().filter(|(_, taken)| *taken == Taken::Pushed).map(|(content, _)| content).collect();
+        contents.iter().filter(|(_, taken)| is_pending(taken)).map(|(content, _)| content).collect();
     let blobs = wanted_blobs(verified, &pending);
     target.check_base(verified, &blobs).await?;
 
@@ -149,13 +155,14 @@ impl Target {
 
     /// Is there anything to do about it? What is under its tag already is whole: registries see to that.
     async fn state(&self, content: &Content) -> Result<Taken, BundleError> {
-        let Content { kind: _, repository, tag, digest } = content;
+        let Content { repository, tag, digest, .. } = content;
         // Whether a referrer is listed is asked where it is pushed.
         let Some(tag) = tag else { return Ok(Taken::Pushed) };
         let found = self.registry.manifest(&self.repository(repository)?, &Version::Tag(tag.clone())).await?;
         Ok(match found {
             None => Taken::Pushed,
             Some(found) if found.digest == *digest => Taken::Present,
+            Some(found) if content.has_moving_tag() => Taken::Moved { held: found.digest },
             Some(found) => Taken::Conflict { holds: found.digest },
         })
     }

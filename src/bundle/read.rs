@@ -58,12 +58,12 @@ impl Bundle {
         };
         check_version(path, &index_bytes)?;
         let truncated = |reason| BundleError::Truncated { path: path.to_owned(), bytes: length, reason };
-        let end = length.checked_sub(FIXED).ok_or_else(|| truncated("is shorter than any bundle"))?;
+        let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
         let wrong_end = |error: NoTrailer| match error {
             NoTrailer::Truncated => truncated("does not end as a bundle of this length does"),
             NoTrailer::Damaged(reason) => damaged(end, "its end", reason.to_owned()),
         };
-        let mut last = [0; FIXED as usize];
+        let mut last = [0; FIXED];
         file.read_exact_at(&mut last, end).map_err(action())?;
         let start = Trailer::start(length, &last).map_err(wrong_end)?;
         let mut bytes = vec![0; usize::try_from(length - start).unwrap_or_default()];
@@ -206,7 +206,7 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>, Bu
         if header.path_bytes().as_ref() == INDEX_NAME.as_bytes() {
             return Ok(content);
         }
-        io::copy(&mut reader.by_ref().take(UNIT), &mut io::sink()).map_err(wrong)?;
+        io::copy(&mut reader.by_ref().take(UNIT as u64), &mut io::sink()).map_err(wrong)?;
         reader.expect_end().map_err(wrong)?;
         at += reader.consumed();
     }
@@ -236,7 +236,7 @@ fn check_version(path: &Path, index: &[u8]) -> Result<(), BundleError> {
 pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8])) -> io::Result<u64> {
     let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
     let mut reader = FrameReader::new(from)?;
-    let mut header = [0; UNIT as usize];
+    let mut header = [0; UNIT];
     reader.read_exact(&mut header)?;
     if header != entry::header(&blob_name(&blob.digest), blob.size)? {
         return Err(invalid("its tar header is not that of the blob".to_owned()));
@@ -258,7 +258,7 @@ pub(super) fn read_blob(from: impl Read, blob: &Blob, mut each: impl FnMut(&[u8]
     if found != blob.digest {
         return Err(invalid(format!("its sha256 is {found}")));
     }
-    let mut padding = [0; UNIT as usize];
+    let mut padding = [0; UNIT];
     let padding = &mut padding[..entry::padding(blob.size).len()];
     reader.read_exact(padding)?;
     if padding != entry::padding(blob.size) {
@@ -308,7 +308,7 @@ impl BlobSource for BundleBlob {
 
     fn open(&self) -> io::Result<Box<dyn Read + Send>> {
         let mut reader = FrameReader::new(self.section.clone())?;
-        reader.read_exact(&mut [0; UNIT as usize])?;
+        reader.read_exact(&mut [0; UNIT])?;
         Ok(Box::new(reader.take(self.size)))
     }
 }

@@ -8,9 +8,9 @@ const SKIPPABLE: u32 = 0x184d_2a5b;
 /// The last bytes of every bundle.
 const MAGIC: &[u8; 8] = b"farrier1";
 /// Skippable frame's magic number and length.
-const START: u64 = 8;
+const START: usize = 8;
 /// Digest, number of frames, length of the file, magic.
-pub(super) const FIXED: u64 = 32 + 8 + 8 + 8;
+pub(super) const FIXED: usize = 32 + 8 + 8 + 8;
 /// More frames than any registry's contents have.
 const MAX_FRAMES: u64 = 1 << 20;
 
@@ -36,7 +36,7 @@ impl Trailer {
     /// Its bytes, behind `before` bytes of frames.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let before: u64 = self.frames.iter().sum();
-        let content = self.frames.len() as u64 * 8 + FIXED;
+        let content = (self.frames.len() * 8 + FIXED) as u64;
         let mut bytes = Vec::new();
         bytes.extend(SKIPPABLE.to_le_bytes());
         // At most MAX_FRAMES are written.
@@ -44,7 +44,7 @@ impl Trailer {
         bytes.extend(self.frames.iter().flat_map(|length| length.to_le_bytes()));
         bytes.extend(hex::decode(self.index.hex()).unwrap_or_default());
         bytes.extend((self.frames.len() as u64).to_le_bytes());
-        bytes.extend((before + START + content).to_le_bytes());
+        bytes.extend((before + START as u64 + content).to_le_bytes());
         bytes.extend(MAGIC);
         bytes
     }
@@ -60,17 +60,17 @@ impl Trailer {
             return Err(NoTrailer::Damaged("it counts more frames than a bundle can have"));
         }
         length
-            .checked_sub(START + frames * 8 + FIXED)
+            .checked_sub((START + FIXED) as u64 + frames * 8)
             .ok_or(NoTrailer::Damaged("it counts more frames than the file has room for"))
     }
 
     /// Reads it.
     pub(super) fn parse(bytes: &[u8], start: u64) -> Result<Self, NoTrailer> {
-        let body = bytes.len().checked_sub(FIXED as usize).and_then(|end| bytes.get(START as usize..end));
+        let body = bytes.len().checked_sub(FIXED).and_then(|end| bytes.get(START..end));
         let body = body.ok_or(NoTrailer::Truncated)?;
         let frames: Vec<u64> =
             body.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-        let digest = bytes.get(START as usize + body.len()..).and_then(<[u8]>::first_chunk::<32>);
+        let digest = bytes.get(START + body.len()..).and_then(<[u8]>::first_chunk::<32>);
         let trailer = Self { frames, index: Digest::from_sha256(digest.ok_or(NoTrailer::Truncated)?) };
         let sum = trailer.frames.iter().try_fold(0_u64, |sum, length| sum.checked_add(*length));
         if sum != Some(start) {
@@ -93,7 +93,7 @@ mod tests {
         let bytes = trailer.to_bytes();
         let length = 7030 + bytes.len() as u64;
         let read = |bytes: &[u8]| {
-            let start = Trailer::start(length, &bytes[bytes.len() - FIXED as usize..])?;
+            let start = Trailer::start(length, &bytes[bytes.len() - FIXED..])?;
             if start != 7030 {
                 return Err(NoTrailer::Damaged("another start"));
             }
@@ -109,6 +109,6 @@ mod tests {
                 "{bit}"
             );
         }
-        assert_eq!(Trailer::start(length - 1, &bytes[..FIXED as usize]), Err(NoTrailer::Truncated));
+        assert_eq!(Trailer::start(length - 1, &bytes[..FIXED]), Err(NoTrailer::Truncated));
     }
 }

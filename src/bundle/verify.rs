@@ -62,7 +62,7 @@ impl Bundle {
         }
         self.compare(HEAD + blobs.len(), "the end of the tar", &entry::END)?;
         let frames = blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD + at)).collect();
-        let manifests = self.parse(manifests)?;
+        let manifests = self.parse(&manifests)?;
         self.check_references(&manifests)?;
         meter.end();
         Ok(Verified { manifests, frames, bundle: self })
@@ -72,9 +72,12 @@ impl Bundle {
         BundleError::Inconsistent { path: self.path.clone(), reason }
     }
 
-    fn parse(&self, manifests: BTreeMap<Digest, Vec<u8>>) -> Result<BTreeMap<Digest, Manifest>, BundleError> {
+    fn parse(
+        &self,
+        manifests: &BTreeMap<Digest, Vec<u8>>,
+    ) -> Result<BTreeMap<Digest, Manifest>, BundleError> {
         let mut parsed = BTreeMap::new();
-        for blob in self.index().blobs.iter() {
+        for blob in &self.index().blobs {
             let (Some(media_type), Some(bytes)) = (&blob.manifest, manifests.get(&blob.digest)) else {
                 continue;
             };

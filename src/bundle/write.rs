@@ -72,12 +72,11 @@ impl Writer {
         let kept = kept_frames(&file, &head, index, meter).map_err(action())?;
         let mut file = Arc::into_inner(file)
             .ok_or_else(|| action()(io::Error::other("the file is still being read")))?;
-        match kept {
-            Some(kept) => frames.extend(kept),
-            None => {
-                file.set_len(0).map_err(action())?;
-                file.write_all(&head).map_err(action())?;
-            }
+        if let Some(kept) = kept {
+            frames.extend(kept);
+        } else {
+            file.set_len(0).map_err(action())?;
+            file.write_all(&head).map_err(action())?;
         }
         let at = frames.iter().sum();
         file.set_len(at).map_err(action())?;

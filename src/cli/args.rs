@@ -308,22 +308,16 @@ pub enum BundleCommand {
 }
 
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").args(["kernel", "reference"]).required(true).multiple(true)))]
 pub struct BundleExportArgs {
-    /// Kernel release, exactly as `uname -r` prints it (repeatable)
-    #[arg(long, value_name = "RELEASE", required = true)]
-    pub kernel: Vec<String>,
-    /// Operating system id, as in os-release [default: this machine's]
-    #[arg(long, value_name = "ID")]
-    pub os: Option<String>,
-    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
-    #[arg(long, value_name = "VERSION")]
-    pub os_version: Option<String>,
-    /// Architecture, amd64 or arm64 [default: this machine's]
-    #[arg(long, value_name = "ARCH")]
-    pub arch: Option<String>,
-    /// The driver image's name (repeatable), with those it needs [default: all]
-    #[arg(long, value_name = "IMAGE")]
-    pub image: Vec<String>,
+    #[command(flatten)]
+    pub carry: CarryArgs,
+    /// Carry this along too, and what refers to it: repository:tag below the registry's prefix (repeatable)
+    #[arg(long, value_name = "NAME:TAG")]
+    pub reference: Vec<String>,
+    /// Write a bundle although something is missing that images are made from, or an image is not published
+    #[arg(long)]
+    pub incomplete: bool,
     #[command(flatten)]
     pub registry: RegistryArg,
     /// The bundle to write
@@ -360,10 +354,11 @@ pub struct BundleInspectArgs {
     pub verify: bool,
 }
 
+/// Images and kernels that are meant, with what they need.
 #[derive(Debug, Args)]
-pub struct MirrorArgs {
+pub struct CarryArgs {
     /// Kernel release, exactly as `uname -r` prints it (repeatable)
-    #[arg(long, value_name = "RELEASE", required = true)]
+    #[arg(long, value_name = "RELEASE")]
     pub kernel: Vec<String>,
     /// Operating system id, as in os-release [default: this machine's]
     #[arg(long, value_name = "ID")]
@@ -377,6 +372,13 @@ pub struct MirrorArgs {
     /// The driver image's name (repeatable), with those it needs [default: all]
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("kernels").args(["kernel"]).required(true)))]
+pub struct MirrorArgs {
+    #[command(flatten)]
+    pub carry: CarryArgs,
     #[command(flatten)]
     pub registry: RegistryArg,
 }

@@ -85,12 +85,12 @@ async fn export(
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
     let controller = session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel)?;
-    let contents = select::contents(&controller, args).await?;
+    let Some(contents) = select::contents(&controller, args).await? else { return Ok(Exit::Failed) };
     let (location, registry) = (&controller.location, &controller.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut wanted = Vec::new();
     for content in contents {
-        let repository = settings::parse("--registry", &location_name(location, &content))?;
+        let repository = select::repository(location, &content.repository)?;
         wanted.push(Wanted { repository, registry: Arc::clone(registry), content });
     }
     if let Some(reference) = &args.farrier_image {
@@ -112,12 +112,6 @@ async fn export(
         args.to.display()
     ));
     Ok(Exit::Done)
-}
-
-fn location_name(location: &RegistryLocation, content: &Content) -> String {
-    location
-        .repository(&content.repository)
-        .map_or_else(|_| content.repository.clone(), |r| r.as_str().to_owned())
 }
 
 /// farrier's own image, wherever it is.
@@ -149,9 +143,9 @@ struct Row<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tag: Option<&'a str>,
     digest: &'a str,
-    /// `pushed`, `present` or `conflict`.
+    /// `pushed`, `present`, `moved` or `conflict`.
     outcome: &'static str,
-    /// What the tag holds instead.
+    /// What the tag holds instead, or held before it moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     holds: Option<&'a str>,
 }
@@ -161,6 +155,7 @@ fn row((content, taken): &(Content, Taken)) -> Row<'_> {
     let (outcome, holds) = match taken {
         Taken::Pushed => ("pushed", None),
         Taken::Present => ("present", None),
+        Taken::Moved { held } => ("moved", Some(held.as_str())),
         Taken::Conflict { holds } => ("conflict", Some(Digest::as_str(holds))),
     };
     let tag = tag.as_ref().map(crate::image::Tag::as_str);
@@ -185,15 +180,16 @@ async fn import(global: &Global, args: &BundleImportArgs) -> Result<Exit, CliErr
     let registry = registry::connect(&location, &Settings::registry_options(global)?)?;
     let bar = Arc::new(Bar::new());
     let verified = verify(file.clone(), Arc::clone(&bar)).await?;
-    let target = Target { location: location.clone(), registry };
-    let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
     let verified = Arc::new(verified);
+    // Before anything is pushed: files that are in the way are told first.
     let (from, to, overwrite) = (Arc::clone(&verified), definitions_to.clone(), *overwrite);
     let written = blocking(move || match to {
         Some(to) => bundle::write_definitions(&from, &to, overwrite),
         None => Ok(None),
     })
     .await?;
+    let target = Target { location: location.clone(), registry };
+    let imported = bundle::import(&verified, &target, bar.as_ref()).await?;
     let report = ImportReport {
         id: verified.bundle().id().as_str(),
         registry: location.to_string(),

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{Global, MirrorArgs, OutputForm, TargetArgs},
+    args::{CarryArgs, Global, MirrorArgs, OutputForm, TargetArgs},
     printer, session, settings,
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 pub async fn mirror(global: &Global, args: &MirrorArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
     let controller =
         session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
-    let carrying = carrying(args, &controller)?;
+    let carrying = carrying(&args.carry, &controller)?;
     let reports = controller.fill_store(&carrying, &mut tell).await;
     if cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
@@ -45,8 +45,8 @@ pub async fn mirror(global: &Global, args: &MirrorArgs, cancel: CancellationToke
 }
 
 /// The images and kernels of the arguments.
-fn carrying(args: &MirrorArgs, controller: &Controller) -> Result<Carrying, CliError> {
-    let MirrorArgs { kernel, os, os_version, arch, image, registry: _ } = args;
+pub(super) fn carrying(args: &CarryArgs, controller: &Controller) -> Result<Carrying, CliError> {
+    let CarryArgs { kernel, os, os_version, arch, image } = args;
     let mut kernels = BTreeSet::new();
     for kernel in kernel {
         kernels.insert(settings::target(&TargetArgs {

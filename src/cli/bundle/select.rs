@@ -3,135 +3,109 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    bundle::{BundleError, Content, ContentKind, contents::in_order},
-    cli::{
-        CliError,
-        args::{BundleExportArgs, TargetArgs},
-        printer, settings,
-    },
+    bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
+    cli::{CliError, args::BundleExportArgs, mirror::carrying, printer, settings},
     controller::{Carrying, Controller, Lacking},
-    image::{ImageName, Tag, Version},
+    image::{ImageName, ImageReference, Repository, Version},
     kernel::KernelTarget,
     oci::{ImageFacts, is_referrers_tag},
+    registry::RegistryLocation,
 };
 
-/// Published images for the kernels, and what the store has for them.
+/// What a site must get; `None` where something of it is missing, which has been told then.
 pub(super) async fn contents(
     controller: &Controller,
     args: &BundleExportArgs,
-) -> Result<Vec<Content>, CliError> {
-    let kernels = kernels(args)?;
+) -> Result<Option<Vec<Content>>, CliError> {
     let mut found = Vec::new();
-    let images = images(controller, args)?;
-    for image in &images {
-        found.extend(published(controller, image, &kernels).await?);
+    for reference in &args.reference {
+        found.push(referred(controller, reference).await?);
     }
-    if found.is_empty() {
-        let kernels: Vec<&str> = kernels.iter().map(|kernel| kernel.release.as_str()).collect();
-        let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
-        return Err(BundleError::Nothing(reason).into());
-    }
-    let (made_from, lacking) = controller.made_from(&Carrying { images, kernels }).await;
-    for Lacking { what, error, hint, unreachable: _ } in &lacking {
-        let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-        printer::message(&format!("not in the bundle: {what}: {error}{hint}"));
-    }
-    found.extend(made_from);
-    Ok(in_order(found))
-}
-
-fn kernels(args: &BundleExportArgs) -> Result<BTreeSet<KernelTarget>, CliError> {
-    let BundleExportArgs { kernel, os, os_version, arch, .. } = args;
-    let target = |kernel: &String| {
-        settings::target(&TargetArgs {
-            kernel: kernel.clone(),
-            os: os.clone(),
-            os_version: os_version.clone(),
-            arch: arch.clone(),
-        })
-    };
-    kernel.iter().map(target).collect()
-}
-
-fn images(controller: &Controller, args: &BundleExportArgs) -> Result<BTreeSet<ImageName>, CliError> {
-    let known = &controller.definitions.images;
-    let mut images = BTreeSet::new();
-    for name in &args.image {
-        let name: ImageName = settings::parse("--image", name)?;
-        if !known.contains_key(&name) {
-            let known = known.keys().map(ToString::to_string).collect();
-            return Err(crate::controller::TargetError::NoImage { name: name.to_string(), known }.into());
+    if !args.carry.kernel.is_empty() {
+        let carrying = carrying(&args.carry, controller)?;
+        let images = published(controller, &carrying).await?;
+        if images.is_empty() {
+            let kernels: Vec<&str> = args.carry.kernel.iter().map(String::as_str).collect();
+            let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
+            return Err(BundleError::Nothing(reason).into());
         }
-        images.insert(name);
+        let (made_from, lacking) = controller.made_from(&carrying).await;
+        lacking.iter().for_each(tell);
+        if !lacking.is_empty() && !args.incomplete {
+            printer::message(
+                "error: nothing was written, because the bundle would lack what is told above\n\
+                 hint: put it into the registry (`farrier mirror`, `farrier headers import`), or pass --incomplete",
+            );
+            return Ok(None);
+        }
+        found.extend(images);
+        found.extend(made_from);
     }
-    if images.is_empty() {
-        images.extend(known.keys().cloned());
-    }
-    Ok(images)
+    Ok(Some(in_order(found)))
 }
 
-async fn tags(controller: &Controller, name: &str) -> Result<Vec<Tag>, CliError> {
-    let repository = settings::parse(
-        "--registry",
-        controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()),
-    )?;
-    Ok(controller.registry.tags(&repository).await?)
+fn tell(Lacking { what, error, hint, unreachable: _ }: &Lacking) {
+    let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    printer::message(&format!("missing: {what}: {error}{hint}"));
+}
+
+/// A repository below the registry's prefix.
+pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, CliError> {
+    location.repository(name).map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// The images, and those that they need, as far as they are published for one of the kernels.
+async fn published(controller: &Controller, carrying: &Carrying) -> Result<Vec<Content>, CliError> {
+    let Carrying { images, kernels } = carrying;
+    let mut found = Vec::new();
+    for image in needed(&controller.definitions, images, kernels).images {
+        found.extend(published_image(controller, &image.metadata.name, kernels).await?);
+    }
+    Ok(found)
 }
 
 /// The image's tags whose manifests say that they are for one of the kernels.
-async fn published(
+async fn published_image(
     controller: &Controller,
     image: &ImageName,
     kernels: &BTreeSet<KernelTarget>,
 ) -> Result<Vec<Content>, CliError> {
+    let repository = repository(&controller.location, image.as_str())?;
     let mut found = Vec::new();
-    for tag in tags(controller, image.as_str()).await? {
+    for tag in controller.registry.tags(&repository).await? {
+        let version = Version::Tag(tag.clone());
         if is_referrers_tag(&tag) {
             continue;
         }
-        let one = tagged(controller, ContentKind::Image, image.as_str(), [tag]).await?;
-        for content in one {
-            let repository = settings::parse(
-                "--registry",
-                controller
-                    .location
-                    .repository(image.as_str())
-                    .as_ref()
-                    .map_or(image.as_str(), |r| r.as_str()),
-            )?;
-            let version = Version::Digest(content.digest.clone());
-            let manifest = controller.registry.manifest(&repository, &version).await?;
-            let facts = manifest.and_then(|manifest| ImageFacts::from_manifest(&manifest.bytes).ok());
-            let is_for = |facts: &ImageFacts| {
-                kernels.iter().any(|kernel| {
-                    facts.kernel_release.as_ref() == Some(&kernel.release)
-                        || facts.members.contains_key(&kernel.release)
-                })
-            };
-            if facts.as_ref().is_some_and(is_for) {
-                found.push(content);
-            }
+        let Some(manifest) = controller.registry.manifest(&repository, &version).await? else { continue };
+        // What says nothing of a kernel is not farrier's, or not an image.
+        let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
+        let is_for = |kernel: &KernelTarget| {
+            facts.kernel_release.as_ref() == Some(&kernel.release)
+                || facts.members.contains_key(&kernel.release)
+        };
+        if kernels.iter().any(is_for) {
+            found.push(Content {
+                kind: ContentKind::Image,
+                repository: image.as_str().to_owned(),
+                tag: Some(tag),
+                digest: manifest.digest,
+            });
         }
     }
     Ok(found)
 }
 
-async fn tagged(
-    controller: &Controller,
-    kind: ContentKind,
-    name: &str,
-    tags: impl IntoIterator<Item = Tag>,
-) -> Result<Vec<Content>, CliError> {
-    let repository = settings::parse(
-        "--registry",
-        controller.location.repository(name).as_ref().map_or(name, |r| r.as_str()),
-    )?;
-    let mut found = Vec::new();
-    for tag in tags {
-        if let Some(stored) = controller.registry.manifest(&repository, &Version::Tag(tag.clone())).await? {
-            let (repository, digest) = (name.to_owned(), stored.digest);
-            found.push(Content { kind, repository, tag: Some(tag), digest });
-        }
-    }
-    Ok(found)
+/// What stands under a name below the registry's prefix.
+async fn referred(controller: &Controller, text: &str) -> Result<Content, CliError> {
+    let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
+    let place = repository(&controller.location, name.as_str())?;
+    let found = controller.registry.manifest(&place, &version).await?;
+    let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
+    let tag = match version {
+        Version::Tag(tag) => Some(tag),
+        Version::Digest(_) => None,
+    };
+    let repository = name.as_str().to_owned();
+    Ok(Content { kind: ContentKind::Image, repository, tag, digest: found.digest })
 }

@@ -51,6 +51,7 @@ pub(super) fn imported(imported: &Imported) -> String {
         let outcome = match taken {
             Taken::Pushed => "pushed".to_owned(),
             Taken::Present => "there already".to_owned(),
+            Taken::Moved { held } => format!("pushed; the tag held {held} before"),
             Taken::Conflict { holds } => format!("conflict: the tag holds {holds}"),
         };
         table.add_row([kind_name(content.kind), &name(content), &outcome]);
@@ -68,5 +69,5 @@ fn name(content: &Content) -> String {
 }
 
 fn trim(table: &comfy_table::Table) -> String {
-    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }
