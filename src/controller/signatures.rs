@@ -97,9 +97,14 @@ impl Controller {
         self.image_signer().await.map(drop)
     }
 
-    /// The public half of the site's own key.
+    /// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side
+    /// of an air gap where images are signed.
     pub(super) async fn own_key(&self) -> Result<Option<PublicKey>, TargetError> {
-        Ok(self.image_signer().await?.map(|signer| signer.public))
+        let Some(signing) = &self.definitions.site.image_signing else { return Ok(None) };
+        match &signing.public_key {
+            Some(path) => Ok(read_keys(vec![self.definitions.root.join(path)]).await?.pop()),
+            None => Ok(self.image_signer().await?.map(|signer| signer.public)),
+        }
     }
 
     /// The keys of which one must have signed (`policy.requireSigned`).

@@ -131,11 +131,6 @@ impl Controller {
         if !required.is_empty() {
             return Ok(required);
         }
-        if let Some(path) =
-            self.definitions.site.image_signing.as_ref().and_then(|own| own.public_key.as_ref())
-        {
-            return read_keys(vec![self.definitions.root.join(path)]).await;
-        }
         Ok(self.own_key().await?.into_iter().collect())
     }
 
