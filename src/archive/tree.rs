@@ -47,7 +47,8 @@ impl<'a> Tree<'a> {
         let path = self.place(name)?;
         let failed = |source| UnpackError::Write { path: path.clone(), source };
         // `create_new` follows no link.
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(failed)?;
+        let create = || OpenOptions::new().write(true).create_new(true).open(&path);
+        let mut file = instead(&path, create)?;
         let mut left = size;
         while left > 0 {
             let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len());
@@ -65,7 +66,7 @@ impl<'a> Tree<'a> {
 
     pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
         let path = self.place(name)?;
-        std::os::unix::fs::symlink(target, &path).map_err(|source| UnpackError::Write { path, source })
+        instead(&path, || std::os::unix::fs::symlink(target, &path))
     }
 
     pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
@@ -82,7 +83,7 @@ impl<'a> Tree<'a> {
             return Ok(());
         }
         let path = self.place(name)?;
-        fs::hard_link(&existing, &path).map_err(|source| UnpackError::Write { path, source })
+        instead(&path, || fs::hard_link(&existing, &path))
     }
 
     /// The name as a relative path of plain components; `None` for the root itself.
@@ -104,19 +105,14 @@ impl<'a> Tree<'a> {
         Ok(if depth == 0 { None } else { Some(path) })
     }
 
-    /// Where a new file or link goes, with nothing in its place and its parents made.
+    /// Where a new file or link goes, with its parents made.
     fn place(&mut self, name: &OsStr) -> Result<PathBuf, UnpackError> {
         let path =
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
         if let Some(parent) = path.parent() {
             self.ensure_directory(parent, name)?;
         }
-        let path = self.root.join(path);
-        match fs::remove_file(&path) {
-            Ok(()) => Ok(path),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(path),
-            Err(source) => Err(UnpackError::Write { path, source }),
-        }
+        Ok(self.root.join(path))
     }
 
     /// Makes the directory and those above it, none of which may be a symbolic link.
@@ -163,6 +159,17 @@ impl<'a> Tree<'a> {
         fs::set_permissions(&full, Permissions::from_mode(mode))
             .map_err(|source| UnpackError::Write { path: full, source })
     }
+}
+
+/// Makes a file or link, in place of what an earlier entry made there. Few archives name a file twice.
+fn instead<T>(path: &Path, make: impl Fn() -> io::Result<T>) -> Result<T, UnpackError> {
+    let made = match make() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path).and_then(|()| make())
+        }
+        made => made,
+    };
+    made.map_err(|source| UnpackError::Write { path: path.to_owned(), source })
 }
 
 /// Mode and time: `make` compares the times of a source's files.

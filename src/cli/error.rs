@@ -10,7 +10,7 @@ use crate::{
     controller::{PassError, TargetError, chain},
     definitions::DefinitionErrors,
     engine::EngineError,
-    headers::{CollectError, FetchError, HostError, TreeError},
+    headers::{FetchError, HostError, TreeError},
     net::NetError,
     oci::ImageError,
     payload::{ImportError, PayloadError},
@@ -197,22 +197,10 @@ impl CliError {
             | Self::Definitions(_)
             | Self::Net(_)
             | Self::Registry(RegistryError::Net(NetError::Offline { .. }))
-            | Self::Fetch(FetchError::Net(NetError::Offline { .. }))
             | Self::Tree(_)
             | Self::Pass(PassError::Cluster(_))
             | Self::Host(_)
             | Self::NoKernel { .. }
-            | Self::Fetch(
-                FetchError::KernelImage(_)
-                | FetchError::Import(_)
-                | FetchError::HostTree(_)
-                | FetchError::Collect(
-                    CollectError::Absent { .. }
-                    | CollectError::Path { .. }
-                    | CollectError::Elsewhere { .. }
-                    | CollectError::Kind { .. },
-                ),
-            )
             | Self::Http(_)
             | Self::Cluster(_)
             | Self::Signing(_) => Exit::Wrong,
@@ -232,6 +220,7 @@ impl CliError {
                 Exit::Unreachable
             }
             Self::Bundle(error) if error.is_usage() => Exit::Wrong,
+            Self::Fetch(error) if error.is_usage() => Exit::Wrong,
             Self::Fetch(error) if error.is_transient() => Exit::Unreachable,
             Self::Pass(PassError::Cache(_))
             | Self::Cache(_)

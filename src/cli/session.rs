@@ -85,7 +85,7 @@ pub fn controller(
         cache,
         registry,
         needs_from: None,
-        remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)?),
+        remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)),
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),

@@ -40,11 +40,8 @@ impl Settings {
         let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
         let definitions = definitions::load(directory.as_deref())?;
         let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
-        let options = FetchOptions {
-            refresh: Duration::from_secs(global.refresh),
-            offline: global.offline,
-            ..FetchOptions::default()
-        };
+        let options =
+            FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
         let registry = reach(global, &definitions)?;
         let fetcher = Fetcher::new(cache.clone(), options).with_net(registry.net.clone());
         Ok(Self { definitions, cache, fetcher, registry })

@@ -162,8 +162,8 @@ mod tests {
     use super::*;
     use crate::{
         controller::testing::Bench,
-        headers::{FetchOptions, Fetcher},
         image::Digest,
+        net::{Net, NetOptions},
         oci::{ImageIndex, ImageManifest},
         registry::{RegistryOptions, RemoteRegistry, connect},
     };
@@ -211,9 +211,9 @@ mod tests {
         assert!(!bench.controller.copy_image(text).await.unwrap().new);
 
         // Nobody is there any more.
-        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap());
-        let offline = FetchOptions { offline: true, ..FetchOptions::default() };
-        bench.controller.fetcher = Fetcher::new(bench.controller.cache.clone(), offline);
+        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
+        let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
+        bench.controller.fetcher = bench.controller.fetcher.clone().with_net(offline);
         let resolved = bench.controller.resolve_reference(text).await.unwrap();
         assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
         let at_hand = bench.controller.at_hand(resolved).await.unwrap();

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncReadExt;
 
-use super::{FetchError, Fetcher, RootFs, apt, blocking::blocking, digest, io_error, process};
+use super::{FetchError, Fetcher, RootFs, apt, blocking::blocking, digest, io_error, process, stored::CARRY};
 use crate::{
     image::{
         Digest,
@@ -95,7 +95,10 @@ impl Fetcher {
             async move {
                 match self.stored_content(Kind::RootFs, key).await? {
                     Some(stored) => self.take_root_fs(&stored, &dir).await,
-                    None => self.mmdebstrap(spec, arch, dir).await,
+                    None => {
+                        let what = || format!("root file system of {} ({arch})", spec.suite);
+                        self.unless_kept(self.mmdebstrap(spec, arch, dir).await, what, CARRY)
+                    }
                 }
             }
         };

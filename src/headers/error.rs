@@ -149,6 +149,19 @@ pub enum FetchError {
         #[source]
         source: std::io::Error,
     },
+    /// With `--offline`, what was never put where it could be had.
+    #[error(
+        "find {what}: neither the cache nor the registry's store has it, and with --offline nobody else can be asked"
+    )]
+    NotKept {
+        /// What is missing.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+        /// How asking upstream ended.
+        #[source]
+        source: Box<FetchError>,
+    },
     /// There is no registry to keep anything in.
     #[error("keep it beside the images: no registry was named")]
     NoStore,
@@ -168,6 +181,7 @@ impl FetchError {
             Self::Truncated { .. } => true,
             Self::Transfer { source, .. } => fault(source.as_ref()) == Fault::Connection,
             Self::Net(error) => error.is_transient(),
+            Self::NotKept { source, .. } => source.is_transient(),
             Self::Store(error) => error.is_transient(),
             Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
             Self::Cache(_)
@@ -190,6 +204,44 @@ impl FetchError {
         }
     }
 
+    /// Is it what the command or a definition names that is wrong, rather than the world?
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Net(NetError::Offline { .. })
+            | Self::KernelImage(_)
+            | Self::HostTree(_)
+            | Self::Tree(_) => true,
+            Self::Import(error) => error.is_usage(),
+            Self::Collect(error) => matches!(
+                error,
+                CollectError::Absent { .. }
+                    | CollectError::Path { .. }
+                    | CollectError::Elsewhere { .. }
+                    | CollectError::Kind { .. }
+            ),
+            // The archive is not what it should be; the others are of this machine.
+            Self::Unpack { source, .. } => !matches!(
+                source,
+                UnpackError::Write { .. } | UnpackError::Start { .. } | UnpackError::Open { .. }
+            ),
+            _ => false,
+        }
+    }
+
+    /// Is it about what lies upstream, so that somebody else may have fetched it?
+    pub(super) fn is_upstream(&self) -> bool {
+        matches!(
+            self,
+            Self::Net(_)
+                | Self::NoAptSource { .. }
+                | Self::NoPackage { .. }
+                | Self::Program { .. }
+                | Self::Transfer { .. }
+                | Self::Status { .. }
+                | Self::Truncated { .. }
+        )
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
@@ -205,6 +257,7 @@ impl FetchError {
             Self::KernelImage(error) => error.remedy(),
             Self::Store(error) => return error.hint(),
             Self::Pack(error) => return error.hint(),
+            Self::NotKept { hint, .. } => hint,
             Self::NoStore => "name one with --registry",
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",

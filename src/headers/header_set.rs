@@ -12,7 +12,9 @@ use super::{
     FetchError, Fetcher, HeaderLookup, HeaderSet,
     apt::{AptArchive, Closure, control},
     blocking::blocking,
-    copy, digest, io_error, layout, tree, unpack,
+    copy, digest, io_error, layout,
+    stored::CARRY,
+    tree, unpack,
 };
 use crate::kernel::{AptHeaders, Architecture, HeaderSource, KernelTarget, TarballHeaders};
 
@@ -50,7 +52,10 @@ impl Fetcher {
             return self.load_brought(&brought, target).await;
         }
         let lookup = match source {
-            HeaderSource::Apt(apt) => self.apt_headers(apt, target).await?,
+            HeaderSource::Apt(apt) => {
+                let what = || format!("headers of {} ({})", target.release, target.arch);
+                self.unless_kept(self.apt_headers(apt, target).await, what, CARRY)?
+            }
             HeaderSource::Tarball(tarball) => self.tarball_headers(tarball, root, target).await?,
         };
         let HeaderLookup::Missing { looked_for, hint } = lookup else { return Ok(lookup) };

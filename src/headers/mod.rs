@@ -125,14 +125,11 @@ pub struct FetchOptions {
     pub refresh: Duration,
     /// The directory of the host's apt configuration, whose sources and keyrings are the default.
     pub apt_dir: PathBuf,
-    /// What a definition came to where it was kept in the store counts, and nobody upstream is asked whether there is
-    /// something newer.
-    pub offline: bool,
 }
 
 impl Default for FetchOptions {
     fn default() -> Self {
-        Self { refresh: Duration::from_hours(1), apt_dir: PathBuf::from("/etc/apt"), offline: false }
+        Self { refresh: Duration::from_hours(1), apt_dir: PathBuf::from("/etc/apt") }
     }
 }
 
@@ -169,9 +166,9 @@ impl Fetcher {
         Self { store: Some(store), ..self }
     }
 
-    /// Does what was kept count, without asking upstream for something newer?
+    /// Does what a definition came to where it was kept in the store count, without asking upstream for something newer?
     pub fn is_offline(&self) -> bool {
-        self.options.offline
+        self.net.is_offline()
     }
 
     /// Where what it needs may be kept beside the images.

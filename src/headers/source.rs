@@ -16,7 +16,7 @@ use super::{
     apt::{self, AptArchive, control::PackageRecord, version},
     blocking::blocking,
     copy, digest, io_error,
-    stored::note,
+    stored::{CARRY, note},
     unpack,
 };
 use crate::{
@@ -107,7 +107,12 @@ impl Fetcher {
                 self.package_file(source, &package, native()).await?
             }
             Content::Download { url, sha256 } => {
-                self.download(&format!("source {}", spec.name), &url, &sha256).await?
+                let what = format!("source {}", spec.name);
+                self.unless_kept(
+                    self.download(&what, &url, &sha256).await,
+                    || format!("{what} ({url})"),
+                    CARRY,
+                )?
             }
             Content::File { path, .. } | Content::Directory { path, .. } => path,
         };
@@ -155,14 +160,15 @@ impl Fetcher {
             let age = now.checked_sub(known.found);
             // One version's content never changes; and where nobody may be asked, what was said last counts.
             if version.is_some()
-                || self.options.offline
+                || self.is_offline()
                 || age.is_some_and(|age| age < self.options.refresh.as_secs())
             {
                 return Ok(known);
             }
         }
+        let looked_up = self.find_package(source, version.as_deref(), arch).await;
         let PackageRecord { name, version, sha256, .. } =
-            self.find_package(source, version.as_deref(), arch).await?.1;
+            self.unless_kept(looked_up, || format!("package {}", source.package), CARRY)?.1;
         let found = Package { name, version, sha256, found: now };
         self.cache.write_record("packages", &key, &found)?;
         Ok(found)
@@ -201,8 +207,12 @@ impl Fetcher {
         package: &Package,
         arch: Architecture,
     ) -> Result<PathBuf, FetchError> {
-        let (archive, found) = self.find_package(source, Some(&package.version), arch).await?;
-        let files = archive.download(&[found]).await?;
+        let download = async {
+            let (archive, found) = self.find_package(source, Some(&package.version), arch).await?;
+            archive.download(&[found]).await
+        };
+        let what = || format!("package {}={}", package.name, package.version);
+        let files = self.unless_kept(download.await, what, CARRY)?;
         files.into_iter().next().ok_or(FetchError::Interrupted)
     }
 }

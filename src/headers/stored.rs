@@ -28,6 +28,11 @@ use crate::{
 /// Changes when definitions' own keys are made otherwise.
 const FORMAT: &str = "declared-1";
 
+/// What to do about something that the store lacks.
+pub(super) const CARRY: &str = "where the network is, `farrier mirror --kernel RELEASE --registry REGISTRY` puts it into a \
+                                registry's store, and `farrier bundle` carries it here; or name a mirror that has it, and its \
+                                host, in site.yaml";
+
 /// The tag of the definitions that were kept last.
 pub const LATEST: &str = "latest";
 
@@ -180,7 +185,7 @@ impl Fetcher {
     /// Is the store asked before the archive which package this is?
     fn asks_store(&self, source: &AptSource, arch: Architecture) -> Result<bool, FetchError> {
         let is_fixed = source.version.is_some();
-        Ok((self.options.offline || is_fixed) && !(is_fixed && self.known_package(source, arch)?.is_some()))
+        Ok((self.is_offline() || is_fixed) && !(is_fixed && self.known_package(source, arch)?.is_some()))
     }
 
     /// The key of a minimal base that is not asked about upstream.
@@ -276,6 +281,22 @@ impl Fetcher {
             store.name(&stored, declared).await?;
         }
         Ok(Kept { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new: true })
+    }
+
+    /// Offline it is what was never kept that matters, and not in which words a network that is not there refused.
+    pub(super) fn unless_kept<T>(
+        &self,
+        outcome: Result<T, FetchError>,
+        what: impl FnOnce() -> String,
+        hint: &'static str,
+    ) -> Result<T, FetchError> {
+        outcome.map_err(|error| {
+            if self.is_offline() && self.store.is_some() && error.is_upstream() {
+                FetchError::NotKept { what: what(), hint, source: Box::new(error) }
+            } else {
+                error
+            }
+        })
     }
 
     fn required_store(&self) -> Result<&Store, FetchError> {

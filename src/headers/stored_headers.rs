@@ -5,11 +5,13 @@ use std::path::Path;
 
 use super::{
     FetchError, Fetcher, HeaderLookup, HeaderSet,
+    brought::Brought,
+    import::{annotations_of, title_of},
     stored::{Keep, Kept},
 };
 use crate::{
     kernel::{HeaderSource, KernelTarget},
-    oci::{Descriptor, annotations},
+    oci::Descriptor,
     store::{self, Kind},
 };
 
@@ -38,7 +40,7 @@ impl Fetcher {
     ) -> Result<KeptHeaders, FetchError> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let tag = store::header_tag(release, *arch)?;
-        let what = format!("headers of {release} ({arch})");
+        let what = title_of(release.as_str(), *arch);
         if let Some(kept) = self.kept_already(Kind::Headers, &what, &tag, None).await? {
             return Ok(KeptHeaders::Kept(Box::new(kept)));
         }
@@ -49,22 +51,15 @@ impl Fetcher {
                     return Ok(KeptHeaders::Missing { looked_for, hint });
                 }
             };
-        let symbols = facts.symbols.map(|table| table.len());
         let (file, layer, _scratch) = self.pack(tree).await?;
-        let notes = [
-            (annotations::TITLE, Some(what.clone())),
-            (annotations::KERNEL_RELEASE, Some(release.to_string())),
-            (annotations::ARCHITECTURE, Some(arch.to_string())),
-            (annotations::HEADERS_IDENTITY, self.header_identity(source, root, target).await?),
-            (annotations::HEADERS, Some(origin.join(", "))),
-            (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
-            (
-                annotations::EXPORTED_SYMBOLS,
-                Some(symbols.map_or_else(|| "none".to_owned(), |count| count.to_string())),
-            ),
-            (annotations::HEADERS_CONTENT, Some(layer.diff_id.to_string())),
-        ];
-        let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+        let set = Brought {
+            release: release.to_string(),
+            arch: *arch,
+            content: layer.diff_id.to_string(),
+            identity: self.header_identity(source, root, target).await?,
+            origin,
+        };
+        let notes = annotations_of(&set, &facts, compiler);
         let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
         let keep = Keep { kind: Kind::Headers, what, tag, declared: None, file: &file, layer, notes };
         Ok(KeptHeaders::Kept(Box::new(self.keep(keep).await?)))

@@ -4,6 +4,7 @@ use super::*;
 use crate::{
     cache::Cache,
     headers::{FetchOptions, FetchedSource},
+    net::{Net, NetOptions},
     registry::{self, RegistryLocation, RegistryOptions},
 };
 
@@ -37,8 +38,10 @@ impl Sites {
         let location = RegistryLocation::Layout(self.dir.path().join("layout"));
         let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
         let apt_dir = self.dir.path().join("no-apt");
-        let options = FetchOptions { apt_dir, offline, ..FetchOptions::default() };
+        let options = FetchOptions { apt_dir, ..FetchOptions::default() };
+        let net = Net::new(NetOptions { offline, ..NetOptions::default() }).unwrap();
         Fetcher::new(Cache::open(self.dir.path().join(cache)).unwrap(), options)
+            .with_net(net)
             .with_store(Store::new(location, registry))
     }
 

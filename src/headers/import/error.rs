@@ -144,6 +144,14 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    /// Is it what the command names that is wrong, rather than the store or this machine?
+    pub fn is_usage(&self) -> bool {
+        !matches!(
+            self,
+            Self::Annotation { .. } | Self::Content { .. } | Self::Vanished { .. } | Self::Layer { .. }
+        )
+    }
+
     /// What to do about it.
     pub fn remedy(&self) -> Option<String> {
         let text = match self {

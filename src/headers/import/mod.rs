@@ -136,7 +136,7 @@ impl Fetcher {
         let (outcome, stored) = match self.store() {
             Some(store) => {
                 let file = work.path().join(LAYER);
-                let annotations = annotations_of(&brought, &facts, compiler);
+                let annotations = annotations_of(&brought, &facts, Some(compiler));
                 let (outcome, stored) =
                     keep(store, &brought, &release, &layer, &file, annotations, replace).await?;
                 (outcome, Some(stored))
@@ -238,16 +238,28 @@ async fn keep(
     })
 }
 
-fn annotations_of(brought: &Brought, facts: &KernelFacts, compiler: Compiler) -> BTreeMap<String, String> {
+/// What a header set in the store says of itself.
+pub(super) fn annotations_of(
+    brought: &Brought,
+    facts: &KernelFacts,
+    compiler: Option<Compiler>,
+) -> BTreeMap<String, String> {
     let symbols = facts.symbols.as_ref().map_or_else(|| "none".to_owned(), |table| table.len().to_string());
+    let Brought { release, arch, content, identity, origin } = brought;
     let notes = [
-        (annotations::KERNEL_RELEASE, brought.release.clone()),
-        (annotations::ARCHITECTURE, brought.arch.to_string()),
-        (annotations::COMPILER, compiler.to_string()),
-        (annotations::EXPORTED_SYMBOLS, symbols),
-        (annotations::HEADERS_CONTENT, brought.content.clone()),
-        (annotations::HEADERS, brought.origin.join(", ")),
+        (annotations::TITLE, Some(title_of(release, *arch))),
+        (annotations::KERNEL_RELEASE, Some(release.clone())),
+        (annotations::ARCHITECTURE, Some(arch.to_string())),
+        (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
+        (annotations::EXPORTED_SYMBOLS, Some(symbols)),
+        (annotations::HEADERS_CONTENT, Some(content.clone())),
+        (annotations::HEADERS_IDENTITY, identity.clone()),
+        (annotations::HEADERS, Some(origin.join(", "))),
     ];
-    let identity = brought.identity.clone().map(|identity| (annotations::HEADERS_IDENTITY, identity));
-    notes.into_iter().chain(identity).map(|(key, value)| (key.to_owned(), value)).collect()
+    notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+}
+
+/// A header set as people call it.
+pub(super) fn title_of(release: &str, arch: Architecture) -> String {
+    format!("headers of {release} ({arch})")
 }

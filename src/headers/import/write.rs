@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, Permissions},
-    io::{self, BufWriter, Read, Write as _},
+    io::{self, BufReader, BufWriter, Read, Write as _},
     os::unix::fs::{PermissionsExt as _, symlink},
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -18,6 +18,8 @@ use crate::{
     oci::{ArtifactWriter, EntryKind, Layer, LayerError},
 };
 
+/// Bytes of a file that are read at once.
+const PORTION: usize = 64 << 10;
 /// Every file's modification time: what is built is the same wherever the set came from.
 const MTIME: u64 = 0;
 
@@ -52,20 +54,25 @@ pub(super) fn write(
             }
             Entry::File { from, is_ours, is_executable, size } => {
                 let mode = if *is_executable { 0o755 } else { 0o644 };
-                let (file, mut content): (File, Box<dyn Read>) = if *is_ours {
-                    fs::rename(from, &place).map_err(io_error("rename", from))?;
-                    let file = File::open(&place).map_err(io_error("open", &place))?;
-                    let content = file.try_clone().map_err(io_error("open", &place))?;
-                    (file, Box::new(content))
-                } else {
-                    let file = File::create_new(&place).map_err(io_error("create", &place))?;
-                    let to = file.try_clone().map_err(io_error("open", &place))?;
-                    let from = File::open(from).map_err(io_error("open", from))?;
-                    (file, Box::new(Copying { from, to }))
+                let mut add = |content: &mut dyn Read| {
+                    // Most files are smaller than this, and so are read with one call.
+                    let mut content = BufReader::with_capacity(PORTION, content);
+                    layer
+                        .entry(path, mode, EntryKind::File { size: *size, content: &mut content })
+                        .map_err(failed)
                 };
-                layer
-                    .entry(path, mode, EntryKind::File { size: *size, content: content.as_mut() })
-                    .map_err(failed)?;
+                let file = if *is_ours {
+                    fs::rename(from, &place).map_err(io_error("rename", from))?;
+                    let mut file = File::open(&place).map_err(io_error("open", &place))?;
+                    add(&mut file)?;
+                    file
+                } else {
+                    let to = File::create_new(&place).map_err(io_error("create", &place))?;
+                    let from = File::open(from).map_err(io_error("open", from))?;
+                    let mut content = Copying { from, to };
+                    add(&mut content)?;
+                    content.to
+                };
                 file.set_permissions(Permissions::from_mode(mode))
                     .and_then(|()| file.set_modified(SystemTime::UNIX_EPOCH))
                     .map_err(io_error("set mode and time of", &place))?;

@@ -30,6 +30,11 @@ const KIND: &str = "kernel-images";
 /// The tree's name in its cache entry.
 const TREE: &str = "tree";
 
+/// What to do about a kernel image that cannot be fetched: no store holds them.
+const BRING: &str = "registries keep no kernel images: put the kernel's vmlinuz and modules into the definitions directory and \
+                     name them as the family's `kernelImage: file`, or name a mirror of its packages, and its host, in \
+                     site.yaml";
+
 /// Remembers what a search came to, as for header sets.
 #[derive(Debug, Serialize, Deserialize)]
 struct Found {
@@ -77,7 +82,10 @@ impl Fetcher {
         reach: Reach,
     ) -> Result<KernelImageLookup, FetchError> {
         match &family.spec.kernel_image {
-            Some(KernelImageSource::Apt(apt)) => self.apt_image(apt, target, reach).await,
+            Some(KernelImageSource::Apt(apt)) => {
+                let what = || format!("kernel image of {} ({})", target.release, target.arch);
+                self.unless_kept(self.apt_image(apt, target, reach).await, what, BRING)
+            }
             Some(KernelImageSource::File(file)) => Ok(file_image(file, root, target)),
             None => Ok(KernelImageLookup::Missing {
                 looked_for: format!("the kernel image of {target}"),

@@ -1,153 +1,25 @@
 //! Header sets that the user brings: every form, every way in which they are wrong, and how they are found again.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod bench;
+
 use std::{
     fs,
     io::Write as _,
-    os::unix::fs::{PermissionsExt as _, symlink},
     path::{Path, PathBuf},
     process::Command,
-    sync::Arc,
-    time::{Duration, UNIX_EPOCH},
+    time::UNIX_EPOCH,
 };
 
+use bench::{AARCH64, Bench, RELEASE, family, request, rpm, target};
 use farrier::{
-    cache::Cache,
-    headers::{
-        FetchError, FetchOptions, Fetcher, HeaderImport, HeaderLookup, ImportError, ImportSource,
-        ImportedHeaders, Outcome, TreeError,
-    },
+    headers::{FetchError, HeaderImport, HeaderLookup, ImportError, ImportSource, Outcome, TreeError},
     image::Digest,
-    kernel::{Architecture, HeaderSource, KernelTarget},
+    kernel::Architecture,
     oci::Descriptor,
     registry::{self, RegistryLocation, RegistryOptions},
     store::{Item, Kind, Store, header_tag},
 };
-use tempfile::TempDir;
-
-const RELEASE: &str = "6.1.192-ACME+";
-const X86_64: u8 = 62;
-const AARCH64: u8 = 183;
-
-struct Bench(TempDir);
-
-impl Bench {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn write(&self, path: &str, content: impl AsRef<[u8]>) {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, content).unwrap();
-    }
-
-    fn link(&self, target: &str, path: &str) {
-        let path = self.path(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        let _ = fs::remove_file(&path);
-        symlink(target, path).unwrap();
-    }
-
-    fn program(&self, path: &str, machine: u8) {
-        let mut head = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0];
-        head.resize(18, 0);
-        head.extend([machine, 0, 1]);
-        self.write(path, head);
-        fs::set_permissions(self.path(path), fs::Permissions::from_mode(0o755)).unwrap();
-    }
-
-    /// What `make modules_prepare` and a full build leave in the build directory.
-    fn configured(&self, build: &str) {
-        let text = format!("#define UTS_RELEASE \"{RELEASE}\"\n");
-        self.write(&format!("{build}/include/generated/utsrelease.h"), text);
-        self.write(
-            &format!("{build}/include/config/auto.conf"),
-            "CONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\nCONFIG_X86_64=y\nCONFIG_64BIT=y\n",
-        );
-        self.write(&format!("{build}/Module.symvers"), "0x12345678\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n");
-        self.program(&format!("{build}/scripts/basic/fixdep"), X86_64);
-        self.program(&format!("{build}/scripts/mod/modpost"), X86_64);
-    }
-
-    /// A package's tree of headers.
-    fn tree(&self, build: &str) {
-        self.configured(build);
-        self.write(&format!("{build}/Makefile"), "VERSION = 6\n");
-        self.write(&format!("{build}/include/linux/module.h"), "struct module;\n");
-        self.link("module.h", &format!("{build}/include/linux/alias.h"));
-    }
-
-    fn tar(&self, flags: &[&str], archive: &str, name: &str) -> PathBuf {
-        let path = self.path(archive);
-        let status = Command::new("tar")
-            .args(flags)
-            .arg("-cf")
-            .arg(&path)
-            .arg("-C")
-            .arg(self.0.path())
-            .arg(name)
-            .status();
-        assert!(status.unwrap().success());
-        path
-    }
-
-    fn fetcher(&self, cache: &str) -> Fetcher {
-        let options = FetchOptions { refresh: Duration::ZERO, ..FetchOptions::default() };
-        Fetcher::new(Cache::open(self.path(cache)).unwrap(), options)
-    }
-
-    fn with_store(&self, cache: &str) -> Fetcher {
-        let location = RegistryLocation::Layout(self.path("registry"));
-        let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
-        self.fetcher(cache).with_store(Store::new(location, Arc::clone(&registry)))
-    }
-
-    async fn import(&self, sources: &[&Path]) -> Result<ImportedHeaders, FetchError> {
-        self.fetcher("cache").import_headers(request(sources)).await
-    }
-
-    /// Fails with nothing left anywhere.
-    async fn refused(&self, source: &Path) -> FetchError {
-        let fetcher = self.with_store("cache-refused");
-        let error = fetcher.import_headers(request(&[source])).await.unwrap_err();
-        let names = |directory: &str| {
-            let listing = fs::read_dir(self.path("cache-refused").join(directory));
-            listing.map_or(0, Iterator::count)
-        };
-        assert_eq!((names("headers"), names("work"), names("records")), (0, 0, 0), "{error}");
-        assert!(
-            fetcher.stored_headers(&RELEASE.parse().unwrap(), Architecture::Amd64).await.unwrap().is_none()
-        );
-        error
-    }
-}
-
-fn request(sources: &[&Path]) -> HeaderImport {
-    HeaderImport {
-        sources: sources.iter().map(|path| ImportSource::Path(path.to_path_buf())).collect(),
-        release: RELEASE.parse().unwrap(),
-        arch: Architecture::Amd64,
-        replace: false,
-    }
-}
-
-fn target() -> KernelTarget {
-    KernelTarget {
-        os: "acme".parse().unwrap(),
-        os_version: "1".parse().unwrap(),
-        release: RELEASE.parse().unwrap(),
-        arch: Architecture::Amd64,
-    }
-}
-
-fn family() -> HeaderSource {
-    serde_json::from_str(r#"{"tarball": {"path": "headers/{{release}}.tar.xz"}}"#).unwrap()
-}
 
 #[tokio::test]
 async fn the_same_content_is_the_same_set_whatever_it_came_in() {
@@ -486,4 +358,60 @@ async fn a_store_that_lies_is_not_believed() {
     let error = fetcher.header_set(&family(), Path::new("/"), &target()).await.unwrap_err();
     assert!(matches!(&error, FetchError::Import(ImportError::Content { .. })), "{error}");
     assert_eq!(fs::read_dir(bench.path("cache/headers")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn rpm_packages_are_imported() {
+    let bench = Bench::new();
+    let build = format!("usr/src/kernels/{RELEASE}");
+    bench.tree(&format!("devel/{build}"));
+    bench.link(&format!("/{build}"), &format!("devel/usr/lib/modules/{RELEASE}/build"));
+    let package = rpm(&bench, "kernel-devel.rpm", "devel");
+    let imported = bench.with_store("cache").import_headers(request(&[&package])).await.unwrap();
+    let root = &imported.headers.root;
+    assert!(root.join(&build).join("include/linux/module.h").is_file());
+    assert_eq!(
+        fs::read_link(root.join(format!("usr/lib/modules/{RELEASE}/build"))).unwrap(),
+        Path::new("../../../src/kernels").join(RELEASE)
+    );
+    assert_eq!(imported.headers.facts.symbols.as_ref().unwrap().len(), 1);
+    // What the package's own files are in says nothing about what is in them.
+    let same = bench.fetcher("other").import_headers(request(&[&bench.path("devel")])).await.unwrap();
+    assert_eq!(same.content, imported.content);
+}
+
+/// `farrier headers import` and the code that it ends with.
+fn import_ends_with(bench: &Bench, source: &Path, kernel: &str) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_farrier"))
+        .args(["headers", "import", "--kernel", kernel, "--arch", "amd64"])
+        .arg(source)
+        .arg("--cache-dir")
+        .arg(bench.path("cache"))
+        .env_remove("FARRIER_REGISTRY")
+        .output()
+        .unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// 2: what was named is not what it should be. Nothing of this machine or of an outside system failed.
+#[test]
+fn a_source_that_is_not_the_kernels_headers_is_a_mistake_of_the_command() {
+    let bench = Bench::new();
+    bench.tree("linux");
+    let linux = bench.path("linux");
+    assert_eq!(import_ends_with(&bench, &linux, RELEASE).0, Some(0));
+    for (source, kernel, words) in [
+        (linux.clone(), "6.1.192-other", "6.1.192-ACME+"),
+        (bench.path("absent"), RELEASE, "there is no such file or directory"),
+    ] {
+        let (code, said) = import_ends_with(&bench, &source, kernel);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    let whole = bench.tar(&["--gzip"], "whole.tar.gz", "linux");
+    let bytes = fs::read(&whole).unwrap();
+    fs::write(&whole, &bytes[..bytes.len() / 2]).unwrap();
+    let (code, said) = import_ends_with(&bench, &whole, RELEASE);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("whole.tar.gz") && said.contains("hint:"), "{said}");
 }
