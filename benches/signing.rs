@@ -30,7 +30,8 @@ fn main() {
     let modules = work.path().join("modules");
     fs::create_dir(&modules).unwrap();
     for n in 0..MODULES {
-        let content: Vec<u8> = (0..BYTES).map(|byte| ((byte * 31 + n) % 251) as u8).collect();
+        let content: Vec<u8> =
+            (0..BYTES).filter_map(|byte| u8::try_from((byte * 31 + n) % 251).ok()).collect();
         fs::write(modules.join(format!("m{n}.ko")), content).unwrap();
     }
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

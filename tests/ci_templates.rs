@@ -156,8 +156,8 @@ fn tekton() {
     for task in named("driver-images")["spec"]["tasks"].as_array().unwrap() {
         let spec = &named(text(&task["taskRef"]["name"]))["spec"];
         let names = |list: &Value| -> Vec<String> {
-            let items = list.as_array().map(Vec::as_slice).unwrap_or_default().iter();
-            items.map(|item| text(&item["name"]).to_owned()).collect()
+            let parameters = list.as_array().map(Vec::as_slice).unwrap_or_default().iter();
+            parameters.map(|item| text(&item["name"]).to_owned()).collect()
         };
         let mut given = [names(&task["params"]), names(&task["matrix"]["params"])].concat();
         let mut asked = names(&spec["params"]);
@@ -174,7 +174,7 @@ fn lines_are_for_a_shell() {
                 farrier build \"$image\" --kernel \"$kernel\" --os \"$os\" --os-version \"$version\" --arch \"$arch\" --push\n\
                 done";
     let page = fs::read_to_string(templates().join("../../docs/pipelines.md")).unwrap();
-    let said: String = page.lines().map(|line| format!("{}\n", line.trim())).collect();
+    let said: String = page.lines().flat_map(|line| [line.trim(), "\n"]).collect();
     assert!(said.contains(each), "docs/pipelines.md does not say what is tested:\n{each}");
     let lines = pipeline.play("farrier plan --matrix lines", &BTreeMap::new());
     assert_eq!(lines.lines().count(), KERNELS.len());

@@ -443,10 +443,7 @@ async fn the_minimal_base_is_there_without_a_network() {
          Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
     );
     fs::write(apt_dir.join("sources.list.d/debian.sources"), source).unwrap();
-    let offline = Fetcher::new(
-        cache.clone(),
-        FetchOptions { refresh: Duration::ZERO, apt_dir, ..FetchOptions::default() },
-    );
+    let offline = Fetcher::new(cache.clone(), FetchOptions { refresh: Duration::ZERO, apt_dir });
     assert_eq!(offline.minimal(&spec, Architecture::Amd64).await.unwrap(), base);
     // What was never asked for is a fault.
     let other: MinimalSpec =

@@ -306,7 +306,7 @@ fn replace(site: &Site, image: &str, kind: &str, change: impl Fn(&mut Value)) {
     let layer = manifest["layers"][0]["digest"].as_str().unwrap().to_owned();
     let mut content: Value = serde_json::from_str(&curl(&["-L", &format!("{base}/blobs/{layer}")])).unwrap();
     change(&mut content);
-    let (digest, size) = (describe(&content), content.to_string().len());
+    let (digest, length) = (describe(&content), content.to_string().len());
     let file = work.path().join("file");
     fs::write(&file, content.to_string()).unwrap();
     let data = format!("@{}", file.display());
@@ -316,7 +316,7 @@ fn replace(site: &Site, image: &str, kind: &str, change: impl Fn(&mut Value)) {
     let binary = "Content-Type: application/octet-stream";
     curl(&["-X", "PUT", "-H", binary, "--data-binary", &data, &format!("{location}&digest={digest}")]);
     manifest["layers"][0]["digest"] = digest.into();
-    manifest["layers"][0]["size"] = size.into();
+    manifest["layers"][0]["size"] = length.into();
     let put = |content: &Value, version: &str| {
         fs::write(&file, content.to_string()).unwrap();
         let media_type = format!("Content-Type: {}", content["mediaType"].as_str().unwrap());

@@ -61,7 +61,7 @@ fn sign(tree: &Path, directory: &Path, source: KeySource, certificate: &str, has
 /// The bytes before the signature: to `sign-file` they are any file.
 fn modules() -> Vec<Vec<u8>> {
     [1, 4095, 70_000, 3 << 20]
-        .map(|length: usize| (0..length).map(|n| (n * 31 % 251) as u8).collect())
+        .map(|length: usize| (0..length).filter_map(|n| u8::try_from(n * 31 % 251).ok()).collect())
         .to_vec()
 }
 

@@ -163,13 +163,13 @@ impl<'a> Tree<'a> {
 
 /// Makes a file or link, in place of what an earlier entry made there. Few archives name a file twice.
 fn instead<T>(path: &Path, make: impl Fn() -> io::Result<T>) -> Result<T, UnpackError> {
-    let made = match make() {
+    let outcome = match make() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(path).and_then(|()| make())
         }
-        made => made,
+        other => other,
     };
-    made.map_err(|source| UnpackError::Write { path: path.to_owned(), source })
+    outcome.map_err(|source| UnpackError::Write { path: path.to_owned(), source })
 }
 
 /// Mode and time: `make` compares the times of a source's files.

@@ -66,14 +66,14 @@ fn text(report: &VerifyReport, reference: &ImageReference) -> String {
     for check in &report.checks {
         if let Some(hint) = check.hint.filter(|hint| !said.contains(hint)) {
             said.push(hint);
-            text.push_str(&format!("hint ({}): {hint}\n", check.check));
+            text.extend(["hint (", check.check, "): ", hint, "\n"]);
         }
     }
     let named = match reference.version {
         Version::Tag(_) => format!("{reference}, {}", report.image),
         Version::Digest(_) => report.image.clone(),
     };
-    text.push_str(&format!("{named}: {}\n", if report.verified { "verified" } else { "NOT verified" }));
+    text.extend([named.as_str(), ": ", if report.verified { "verified" } else { "NOT verified" }, "\n"]);
     text
 }
 

@@ -338,12 +338,11 @@ impl Controller {
     async fn delete_all(&self, holdings: &Holdings, report: &mut GcReport) -> Result<(), TargetError> {
         let mut stopped = None;
         for leftover in &mut report.leftovers {
-            leftover.state = match stopped {
-                Some(_) => GcState::Untouched,
-                None => {
-                    let outcome = self.delete_about(holdings, &leftover.repository, &leftover.subject).await;
-                    state_of(outcome, &mut stopped)
-                }
+            leftover.state = if stopped.is_some() {
+                GcState::Untouched
+            } else {
+                let outcome = self.delete_about(holdings, &leftover.repository, &leftover.subject).await;
+                state_of(outcome, &mut stopped)
             };
         }
         for image in &mut report.images {

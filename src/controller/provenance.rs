@@ -319,8 +319,8 @@ fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>, TargetE
     for module in by_path.values() {
         let path = tree.join(&module.path);
         let mut hasher = Sha256::new();
-        let hashed = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut Hashing(&mut hasher)));
-        hashed.map_err(|source| TargetError::Input { path, source })?;
+        let read = File::open(&path).and_then(|mut file| io::copy(&mut file, &mut Hashing(&mut hasher)));
+        read.map_err(|source| TargetError::Input { path, source })?;
         files.push(ModuleFile {
             path: module.path.clone(),
             name: module.name.clone(),

@@ -45,8 +45,8 @@ fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
         signed,
     };
     let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
-    let signer = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
-    bench.controller.module_signer = Some(Arc::new(signer));
+    let opened = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
+    bench.controller.module_signer = Some(Arc::new(opened));
 }
 
 /// The certificate's serial number, as OpenSSL knows it.

@@ -416,7 +416,7 @@ fn report_fits(document: &Value, subject: &Subject<'_>) -> Result<String, Misfit
         return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
     }
     let kernel = kernel.unwrap_or_default();
-    let noted = subject.facts.verdict.map(|verdict| verdict.as_str());
+    let noted = subject.facts.verdict.map(crate::kmod::Verdict::as_str);
     match (verdict, noted) {
         ("loads", Some("loads")) => Ok(format!("loads on {kernel}")),
         ("unknown", Some("unknown")) if subject.unknown => Ok(format!(

@@ -93,12 +93,11 @@ impl Fetcher {
         let make = |dir: PathBuf| {
             let key = &key;
             async move {
-                match self.stored_content(Kind::RootFs, key).await? {
-                    Some(stored) => self.take_root_fs(&stored, &dir).await,
-                    None => {
-                        let what = || format!("root file system of {} ({arch})", spec.suite);
-                        self.unless_kept(self.mmdebstrap(spec, arch, dir).await, what, CARRY)
-                    }
+                if let Some(stored) = self.stored_content(Kind::RootFs, key).await? {
+                    self.take_root_fs(&stored, &dir).await
+                } else {
+                    let what = || format!("root file system of {} ({arch})", spec.suite);
+                    self.unless_kept(self.mmdebstrap(spec, arch, dir).await, what, CARRY)
                 }
             }
         };

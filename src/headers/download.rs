@@ -26,7 +26,7 @@ impl Fetcher {
         let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
         let name: String = last.chars().filter(plain).take(200).collect();
         let name = if name.trim_matches('.').is_empty() { "download".to_owned() } else { name };
-        let make = |dir: PathBuf| self.from_any(what, &url, sha256, dir.join(&name));
+        let make = |dir: PathBuf| self.any_of(what, &url, sha256, dir.join(&name));
         let place = self.cache.get_or_make("downloads", sha256, make).await?;
         // Another address may have given the same content another name.
         let mut names = super::source::names_in(&place)?.into_iter();
@@ -34,7 +34,7 @@ impl Fetcher {
     }
 
     /// From the first place that has it.
-    async fn from_any(&self, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+    async fn any_of(&self, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
         let mut outcome = Ok(());
         for place in self.net.url_candidates(url) {
             outcome = self.transfer(what, &place, wanted, path.clone()).await;

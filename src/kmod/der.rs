@@ -90,16 +90,15 @@ impl<'a> Der<'a> {
 pub(crate) fn encode(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = vec![tag];
-    match u8::try_from(length) {
-        Ok(short @ 0..0x80) => out.push(short),
-        _ => {
-            let bytes = length.to_be_bytes();
-            let from = bytes.iter().take_while(|byte| **byte == 0).count();
-            let significant = bytes.get(from..).unwrap_or_default();
-            // A length has eight bytes at most.
-            out.push(0x80 | u8::try_from(significant.len()).unwrap_or(8));
-            out.extend_from_slice(significant);
-        }
+    if let Ok(short @ 0..0x80) = u8::try_from(length) {
+        out.push(short);
+    } else {
+        let bytes = length.to_be_bytes();
+        let from = bytes.iter().take_while(|byte| **byte == 0).count();
+        let significant = bytes.get(from..).unwrap_or_default();
+        // A length has eight bytes at most.
+        out.push(0x80 | u8::try_from(significant.len()).unwrap_or(8));
+        out.extend_from_slice(significant);
     }
     for part in parts {
         out.extend_from_slice(part);

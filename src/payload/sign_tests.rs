@@ -64,15 +64,15 @@ async fn every_compression_is_signed_and_the_bytes_are_the_same_again() {
         let before = contents(tree.path());
         assert_eq!(sign_modules(tree.path(), &how).unwrap(), 4);
         assert_eq!(sign_modules(again.path(), &how).unwrap(), 4);
-        let signed = contents(tree.path());
-        assert_eq!(signed, contents(again.path()));
-        assert_eq!(signed.len(), 5, "nothing is left beside them");
-        assert_eq!(signed[Path::new("readme")], before[Path::new("readme")]);
+        let after = contents(tree.path());
+        assert_eq!(after, contents(again.path()));
+        assert_eq!(after.len(), 5, "nothing is left beside them");
+        assert_eq!(after[Path::new("readme")], before[Path::new("readme")]);
         let expected = Signature::By(kmod::signer(certificate.certificate(), hash));
         for module in read_modules(tree.path()).unwrap() {
             assert_eq!(module.module.unwrap().signature, expected, "{}", module.path);
         }
-        for name in signed.keys() {
+        for name in after.keys() {
             let mode = fs::metadata(tree.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o644, "{}", name.display());
         }

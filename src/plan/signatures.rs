@@ -101,9 +101,9 @@ mod tests {
         world
     }
 
-    fn signing(existing: Existing) -> Option<ImageSigning> {
+    fn signing(existing: Existing) -> ImageSigning {
         let key = KeySource::File(PathBuf::from("key.pem"));
-        Some(ImageSigning { key, passphrase: None, public_key: None, existing })
+        ImageSigning { key, passphrase: None, public_key: None, existing }
     }
 
     fn held(plan: &Plan) -> Option<String> {
@@ -140,9 +140,9 @@ mod tests {
     fn with_a_key_what_is_there_is_signed() {
         let mut world = world(Some(SignatureState { ours: false, refused: None }));
         assert!(world.plan().signatures.is_empty(), "no key");
-        world.definitions.site.image_signing = signing(Existing::Leave);
+        world.definitions.site.image_signing = Some(signing(Existing::Leave));
         assert!(world.plan().signatures.is_empty(), "left as it is");
-        world.definitions.site.image_signing = signing(Existing::Sign);
+        world.definitions.site.image_signing = Some(signing(Existing::Sign));
         let plan = world.plan();
         assert_eq!(plan.signatures.len(), 1);
         assert!(!plan.is_idle());

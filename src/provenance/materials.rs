@@ -1,5 +1,7 @@
 //! Pure: what an image was made of, before it is written down in any form.
 
+use std::fmt::Write as _;
+
 use crate::{
     image::{Digest, InputHash},
     kernel::{Architecture, KernelTarget},
@@ -120,7 +122,8 @@ fn escape(text: &str) -> String {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            out.push_str(&format!("%{byte:02X}"));
+            // A string takes everything that is written to it.
+            let _ = write!(out, "%{byte:02X}");
         }
     }
     out

@@ -226,7 +226,7 @@ impl TokenQuery<'_> {
                 }
             }
         }
-        let asked = Instant::now();
+        let start = Instant::now();
         let what = format!("{} (token)", self.action);
         let asker = Asker { what: &what, sent_by: Some(&self.name.host) };
         let mut response = transport.execute(request, &asker, &self.name.host).await?;
@@ -255,7 +255,7 @@ impl TokenQuery<'_> {
         let header =
             sensitive(&format!("Bearer {token}")).filter(|_| !token.is_empty()).ok_or_else(garbage)?;
         let lifetime = Duration::from_secs(answer.expires_in.unwrap_or(DEFAULT_LIFETIME).clamp(1, 86_400));
-        Ok(Grant { header, until: Some(asked + lifetime.saturating_sub(MARGIN)) })
+        Ok(Grant { header, until: Some(start + lifetime.saturating_sub(MARGIN)) })
     }
 
     /// The token server gets the password, so it must be as trustworthy as the registry.

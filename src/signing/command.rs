@@ -56,15 +56,13 @@ impl SigningCommand {
         }
         let (send, receive) = mpsc::channel();
         thread::spawn(move || send.send(child.wait_with_output()));
-        let output = match receive.recv_timeout(PATIENCE) {
-            Ok(output) => output.map_err(start)?,
-            Err(_) => {
-                if let Some(group) = group {
-                    let _ = kill_process_group(group, Signal::KILL);
-                }
-                return Err(failed(format!("did not end within {} s", PATIENCE.as_secs())));
+        let Ok(output) = receive.recv_timeout(PATIENCE) else {
+            if let Some(group) = group {
+                let _ = kill_process_group(group, Signal::KILL);
             }
+            return Err(failed(format!("did not end within {} s", PATIENCE.as_secs())));
         };
+        let output = output.map_err(start)?;
         let Output { status, stdout, stderr } = output;
         if status.success() {
             return Ok(stdout);

@@ -98,7 +98,7 @@ impl Signer {
         if self.public.verify(hash, content, &written) {
             return Ok(written);
         }
-        let converted = self.public.from_raw(&written);
+        let converted = self.public.verifiable(&written);
         converted.filter(|signature| self.public.verify(hash, content, signature)).ok_or_else(|| {
             SigningError::NotASignature {
                 command: command.program().to_owned(),

@@ -64,7 +64,7 @@ impl PublicKey {
     /// Reads a `SubjectPublicKeyInfo` in DER form; `from` says for messages where it comes from.
     pub fn from_der(der: &[u8], from: &str) -> Result<Self, SigningError> {
         let cannot = |why: String| SigningError::Kind { from: from.to_owned(), why };
-        let (algorithm, parameters, key) =
+        let Parts { algorithm, parameters, key } =
             parts(der).ok_or_else(|| cannot("it is no public key".to_owned()))?;
         let algorithm = match (algorithm, parameters) {
             (RSA, _) => {
@@ -161,7 +161,7 @@ impl PublicKey {
     }
 
     /// A signature whose two numbers stand side by side, as PKCS#11 makes it, in the form that is verified.
-    pub(super) fn from_raw(&self, signature: &[u8]) -> Option<Vec<u8>> {
+    pub(super) fn verifiable(&self, signature: &[u8]) -> Option<Vec<u8>> {
         Some(match self.algorithm {
             KeyAlgorithm::Rsa { .. } => return None,
             KeyAlgorithm::P256 => {
@@ -187,14 +187,21 @@ pub fn read_certificate(path: &Path) -> Result<Certificate, SigningError> {
     Certificate::parse(&der).map_err(unreadable)
 }
 
-/// Algorithm, its parameter where that is an object identifier, and the key.
-fn parts(der: &[u8]) -> Option<(&[u8], Option<&[u8]>, &[u8])> {
+/// What a `SubjectPublicKeyInfo` holds.
+struct Parts<'a> {
+    algorithm: &'a [u8],
+    /// The algorithm's parameter, where that is an object identifier.
+    parameters: Option<&'a [u8]>,
+    key: &'a [u8],
+}
+
+fn parts(der: &[u8]) -> Option<Parts<'_>> {
     let mut info = Der::new(der).open(SEQUENCE).ok()?;
     let mut identifier = info.open(SEQUENCE).ok()?;
     let algorithm = identifier.expect(OBJECT_ID).ok()?;
     let parameters = identifier.expect(OBJECT_ID).ok();
     let key = info.expect(BIT_STRING).ok()?.strip_prefix(&[0])?;
-    Some((algorithm, parameters, key))
+    Some(Parts { algorithm, parameters, key })
 }
 
 fn modulus_bits(key: &[u8]) -> Option<usize> {

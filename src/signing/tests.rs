@@ -1,3 +1,5 @@
+use std::fmt::Write as _;
+
 use super::{
     testing::{EC_256, EC_384, RSA_2048, RSA_4096, Workshop},
     *,
@@ -179,13 +181,13 @@ fn a_command_that_does_not_sign_is_said_to() {
     ] {
         let error = behind(&workshop, command).sign(SignatureHash::Sha256, b"content").unwrap_err();
         assert!(error.hint().is_some(), "{error}");
-        said.push_str(&format!("{error}\n"));
+        writeln!(said, "{error}").unwrap();
     }
     let absent = KeySource::Command(vec!["no-such-program".to_owned()]);
     let public = PublicKey::from_file(&workshop.path("p.pem")).unwrap();
     let signer = load(&absent, None, Some(&public), workshop.root()).unwrap();
-    said.push_str(&format!("{}\n", signer.sign(SignatureHash::Sha256, b"content").unwrap_err()));
-    said.push_str(&format!("{}\n", load(&absent, None, None, workshop.root()).unwrap_err()));
+    writeln!(said, "{}", signer.sign(SignatureHash::Sha256, b"content").unwrap_err()).unwrap();
+    writeln!(said, "{}", load(&absent, None, None, workshop.root()).unwrap_err()).unwrap();
     insta::assert_snapshot!(said);
 }
 

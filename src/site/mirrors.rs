@@ -312,7 +312,7 @@ mod tests {
             prop_assert_eq!(found.last().unwrap(), &format!("r.example/{path}"));
             prop_assert_eq!(found.len(), 1 + usize::from(longest.is_some()));
             if let Some(longest) = longest {
-                let rest = parts[longest..].iter().map(|part| format!("/{part}")).collect::<String>();
+                let rest = parts[longest..].iter().flat_map(|part| ["/", part]).collect::<String>();
                 prop_assert!(found[0].ends_with(&format!(".example/k{rest}")), "{}", found[0]);
             }
             // Addresses go the same way.
