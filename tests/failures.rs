@@ -308,7 +308,7 @@ fn a_tag_that_holds_other_inputs() {
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
     error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image of other inputs
-    hint: a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite
+    hint: a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite
     ");
     assert_eq!(site.image(), published);
     assert!(published.ends_with(tagged(&site, &kernel).as_str()));
