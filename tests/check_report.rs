@@ -28,7 +28,7 @@ use support::{
 const KERNEL: &str = "6.1.0-56-amd64";
 
 fn remote() -> Arc<dyn Registry> {
-    Arc::new(RemoteRegistry::new("test".to_owned(), &RegistryOptions::default()).unwrap())
+    Arc::new(RemoteRegistry::new("test".to_owned(), &RegistryOptions::default()))
 }
 
 fn repository(host: &str) -> Repository {

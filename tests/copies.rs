@@ -37,7 +37,7 @@ struct Published {
 }
 
 fn remote() -> RemoteRegistry {
-    RemoteRegistry::new("copies".to_owned(), &RegistryOptions::default()).unwrap()
+    RemoteRegistry::new("copies".to_owned(), &RegistryOptions::default())
 }
 
 fn repository(text: &str) -> Repository {

@@ -34,7 +34,7 @@ const LONG_AGO: &str = "2020-01-02";
 /// Talks to the site's registry as another client would.
 fn talk<T>(ask: impl AsyncFnOnce(&RemoteRegistry) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default()).unwrap();
+    let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
     runtime.block_on(ask(&registry))
 }
 

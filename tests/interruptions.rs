@@ -4,11 +4,15 @@
 
 mod support;
 
-use std::{fs, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Child, Command},
+};
 
 use support::{
     docker, kernels,
-    site::{FIRST_IMAGE, Site, entries, wait_until},
+    site::{FIRST_IMAGE, Run, Site, entries, wait_until},
 };
 
 /// A template whose compile waits, when the source has this file, for a container that is watched from outside.
@@ -102,6 +106,72 @@ fn two_runs_at_once() {
     let tag = site.inspect(&format!("hello:1.0-{kernel}-debian12-amd64"));
     assert!(site.image().ends_with(tag["Digest"].as_str().unwrap()));
     site.run_once().exits(0).line("nothing to do");
+}
+
+/// Two farriers on different machines build the same image for one registry: each has a cache of its own.
+struct Two {
+    site: Site,
+    elsewhere: Site,
+    kernel: String,
+}
+
+impl Two {
+    fn new() -> Self {
+        let kernel = kernels::newest().newer;
+        // The engine has its toolchain, so that both take about as long.
+        Site::new().build("hello", &kernel, &[]).exits(0);
+        Self { site: Site::new(), elsewhere: Site::new(), kernel }
+    }
+
+    fn start(&self, site: &Site) -> Child {
+        let target = ["build", "hello", "--kernel", &self.kernel, "--os", "debian", "--os-version", "12"];
+        let mut command = site.command(&[&target[..], &["--arch", "amd64", "--push", "-o", "json"]].concat());
+        command.env("FARRIER_REGISTRY", &self.site.location).spawn().unwrap()
+    }
+
+    /// Both say that they have published one and the same image; the tag had no other at any time, and beside it
+    /// everything stands once.
+    fn published_one(&self, runs: &[Run; 2]) {
+        let digests: BTreeSet<String> =
+            runs.iter().map(|run| run.json()["digest"].as_str().unwrap().to_owned()).collect();
+        let digest = digests.first().unwrap();
+        assert_eq!(digests.len(), 1, "{digests:?}");
+        let [tag] = &self.site.tags("hello")[..] else { panic!("one tag: {:?}", self.site.tags("hello")) };
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        assert_eq!(self.site.registry.ever_tagged("drivers/hello", tag), [hex]);
+        let beside = self.site.inspect_raw(&format!("hello:sha256-{hex}"));
+        let listed: Vec<&str> = beside["manifests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["digest"].as_str().unwrap())
+            .collect();
+        assert_eq!((listed.len(), listed.iter().collect::<BTreeSet<_>>().len()), (3, 3), "{beside}");
+        for one in listed {
+            assert_eq!(self.site.inspect_raw(&format!("hello@{one}"))["subject"]["digest"], *digest);
+        }
+    }
+}
+
+#[test]
+fn two_farriers_that_publish_the_same_at_once_end_with_one_image() {
+    let two = Two::new();
+    let children = [two.start(&two.site), two.start(&two.elsewhere)];
+    let runs = children.map(|child| Run::of(child).exits(0));
+    two.published_one(&runs);
+}
+
+/// One of them is held up in the middle of its push, while the other publishes all of it.
+#[test]
+fn a_farrier_that_publishes_late_what_another_has_published() {
+    let two = Two::new();
+    let late = two.start(&two.elsewhere);
+    wait_until("its first upload", || two.site.registry.requests("POST") > 0);
+    signal(late.id(), "STOP");
+    let run = Run::of(two.start(&two.site));
+    signal(late.id(), "CONT");
+    let late = Run::of(late).exits(0);
+    two.published_one(&[run.exits(0), late]);
 }
 
 /// A loop ends at the first signal, with its interval still to wait.

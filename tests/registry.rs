@@ -29,7 +29,7 @@ use support::{
 };
 
 fn remote(options: &RegistryOptions) -> Arc<dyn Registry> {
-    Arc::new(RemoteRegistry::new("test".to_owned(), options).unwrap())
+    Arc::new(RemoteRegistry::new("test".to_owned(), options))
 }
 
 fn plain() -> Arc<dyn Registry> {

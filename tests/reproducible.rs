@@ -7,6 +7,12 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use farrier::{
+    cache::Cache,
+    headers::{FetchOptions, Fetcher},
+    image::Digest,
+    kernel::{Architecture, BootstrapSpec},
+};
 use support::{kernels, site::Site};
 
 /// Digests of the image and of all that stands beside it, by its kind.
@@ -43,4 +49,28 @@ fn another_directory_time_cache_and_engine() {
     );
     assert_eq!(built("docker", &kernel), first);
     assert_eq!(built("buildah", &kernel), first);
+}
+
+/// A root file system that is made again from the same packages: in the cache of one machine there is only ever one, and this
+/// is what another machine has.
+#[tokio::test]
+async fn a_root_file_system_that_is_made_again() {
+    let spec = BootstrapSpec {
+        suite: "bookworm".to_owned(),
+        extra_suites: Vec::new(),
+        components: Vec::new(),
+        include: ["make", "perl", "kmod"].map(str::to_owned).to_vec(),
+        mirror: None,
+        signed_by: None,
+    };
+    let mut made = Vec::new();
+    for _ in 0..2 {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().join("cache")).unwrap();
+        let fetcher = Fetcher::new(cache, FetchOptions::default());
+        let found = fetcher.bootstrap(&spec, Architecture::Amd64).await.unwrap();
+        assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
+        made.push((found.digest, found.diff_id, found.size));
+    }
+    assert_eq!(made[0], made[1]);
 }

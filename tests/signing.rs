@@ -265,6 +265,26 @@ fn published(site: &Site, tag: &str, to: &Path) -> PathBuf {
     module.expect("the image has its module").into_path()
 }
 
+/// Bill and provenance name the certificate by its fingerprint, as OpenSSL shows it.
+fn names_certificate(site: &Site, tag: &str, name: &str) {
+    let certificate = site.definitions().join(format!("{name}.crt"));
+    let shown = run(Command::new("openssl")
+        .args(["x509", "-noout", "-fingerprint", "-sha256", "-in"])
+        .arg(certificate));
+    let fingerprint = shown.trim().rsplit('=').next().unwrap().replace(':', "").to_lowercase();
+    let digest = site.inspect(&format!("hello:{tag}"))["Digest"].as_str().unwrap().replace(':', "-");
+    for kind in ["application/vnd.cyclonedx+json", "application/vnd.in-toto+json"] {
+        let beside = site.inspect_raw(&format!("hello:{digest}"));
+        let mut entries = beside["manifests"].as_array().unwrap().iter();
+        let entry = entries.find(|entry| entry["artifactType"] == kind).unwrap();
+        let manifest = site.inspect_raw(&format!("hello@{}", entry["digest"].as_str().unwrap()));
+        let layer = manifest["layers"][0]["digest"].as_str().unwrap().to_owned();
+        let url = format!("http://{}/v2/drivers/hello/blobs/{layer}", site.registry.host);
+        let document = run(Command::new("curl").args(["-sSfL", &url]));
+        assert!(document.contains(&fingerprint), "{kind} of {name}: {document}");
+    }
+}
+
 fn modinfo(module: &Path, field: &str) -> String {
     run(Command::new("modinfo").args(["-F", field]).arg(module)).trim().to_owned()
 }
@@ -315,6 +335,7 @@ fn a_rotated_key_signs_what_was_compiled_once() {
             (name.to_owned(), "sha256".to_owned())
         );
         verify(&module, &site.definitions().join(format!("{name}.crt")));
+        names_certificate(&site, &tag, name);
         modules.push((fs::read(&module).unwrap(), tag));
     }
     let bare: Vec<&[u8]> = modules.iter().map(|(bytes, _)| without_signature(bytes).0).collect();
@@ -363,4 +384,41 @@ fn what_is_wrong_with_a_key_is_said_before_anything_is_published() {
         run.line("hint: ");
         assert_eq!(site.tags("hello"), [""; 0]);
     }
+}
+
+/// What the engine makes whole is not signed, and the run says so. No key gets to the engine, although the keys lie in the
+/// definitions directory: the user's own Dockerfile looks for it in everything that it is given.
+#[test]
+fn an_image_that_the_engine_makes_whole() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    key(&site.definitions(), "ours", RSA);
+    let pem = fs::read_to_string(site.definitions().join("ours.pem")).unwrap();
+    let line = pem.lines().nth(10).unwrap();
+    // A pattern that does not match itself.
+    let pattern = format!("[{}]{}", &line[..1], &line[1..]).replace('+', "[+]");
+    site.define(
+        "site.yaml",
+        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: acme}\nspec:\n  \
+         moduleSigning: {key: {file: ours.pem}, certificate: ours.crt}\n  imageSigning: {key: {file: ours.pem}}\n",
+    );
+    site.edit("images/hello.yaml", "template: kbuild", "template: own\n  output: image");
+    site.define(
+        "templates/own.Dockerfile.hbs",
+        &format!(
+            "FROM {{{{toolchain}}}} AS build\n\
+             COPY . /context/\n\
+             RUN test -e /context/sources/hello/Kbuild && ! grep -rE '{pattern}' /context\n\
+             RUN make -C /lib/modules/{{{{kernel.release}}}}/build M=/context/sources/hello modules\n\
+             FROM scratch\n\
+             COPY --from=build /context/sources/hello/farrier_hello.ko \
+             /opt/lib/modules/{{{{kernel.release}}}}/farrier_hello.ko\n\
+             ENTRYPOINT [\"/own\"]\n"
+        ),
+    );
+    let run = site.build("hello", &kernel, &["--push"]).exits(0);
+    run.line("its modules are not signed: the engine makes the whole image (output: image)");
+    let tag = site.tags("hello").remove(0);
+    let image = site.inspect_raw(&format!("hello:{tag}"));
+    assert!(image["annotations"]["farrier.dev/module-signer"].is_null(), "{image}");
 }

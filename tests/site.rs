@@ -6,16 +6,7 @@
 
 mod support;
 
-use std::{
-    fs,
-    net::TcpListener as StdListener,
-    path::Path,
-    process::Command,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{fs, net::TcpListener as StdListener, path::Path, process::Command};
 
 use farrier::{
     cache::Cache,
@@ -32,10 +23,8 @@ use support::{
     certificates::{Authority, LATER, PAST, tls},
     fake_http::{FakeHttp, answer},
     registry_process::{RegistryProcess, Wants},
-};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
-    net::{TcpListener, TcpStream},
+    tls_archive::TlsArchive,
+    tunnels::Tunnels,
 };
 
 const ALL_NAMES: &str = "IP:127.0.0.1, IP:0.0.0.0, DNS:registry.test";
@@ -47,7 +36,7 @@ fn net(site: serde_json::Value, root: &Path, offline: bool) -> Net {
 
 fn registry(net: &Net) -> RemoteRegistry {
     let options = RegistryOptions { net: net.clone(), ..RegistryOptions::default() };
-    RemoteRegistry::new("test".to_owned(), &options).unwrap()
+    RemoteRegistry::new("test".to_owned(), &options)
 }
 
 /// With nothing said about anything.
@@ -195,54 +184,6 @@ async fn a_mirror_that_lies_about_a_digest_is_passed_over() {
     let reader = registry(&net(site, directory.path(), true));
     reader.fetch_blob(&repository("r.test/x"), &wanted, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), b"what was asked for");
-}
-
-/// A proxy that leads every tunnel to one server, whatever name is asked for, and counts them.
-struct Tunnels {
-    host: String,
-    opened: Arc<AtomicUsize>,
-}
-
-impl Tunnels {
-    async fn start(target: String) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let host = listener.local_addr().unwrap().to_string();
-        let opened = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&opened);
-        tokio::spawn(async move {
-            loop {
-                let (stream, _) = listener.accept().await.unwrap();
-                tokio::spawn(tunnel(BufReader::new(stream), target.clone(), Arc::clone(&counter)));
-            }
-        });
-        Self { host, opened }
-    }
-
-    fn opened(&self) -> usize {
-        self.opened.load(Ordering::SeqCst)
-    }
-}
-
-/// Takes `CONNECT` of a user who knows the password.
-async fn tunnel(mut client: BufReader<TcpStream>, target: String, opened: Arc<AtomicUsize>) -> Option<()> {
-    let mut head = String::new();
-    while !head.ends_with("\r\n\r\n") {
-        if client.read_line(&mut head).await.ok()? == 0 {
-            return None;
-        }
-    }
-    // base64 of "me:secret".
-    let knows =
-        head.to_ascii_lowercase().contains("proxy-authorization: basic") && head.contains("bWU6c2VjcmV0");
-    if !head.starts_with("CONNECT ") || !knows {
-        client.write_all(b"HTTP/1.1 407 No\r\ncontent-length: 0\r\n\r\n").await.ok()?;
-        return None;
-    }
-    opened.fetch_add(1, Ordering::SeqCst);
-    let mut server = TcpStream::connect(target).await.ok()?;
-    client.write_all(b"HTTP/1.1 200 Connected\r\n\r\n").await.ok()?;
-    tokio::io::copy_bidirectional(&mut client, &mut server).await.ok()?;
-    Some(())
 }
 
 #[tokio::test]
@@ -424,6 +365,43 @@ async fn apt_goes_through_the_sites_proxy() {
         asked.iter().any(|request| request.target == "http://archive.test/debian/dists/bookworm/InRelease"),
         "{asked:?}"
     );
+}
+
+/// The archive has a certificate of the site's own authority, and wants one from who asks.
+#[tokio::test]
+async fn apt_shows_and_checks_certificates_of_the_site() {
+    let ours = Authority::new();
+    ours.issue("server", "IP:127.0.0.1, IP:::1, DNS:archive.test", LATER);
+    ours.issue("client", "DNS:farrier.test", LATER);
+    // apt asks the second one by its name, which only the proxy knows, and the last one by an IPv6 address.
+    let servers = [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "archive.test"), ("[::1]", "[::1]")];
+    for (address, name) in servers {
+        let archive = TlsArchive::start(&ours, address);
+        let proxy = Tunnels::start(archive.host.clone()).await;
+        let read = async |client: bool| {
+            let mut host = json!({"host": name, "caFile": "ca.pem"});
+            if client {
+                host["clientCertificate"] = json!("client.pem");
+                host["clientKey"] = json!({"file": "client.key"});
+            }
+            let site =
+                json!({"hosts": [host], "proxy": {"https": format!("http://me:secret@{}", proxy.host)}});
+            let directory = tempfile::tempdir().unwrap();
+            let cache = Cache::open(directory.path().join("cache")).unwrap();
+            let fetcher =
+                Fetcher::new(cache, FetchOptions::default()).with_net(net(site, ours.directory.path(), true));
+            let source = json!({"name": "x", "from": {"apt": {
+                "package": "x-dkms", "suites": ["stable"], "components": ["main"],
+                "mirror": format!("https://{name}:{}/", archive.port()), "signedBy": archive.keyring(),
+            }}});
+            let source: SourceSpec = serde_json::from_value(source).unwrap();
+            let found = fetcher.source(&source, Path::new("/")).await?;
+            Ok::<_, FetchError>(fs::read_to_string(found.root.join("usr/src/x-1.0/x.c")).unwrap())
+        };
+        assert_eq!(read(true).await.map_err(|error| chain(&error)), Ok("int x;\n".to_owned()), "{name}");
+        assert_eq!(proxy.opened() > 0, name == "archive.test", "{name}");
+        assert!(matches!(read(false).await, Err(FetchError::Program { .. })), "{name}");
+    }
 }
 
 fn farrier(arguments: &[&str]) -> (Option<i32>, String) {

@@ -22,7 +22,7 @@ use support::{
 const MIB: usize = 1 << 20;
 
 fn registry() -> RemoteRegistry {
-    RemoteRegistry::new("test".to_owned(), &RegistryOptions::default()).unwrap()
+    RemoteRegistry::new("test".to_owned(), &RegistryOptions::default())
 }
 
 fn repository(host: &str) -> Repository {

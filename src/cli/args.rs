@@ -23,7 +23,7 @@ pub use run::{GcArgs, LimitArgs, RollbackArgs, RunArgs, ServiceArgs};
 pub use schema::{SchemaArgs, SchemaKind};
 
 use super::env_vars as vars;
-use crate::engine::EngineChoice;
+use crate::{cluster::KubeOptions, engine::EngineChoice};
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
 ///
@@ -72,6 +72,9 @@ pub struct Global {
     /// More log lines (-v: debug, -vv: trace)
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
+    /// Which cluster holds the Secrets that site.yaml names: that of the command's --cluster.
+    #[arg(skip)]
+    pub kube: KubeOptions,
     /// Form of log lines
     #[arg(long, global = true, value_enum, default_value_t = LogForm::Text)]
     pub log_format: LogForm,
@@ -140,6 +143,22 @@ pub enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+}
+
+impl Command {
+    /// `--cluster`, where the command has it.
+    pub fn cluster(&self) -> Option<&str> {
+        match self {
+            Self::Plan(args) => Some(&args.plan.cluster.cluster),
+            Self::Status(args) => Some(&args.cluster.cluster),
+            Self::Prebuild(args) => args.cluster.as_deref(),
+            Self::Preflight(args) => Some(&args.cluster.cluster),
+            Self::Run(args) => Some(&args.cluster.cluster),
+            Self::Rollback(args) => Some(&args.cluster),
+            Self::Gc(args) => Some(&args.cluster.cluster),
+            _ => None,
+        }
+    }
 }
 
 /// Where images go.

@@ -13,11 +13,13 @@ use super::{
     CliError, Exit,
     args::{CheckArgs, Global, OutputForm},
     printer,
-    settings::Settings,
+    settings::{Settings, parse},
 };
 use crate::{
     kernel::KernelRelease,
     kmod::{self, CheckReport, CheckRequest, NeededTable, Verdict},
+    registry::{self, RegistryLocation},
+    store::Store,
 };
 use kernel::Kernel;
 use subject::{Checked, Subject};
@@ -36,7 +38,12 @@ impl Context<'_> {
         if let Some(settings) = self.settings.get() {
             return Ok(settings);
         }
-        let settings = Settings::resolve(self.global)?;
+        let mut settings = Settings::resolve(self.global)?;
+        if let Some(location) = &self.args.registry {
+            let location: RegistryLocation = parse("--registry", location)?;
+            let registry = registry::connect(&location, &settings.registry)?;
+            settings.fetcher = settings.fetcher.with_store(Store::new(location, registry));
+        }
         Ok(self.settings.get_or_init(|| settings))
     }
 }

@@ -66,10 +66,11 @@ fn text(report: &GcReport, remote: bool) -> String {
                 column(going.gone.keys().cloned().collect()),
                 column(going.gone.values().map(ToString::to_string).collect()),
                 BinaryBytes(going.bytes).to_string(),
-                state(&image.state),
+                state(&image.state).to_owned(),
             ]);
         }
         lines.push(table.to_string());
+        lines.extend(report.images.iter().filter_map(|image| failure(report, &image.state)));
     }
     for leftover in &report.leftovers {
         lines.push(format!(
@@ -78,6 +79,7 @@ fn text(report: &GcReport, remote: bool) -> String {
             leftover.subject,
             state(&leftover.state)
         ));
+        lines.extend(failure(report, &leftover.state));
     }
     lines.push(summary(report));
     lines.push(kept(report));
@@ -98,12 +100,22 @@ fn text(report: &GcReport, remote: bool) -> String {
     lines.join("\n")
 }
 
-fn state(state: &GcState) -> String {
+fn state(state: &GcState) -> &'static str {
     match state {
-        GcState::WouldGo => "would go".to_owned(),
-        GcState::Deleted => "deleted".to_owned(),
-        GcState::Failed { error } => format!("failed: {error}"),
-        GcState::Untouched => "not tried".to_owned(),
+        GcState::WouldGo => "would go",
+        GcState::Deleted => "deleted",
+        GcState::Failed { .. } => "failed",
+        GcState::Untouched => "not tried",
+    }
+}
+
+/// Why something is not deleted, on a line of its own; what stopped everything is said at the end.
+fn failure(report: &GcReport, state: &GcState) -> Option<String> {
+    match state {
+        GcState::Failed { error } if report.refused.as_ref() != Some(error) => {
+            Some(format!("failed: {error}"))
+        }
+        _ => None,
     }
 }
 
@@ -138,6 +150,7 @@ fn kept(report: &GcReport) -> String {
         let reason = match &image.why {
             KeptWhy::Runs { .. } => "for kernels that nodes run",
             KeptWhy::Announced { .. } => "for announced kernels",
+            KeptWhy::Left { .. } => "for kernels that unions still hold",
             KeptWhy::Recent { .. } => "for kernels that were seen since",
             KeptWhy::Named { .. } => "named in the cluster",
             KeptWhy::PartOf { .. } => "part of images that stay",

@@ -72,7 +72,10 @@ pub fn main() -> ExitCode {
 }
 
 async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
-    let Cli { global, command } = cli;
+    let Cli { mut global, command } = cli;
+    if let Some(options) = command.cluster().and_then(session::kube_options) {
+        global.kube = options;
+    }
     let cancel = stop.cancel.clone();
     match command {
         Command::Plan(args) => plan::plan(&global, &args, cancel).await,

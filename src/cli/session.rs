@@ -85,7 +85,7 @@ pub fn controller(
         cache,
         registry,
         needs_from: None,
-        remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)?),
+        remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)),
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),
@@ -120,15 +120,25 @@ pub enum ClusterChoice {
 
 /// Reads `--cluster`.
 pub fn cluster(text: &str) -> Result<ClusterChoice, CliError> {
-    let kube = |context| ClusterChoice::Kube(KubeOptions { context, ..KubeOptions::default() });
+    if let Some(options) = kube_options(text) {
+        return Ok(ClusterChoice::Kube(options));
+    }
     match text.split_once(':') {
-        None if text == "kube" => Ok(kube(None)),
-        Some(("kube", context)) if !context.is_empty() => Ok(kube(Some(context.to_owned()))),
         Some(("dir", path)) if !path.is_empty() => {
             Ok(ClusterChoice::Directory(Directory::open(Path::new(path))?))
         }
         _ => Err(CliError::Usage(format!("--cluster: {text:?} is none of kube, kube:CONTEXT and dir:PATH"))),
     }
+}
+
+/// Which live cluster `--cluster` names, if it names one.
+pub fn kube_options(text: &str) -> Option<KubeOptions> {
+    let context = match text.split_once(':') {
+        None if text == "kube" => None,
+        Some(("kube", context)) if !context.is_empty() => Some(context.to_owned()),
+        _ => return None,
+    };
+    Some(KubeOptions { context, ..KubeOptions::default() })
 }
 
 impl ClusterChoice {

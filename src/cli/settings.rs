@@ -14,7 +14,6 @@ use super::{
 };
 use crate::{
     cache::Cache,
-    cluster::KubeOptions,
     definitions,
     headers::{FetchOptions, Fetcher},
     image::Definitions,
@@ -64,7 +63,7 @@ fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions, 
         insecure: global.insecure_registry.clone(),
         environment: env_vars::proxies(),
         offline: global.offline,
-        kube: KubeOptions::default(),
+        kube: global.kube.clone(),
     })?;
     let docker = CredentialFile::new(env_vars::registry_auth_file());
     let credentials = Keyring::new(definitions.site.credentials.clone(), net.secrets().clone(), docker);

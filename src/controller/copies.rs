@@ -211,7 +211,7 @@ mod tests {
         assert!(!bench.controller.copy_image(text).await.unwrap().new);
 
         // Nobody is there any more.
-        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap());
+        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
         let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
         bench.controller.fetcher = bench.controller.fetcher.clone().with_net(offline);
         let resolved = bench.controller.resolve_reference(text).await.unwrap();

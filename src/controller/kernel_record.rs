@@ -4,7 +4,10 @@
 //! One manifest under one tag of `kernels`, the record in an annotation. Its tag moves, as no image's does: it is no
 //! content but a memory. Writers put together what they and others know, so that it does not matter who comes last.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
 
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 
@@ -25,9 +28,15 @@ const MAX_TRIES: u32 = 5;
 /// Before the second try, and that much longer before each further one.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// Until it is tried again to write down what could not be: a registry that does not take it is not asked with each pass.
+const PATIENCE: Duration = Duration::from_hours(1);
+
 /// What was written down last: the same kernels are written down once a day.
 #[derive(Clone, Debug, Default)]
-pub struct Noted(Option<(Date, std::collections::BTreeSet<KernelKey>)>);
+pub struct Noted {
+    last: Option<(Date, BTreeSet<KernelKey>)>,
+    failed: Option<Instant>,
+}
 
 /// The day of the record, the same everywhere.
 pub(super) fn day(now: Timestamp) -> Date {
@@ -40,16 +49,19 @@ impl Controller {
     pub(super) async fn note_kernels(&self, planned: &Planned, noted: &mut Noted) {
         let today = day(Timestamp::now());
         let kernels = kernels_to_note(&planned.snapshot, &planned.matrix.announced);
-        let known = |(day, known): &(Date, std::collections::BTreeSet<KernelKey>)| {
-            *day == today && kernels.is_subset(known)
-        };
-        if kernels.is_empty() || noted.0.as_ref().is_some_and(known) {
+        let known = |(day, known): &(Date, BTreeSet<KernelKey>)| *day == today && kernels.is_subset(known);
+        let tried = noted.failed.is_some_and(|failed| failed.elapsed() < PATIENCE);
+        if kernels.is_empty() || tried || noted.last.as_ref().is_some_and(known) {
             return;
         }
         let seen = KernelRecord::default().with(&kernels, today);
         match self.add_to_kernel_record(&seen).await {
-            Ok(()) => noted.0 = Some((today, kernels)),
-            Err(error) => tracing::warn!(error = %chain(&error), "kernels in use cannot be written down"),
+            Ok(()) => *noted = Noted { last: Some((today, kernels)), failed: None },
+            Err(TargetError::Cancelled) => {}
+            Err(error) => {
+                noted.failed = Some(Instant::now());
+                tracing::warn!(error = %chain(&error), "kernels in use cannot be written down");
+            }
         }
     }
 

@@ -56,6 +56,7 @@ pub use entrypoint::LazyEntrypoint;
 pub use error::{PassError, TargetError};
 pub use failures::Failures;
 pub use gc::{GcError, GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind};
+pub use kernel_record::REPOSITORY as KERNEL_RECORD;
 pub use observe::Memory;
 pub use pass::{PassReport, Planned, RolloutReport, TargetReport};
 pub use report::{Reporter, Stage};

@@ -271,7 +271,6 @@ impl Controller {
     pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
         let mut memory = Memory::default();
         let mut planned = self.plan_for(cluster.snapshot().await?, &mut memory).await?;
-        self.note_kernels(&planned, &mut Noted::default()).await;
         let mut unreachable = planned.unreachable;
         let mut targets = Vec::new();
         let plan = &planned.plan;
@@ -297,6 +296,7 @@ impl Controller {
         }
         let rollouts = self.roll_out_all(cluster, &mut planned.plan).await;
         self.mark_nodes(cluster, &mut planned.plan.nodes).await;
+        self.note_kernels(&planned, &mut Noted::default()).await;
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable })
     }
 

@@ -99,6 +99,7 @@ impl Controller {
             digest: Some(need.exposed.clone()),
             ..Material::new(Role::Need, need.name.as_str())
         }));
+        materials.extend(self.module_certificate(cell, &made.report));
         if let (Some(spec), Some(base)) = (&image.spec.runtime.base, base) {
             materials.push(self.base(cell, spec, base).await?);
         }
@@ -125,6 +126,21 @@ impl Controller {
             modules,
         };
         Documents::of(&provenance, &assembled.manifest)
+    }
+
+    /// The certificate whose key signed modules of the payload; none where the kernel looks at no signatures.
+    fn module_certificate(&self, cell: &Cell, report: &CheckReport) -> Option<Material> {
+        let signed_with = cell.signed_with.as_ref()?;
+        let certificate = self.module_signer.as_ref()?.certificate();
+        let key_id = certificate.key_id();
+        let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
+        signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
+        let name = certificate.issuer_name().unwrap_or("module signing");
+        Some(Material {
+            version: Some(key_id),
+            digest: Some(signed_with.certificate.clone()),
+            ..Material::new(Role::ModuleCertificate, name)
+        })
     }
 
     /// The documents of an image for several kernels: its members have those with the details.

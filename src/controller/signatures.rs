@@ -19,7 +19,6 @@ use super::{
     retry::{chain, with_retry},
 };
 use crate::{
-    cluster::KubeOptions,
     image::{Digest, ImageReference, Repository, Tag, Version},
     net::SecretReader,
     oci::{Descriptor, ImageError, ImageManifest, media_type},
@@ -50,12 +49,11 @@ struct ImageSigner {
 }
 
 impl ImageSigner {
-    async fn load(signing: &ImageSigning, root: &Path) -> Result<Self, TargetError> {
+    async fn load(signing: &ImageSigning, root: &Path, secrets: &SecretReader) -> Result<Self, TargetError> {
         let ImageSigning { key, passphrase, public_key, existing: _ } = signing;
         let path = public_key.as_ref().map(|path| root.join(path));
         let public = path.as_deref().map(signing::PublicKey::from_file).transpose()?;
-        let secrets = SecretReader::new(root.to_owned(), KubeOptions::default());
-        let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), &secrets).await?;
+        let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), secrets).await?;
         if let (Some(path), Some(public)) = (&path, &public) {
             signer.must_match(public, path)?;
         }
@@ -86,7 +84,10 @@ impl Controller {
     /// What signs images; `None` where the site does not say.
     async fn image_signer(&self) -> Result<Option<ImageSigner>, TargetError> {
         match &self.definitions.site.image_signing {
-            Some(signing) => ImageSigner::load(signing, &self.definitions.root).await.map(Some),
+            Some(signing) => {
+                let secrets = self.fetcher.net().secrets();
+                ImageSigner::load(signing, &self.definitions.root, secrets).await.map(Some)
+            }
             None => Ok(None),
         }
     }
@@ -96,9 +97,14 @@ impl Controller {
         self.image_signer().await.map(drop)
     }
 
-    /// The public half of the site's own key.
+    /// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side
+    /// of an air gap where images are signed.
     pub(super) async fn own_key(&self) -> Result<Option<PublicKey>, TargetError> {
-        Ok(self.image_signer().await?.map(|signer| signer.public))
+        let Some(signing) = &self.definitions.site.image_signing else { return Ok(None) };
+        match &signing.public_key {
+            Some(path) => Ok(read_keys(vec![self.definitions.root.join(path)]).await?.pop()),
+            None => Ok(self.image_signer().await?.map(|signer| signer.public)),
+        }
     }
 
     /// The keys of which one must have signed (`policy.requireSigned`).
@@ -239,7 +245,7 @@ impl Controller {
             let Some(signature) = layer.signature() else { continue };
             let payload = match self.small_blob(repository, layer, "signed payload").await {
                 Ok(payload) => payload,
-                Err(error @ TargetError::Registry(_)) if !error.is_fault() => {
+                Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
                     return Ok(Err(format!("its signature cannot be read: {}", chain(&error))));
                 }
                 Err(error) => return Err(error),
@@ -275,7 +281,7 @@ impl Controller {
         for layer in envelopes.take(MAX_LAYERS) {
             let bytes = match self.small_blob(repository, layer, "attestation").await {
                 Ok(bytes) => bytes,
-                Err(error @ TargetError::Registry(_)) if !error.is_fault() => {
+                Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
                     tracing::warn!(%repository, %tag, error = %chain(&error), "attestation cannot be read");
                     continue;
                 }

@@ -132,7 +132,7 @@ impl Bench {
             cache,
             registry: connect(&location, &options).unwrap(),
             needs_from: None,
-            remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options).unwrap()),
+            remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
             credentials: Keyring::default(),
             location,
             engine: LazyEngine::new(EngineChoice::Docker, env),

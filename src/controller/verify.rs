@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use super::{
     Controller, TargetError,
-    documents::{BILL, CHECK_REPORT, Kind, PROVENANCE},
+    documents::{BILL, CHECK_REPORT, Document, Kind, PROVENANCE},
     retry::{chain, with_retry},
     signatures::read_keys,
 };
 use crate::{
-    image::{Digest, ImageReference, Repository},
+    image::{Digest, ImageReference, Repository, UnknownPolicy},
     oci::{Descriptor, ImageFacts, ImageManifest},
     provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, PublicKey, SLSA_PREDICATE, Statement},
 };
@@ -101,12 +101,18 @@ const SIGN: &str = "with the key in site.yaml (imageSigning), `farrier build --p
                     published; or give the key that did sign with --key";
 const BUILD_AGAIN: &str =
     "images of older versions of farrier have none: raise the version, or delete the tag, and build";
+const NOT_AS_STORED: &str = "what the registry gives is not what was pushed: copy the image again from where it is whole, or \
+                             build it again with --push --force";
+const ALLOW: &str = "images of which it is not known whether they load pass where --definitions has the driver image, and that \
+                     says `check: {unknown: allow}` (the default); `farrier check` says what would settle it";
 
 /// What an image is checked against.
 struct Subject<'a> {
     repository: &'a Repository,
     digest: Digest,
     facts: ImageFacts,
+    /// Do the definitions here let an image pass of which it is not known whether it loads?
+    unknown: bool,
     keys: &'a [PublicKey],
     /// What the keys signed.
     statements: Vec<Statement>,
@@ -124,11 +130,6 @@ impl Controller {
         let required = self.required_keys().await?;
         if !required.is_empty() {
             return Ok(required);
-        }
-        if let Some(path) =
-            self.definitions.site.image_signing.as_ref().and_then(|own| own.public_key.as_ref())
-        {
-            return read_keys(vec![self.definitions.root.join(path)]).await;
         }
         Ok(self.own_key().await?.into_iter().collect())
     }
@@ -162,7 +163,8 @@ impl Controller {
         self.check_blobs(repository, &manifest, deep, &mut checks).await?;
         let facts = check_annotations(&manifest, &mut checks);
         let statements = self.attested(repository, &stored.digest, keys).await?;
-        let subject = Subject { repository, digest: stored.digest, facts, keys, statements };
+        let unknown = self.accepts_unknown(repository);
+        let subject = Subject { repository, digest: stored.digest, facts, unknown, keys, statements };
         self.check_signature(&subject, &mut checks).await?;
         if subject.facts.members.is_empty() {
             self.check_document(&subject, &CHECK_REPORT, CHECK_REPORT_PREDICATE, report_fits, &mut checks)
@@ -173,6 +175,31 @@ impl Controller {
         self.check_document(&subject, &BILL, CYCLONEDX_PREDICATE, bill_fits, &mut checks).await?;
         self.check_document(&subject, &PROVENANCE, SLSA_PREDICATE, provenance_fits, &mut checks).await?;
         Ok(checks.report(image))
+    }
+
+    /// Does the driver image's definition, as it is here, let `unknown` pass? It is the same word that decides about
+    /// rollouts. Verification goes by the repository: what the image says of itself is what is to be verified.
+    fn accepts_unknown(&self, repository: &Repository) -> bool {
+        let name = repository.as_str().rsplit('/').next().unwrap_or_default();
+        let image = self.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
+        image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
+    }
+
+    /// A document beside the image. What cannot be read of it, as the registry has something else under its digest, is a
+    /// finding, and not a fault.
+    async fn found_document(
+        &self,
+        subject: &Subject<'_>,
+        about: &Digest,
+        kind: &Kind,
+    ) -> Result<Result<Option<Document>, String>, TargetError> {
+        match self.document(subject.repository, about, kind).await {
+            Ok(found) => Ok(Ok(found)),
+            Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
+                Ok(Err(format!("it cannot be read: {}", chain(&error))))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Are all blobs there, and with `deep`, are they what their digests say?
@@ -235,11 +262,18 @@ impl Controller {
         subject: &Subject<'_>,
         kind: &Kind,
         predicate_type: &str,
-        fits: fn(&Value, &Subject<'_>) -> Result<String, String>,
+        fits: fn(&Value, &Subject<'_>) -> Result<String, Misfit>,
         checks: &mut Checks,
     ) -> Result<(), TargetError> {
         let name = kind.name;
-        let Some(found) = self.document(subject.repository, &subject.digest, kind).await? else {
+        let found = match self.found_document(subject, &subject.digest, kind).await? {
+            Ok(found) => found,
+            Err(why) => {
+                checks.fails(name, CheckResult::Failed, why, NOT_AS_STORED);
+                return Ok(());
+            }
+        };
+        let Some(found) = found else {
             checks.fails(
                 name,
                 CheckResult::Absent,
@@ -268,8 +302,8 @@ impl Controller {
         }
         let said = match fits(&predicate, subject) {
             Ok(said) => said,
-            Err(why) => {
-                checks.fails(name, CheckResult::Failed, why, BUILD_AGAIN);
+            Err(Misfit { why, hint }) => {
+                checks.fails(name, CheckResult::Failed, why, hint);
                 return Ok(());
             }
         };
@@ -293,21 +327,43 @@ impl Controller {
     /// An image for several kernels has the check reports of its members.
     async fn check_members(&self, subject: &Subject<'_>, checks: &mut Checks) -> Result<(), TargetError> {
         let name = CHECK_REPORT.name;
-        let mut wrong = Vec::new();
+        let (mut wrong, mut unknown) = (Vec::new(), Vec::new());
+        let mut hint = BUILD_AGAIN;
         for (kernel, digest) in &subject.facts.members {
-            let found = self.document(subject.repository, digest, &CHECK_REPORT).await?;
+            let found = match self.found_document(subject, digest, &CHECK_REPORT).await? {
+                Ok(found) => found,
+                Err(why) => {
+                    hint = NOT_AS_STORED;
+                    wrong.push(format!("that of {kernel}: {why}"));
+                    continue;
+                }
+            };
             let report = found.and_then(|found| serde_json::from_slice::<Value>(&found.content).ok());
             match report.as_ref().map(|report| report["report"]["verdict"].as_str().unwrap_or("none")) {
                 Some("loads") => {}
+                Some("unknown") if subject.unknown => unknown.push(kernel.to_string()),
+                Some("unknown") => {
+                    hint = ALLOW;
+                    wrong.push(format!("that of {kernel} says unknown"));
+                }
                 Some(other) => wrong.push(format!("that of {kernel} says {other}")),
                 None => wrong.push(format!("the image for {kernel} has none")),
             }
         }
         if wrong.is_empty() {
             let count = subject.facts.members.len();
-            checks.add(name, CheckResult::Ok, format!("those of {count} kernels say loads"));
+            let said = match unknown.len() {
+                0 => format!("those of {count} kernels say loads"),
+                _ => {
+                    format!(
+                        "those of {count} kernels say loads or, which is allowed, unknown: {}",
+                        unknown.join(", ")
+                    )
+                }
+            };
+            checks.add(name, CheckResult::Ok, said);
         } else {
-            checks.fails(name, CheckResult::Failed, wrong.join("; "), BUILD_AGAIN);
+            checks.fails(name, CheckResult::Failed, wrong.join("; "), hint);
         }
         Ok(())
     }
@@ -339,27 +395,48 @@ fn check_annotations(manifest: &ImageManifest, checks: &mut Checks) -> ImageFact
     }
 }
 
-fn report_fits(document: &Value, subject: &Subject<'_>) -> Result<String, String> {
+/// Why a document does not do.
+#[derive(Debug)]
+struct Misfit {
+    why: String,
+    hint: &'static str,
+}
+
+impl From<String> for Misfit {
+    fn from(why: String) -> Self {
+        Self { why, hint: BUILD_AGAIN }
+    }
+}
+
+fn report_fits(document: &Value, subject: &Subject<'_>) -> Result<String, Misfit> {
     let report = &document["report"];
     let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
     let wanted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != wanted.as_deref() {
-        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")));
+        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
     }
+    let kernel = kernel.unwrap_or_default();
     let noted = subject.facts.verdict.map(|verdict| verdict.as_str());
     match (verdict, noted) {
-        ("loads", Some("loads")) => Ok(format!("loads on {}", kernel.unwrap_or_default())),
-        (said, Some(noted)) if said != noted => {
-            Err(format!("it says {said}, and the image's annotation {noted}"))
+        ("loads", Some("loads")) => Ok(format!("loads on {kernel}")),
+        ("unknown", Some("unknown")) if subject.unknown => Ok(format!(
+            "unknown on {kernel}, which the definition allows{}",
+            subject.facts.check_summary.as_ref().map(|words| format!(" ({words})")).unwrap_or_default()
+        )),
+        ("unknown", Some("unknown")) => {
+            Err(Misfit { why: "it says unknown, and nothing here allows that".to_owned(), hint: ALLOW })
         }
-        (said, _) => Err(format!("it says {said}")),
+        (said, Some(noted)) if said != noted => {
+            Err(format!("it says {said}, and the image's annotation {noted}").into())
+        }
+        (said, _) => Err(format!("it says {said}").into()),
     }
 }
 
-fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Result<String, String> {
+fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Result<String, Misfit> {
     let component = &bill["metadata"]["component"];
     if component["hashes"][0]["content"].as_str() != Some(subject.digest.hex()) {
-        return Err("it is about another image".to_owned());
+        return Err("it is about another image".to_owned().into());
     }
     let mut properties = BTreeMap::new();
     for property in component["properties"].as_array().into_iter().flatten() {
@@ -371,13 +448,13 @@ fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Result<String, String> {
     Ok(format!("CycloneDX {}, {count} components", bill["specVersion"].as_str().unwrap_or_default()))
 }
 
-fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Result<String, String> {
+fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Result<String, Misfit> {
     let definition = &predicate["buildDefinition"];
     same_inputs(definition["internalParameters"]["inputHash"].as_str(), subject)?;
     let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
     let noted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
     if kernel != noted.as_deref() {
-        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")));
+        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
     }
     let count = definition["resolvedDependencies"].as_array().map_or(0, Vec::len);
     let builder = &predicate["runDetails"]["builder"]["version"]["farrier"];
@@ -391,3 +468,7 @@ fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> 
     }
     Err("its input hash is not that of the image's annotation".to_owned())
 }
+
+#[cfg(test)]
+#[path = "verify_tests.rs"]
+mod tests;

@@ -87,12 +87,13 @@ impl Net {
         Ok(reach)
     }
 
-    /// apt takes one CA file for a host, in place of the system's certificates.
+    /// apt takes one CA file for a host, in place of the system's certificates. Its manual has these options as
+    /// `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
     fn certificates(&self, entry: &Host, name: &str, options: &mut Vec<String>) -> Result<(), NetError> {
         let Host { host, ca_file, client_certificate, client_key, plain_http: _ } = entry;
         let mut set = |option: &str, file: &Path| -> Result<(), NetError> {
             let path = self.0.root.join(file);
-            options.push(line(&format!("Acquire::https::{option}::{name}"), &path.display().to_string())?);
+            options.push(line(&format!("Acquire::https::{name}::{option}"), &path.display().to_string())?);
             Ok(())
         };
         if let Some(file) = ca_file {

@@ -9,6 +9,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Secret as KubeSecret;
 use kube::{Api, Client};
+use zeroize::Zeroizing;
 
 use crate::{
     cluster::{ClusterError, KubeOptions, kube::client},
@@ -26,9 +27,10 @@ pub struct SecretReader {
     client: Arc<tokio::sync::OnceCell<Client>>,
 }
 
-/// What was read. It is not shown by `{:?}`.
+/// What was read. It is not shown by `{:?}`, and wiped when it is dropped; what carried it here, such as the API server's
+/// answer, is not.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Vec<u8>);
+pub struct Secret(Zeroizing<Vec<u8>>);
 
 /// Why a secret cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -52,13 +54,12 @@ pub enum SecretError {
         source: Box<ClusterError>,
     },
     /// The cluster's answer.
-    #[error("read Secret {secret}")]
+    #[error("read Secret {secret}: {}", words(error))]
     Api {
         /// `namespace/name`.
         secret: String,
         /// The answer.
-        #[source]
-        source: Box<kube::Error>,
+        error: Box<kube::Error>,
     },
     /// A Secret without the key.
     #[error("read Secret {secret}: it has no key {key:?}; it has {known}")]
@@ -83,7 +84,7 @@ impl SecretError {
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Cluster { source, .. } => source.is_unreachable(),
-            Self::Api { source, .. } => match source.as_ref() {
+            Self::Api { error, .. } => match error.as_ref() {
                 kube::Error::Api(status) => status.code >= 500 || status.code == 429,
                 _ => true,
             },
@@ -98,7 +99,7 @@ impl SecretError {
                 "put it at {}, or name another place in site.yaml; a relative path starts in the definitions directory",
                 path.display()
             )),
-            Self::Api { secret, source } => match source.as_ref() {
+            Self::Api { secret, error } => match error.as_ref() {
                 kube::Error::Api(status) if status.code == 404 => {
                     Some(format!("create Secret {secret}, or correct its name in site.yaml"))
                 }
@@ -110,6 +111,14 @@ impl SecretError {
             Self::Cluster { source, .. } => source.hint(),
             Self::File { .. } | Self::NoKey { .. } | Self::NotText { .. } => None,
         }
+    }
+}
+
+/// The API server's own words; kube's text has the whole status object beside them.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => other.to_string(),
     }
 }
 
@@ -151,7 +160,7 @@ impl SecretReader {
                 format!("it has {size} bytes, and no secret has more than {MAX_SECRET}"),
             )));
         }
-        tokio::fs::read(&path).await.map(Secret).map_err(failed)
+        tokio::fs::read(&path).await.map(Secret::from).map_err(failed)
     }
 
     /// Reads one key of a Kubernetes Secret.
@@ -181,8 +190,13 @@ impl SecretReader {
         let found = api
             .get(&name.name)
             .await
-            .map_err(|source| SecretError::Api { secret: name.to_string(), source: Box::new(source) })?;
-        Ok(found.data.unwrap_or_default().into_iter().map(|(key, value)| (key, Secret(value.0))).collect())
+            .map_err(|error| SecretError::Api { secret: name.to_string(), error: Box::new(error) })?;
+        Ok(found
+            .data
+            .unwrap_or_default()
+            .into_iter()
+            .map(|(key, value)| (key, Secret::from(value.0)))
+            .collect())
     }
 }
 
@@ -202,7 +216,7 @@ impl Secret {
 
 impl From<Vec<u8>> for Secret {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes)
+        Self(Zeroizing::new(bytes))
     }
 }
 
@@ -247,7 +261,7 @@ mod tests {
         let file = std::fs::File::create(dir.path().join("large")).unwrap();
         file.set_len(MAX_SECRET + 1).unwrap();
         assert!(reader(dir.path()).read_file(Path::new("large")).await.is_err());
-        let error = Secret(vec![0xff]).text("the passphrase").unwrap_err();
+        let error = Secret::from(vec![0xff]).text("the passphrase").unwrap_err();
         assert_eq!(error.to_string(), "read the passphrase: it is no text");
     }
 

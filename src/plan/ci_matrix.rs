@@ -81,17 +81,40 @@ fn github(builds: &BTreeSet<CiBuild>) -> String {
 /// An empty matrix, and a pipeline without jobs, are errors to GitLab: with nothing to build there is a job that does
 /// nothing.
 fn gitlab(builds: &BTreeSet<CiBuild>) -> String {
-    if builds.is_empty() {
-        return json(&serde_json::json!({"build": {"script": ["echo nothing to build"]}}));
+    /// In this order, whatever features of its crate a build has on.
+    #[derive(Serialize)]
+    #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
+    struct Variables<'a> {
+        image: &'a str,
+        kernel: &'a str,
+        os: &'a str,
+        os_version: &'a str,
+        arch: &'a str,
     }
-    let variables = |build: &CiBuild| {
+    #[derive(Serialize)]
+    struct Parallel<'a> {
+        matrix: Vec<Variables<'a>>,
+    }
+    #[derive(Serialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Job<'a> {
+        Parallel(Parallel<'a>),
+        Script([&'a str; 1]),
+    }
+    #[derive(Serialize)]
+    struct Child<'a> {
+        build: Job<'a>,
+    }
+    fn variables(build: &CiBuild) -> Variables<'_> {
         let CiBuild { image, kernel, os, os_version, arch } = build;
-        serde_json::json!({
-            "IMAGE": image.as_str(), "KERNEL": kernel, "OS": os, "OS_VERSION": os_version, "ARCH": arch,
-        })
+        Variables { image: image.as_str(), kernel, os, os_version, arch }
+    }
+    let build = if builds.is_empty() {
+        Job::Script(["echo nothing to build"])
+    } else {
+        Job::Parallel(Parallel { matrix: builds.iter().map(variables).collect() })
     };
-    let matrix: Vec<serde_json::Value> = builds.iter().map(variables).collect();
-    json(&serde_json::json!({"build": {"parallel": {"matrix": matrix}}}))
+    json(&Child { build })
 }
 
 /// Strings and lists: there is nothing in it that JSON cannot hold.
@@ -108,7 +131,7 @@ mod tests {
     fn the_forms() {
         let plan = World::new(&[K47, K48]).plan();
         insta::assert_snapshot!(ci_matrix(&plan, MatrixForm::Github), @r#"{"include":[{"image":"mft","kernel":"6.1.0-47-amd64","os":"debian","osVersion":"12","arch":"amd64"},{"image":"mft","kernel":"6.1.0-48-amd64","os":"debian","osVersion":"12","arch":"amd64"}]}"#);
-        insta::assert_snapshot!(ci_matrix(&plan, MatrixForm::Gitlab), @r#"{"build":{"parallel":{"matrix":[{"ARCH":"amd64","IMAGE":"mft","KERNEL":"6.1.0-47-amd64","OS":"debian","OS_VERSION":"12"},{"ARCH":"amd64","IMAGE":"mft","KERNEL":"6.1.0-48-amd64","OS":"debian","OS_VERSION":"12"}]}}}"#);
+        insta::assert_snapshot!(ci_matrix(&plan, MatrixForm::Gitlab), @r#"{"build":{"parallel":{"matrix":[{"IMAGE":"mft","KERNEL":"6.1.0-47-amd64","OS":"debian","OS_VERSION":"12","ARCH":"amd64"},{"IMAGE":"mft","KERNEL":"6.1.0-48-amd64","OS":"debian","OS_VERSION":"12","ARCH":"amd64"}]}}}"#);
         insta::assert_snapshot!(ci_matrix(&plan, MatrixForm::Tekton), @r#"["mft 6.1.0-47-amd64 debian 12 amd64","mft 6.1.0-48-amd64 debian 12 amd64"]"#);
         insta::assert_snapshot!(ci_matrix(&plan, MatrixForm::Lines), @r"
         mft 6.1.0-47-amd64 debian 12 amd64

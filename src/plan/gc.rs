@@ -11,7 +11,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::{ToSpan, civil::Date};
 use serde::Serialize;
 
-use super::{Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, text};
+use super::{
+    Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, rollout::left_kernels, text,
+};
 use crate::{
     image::{Digest, Repository, Tag},
     oci::{AnyManifest, ImageFacts, annotations},
@@ -83,12 +85,18 @@ pub struct LiveKernels(BTreeMap<String, KernelUse>);
 enum KernelUse {
     Runs,
     Announced,
+    /// The rollout of a union gives it its grace time, which may be longer than gc's.
+    Left,
 }
 
 impl LiveKernels {
-    /// What nodes run, by whatever they say of themselves, and what is announced, heard or not.
+    /// What nodes run, by whatever they say of themselves, what is announced, heard or not, and what unions still hold.
     pub fn of(snapshot: &ClusterSnapshot, announced: &Announcements) -> Self {
         let mut kernels = BTreeMap::new();
+        for live in snapshot.daemon_sets.iter().filter_map(|found| found.live.as_ref()) {
+            let left = left_kernels(&live.annotations);
+            kernels.extend(left.into_keys().map(|kernel| (kernel, KernelUse::Left)));
+        }
         for target in announced.targets() {
             kernels.insert(target.release.to_string(), KernelUse::Announced);
         }
@@ -146,6 +154,11 @@ pub enum KeptWhy {
     },
     /// Its kernel is announced.
     Announced {
+        /// The kernel.
+        kernel: String,
+    },
+    /// Unions are still to hold its kernel for a while.
+    Left {
         /// The kernel.
         kernel: String,
     },
@@ -275,6 +288,7 @@ fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
         return Some(match used {
             KernelUse::Runs => KeptWhy::Runs { kernel },
             KernelUse::Announced => KeptWhy::Announced { kernel },
+            KernelUse::Left => KeptWhy::Left { kernel },
         });
     }
     let oldest = image.kernels.iter().min_by_key(|kernel| inputs.record.seen(kernel))?;
@@ -283,7 +297,7 @@ fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
 }
 
 /// The kernels of an image that nobody has had for long enough. A union with one of them is not what a rollout asks for
-/// any more: unions have the kernels that nodes run and those that are announced.
+/// any more: unions have the kernels that nodes run, those that are announced, and those that left only a while ago.
 fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
     let GcInputs { live, record, keep_days, today, .. } = *inputs;
     let last = today.saturating_sub(i64::from(keep_days).days());

@@ -40,6 +40,7 @@ pub use per_kernel::PER_KERNEL_ANNOTATION;
 pub use record::{FieldRecord, RECORD_ANNOTATION, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget, Strategy};
+pub(super) use union::left_kernels;
 
 use super::{
     ClusterSnapshot, DaemonSetFacts, HoldReason, Matrix, Observed, PlanInputs, PlannedSignature, Seen,

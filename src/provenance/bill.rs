@@ -93,6 +93,9 @@ impl Components {
             }
             None => {}
         }
+        if *role == Role::ModuleCertificate {
+            fields.insert("cryptoProperties".to_owned(), json!({"assetType": "certificate"}));
+        }
         self.add(*role, name, version.as_deref(), fields);
         for package in packages {
             self.package(*role, package);
@@ -153,6 +156,7 @@ fn kind(role: Role) -> &'static str {
         Role::Headers | Role::Need => "library",
         Role::Toolchain | Role::Base => "operating-system",
         Role::Entrypoint => "application",
+        Role::ModuleCertificate => "cryptographic-asset",
         Role::ReusedImage | Role::Member => "container",
     }
 }

@@ -22,6 +22,8 @@ pub enum Role {
     Toolchain,
     /// Exposed headers of another driver that it was compiled against.
     Need,
+    /// The certificate whose key signed the modules.
+    ModuleCertificate,
     /// What the payload lies on.
     Base,
     /// `driver-entrypoint`.
@@ -42,6 +44,7 @@ impl Role {
             Self::Headers => "kernel-headers",
             Self::Toolchain => "toolchain",
             Self::Need => "exposed-headers",
+            Self::ModuleCertificate => "module-certificate",
             Self::Base => "runtime-base",
             Self::Entrypoint => "entrypoint",
             Self::ReusedImage => "reused-image",
@@ -55,7 +58,7 @@ impl Role {
             Self::Source | Self::Patch | Self::Base | Self::Entrypoint | Self::ReusedImage | Self::Member => {
                 true
             }
-            Self::Recipe | Self::Headers | Self::Toolchain | Self::Need => false,
+            Self::Recipe | Self::Headers | Self::Toolchain | Self::Need | Self::ModuleCertificate => false,
         }
     }
 }

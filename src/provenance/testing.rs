@@ -43,6 +43,7 @@ pub(super) fn provenance() -> Provenance {
                 packages: vec![package("gcc-12", &["GPL-3+", "LGPL-2+"]), package("make", &[])],
                 ..with(Role::Toolchain, "bookworm")
             },
+            Material { version: Some("6A:0F".to_owned()), ..with(Role::ModuleCertificate, "Acme modules") },
             Material { packages: vec![package("busybox", &[])], ..with(Role::Base, "busybox-static") },
         ],
         modules: vec![ModuleFile {

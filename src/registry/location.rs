@@ -136,7 +136,7 @@ pub fn connect(
                 options.net.name_host(host);
             }
             Arc::new(
-                RemoteRegistry::new(location.to_string(), options)?.publishing_below(location.to_string()),
+                RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string()),
             )
         }
         RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),

@@ -1,52 +1,82 @@
-//! Adapter: a search at several places, mirrors first.
+//! Adapter: reading from several places, mirrors first.
 
 use super::RegistryError;
-use crate::image::Repository;
+use crate::{fault::chain, image::Repository, net::Net};
 
-/// What came of the places so far. A place that does not have what is looked for, cannot be reached or gives something
-/// else than its digest says leads to the next one.
-pub(super) struct Search<'a> {
-    repository: &'a Repository,
-    fault: Option<RegistryError>,
+/// Where what is read is looked for.
+pub(super) struct Places {
+    net: Net,
+    /// What is below this is never looked for elsewhere.
+    published: Option<String>,
 }
 
-impl<'a> Search<'a> {
-    pub(super) fn new(repository: &'a Repository) -> Self {
-        Self { repository, fault: None }
+impl Places {
+    /// Every repository's mirrors, as the site has them.
+    pub(super) fn new(net: Net) -> Self {
+        Self { net, published: None }
     }
 
-    /// What the place had, if anything.
-    pub(super) fn take<T>(
-        &mut self,
-        place: &Repository,
-        answer: Result<Option<T>, RegistryError>,
-    ) -> Option<T> {
-        let repository = self.repository;
-        match answer {
-            Ok(Some(found)) => {
-                if place != repository {
-                    tracing::debug!(%repository, mirror = %place, "found at a mirror");
+    /// The same, but for what is below `place` (`host[:port][/prefix]`).
+    pub(super) fn but_not_below(self, place: String) -> Self {
+        Self { published: Some(place), ..self }
+    }
+
+    fn of(&self, repository: &Repository) -> Vec<Repository> {
+        let below = |place: &String| {
+            repository.as_str().strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        if self.published.as_ref().is_some_and(below) {
+            vec![repository.clone()]
+        } else {
+            self.net.image_candidates(repository)
+        }
+    }
+
+    /// What the first place has that has it. One that does not have it, cannot be reached or gives something else than
+    /// its digest says leads to the next one. `None` only when every place has said so: one that cannot be reached may
+    /// have it.
+    pub(super) async fn first_of<T, Answer: Future<Output = Result<Option<T>, RegistryError>>>(
+        &self,
+        repository: &Repository,
+        ask: impl Fn(Repository) -> Answer,
+    ) -> Result<Option<T>, RegistryError> {
+        let mut fault = None;
+        for place in self.of(repository) {
+            let is_mirror = place != *repository;
+            match ask(place.clone()).await {
+                Ok(Some(found)) => {
+                    if is_mirror {
+                        tracing::debug!(%repository, mirror = %place, "found at a mirror");
+                    }
+                    return Ok(Some(found));
                 }
-                return Some(found);
-            }
-            Ok(None) => {
-                if place != repository {
-                    tracing::debug!(%repository, mirror = %place, "the mirror does not have it");
+                Ok(None) => {
+                    if is_mirror {
+                        tracing::debug!(%repository, mirror = %place, "the mirror does not have it");
+                    }
                 }
-            }
-            Err(error) => {
-                if place != repository {
-                    tracing::warn!(%repository, mirror = %place, %error, "the mirror cannot be used");
+                Err(error) => {
+                    if is_mirror {
+                        tracing::warn!(%repository, mirror = %place, error = %chain(&error), "the mirror cannot be used");
+                    }
+                    // The last one is the repository's own, or of the last mirror that may be asked.
+                    fault = Some(error);
                 }
-                // The last one is the repository's own, or of the last mirror that may be asked.
-                self.fault = Some(error);
             }
         }
-        None
+        fault.map_or(Ok(None), Err)
     }
 
-    /// What the search came to. "Not there" only when every place has said so: one that cannot be reached may have it.
-    pub(super) fn end<T>(self, missing: T) -> Result<T, RegistryError> {
-        self.fault.map_or(Ok(missing), Err)
+    /// The first list that is not empty.
+    pub(super) async fn first_list_of<T, Answer: Future<Output = Result<Vec<T>, RegistryError>>>(
+        &self,
+        repository: &Repository,
+        ask: impl Fn(Repository) -> Answer,
+    ) -> Result<Vec<T>, RegistryError> {
+        let ask = |place| {
+            let listed = ask(place);
+            async { Ok(Some(listed.await?).filter(|listed| !listed.is_empty())) }
+        };
+        Ok(self.first_of(repository, ask).await?.unwrap_or_default())
     }
 }

@@ -12,6 +12,7 @@ mod layout_sweep;
 mod location;
 mod mirrored;
 mod name;
+mod pages;
 mod referrers;
 mod remote;
 mod stream;

@@ -10,7 +10,7 @@ use super::{
     auth::Access,
     http::{Call, Payload},
     name::RemoteName,
-    remote::next_page,
+    pages::next_page,
 };
 use crate::{
     image::{Digest, Repository, Version},

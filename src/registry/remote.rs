@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 use bytes::Bytes;
 use reqwest::{
     Method, Response,
-    header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, LINK, LOCATION},
+    header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION},
 };
 use serde::Deserialize;
 use sha2::Digest as _;
@@ -18,19 +18,13 @@ use super::{
     auth::Access,
     error::excerpt,
     http::{Call, Http, Payload},
-    mirrored::Search,
+    mirrored::Places,
     name::RemoteName,
 };
 use crate::{
     image::{Digest, Repository, Tag, Version},
-    net::Net,
     oci::{Descriptor, MAX_MANIFEST, media_type},
 };
-
-/// Tags asked for at once.
-const TAGS_PAGE: usize = 1000;
-/// Pages of tags; a registry that gives more goes in circles.
-const MAX_TAG_PAGES: usize = 1000;
 
 /// A registry that lists referrers itself says so with this (distribution spec, "Pushing Manifests with
 /// Subject").
@@ -42,46 +36,25 @@ pub struct RemoteRegistry {
     pub(super) http: Http,
     /// Held while a list of referrers is read and written back.
     pub(super) listing: tokio::sync::Mutex<()>,
-    net: Net,
-    /// What is below this is never looked for elsewhere.
-    published: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct TagList {
-    tags: Option<Vec<String>>,
+    places: Places,
 }
 
 impl RemoteRegistry {
     /// Prepares the client; nothing is contacted. `description` is for people.
-    pub fn new(description: String, options: &RegistryOptions) -> Result<Self, RegistryError> {
-        let RegistryOptions { credentials: _, net } = options;
-        Ok(Self {
+    pub fn new(description: String, options: &RegistryOptions) -> Self {
+        Self {
             description,
             http: Http::new(options),
             listing: tokio::sync::Mutex::new(()),
-            net: net.clone(),
-            published: None,
-        })
+            places: Places::new(options.net.clone()),
+        }
     }
 
     /// The same, with a place (`host[:port][/prefix]`) below which nothing is looked for at mirrors: what farrier
     /// publishes is where it was put.
     #[must_use]
     pub fn publishing_below(self, place: String) -> Self {
-        Self { published: Some(place), ..self }
-    }
-
-    /// Where what is read from a repository is looked for, in order.
-    fn places(&self, repository: &Repository) -> Vec<Repository> {
-        let below = |place: &String| {
-            repository.as_str().strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
-        };
-        if self.published.as_ref().is_some_and(below) {
-            vec![repository.clone()]
-        } else {
-            self.net.image_candidates(repository)
-        }
+        Self { places: self.places.but_not_below(place), ..self }
     }
 
     pub(super) async fn exists(
@@ -153,48 +126,6 @@ impl RemoteRegistry {
             return Err(RegistryError::Protocol { host: name.host.clone(), action, reason });
         };
         Ok(Some(StoredManifest { digest, media_type, bytes }))
-    }
-
-    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
-        let name = &RemoteName::of(repository);
-        let action = format!("list tags of {}", name.path);
-        let first = self.http.url(name, &format!("tags/list?n={TAGS_PAGE}"), &action).await?;
-        let mut next = Some(first);
-        let mut tags = Vec::new();
-        let mut pages = 0;
-        while let Some(url) = next.take() {
-            let call = Call {
-                name,
-                access: Access::Pull,
-                action: &action,
-                method: Method::GET,
-                url,
-                headers: vec![(ACCEPT, "application/json".to_owned())],
-                payload: Payload::None,
-            };
-            let protocol = |reason: String| RegistryError::Protocol {
-                host: name.host.clone(),
-                action: action.clone(),
-                reason,
-            };
-            let mut response = self.http.send(&call).await?;
-            match response.status().as_u16() {
-                200 => {}
-                404 => return Ok(tags),
-                _ => return Err(self.http.unexpected(&call, response).await),
-            }
-            pages += 1;
-            if pages > MAX_TAG_PAGES {
-                return Err(protocol(format!("more than {MAX_TAG_PAGES} pages")));
-            }
-            next = next_page(&response);
-            let body = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
-            let list: TagList = serde_json::from_slice(&body)
-                .map_err(|_| protocol(format!("not a list of tags: {}", excerpt(&body))))?;
-            // What is no tag cannot be one that farrier looks for.
-            tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
-        }
-        Ok(tags)
     }
 
     async fn fetch_blob_at(
@@ -292,15 +223,6 @@ pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// The address of the next page (RFC 8288), on the same host only.
-pub(super) fn next_page(response: &Response) -> Option<Url> {
-    let link = header(response.headers(), &LINK)?;
-    let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
-    let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
-    let url = response.url().join(target).ok()?;
-    (next && url.origin() == response.url().origin()).then_some(url)
-}
-
 #[async_trait::async_trait]
 impl Registry for RemoteRegistry {
     fn describe(&self) -> String {
@@ -312,35 +234,19 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         version: &Version,
     ) -> Result<Option<StoredManifest>, RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            if let Some(found) = search.take(&place, self.manifest_at(&place, version).await) {
-                return Ok(Some(found));
-            }
-        }
-        search.end(None)
+        self.places.first_of(repository, |place| async move { self.manifest_at(&place, version).await }).await
     }
 
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            let tags = self.tags_at(&place).await.map(|tags| Some(tags).filter(|tags| !tags.is_empty()));
-            if let Some(found) = search.take(&place, tags) {
-                return Ok(found);
-            }
-        }
-        search.end(Vec::new())
+        self.places.first_list_of(repository, |place| async move { self.tags_at(&place).await }).await
     }
 
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            let found = self.exists(&RemoteName::of(&place), digest, Access::Pull).await;
-            if search.take(&place, found.map(|found| found.then_some(()))).is_some() {
-                return Ok(true);
-            }
-        }
-        search.end(false)
+        let ask = |place| async move {
+            let found = self.exists(&RemoteName::of(&place), digest, Access::Pull).await?;
+            Ok(found.then_some(()))
+        };
+        Ok(self.places.first_of(repository, ask).await?.is_some())
     }
 
     async fn push_blob(
@@ -404,23 +310,13 @@ impl Registry for RemoteRegistry {
         digest: &Digest,
         to: &Path,
     ) -> Result<(), RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            if search.take(&place, self.fetch_blob_at(&place, digest, to).await.map(Some)).is_some() {
-                return Ok(());
-            }
-        }
-        search.end(())
+        let fetch = |place| async move { self.fetch_blob_at(&place, digest, to).await.map(Some) };
+        self.places.first_of(repository, fetch).await.map(|_| ())
     }
 
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            if let Some(found) = search.take(&place, self.stream_blob(&place, digest).await.map(Some)) {
-                return Ok(found);
-            }
-        }
-        search.end(None)?.ok_or_else(|| RegistryError::Protocol {
+        let open = |place| async move { self.stream_blob(&place, digest).await.map(Some) };
+        self.places.first_of(repository, open).await?.ok_or_else(|| RegistryError::Protocol {
             host: RemoteName::of(repository).host,
             action: format!("fetch blob {digest} of {repository}"),
             reason: "no place to look for it".to_owned(),
@@ -447,15 +343,8 @@ impl Registry for RemoteRegistry {
         subject: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            let listed = self.list_referrers(&place, subject, Some(artifact_type)).await;
-            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
-            if let Some(found) = search.take(&place, listed) {
-                return Ok(found);
-            }
-        }
-        search.end(Vec::new())
+        let list = |place| async move { self.list_referrers(&place, subject, Some(artifact_type)).await };
+        self.places.first_list_of(repository, list).await
     }
 
     async fn all_referrers(
@@ -463,15 +352,8 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        let mut search = Search::new(repository);
-        for place in self.places(repository) {
-            let listed = self.list_referrers(&place, subject, None).await;
-            let listed = listed.map(|listed| Some(listed).filter(|listed| !listed.is_empty()));
-            if let Some(found) = search.take(&place, listed) {
-                return Ok(found);
-            }
-        }
-        search.end(Vec::new())
+        let list = |place| async move { self.list_referrers(&place, subject, None).await };
+        self.places.first_list_of(repository, list).await
     }
 
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {

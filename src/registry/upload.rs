@@ -2,7 +2,7 @@
 //! much it has, and gets the rest; where it does not know, another session gets the blob in parts, so that the next
 //! break costs one of them (distribution-spec 1.1, "Pushing a blob in chunks").
 //!
-//! docker-registry (2.8 and 3) signs the number of bytes that it has acknowledged into the session's address, and knows
+//! docker-registry 2.8 signs the number of bytes that it has acknowledged into the session's address, and knows
 //! the session no more when a request broke off in its middle (`upload resumed at wrong offset` in its log). It goes on
 //! after whole parts: where a proxy before it keeps a request until it is whole, and where nothing of one arrived.
 

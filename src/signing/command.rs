@@ -14,7 +14,7 @@ use super::SigningError;
 use crate::kmod::SignatureHash;
 
 /// How long a program may take for one signature. A security module answers within seconds, or waits for somebody.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// Characters of its standard error that a message shows.
 const MAX_WORDS: usize = 500;
 

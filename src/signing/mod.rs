@@ -1,7 +1,8 @@
 //! Adapter: keys that sign, from files, secrets, or behind a program; in memory only.
 //!
 //! A private key is never written anywhere. The bytes that it was read from are wiped as soon as it is loaded, as are
-//! passphrases; so are ECDSA keys when they are dropped. ring does not wipe RSA keys.
+//! passphrases; so are ECDSA keys when they are dropped. ring does not wipe RSA keys, and nobody wipes the buffers in which
+//! an API server's answer with a Secret arrived.
 
 mod command;
 mod error;

@@ -62,9 +62,9 @@ pub fn is_reserved(name: &str) -> bool {
     Kind::ALL.iter().any(|kind| kind.repository() == name) || OTHERS.contains(&name)
 }
 
-/// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, and what
-/// copies of other registries' images stand below.
-const OTHERS: [&str; 2] = ["farrier-rootfs", "mirror"];
+/// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, what copies
+/// of other registries' images stand below, and the record of when kernels were seen.
+const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
 
 /// An artifact that the store holds.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -51,3 +51,12 @@ fn no_two_releases_share_a_tag() {
     tags.dedup();
     assert_eq!(tags.len(), 5, "{tags:?}");
 }
+
+#[test]
+fn no_driver_image_can_have_the_name_of_a_repository_of_ours() {
+    for name in ["headers", "sources", "rootfs", "definitions", "farrier-rootfs", "mirror"] {
+        assert!(is_reserved(name), "{name}");
+    }
+    assert!(is_reserved(crate::controller::KERNEL_RECORD));
+    assert!(!is_reserved("driver"));
+}

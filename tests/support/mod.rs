@@ -17,4 +17,6 @@ pub mod packages;
 pub mod published;
 pub mod registry_process;
 pub mod site;
+pub mod tls_archive;
+pub mod tunnels;
 pub mod virtual_machine;

@@ -60,7 +60,7 @@ pub fn publish_with(cell: &Value, facts: ImageFacts) -> String {
     .unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default()).unwrap();
+        let registry = RemoteRegistry::new("registry".to_owned(), &RegistryOptions::default());
         let repository = &reference.repository;
         registry.push_bytes(repository, &blob).await.unwrap();
         registry.push_bytes(repository, &assembled.config).await.unwrap();

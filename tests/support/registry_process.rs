@@ -93,6 +93,14 @@ impl RegistryProcess {
         fs::remove_dir_all(self.directory.path().join(tags).join(tag)).expect("the registry has the tag");
     }
 
+    /// Every digest that a tag has ever had, in hex.
+    pub fn ever_tagged(&self, repository: &str, tag: &str) -> Vec<String> {
+        let tags = format!("storage/docker/registry/v2/repositories/{repository}/_manifests/tags");
+        let index = self.directory.path().join(tags).join(tag).join("index/sha256");
+        let digests = fs::read_dir(index).expect("the registry has the tag");
+        digests.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
     /// Gives other bytes for a blob, as a registry with a broken disk does.
     pub fn replace_blob(&self, digest: &farrier::image::Digest, bytes: &[u8]) {
         let hex = digest.hex();

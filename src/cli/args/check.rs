@@ -16,6 +16,9 @@ pub struct CheckArgs {
     pub subjects: Vec<String>,
     #[command(flatten)]
     pub target: CheckTargetArgs,
+    /// The registry whose store has imported headers, and that may be asked with --offline: host[:port]/path, or oci:PATH
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
     /// A root with the kernel's headers at their natural paths, such as / [default: as in a build]
     #[arg(long, value_name = "DIR")]
     pub headers: Option<PathBuf>,

@@ -263,7 +263,7 @@ async fn in_registry(context: &Context<'_>, word: &str, arch: Architecture) -> R
         )));
     };
     let settings = context.settings()?;
-    let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry)?;
+    let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry);
     let manifest = manifest(&remote, &repository, &version, arch).await.map_err(of_image(word))?;
     let directory = settings.cache.blobs();
     let fault = |source| ImageCause::Io { action: "create", path: directory.clone(), source };

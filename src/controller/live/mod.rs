@@ -222,7 +222,6 @@ impl Live {
         let mut unreachable = planned.unreachable;
         let mut rollouts = Vec::new();
         if self.may_act() {
-            self.controller.note_kernels(&planned, &mut self.noted).await;
             rollouts = self.roll_out(&mut planned, cancel).await?;
             unreachable |= rollouts.iter().any(|report| report.error.is_some());
             unreachable |= self.add_tags(&planned.plan).await;
@@ -231,6 +230,8 @@ impl Live {
             self.controller.mark_nodes(self.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.controller.definitions);
             self.start_builds();
+            // Last: nobody waits for it.
+            self.controller.note_kernels(&planned, &mut self.noted).await;
         }
         let now = Instant::now();
         self.kernels.update(&planned.plan, now);

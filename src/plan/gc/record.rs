@@ -66,6 +66,7 @@ impl KernelRecord {
     }
 
     /// The record after these kernels were seen on that day.
+    #[must_use]
     pub fn with<'a>(&self, kernels: impl IntoIterator<Item = &'a KernelKey>, day: Date) -> Self {
         let mut record = self.clone();
         for kernel in kernels {
@@ -75,6 +76,7 @@ impl KernelRecord {
     }
 
     /// The record after these kernels were noticed on that day: those that it knows stay as they are.
+    #[must_use]
     pub fn noticed<'a>(&self, releases: impl IntoIterator<Item = &'a String>, day: Date) -> Self {
         let mut record = self.clone();
         for release in releases {
@@ -86,6 +88,7 @@ impl KernelRecord {
     }
 
     /// What both say: of each kernel the later day. In whatever order records are put together, the same comes out.
+    #[must_use]
     pub fn joined(&self, other: &Self) -> Self {
         let mut record = self.clone();
         for (kernel, day) in &other.0 {

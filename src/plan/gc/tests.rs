@@ -6,6 +6,7 @@ use crate::{
     image::InputHasher,
     kernel::KernelRelease,
     oci::{Descriptor, ImageManifest, media_type},
+    plan::fixtures,
 };
 
 const TODAY: Date = date(2026, 11, 21);
@@ -147,6 +148,24 @@ fn what_a_named_union_is_made_from_stays_and_an_unnamed_one_goes_first() {
     let plan = world.plan();
     assert_eq!(going(&plan), [""; 0]);
     assert_eq!(plan.kept[0].why, KeptWhy::PartOf { image: format!("{REPOSITORY}:1.0-union-1") });
+}
+
+#[test]
+fn unions_keep_the_kernels_of_their_grace_time() {
+    let mut fleet = fixtures::World::live(&["6.1.2"]);
+    let left = r#"{"6.1.1":"2026-01-02T00:00:00Z"}"#;
+    let live = fleet.snapshot.daemon_sets[0].live.as_mut().unwrap();
+    live.annotations.insert("farrier.dev/union-left".to_owned(), left.to_owned());
+    let (a, b) = (image("6.1.1"), image("6.1.2"));
+    let union = union_of("1.0-union-1", &[&a, &b]);
+    let world = World {
+        images: vec![a, b, union],
+        live: LiveKernels::of(&fleet.snapshot, &Announcements::default()),
+        ..World::default()
+    };
+    let plan = world.seen("6.1.1", date(2026, 1, 2)).plan();
+    assert_eq!(going(&plan), [""; 0]);
+    assert_eq!(plan.kept[0].why, KeptWhy::Left { kernel: "6.1.1".to_owned() });
 }
 
 #[test]

@@ -25,6 +25,11 @@ use crate::{
 /// On the DaemonSet: since when which kernels of its image are run by no node, as JSON.
 const LEFT: &str = "farrier.dev/union-left";
 
+/// Kernels that a DaemonSet's next union may hold still, though no node runs them, with the time since when that is so.
+pub(in crate::plan) fn left_kernels(annotations: &BTreeMap<String, String>) -> BTreeMap<String, Timestamp> {
+    annotations.get(LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+}
+
 /// What the image of a DaemonSet is to be.
 struct Wanted<'a> {
     found: &'a DaemonSetFacts,
@@ -216,8 +221,7 @@ impl Members {
         let Some(current) = current else { return BTreeMap::new() };
         let is_alike =
             self.images.iter().any(|(kernel, digest)| current.members.get(kernel.as_str()) == Some(digest));
-        let noted: BTreeMap<String, Timestamp> =
-            live.annotations.get(LEFT).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let noted = left_kernels(&live.annotations);
         let now = context.inputs.now;
         let mut left = BTreeMap::new();
         for (release, digest) in current.members.iter().filter(|_| is_alike) {

@@ -1,0 +1,108 @@
+//! A signed apt archive of one package behind TLS that wants a client's certificate: apt-ftparchive, gpg, openssl.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use super::{certificates::Authority, packages::run};
+
+/// Ended and removed on drop.
+pub struct TlsArchive {
+    /// Where it listens: `127.0.0.1:<port>`.
+    pub host: String,
+    server: Child,
+    directory: tempfile::TempDir,
+}
+
+impl TlsArchive {
+    /// Serves package `x-dkms` 1.0 with `/usr/src/x-1.0/x.c` in suite `stable`. The authority has a certificate
+    /// `server`. `address` is one of this machine, as in an URL.
+    pub fn start(authority: &Authority, address: &str) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |path: &str| directory.path().join(path);
+        let tree = at("tree");
+        fs::create_dir_all(tree.join("usr/src/x-1.0")).unwrap();
+        fs::write(tree.join("usr/src/x-1.0/x.c"), "int x;\n").unwrap();
+        fs::create_dir(tree.join("DEBIAN")).unwrap();
+        let control = "Package: x-dkms\nVersion: 1.0\nArchitecture: all\nMaintainer: T <t@example.test>\nDescription: t\n";
+        fs::write(tree.join("DEBIAN/control"), control).unwrap();
+        let repository = at("repository");
+        let packages = repository.join("dists/stable/main/binary-amd64");
+        fs::create_dir_all(&packages).unwrap();
+        run(Command::new("dpkg-deb").args(["--build", "--root-owner-group"]).arg(&tree).arg(&repository));
+        let ftparchive =
+            |arguments: &[&str]| run(Command::new("apt-ftparchive").args(arguments).current_dir(&repository));
+        fs::write(packages.join("Packages"), ftparchive(&["packages", "."])).unwrap();
+        let option = |name: &str, value: &str| format!("APT::FTPArchive::Release::{name}={value}");
+        let options = [("Suite", "stable"), ("Components", "main"), ("Architectures", "amd64")];
+        let options = options.map(|(name, value)| option(name, value));
+        let [suite, components, architectures] = &options;
+        let release =
+            ftparchive(&["-o", suite, "-o", components, "-o", architectures, "release", "dists/stable"]);
+        fs::write(at("Release"), release).unwrap();
+        sign(&at("gnupg"), &at("Release"), &repository.join("dists/stable/InRelease"), &at("archive.gpg"));
+
+        let log = File::create(at("log")).unwrap();
+        let mut server = Command::new("openssl")
+            .args(["s_server", "-WWW", "-accept", &format!("{address}:0"), "-verify_return_error"])
+            .args(["-Verify", "1", "-CAfile"])
+            .arg(authority.ca_file())
+            .arg("-cert")
+            .arg(authority.path("server.pem"))
+            .arg("-key")
+            .arg(authority.path("server.key"))
+            .current_dir(&repository)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log)
+            .spawn()
+            .expect("run openssl (Debian package openssl)");
+        let lines = BufReader::new(server.stdout.take().unwrap()).lines();
+        // It says where it listens, and then goes on talking: somebody has to listen until it ends.
+        let (sender, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+        let host = loop {
+            let line = said.recv().unwrap_or_else(|_| panic!("{}", fs::read_to_string(at("log")).unwrap()));
+            if let Some(host) = line.strip_prefix("ACCEPT ") {
+                break host.to_owned();
+            }
+        };
+        Self { host, server, directory }
+    }
+
+    /// The port.
+    pub fn port(&self) -> &str {
+        self.host.rsplit(':').next().unwrap()
+    }
+
+    /// The key that it is signed with.
+    pub fn keyring(&self) -> PathBuf {
+        self.directory.path().join("archive.gpg")
+    }
+}
+
+impl Drop for TlsArchive {
+    fn drop(&mut self) {
+        let _ = self.server.kill();
+        let _ = self.server.wait();
+    }
+}
+
+fn sign(home: &Path, file: &Path, to: &Path, keyring: &Path) {
+    use std::os::unix::fs::DirBuilderExt as _;
+    fs::DirBuilder::new().mode(0o700).create(home).unwrap();
+    let gpg = |arguments: &[&str]| {
+        let mut command = Command::new("gpg");
+        command.args(["--batch", "--quiet", "--passphrase", "", "--pinentry-mode", "loopback", "--homedir"]);
+        command.arg(home).args(arguments);
+        command
+    };
+    run(&mut gpg(&["--quick-generate-key", "archive@example.test", "rsa2048", "sign", "never"]));
+    run(gpg(&["--export", "--output"]).arg(keyring));
+    run(gpg(&["--clearsign", "--output"]).arg(to).arg(file));
+    // Its agent would stay.
+    run(Command::new("gpgconf").arg("--homedir").arg(home).args(["--kill", "all"]));
+}
