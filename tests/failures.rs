@@ -95,7 +95,7 @@ fn headers_that_no_suite_has() {
     let run = fails(&site, "hello", 1);
     insta::assert_snapshot!(failure(&site, &run, "failed    hello"), @r"
     failed    hello for 6.1.0-999-amd64: no headers for this kernel: package linux-headers-6.1.0-999-amd64 (amd64) in bookworm, bookworm-security
-              hint: add the suite that has it to the family's `suites`, or bring the headers as a tarball
+              hint: add the suite that has it to the family's `suites`, or bring the headers as a tarball; or import them: `farrier headers import SOURCE... --kernel 6.1.0-999-amd64`, or on a node that runs this kernel `farrier headers collect`, both with --registry
     ");
 }
 
@@ -163,7 +163,7 @@ fn a_registry_that_refuses_connections() {
     site.canary(&kernel);
     site.registry.stop();
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("unknown")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      unknown  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64: reach REGISTRY to fetch manifest of drivers/hello:1.0-KERNEL-debian12-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    toolchain of family debian-12: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_registry_that_answers_500() {
     site.location = format!("{}/drivers", server.host);
     let before = site.manifests();
     let run = site.run_once().exits(3);
-    insta::assert_snapshot!(run.line("unknown").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      unknown  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64: REGISTRY answered 500 to fetch manifest of drivers/hello:1.0-KERNEL-debian12-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
+    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    toolchain of family debian-12: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
     assert_eq!(site.manifests(), before);
     assert!((2..=10).contains(&server.requests().len()), "{:?}", server.requests());
 }
@@ -186,7 +186,7 @@ fn a_registry_that_wants_credentials() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      unknown  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64: REGISTRY refused to fetch manifest of drivers/hello:1.0-KERNEL-debian12-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    toolchain of family debian-12: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
 
     let login = Command::new("skopeo")
         .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])
@@ -304,11 +304,11 @@ fn a_tag_that_holds_other_inputs() {
     // Other inputs under the same tag: a conflict, and everything stays.
     site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern, delete the tag, or set onConflict: overwrite");
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
     let build = site.build("hello", &kernel, &["--push"]).exits(1);
     insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
     error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image of other inputs
-    hint: a published tag never changes: raise the version or change the tag pattern, delete the tag, or set onConflict: overwrite
+    hint: a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite
     ");
     assert_eq!(site.image(), published);
     assert!(published.ends_with(tagged(&site, &kernel).as_str()));

@@ -159,14 +159,15 @@ impl Controller {
             }
             let Some(family) = match_family(&self.definitions.families, target) else { continue };
             let source = &family.spec.headers;
-            match self.fetcher.header_identity(source, &self.definitions.root, target).await {
+            let look = || self.fetcher.header_identity(source, &self.definitions.root, target);
+            match with_retry("look up headers", &self.cancel, look).await {
                 Ok(identity) => {
                     resolved.headers.extend(identity.map(|digest| (target.clone(), digest)));
                     resolved.targets.insert(target.clone());
                 }
                 Err(error) => {
-                    let error = chain(&error);
-                    resolved.toolchains.insert(family.metadata.name.clone(), Err(error));
+                    resolved.unreachable |= error.is_unreachable();
+                    resolved.toolchains.insert(family.metadata.name.clone(), Err(with_hint(&error)));
                 }
             }
         }

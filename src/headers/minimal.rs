@@ -19,7 +19,7 @@ use super::{
 use crate::{
     image::MinimalSpec,
     kernel::Architecture,
-    oci::{EntryKind, LayerError, LayerWriter},
+    oci::{EntryKind, LayerError, LayerWriter, annotations},
     store::Kind,
 };
 
@@ -172,7 +172,7 @@ impl Fetcher {
     /// A hash over everything that decides what the base of an architecture holds: 64 hexadecimal digits. Where the
     /// archive cannot be asked, what it said last counts: a base does not spoil.
     pub async fn minimal_key(&self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
-        match self.stored_minimal(spec, arch).await? {
+        match self.stored_minimal_note(spec, arch, annotations::IDENTITY).await? {
             Some(key) => Ok(key),
             None => Ok(key_of(&self.busybox(spec, arch).await?, arch)),
         }
@@ -184,6 +184,9 @@ impl Fetcher {
         spec: &MinimalSpec,
         arch: Architecture,
     ) -> Result<String, FetchError> {
+        if let Some(package) = self.stored_minimal_note(spec, arch, annotations::PACKAGES).await? {
+            return Ok(package);
+        }
         let Package { name, version, sha256, found: _ } = self.busybox(spec, arch).await?;
         Ok(format!("{name}={version} sha256:{sha256}"))
     }

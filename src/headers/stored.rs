@@ -111,7 +111,8 @@ impl Fetcher {
             return Ok(kept);
         }
         let root_fs = self.minimal(spec, arch).await?;
-        self.keep_root_fs(&root_fs, what, (tag, Some(declared)), &key, spec.package.clone()).await
+        let package = self.minimal_package(spec, arch).await?;
+        self.keep_root_fs(&root_fs, what, (tag, Some(declared)), &key, package).await
     }
 
     async fn keep_root_fs(
@@ -188,17 +189,18 @@ impl Fetcher {
         Ok((self.is_offline() || is_fixed) && !(is_fixed && self.known_package(source, arch)?.is_some()))
     }
 
-    /// The key of a minimal base that is not asked about upstream.
-    pub(super) async fn stored_minimal(
+    /// What the store notes of a minimal base that is not asked about upstream: its key, its package.
+    pub(super) async fn stored_minimal_note(
         &self,
         spec: &MinimalSpec,
         arch: Architecture,
+        key: &str,
     ) -> Result<Option<String>, FetchError> {
         if !self.asks_store(&spec.source(), arch)? {
             return Ok(None);
         }
         let stored = self.stored(Kind::RootFs, &minimal_tag(spec, arch)?).await?;
-        stored.map(|stored| note(&stored, annotations::IDENTITY).map(str::to_owned)).transpose()
+        stored.map(|stored| note(&stored, key).map(str::to_owned)).transpose()
     }
 
     /// What the store has under a key made from the content.
