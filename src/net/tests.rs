@@ -84,7 +84,7 @@ fn apt_is_told_of_proxies_and_certificates() {
         ..NetOptions::default()
     };
     let found = Net::new(options).unwrap().apt_reach(["https://apt.example/debian"]).unwrap();
-    let wanted = format!("Acquire::https::SslKey::apt.example \"{}/key.pem\";", dir.path().display());
+    let wanted = format!("Acquire::https::apt.example::SslKey \"{}/key.pem\";", dir.path().display());
     assert_eq!(found.options, [wanted]);
 }
 
