@@ -11,7 +11,7 @@ headers_rows() {
     (cd "$state/headers/debs" && APT_CONFIG="$config" apt-get download -qq "linux-headers-$kernel" \
         "linux-headers-${kernel%-*}-common" "linux-kbuild-$(cut -d. -f1,2 <<< "$kernel")")
     for run in "$state"/headers/debs/*.deb; do dpkg-deb -x "$run" "$tree"; done
-    rm -r "$tree/usr/share"
+    rm -r "${tree:?}/usr/share"
     run=0
     while size="$(du -sb "$tree" | cut -f 1)" && [ "$size" -lt 100000000 ]; do
         run=$((run + 1))
