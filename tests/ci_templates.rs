@@ -155,12 +155,12 @@ fn tekton() {
     // The pipeline hands its tasks what they ask for.
     for task in named("driver-images")["spec"]["tasks"].as_array().unwrap() {
         let spec = &named(text(&task["taskRef"]["name"]))["spec"];
-        let names = |list: &Value| -> Vec<String> {
+        let declared = |list: &Value| -> Vec<String> {
             let parameters = list.as_array().map(Vec::as_slice).unwrap_or_default().iter();
             parameters.map(|item| text(&item["name"]).to_owned()).collect()
         };
-        let mut given = [names(&task["params"]), names(&task["matrix"]["params"])].concat();
-        let mut asked = names(&spec["params"]);
+        let mut given = [declared(&task["params"]), declared(&task["matrix"]["params"])].concat();
+        let mut asked = declared(&spec["params"]);
         given.sort();
         asked.sort();
         assert_eq!(given, asked);
