@@ -9,6 +9,8 @@ pub mod image;
 pub mod kernel;
 #[path = "../../src/kmod/mod.rs"]
 pub mod kmod;
+#[path = "../../src/site/mod.rs"]
+pub mod site;
 #[path = "../../src/template/mod.rs"]
 pub mod template;
 #[path = "../../src/boot/protocol.rs"]
