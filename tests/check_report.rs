@@ -334,8 +334,11 @@ fn a_published_image_has_its_report_beside_it() {
     assert_eq!(notes["farrier.dev/check-summary"], words);
 
     let list = site.inspect_raw(&format!("hello:{}", digest.replace(':', "-")));
-    assert_eq!(list["manifests"].as_array().unwrap().len(), 1);
-    let report = list["manifests"][0]["digest"].as_str().unwrap();
+    // Beside it lie the bill of materials and the provenance.
+    let listed = list["manifests"].as_array().unwrap();
+    assert_eq!(listed.len(), 3, "{list:#}");
+    let of_reports = |entry: &&Value| entry["artifactType"] == media_type::CHECK_REPORT;
+    let report = listed.iter().find(of_reports).unwrap()["digest"].as_str().unwrap();
     let manifest = site.inspect_raw(&format!("hello@{report}"));
     assert_eq!(manifest["artifactType"], media_type::CHECK_REPORT);
     assert_eq!(manifest["subject"]["digest"], digest);

@@ -13,7 +13,12 @@ use std::{
 
 use farrier::{
     boot::{BootRequest, boot_check},
-    kmod::{BootOutcome, Verdict},
+    cluster::KubeOptions,
+    kmod::{BootOutcome, SignatureHash, SigningRule, Verdict},
+    net::SecretReader,
+    payload,
+    signing::ModuleSigner,
+    site::{KeySource, ModuleSigning, Signed},
 };
 use serde_json::Value;
 use support::{
@@ -108,6 +113,43 @@ fn the_static_check_refuses_what_is_not_signed() {
     let report = check(&site, &kernel, &module, &[]).exits(0).json();
     assert_eq!(rules(&report, "refused"), [""; 0], "{report:#}");
     assert_eq!(rules(&report, "unknown"), ["signature"], "{report:#}");
+}
+
+/// The tool that signs makes the same bytes, and the one that takes signatures off finds both parts.
+#[tokio::test]
+async fn the_kernels_tools_take_farriers_signature_for_their_own() {
+    let kernel = own_kernel();
+    let work = tempfile::tempdir().unwrap();
+    let module = unsigned(&kernel, &work.path().join("work"));
+    let ours = work.path().join("ours").join(HELLO);
+    fs::create_dir(work.path().join("ours")).unwrap();
+    fs::copy(&module, &ours).unwrap();
+    let spec = ModuleSigning {
+        key: KeySource::File(kernel.signing_key()),
+        passphrase: None,
+        certificate: kernel.certificate(),
+        signed: Signed::Replace,
+    };
+    let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());
+    let certificate = ModuleSigner::open(&spec, work.path(), secrets).unwrap();
+    let signer = certificate.load().await.unwrap();
+    let (hash, rule) = (SignatureHash::Sha256, SigningRule { replace: true, previous: None });
+    let how = payload::ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
+    payload::sign_modules(ours.parent().unwrap(), &how).unwrap();
+
+    let theirs = signed(&kernel, &module, &kernel.signing_key(), &work.path().join("theirs"));
+    assert!(fs::read(&ours).unwrap() == fs::read(theirs).unwrap(), "sign-file makes other bytes");
+    assert!(kernel.extract_module_sig("-0", &ours) == fs::read(&module).unwrap(), "the module alone");
+    let message = work.path().join("message.der");
+    fs::write(&message, kernel.extract_module_sig("-s", &ours)).unwrap();
+    run(Command::new("openssl")
+        .args(["cms", "-verify", "-binary", "-inform", "DER", "-noverify", "-nointern", "-out", "/dev/null"])
+        .arg("-in")
+        .arg(message)
+        .arg("-content")
+        .arg(module)
+        .arg("-certfile")
+        .arg(kernel.signing_key()));
 }
 
 #[test]

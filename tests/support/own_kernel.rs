@@ -108,6 +108,15 @@ impl OwnKernel {
         copy
     }
 
+    /// What the kernel's own tool takes out of a signed module: `-0` the module without its signature, `-s` the
+    /// PKCS#7 message alone.
+    pub fn extract_module_sig(&self, part: &str, module: &Path) -> Vec<u8> {
+        let tool = self.directory.join("source/scripts/extract-module-sig.pl");
+        let output = Command::new("perl").arg(tool).arg(part).arg(module).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    }
+
     /// Signs a module as the kernel's own build does, with a key and certificate of one PEM file.
     pub fn sign_file(&self, key: &Path, module: &Path) {
         let tool = self.build_tree().join("scripts/sign-file");
