@@ -13,14 +13,13 @@ headers_rows() {
     for run in "$state"/headers/debs/*.deb; do dpkg-deb -x "$run" "$tree"; done
     rm -r "${tree:?}/usr/share"
     run=0
-    while size="$(du -sb "$tree" | cut -f 1)" && [ "$size" -lt 100000000 ]; do
+    while tar -C "$tree" -cf "$tarball" lib usr && [ "$(stat -c %s "$tarball")" -lt 100000000 ]; do
         run=$((run + 1))
-        cp -r "$tree/usr/src/linux-headers-${kernel%-*}-common/include" "$state/headers/more"
+        cp -r "$tree/usr/src/linux-headers-${kernel%-*}-common/include/linux" "$state/headers/more"
         # Other content, so that compression cannot make it nothing.
         find "$state/headers/more" -type f -exec sed -i "1i // $run" {} +
         mv "$state/headers/more" "$tree/usr/src/linux-headers-$kernel/include/more-$run"
     done
-    tar -C "$tree" -cf "$tarball" lib usr
     say "headers: import of $(du -m "$tarball" | cut -f 1) MB, $(tar -tf "$tarball" | wc -l) entries"
     for ((run = 1; run <= runs; run++)); do
         timed headers /usr/bin/time -a -o "$state/headers/peak" -f %M "$farrier" headers import "$tarball" \
