@@ -371,12 +371,11 @@ async fn apt_goes_through_the_sites_proxy() {
 #[tokio::test]
 async fn apt_shows_and_checks_certificates_of_the_site() {
     let ours = Authority::new();
-    ours.issue("server", "IP:127.0.0.1, IP:::1, DNS:archive.test", LATER);
+    ours.issue("server", "IP:127.0.0.1, DNS:archive.test", LATER);
     ours.issue("client", "DNS:farrier.test", LATER);
-    // apt asks the second one by its name, which only the proxy knows, and the last one by an IPv6 address.
-    let servers = [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "archive.test"), ("[::1]", "[::1]")];
-    for (address, name) in servers {
-        let archive = TlsArchive::start(&ours, address);
+    // apt asks the second one by its name, which only the proxy knows.
+    for name in ["127.0.0.1", "archive.test"] {
+        let archive = TlsArchive::start(&ours);
         let proxy = Tunnels::start(archive.host.clone()).await;
         let read = async |client: bool| {
             let mut host = json!({"host": name, "caFile": "ca.pem"});

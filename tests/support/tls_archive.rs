@@ -1,4 +1,4 @@
-//! A signed apt archive of one package behind TLS that wants a client's certificate: apt-ftparchive, gpg, openssl.
+//! A signed apt archive of one package behind TLS that wants a client's certificate: apt-ftparchive, gpg, python3.
 
 use std::{
     fs::{self, File},
@@ -8,6 +8,20 @@ use std::{
 };
 
 use super::{certificates::Authority, packages::run};
+
+/// Serves its directory, a thread for each connection: apt keeps one open while it asks on another.
+const SERVER: &str = r#"
+import http.server, ssl, sys
+
+authority, certificate, key = sys.argv[1:]
+context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority)
+context.verify_mode = ssl.CERT_REQUIRED
+context.load_cert_chain(certificate, key)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler)
+server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+print("port", server.server_port, flush=True)
+server.serve_forever()
+"#;
 
 /// Ended and removed on drop.
 pub struct TlsArchive {
@@ -19,8 +33,8 @@ pub struct TlsArchive {
 
 impl TlsArchive {
     /// Serves package `x-dkms` 1.0 with `/usr/src/x-1.0/x.c` in suite `stable`. The authority has a certificate
-    /// `server`. `address` is one of this machine, as in an URL.
-    pub fn start(authority: &Authority, address: &str) -> Self {
+    /// `server`.
+    pub fn start(authority: &Authority) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = |path: &str| directory.path().join(path);
         let tree = at("tree");
@@ -46,28 +60,24 @@ impl TlsArchive {
         sign(&at("gnupg"), &at("Release"), &repository.join("dists/stable/InRelease"), &at("archive.gpg"));
 
         let log = File::create(at("log")).unwrap();
-        let mut server = Command::new("openssl")
-            .args(["s_server", "-WWW", "-accept", &format!("{address}:0"), "-verify_return_error"])
-            .args(["-Verify", "1", "-CAfile"])
+        let mut server = Command::new("python3")
+            .args(["-c", SERVER])
             .arg(authority.ca_file())
-            .arg("-cert")
-            .arg(authority.path("server.pem"))
-            .arg("-key")
-            .arg(authority.path("server.key"))
+            .args([authority.path("server.pem"), authority.path("server.key")])
             .current_dir(&repository)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log)
             .spawn()
-            .expect("run openssl (Debian package openssl)");
+            .expect("run python3 (Debian package python3)");
         let lines = BufReader::new(server.stdout.take().unwrap()).lines();
-        // It says where it listens, and then goes on talking: somebody has to listen until it ends.
+        // It says where it listens; a server that ends says nothing.
         let (sender, said) = std::sync::mpsc::channel();
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
         let host = loop {
             let line = said.recv().unwrap_or_else(|_| panic!("{}", fs::read_to_string(at("log")).unwrap()));
-            if let Some(host) = line.strip_prefix("ACCEPT ") {
-                break host.to_owned();
+            if let Some(port) = line.strip_prefix("port ") {
+                break format!("127.0.0.1:{port}");
             }
         };
         Self { host, server, directory }
