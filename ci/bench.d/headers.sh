@@ -4,7 +4,7 @@
 
 # The newest Debian headers as one tarball, with further files of the kernel's own sources to make it 100 MB.
 headers_rows() {
-    local kernel config tree="$state/headers/tree" tarball="$state/headers/headers.tar" run peak size
+    local kernel config tree="$state/headers/tree" tarball="$state/headers/headers.tar" run peak
     kernel="$(debian_kernels bookworm 1)"
     config="$(private_apt bookworm)"
     mkdir -p "$state/headers/debs" "$tree"
