@@ -212,29 +212,26 @@ CONF
     echo "$dir/apt.conf"
 }
 
-# kubectl from the PATH, else Debian 13's, unpacked into target/tools: Debian 12's is too old.
-need_kubectl() {
-    if command -v kubectl > /dev/null; then return; fi
-    export PATH="$root/target/tools/kubectl/usr/bin:$PATH"
-    if command -v kubectl > /dev/null; then return; fi
-    say "unpacking kubectl into target/tools"
-    mkdir -p "$state/kubectl" "$root/target/tools/kubectl"
-    (cd "$state/kubectl" && APT_CONFIG="$(private_apt trixie)" apt-get download -qq kubectl)
-    dpkg-deb --extract "$state/kubectl/"kubectl_*.deb "$root/target/tools/kubectl"
-    kubectl version --client > /dev/null || die "Debian 13's kubectl does not run here: install kubectl 1.27 or newer"
+# trixie_tool NAME WANTED CHECK...: a program from the PATH, else Debian 13's, unpacked into target/tools. CHECK says
+# whether that one runs here.
+trixie_tool() {
+    local name="$1" wanted="$2"
+    shift 2
+    if command -v "$name" > /dev/null; then return; fi
+    export PATH="$root/target/tools/$name/usr/bin:$PATH"
+    if command -v "$name" > /dev/null; then return; fi
+    say "unpacking $name into target/tools"
+    mkdir -p "$state/$name" "$root/target/tools/$name"
+    (cd "$state/$name" && APT_CONFIG="$(private_apt trixie)" apt-get download -qq "$name")
+    dpkg-deb --extract "$state/$name/$name"_*.deb "$root/target/tools/$name"
+    "$@" > /dev/null 2>&1 || die "Debian 13's $name does not run here: install $name $wanted or newer"
 }
 
-# cosign from the PATH, else Debian 13's, unpacked into target/tools: Debian 12 has none.
-need_cosign() {
-    if command -v cosign > /dev/null; then return; fi
-    export PATH="$root/target/tools/cosign/usr/bin:$PATH"
-    if command -v cosign > /dev/null; then return; fi
-    say "unpacking cosign into target/tools"
-    mkdir -p "$state/cosign" "$root/target/tools/cosign"
-    (cd "$state/cosign" && APT_CONFIG="$(private_apt trixie)" apt-get download -qq cosign)
-    dpkg-deb --extract "$state/cosign/"cosign_*.deb "$root/target/tools/cosign"
-    cosign version > /dev/null 2>&1 || die "Debian 13's cosign does not run here: install cosign 2.0 or newer"
-}
+# Debian 12's is too old.
+need_kubectl() { trixie_tool kubectl 1.27 kubectl version --client; }
+
+# Debian 12 has none.
+need_cosign() { trixie_tool cosign 2.0 cosign version; }
 
 # debian_kernels SUITE COUNT: the newest 6.1 kernels of a Debian 12 suite, oldest of them first.
 debian_kernels() {
