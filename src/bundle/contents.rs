@@ -124,6 +124,13 @@ pub fn needed<'a>(
 }
 
 impl<'a> Needed<'a> {
+    /// The kernels that the image is meant for: those in its range that have a family.
+    pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
+        let range = image.spec.kernels.as_ref();
+        let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);
+        kernels.filter(move |kernel| range.is_none_or(|range| range.matches(&kernel.release.version())))
+    }
+
     /// Images of other registries: what definitions name as toolchain or base.
     pub fn foreign(&self) -> BTreeSet<&'a str> {
         let Self { images: _, sources: _, bases, families, kernels: _, strangers: _ } = self;
@@ -227,6 +234,18 @@ mod tests {
         assert_eq!(needed.sources.len(), 1);
         assert_eq!((needed.families.len(), needed.kernels.len(), needed.strangers.len()), (1, 1, 1));
         assert_eq!(needed.foreign(), BTreeSet::from(["debian:12"]));
+    }
+
+    #[test]
+    fn an_image_is_meant_for_the_kernels_in_its_range_that_have_a_family() {
+        let mut definitions = definitions();
+        let name: ImageName = "b".parse().unwrap();
+        definitions.images.get_mut(&name).unwrap().spec.kernels = Some(">=6.2".parse().unwrap());
+        let kernels = BTreeSet::from([kernel("debian"), kernel("plan9")]);
+        let images = BTreeSet::from([name]);
+        let needed = needed(&definitions, &images, &kernels);
+        let meant: Vec<usize> = needed.images.iter().map(|image| needed.kernels_of(image).count()).collect();
+        assert_eq!(meant, [1, 0]);
     }
 
     #[test]

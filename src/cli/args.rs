@@ -191,6 +191,13 @@ pub struct TargetArgs {
     /// Kernel release, exactly as `uname -r` prints it
     #[arg(long, value_name = "RELEASE")]
     pub kernel: String,
+    #[command(flatten)]
+    pub platform: PlatformArgs,
+}
+
+/// What a kernel runs on, on the command line.
+#[derive(Debug, Args)]
+pub struct PlatformArgs {
     /// Operating system id, as in os-release [default: this machine's]
     #[arg(long, value_name = "ID")]
     pub os: Option<String>,

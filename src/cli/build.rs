@@ -39,7 +39,7 @@ struct Reused {
 
 /// Builds and checks the image and, where asked, publishes it.
 pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
-    let target = settings::target(&args.target)?;
+    let target = settings::target(&args.target.kernel, &args.target.platform)?;
     let name = settings::parse("image", &args.image)?;
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);
     let controller = if args.push {

@@ -4,7 +4,10 @@ mod progress;
 mod select;
 mod text;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
@@ -23,7 +26,7 @@ use crate::{
     },
     engine::EngineChoice,
     image::{Digest, ImageReference},
-    registry::{self, RegistryLocation},
+    registry::{self, RegistryLocation, RegistryOptions},
 };
 
 /// `farrier bundle export`, `import` and `inspect`.
@@ -177,7 +180,7 @@ struct ImportReport<'a> {
 async fn import(global: &Global, args: &BundleImportArgs) -> Result<Exit, CliError> {
     let BundleImportArgs { file, registry, definitions_to, overwrite } = args;
     let location: RegistryLocation = settings::parse("--registry", &registry.registry)?;
-    let registry = registry::connect(&location, &Settings::registry_options(global)?)?;
+    let registry = registry::connect(&location, &registry_options(global, definitions_to.as_deref())?)?;
     let bar = Arc::new(Bar::new());
     let verified = verify(file.clone(), Arc::clone(&bar)).await?;
     let verified = Arc::new(verified);
@@ -221,6 +224,17 @@ async fn import(global: &Global, args: &BundleImportArgs) -> Result<Exit, CliErr
         definitions_to.as_ref().map(|to| format!(" --definitions {}", to.display())).unwrap_or_default();
     printer::message(&format!("next: farrier plan --registry {location} --cluster kube{definitions}"));
     Ok(Exit::Done)
+}
+
+/// How the registry is reached. Where the definitions directory is the one that the import is to make, only the built-in
+/// definitions can say it.
+fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<RegistryOptions, CliError> {
+    let is_to = |path: &Path| match (definitions_to.map(std::path::absolute), std::path::absolute(path)) {
+        (Some(Ok(to)), Ok(path)) => to == path,
+        _ => false,
+    };
+    let definitions = global.definitions.as_deref().filter(|path| path.exists() || !is_to(path));
+    Settings::registry_options_from(global, definitions)
 }
 
 async fn inspect(global: &Global, args: &BundleInspectArgs) -> Result<Exit, CliError> {

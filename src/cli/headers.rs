@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{Global, HeadersCommand, HeadersStoreArg, TargetArgs},
+    args::{Global, HeadersCommand, HeadersStoreArg},
     settings::{self, Settings},
 };
 use crate::{
@@ -28,7 +28,8 @@ pub async fn headers(
     let work = async {
         match command {
             HeadersCommand::Fetch(args) => {
-                list::show(&[(&find(&settings, args).await?).into()], global.output)
+                let target = settings::target(&args.kernel, &args.platform)?;
+                list::show(&[(&find(&settings, &target).await?).into()], global.output)
             }
             HeadersCommand::Import(args) => import::import(settings, args, global.output).await,
             HeadersCommand::Collect(args) => import::collect(settings, args, global.output).await,
@@ -49,11 +50,10 @@ fn with_store(settings: Settings, arg: &HeadersStoreArg) -> Result<Fetcher, CliE
     Ok(settings.fetcher.with_store(Store::new(location, registry)))
 }
 
-/// The header set of the arguments' kernel, as a build would find it.
-pub async fn find(settings: &Settings, args: &TargetArgs) -> Result<HeaderSet, CliError> {
-    let target = settings::target(args)?;
-    let family = match_family(&settings.definitions.families, &target).ok_or_else(|| no_family(&target))?;
-    match settings.fetcher.header_set(&family.spec.headers, &settings.definitions.root, &target).await? {
+/// The kernel's header set, as a build would find it.
+pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderSet, CliError> {
+    let family = match_family(&settings.definitions.families, target).ok_or_else(|| no_family(target))?;
+    match settings.fetcher.header_set(&family.spec.headers, &settings.definitions.root, target).await? {
         HeaderLookup::Found(headers) => Ok(*headers),
         HeaderLookup::Missing { looked_for, hint } => {
             Err(TargetError::HeadersMissing { looked_for, hint }.into())

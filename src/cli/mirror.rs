@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{CarryArgs, Global, MirrorArgs, OutputForm, TargetArgs},
+    args::{CarryArgs, Global, MirrorArgs, OutputForm},
     printer, session, settings,
 };
 use crate::{
@@ -46,15 +46,10 @@ pub async fn mirror(global: &Global, args: &MirrorArgs, cancel: CancellationToke
 
 /// The images and kernels of the arguments.
 pub(super) fn carrying(args: &CarryArgs, controller: &Controller) -> Result<Carrying, CliError> {
-    let CarryArgs { kernel, os, os_version, arch, image } = args;
+    let CarryArgs { kernel, platform, image } = args;
     let mut kernels = BTreeSet::new();
     for kernel in kernel {
-        kernels.insert(settings::target(&TargetArgs {
-            kernel: kernel.clone(),
-            os: os.clone(),
-            os_version: os_version.clone(),
-            arch: arch.clone(),
-        })?);
+        kernels.insert(settings::target(kernel, platform)?);
     }
     let known = &controller.definitions.images;
     let mut images: BTreeSet<ImageName> = BTreeSet::new();

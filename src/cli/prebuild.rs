@@ -41,7 +41,7 @@ pub async fn prebuild(
     args: &PrebuildArgs,
     cancel: CancellationToken,
 ) -> Result<Exit, CliError> {
-    let target = settings::target(&args.target)?;
+    let target = settings::target(&args.target.kernel, &args.target.platform)?;
     let controller =
         session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
     let images = images(args, &controller, &target, cancel.clone()).await?;

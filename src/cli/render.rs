@@ -11,7 +11,7 @@ use crate::engine::EngineChoice;
 
 /// Prints the Dockerfile.
 pub async fn render(global: &Global, args: &RenderArgs) -> Result<Exit, CliError> {
-    let target = settings::target(&args.target)?;
+    let target = settings::target(&args.target.kernel, &args.target.platform)?;
     let name = settings::parse("image", &args.image)?;
     let controller = session::controller(global, None, EngineChoice::Auto, CancellationToken::new())?;
     printer::result(&controller.dockerfile(&name, &target).await?)?;

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     CliError,
-    args::{Global, TargetArgs},
+    args::{Global, PlatformArgs},
     env_vars,
 };
 use crate::{
@@ -49,7 +49,15 @@ impl Settings {
 
     /// How registries are reached, for commands that need nothing else of the definitions.
     pub fn registry_options(global: &Global) -> Result<RegistryOptions, CliError> {
-        let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
+        Self::registry_options_from(global, global.definitions.as_deref())
+    }
+
+    /// The same, with definitions of another directory, or with the built-in ones alone.
+    pub fn registry_options_from(
+        global: &Global,
+        definitions: Option<&Path>,
+    ) -> Result<RegistryOptions, CliError> {
+        let directory = definitions.map(existing_directory).transpose()?;
         reach(global, &definitions::load(directory.as_deref())?)
     }
 }
@@ -79,21 +87,25 @@ fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
 }
 
 /// The kernel target of the arguments; the operating system and architecture default to this machine's.
-pub fn target(args: &TargetArgs) -> Result<KernelTarget, CliError> {
-    let host = if args.os.is_none() || args.os_version.is_none() { host_os() } else { (None, None) };
-    let os = args.os.clone().or(host.0).ok_or_else(|| {
+pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget, CliError> {
+    let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
+    let os = platform.os.clone().or(host.0).ok_or_else(|| {
         CliError::Usage("no --os given, and this machine's os-release has no ID".to_owned())
     })?;
-    let os_version = args.os_version.clone().or(host.1).ok_or_else(|| {
+    let os_version = platform.os_version.clone().or(host.1).ok_or_else(|| {
         CliError::Usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned())
     })?;
-    let arch = args.arch.as_deref().unwrap_or(std::env::consts::ARCH);
     Ok(KernelTarget {
         os: parse("--os", &os)?,
         os_version: parse("--os-version", &os_version)?,
-        release: parse("--kernel", &args.kernel)?,
-        arch: parse::<Architecture>("--arch", arch)?,
+        release: parse("--kernel", kernel)?,
+        arch: architecture(platform)?,
     })
+}
+
+/// The architecture of the arguments; it defaults to this machine's.
+pub fn architecture(platform: &PlatformArgs) -> Result<Architecture, CliError> {
+    parse("--arch", platform.arch.as_deref().unwrap_or(std::env::consts::ARCH))
 }
 
 /// Parses an argument's value; the message names the argument.

@@ -310,10 +310,15 @@ impl FetchError {
     }
 }
 
+/// What every program says of a full disk.
+pub(super) const DISK_FULL: &str = "No space left on device";
+
 const FULL: &str = "the disk is full: free some room; the cache directory can be deleted at any time";
 
 fn program_hint(message: &str) -> Option<String> {
-    let hint = if message.contains("does not have a Release file") {
+    let hint = if message.contains(DISK_FULL) {
+        FULL
+    } else if message.contains("does not have a Release file") {
         "the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it"
     } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
         "the archive's key is not known: set `signedBy` to its keyring"

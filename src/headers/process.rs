@@ -11,7 +11,7 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::FetchError;
+use super::{FetchError, error::DISK_FULL};
 
 /// Where the programs of a Debian system are. Fixed: as root, `dpkg` needs the `sbin` directories, which
 /// a service's own search path often lacks.
@@ -118,6 +118,10 @@ impl Drop for Running {
 
 /// The lines of a program's standard error that say what failed, at most a handful.
 pub(super) fn last_words(stderr: &str) -> String {
+    // tar names the full disk on a line of its own, before mmdebstrap counts it among its errors.
+    if let Some(line) = stderr.lines().find(|line| line.contains(DISK_FULL)) {
+        return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
+    }
     let errors: Vec<&str> = stderr.lines().filter(|line| line.starts_with("E: ")).collect();
     let lines = if errors.is_empty() {
         stderr.lines().filter(|line| !line.trim().is_empty()).collect()
@@ -130,7 +134,7 @@ pub(super) fn last_words(stderr: &str) -> String {
 }
 
 /// Whether a failure of apt or mmdebstrap may pass: true unless they say that an archive answered, and
-/// does not have or does not sign what was asked for.
+/// does not have or does not sign what was asked for, or that the disk is full.
 pub(super) fn may_pass(stderr: &str) -> bool {
     const NETWORK: [&str; 8] = [
         "Could not resolve",
@@ -142,7 +146,8 @@ pub(super) fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 8] = [
+    const FINAL: [&str; 9] = [
+        DISK_FULL,
         "does not have a Release file",
         "NO_PUBKEY",
         "is not signed",
@@ -204,5 +209,15 @@ mod tests {
         let many = "E: line\n".repeat(1000);
         assert_eq!(last_words(&many), ["line"; 5].join("; "));
         assert_eq!(last_words("\nfirst\n\nlast\n"), "first; last");
+    }
+
+    #[test]
+    fn a_full_disk_is_named_and_does_not_pass() {
+        let said = "tar: ./usr/bin/gcc-12: Cannot write: No space left on device\n\
+                    tar: Exiting with failure status due to previous errors\n\
+                    E: tar --extract failed: 512\n\
+                    E: mmdebstrap failed to run\n";
+        assert_eq!(last_words(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
+        assert!(!may_pass(said));
     }
 }

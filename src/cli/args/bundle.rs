@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use super::RegistryArg;
+use super::{PlatformArgs, RegistryArg};
 
 #[derive(Debug, Subcommand)]
 pub enum BundleCommand {
@@ -69,15 +69,8 @@ pub struct CarryArgs {
     /// Kernel release, exactly as `uname -r` prints it (repeatable)
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Vec<String>,
-    /// Operating system id, as in os-release [default: this machine's]
-    #[arg(long, value_name = "ID")]
-    pub os: Option<String>,
-    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
-    #[arg(long, value_name = "VERSION")]
-    pub os_version: Option<String>,
-    /// Architecture, amd64 or arm64 [default: this machine's]
-    #[arg(long, value_name = "ARCH")]
-    pub arch: Option<String>,
+    #[command(flatten)]
+    pub platform: PlatformArgs,
     /// The driver image's name (repeatable), with those it needs [default: all]
     #[arg(long, value_name = "IMAGE")]
     pub image: Vec<String>,

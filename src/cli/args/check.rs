@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::TargetArgs;
+use super::PlatformArgs;
 use crate::cli::env_vars as vars;
 
 #[derive(Debug, Args)]
@@ -14,8 +14,12 @@ pub struct CheckArgs {
     /// layout directory, docker:REF for the local engine, host/repository:tag for a registry
     #[arg(required = true, value_name = "SUBJECT")]
     pub subjects: Vec<String>,
+    /// Kernel release, exactly as `uname -r` prints it [default: the one that --kernel-image, --headers or the
+    /// checked image is for]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
     #[command(flatten)]
-    pub target: CheckTargetArgs,
+    pub platform: PlatformArgs,
     /// The registry whose store has imported headers, and that may be asked with --offline: host[:port]/path, or oci:PATH
     #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
     pub registry: Option<String>,
@@ -42,37 +46,6 @@ pub struct CheckArgs {
     /// Exit with 1 also when a verdict is unknown
     #[arg(long)]
     pub deny_unknown: bool,
-}
-
-/// The kernel to check against. What is not said is found out where possible.
-#[derive(Debug, Args)]
-pub struct CheckTargetArgs {
-    /// Kernel release, exactly as `uname -r` prints it [default: the one that --kernel-image, --headers or the
-    /// checked image is for]
-    #[arg(long, value_name = "RELEASE")]
-    pub kernel: Option<String>,
-    /// Operating system id, as in os-release [default: this machine's]
-    #[arg(long, value_name = "ID")]
-    pub os: Option<String>,
-    /// Operating system version, as VERSION_ID in os-release [default: this machine's]
-    #[arg(long, value_name = "VERSION")]
-    pub os_version: Option<String>,
-    /// Architecture, amd64 or arm64 [default: this machine's]
-    #[arg(long, value_name = "ARCH")]
-    pub arch: Option<String>,
-}
-
-impl CheckTargetArgs {
-    /// The target's arguments, once it is known which kernel.
-    pub fn with_kernel(&self, kernel: &str) -> TargetArgs {
-        let Self { kernel: _, os, os_version, arch } = self;
-        TargetArgs {
-            kernel: kernel.to_owned(),
-            os: os.clone(),
-            os_version: os_version.clone(),
-            arch: arch.clone(),
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -23,18 +23,20 @@ pub(super) async fn contents(
     }
     if !args.carry.kernel.is_empty() {
         let carrying = carrying(&args.carry, controller)?;
-        let images = published(controller, &carrying).await?;
+        let (images, mut lacking) = published(controller, &carrying).await?;
         if images.is_empty() {
             let kernels: Vec<&str> = args.carry.kernel.iter().map(String::as_str).collect();
             let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
             return Err(BundleError::Nothing(reason).into());
         }
-        let (made_from, lacking) = controller.made_from(&carrying).await;
+        let (made_from, not_kept) = controller.made_from(&carrying).await;
+        lacking.extend(not_kept);
         lacking.iter().for_each(tell);
         if !lacking.is_empty() && !args.incomplete {
             printer::message(
                 "error: nothing was written, because the bundle would lack what is told above\n\
-                 hint: put it into the registry (`farrier mirror`, `farrier headers import`), or pass --incomplete",
+                 hint: put it into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), name \
+                 the images that are meant with --image, or pass --incomplete",
             );
             return Ok(None);
         }
@@ -54,14 +56,35 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
     location.repository(name).map_err(|error| CliError::Usage(error.to_string()))
 }
 
-/// The images, and those that they need, as far as they are published for one of the kernels.
-async fn published(controller: &Controller, carrying: &Carrying) -> Result<Vec<Content>, CliError> {
+/// The images, and those that they need, as far as they are published for the kernels, and what is not.
+async fn published(
+    controller: &Controller,
+    carrying: &Carrying,
+) -> Result<(Vec<Content>, Vec<Lacking>), CliError> {
     let Carrying { images, kernels } = carrying;
-    let mut found = Vec::new();
-    for image in needed(&controller.definitions, images, kernels).images {
-        found.extend(published_image(controller, &image.metadata.name, kernels).await?);
+    let needed = needed(&controller.definitions, images, kernels);
+    let (mut found, mut lacking) = (Vec::new(), Vec::new());
+    for image in &needed.images {
+        let name = &image.metadata.name;
+        let published = published_image(controller, name, kernels).await?;
+        let is_missing = |kernel: &&KernelTarget| !published.iter().any(|(facts, _)| is_for(facts, kernel));
+        lacking.extend(needed.kernels_of(image).filter(is_missing).map(|kernel| not_published(name, kernel)));
+        found.extend(published.into_iter().map(|(_, content)| content));
     }
-    Ok(found)
+    Ok((found, lacking))
+}
+
+fn not_published(name: &ImageName, kernel: &KernelTarget) -> Lacking {
+    Lacking {
+        what: format!("{name} for {}", kernel.release),
+        error: "the registry does not have it".to_owned(),
+        hint: Some(format!("farrier build {name} --kernel {} --push puts it there", kernel.release)),
+        unreachable: false,
+    }
+}
+
+fn is_for(facts: &ImageFacts, kernel: &KernelTarget) -> bool {
+    facts.kernel_release.as_ref() == Some(&kernel.release) || facts.members.contains_key(&kernel.release)
 }
 
 /// The image's tags whose manifests say that they are for one of the kernels.
@@ -69,7 +92,7 @@ async fn published_image(
     controller: &Controller,
     image: &ImageName,
     kernels: &BTreeSet<KernelTarget>,
-) -> Result<Vec<Content>, CliError> {
+) -> Result<Vec<(ImageFacts, Content)>, CliError> {
     let repository = repository(&controller.location, image.as_str())?;
     let mut found = Vec::new();
     for tag in controller.registry.tags(&repository).await? {
@@ -80,17 +103,14 @@ async fn published_image(
         let Some(manifest) = controller.registry.manifest(&repository, &version).await? else { continue };
         // What says nothing of a kernel is not farrier's, or not an image.
         let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
-        let is_for = |kernel: &KernelTarget| {
-            facts.kernel_release.as_ref() == Some(&kernel.release)
-                || facts.members.contains_key(&kernel.release)
-        };
-        if kernels.iter().any(is_for) {
-            found.push(Content {
+        if kernels.iter().any(|kernel| is_for(&facts, kernel)) {
+            let content = Content {
                 kind: ContentKind::Image,
                 repository: image.as_str().to_owned(),
                 tag: Some(tag),
                 digest: manifest.digest,
-            });
+            };
+            found.push((facts, content));
         }
     }
     Ok(found)

@@ -36,8 +36,7 @@ pub(super) struct OpenImage {
 impl OpenImage {
     /// Opens `oci:PATH[:TAG|@DIGEST]`, `docker:REF` or a registry's `host/repository:tag`.
     pub async fn open(context: &Context<'_>, word: &str) -> Result<Self, CliError> {
-        let arch = context.args.target.arch.as_deref().unwrap_or(std::env::consts::ARCH);
-        let arch: Architecture = settings::parse("--arch", arch)?;
+        let arch = settings::architecture(&context.args.platform)?;
         let image = if let Some(place) = word.strip_prefix("oci:") {
             layout(word, place, arch).map_err(of_image(word))?
         } else if let Some(name) = word.strip_prefix("docker:") {
@@ -45,7 +44,7 @@ impl OpenImage {
         } else {
             in_registry(context, word, arch).await?
         };
-        if image.kernel.is_some() || context.args.target.kernel.is_some() || context.args.host {
+        if image.kernel.is_some() || context.args.kernel.is_some() || context.args.host {
             return Ok(image);
         }
         image.with_its_only_kernel()

@@ -27,8 +27,7 @@ impl Kernel {
     /// Finds the kernel of the arguments; `suggested` is what the checked images are for.
     pub async fn find(context: &Context<'_>, suggested: Option<&KernelRelease>) -> Result<Self, CliError> {
         let args = context.args;
-        let arch: Architecture =
-            settings::parse("--arch", args.target.arch.as_deref().unwrap_or(std::env::consts::ARCH))?;
+        let arch = settings::architecture(&args.platform)?;
         if args.host {
             let facts = read_host(Path::new("/"), arch)?;
             let hint = "install the headers of the running kernel (linux-headers of its release), or check against it with --kernel";
@@ -40,20 +39,15 @@ impl Kernel {
             None => None,
         };
         let release = release(context, image.as_ref(), suggested)?;
-        let target_args = args.target.with_kernel(&release);
         let mut kernel = if let Some(root) = &args.headers {
             let (facts, _) = read_header_set(root, &settings::parse("--kernel", &release)?, arch)?;
             // Whose kernel it is may not be known here, and need not be.
-            let target = settings::target(&target_args).ok();
+            let target = settings::target(&release, &args.platform).ok();
             Self { facts, hint: None, target, image: None }
         } else {
-            let found = headers::find(context.settings()?, &target_args).await.map_err(no_headers)?;
-            Self {
-                facts: found.facts,
-                hint: None,
-                target: Some(settings::target(&target_args)?),
-                image: None,
-            }
+            let target = settings::target(&release, &args.platform)?;
+            let found = headers::find(context.settings()?, &target).await.map_err(no_headers)?;
+            Self { facts: found.facts, hint: None, target: Some(target), image: None }
         };
         match image {
             Some(image) => kernel.learn(context, image).await?,
@@ -159,7 +153,7 @@ async fn given_image(
     if !path.is_file() {
         return Err(CliError::Usage(format!("--kernel-image {}: there is no such file", path.display())));
     }
-    let release = context.args.target.kernel.as_deref();
+    let release = context.args.kernel.as_deref();
     let release = release.map(|release| settings::parse("--kernel", release)).transpose()?;
     Ok(context.settings()?.fetcher.kernel_image_file(path, release.as_ref(), arch).await?)
 }
@@ -171,7 +165,7 @@ fn release(
     suggested: Option<&KernelRelease>,
 ) -> Result<String, CliError> {
     let args = context.args;
-    if let Some(release) = &args.target.kernel {
+    if let Some(release) = &args.kernel {
         return Ok(release.clone());
     }
     if let Some(release) = image.map(|image| &image.release).or(suggested) {

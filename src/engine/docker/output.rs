@@ -57,10 +57,12 @@ impl<'a> Output<'a> {
         match error {
             Error::DockerStreamError { error } => {
                 self.log.line(&error);
-                let message = match (&self.step, exit_code(&error)) {
-                    (Some(step), Some(code)) => format!("{step}: exit code {code}"),
-                    (Some(step), None) => format!("{step}: {error}"),
-                    (None, _) => error,
+                let message = match &self.step {
+                    Some(step) => match exit_code(step, &error) {
+                        Some(code) => format!("{step}: exit code {code}"),
+                        None => format!("{step}: {error}"),
+                    },
+                    None => error,
                 };
                 EngineError::from_build(EngineKind::Docker, message)
             }
@@ -95,8 +97,12 @@ fn instruction(line: &str) -> Option<&str> {
     (number(step) && number(total)).then(|| instruction.trim())
 }
 
-/// The number in `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman).
-fn exit_code(message: &str) -> Option<u32> {
+/// The number in `returned a non-zero code: 2` (Docker) or `exit status 2` (Podman), if the step runs a command:
+/// its own words are in the log. Of a failed `COPY`, the engine's words are all that there is.
+fn exit_code(step: &str, message: &str) -> Option<u32> {
+    if !step.starts_with("RUN ") {
+        return None;
+    }
     ["returned a non-zero code: ", "exit status "].iter().find_map(|words| {
         let (_, rest) = message.split_once(words)?;
         let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
@@ -145,6 +151,23 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_that_finds_no_room() {
+        let error =
+            run(&Lines::default(), &["Step 2/3 : COPY kernel/ /\n"]).failure(Error::DockerStreamError {
+                error: "Error processing tar file(exit status 1): write /x: no space left on device"
+                    .to_owned(),
+            });
+        assert!(matches!(error, EngineError::DiskFull { .. }), "{error}");
+        let error =
+            run(&Lines::default(), &["Step 2/3 : COPY kernel/ /\n"]).failure(Error::DockerStreamError {
+                error: "Error processing tar file(exit status 1): unexpected EOF".to_owned(),
+            });
+        let words =
+            "build step failed: COPY kernel/ /: Error processing tar file(exit status 1): unexpected EOF";
+        assert_eq!(error.to_string(), words);
+    }
+
+    #[test]
     fn a_daemon_that_hangs_up_is_transient() {
         let error = run(&Lines::default(), &["Step 1/3 : FROM base\n"]).image().unwrap_err();
         assert!(error.is_transient());
@@ -185,7 +208,10 @@ mod tests {
         );
         assert_eq!(instruction("STEP 1/2: FROM scratch"), Some("FROM scratch"));
         assert_eq!(instruction("Step aside: x"), None);
-        assert_eq!(exit_code("building at STEP \"RUN x\": while running runtime: exit status 17"), Some(17));
-        assert_eq!(exit_code("COPY failed"), None);
+        assert_eq!(
+            exit_code("RUN x", "building at STEP \"RUN x\": while running runtime: exit status 17"),
+            Some(17)
+        );
+        assert_eq!(exit_code("RUN x", "COPY failed"), None);
     }
 }

@@ -3,13 +3,15 @@
 // clippy.toml allows these in test functions only, not in what the tests share.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod command;
+#[path = "../support/mod.rs"]
 mod support;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    path::Path,
+    process::{Command, Output},
     sync::Arc,
 };
 
@@ -448,117 +450,6 @@ async fn a_layout_directory_can_be_either_side() {
     let without_signature: BTreeSet<Content> =
         names(&file).into_iter().filter(|content| content.kind != ContentKind::Signature).collect();
     assert!(names(&back).is_superset(&without_signature));
-}
-
-/// What the command line says about a bundle that cannot be used.
-fn refusal(path: &Path) -> (Option<i32>, String) {
-    let output =
-        farrier(&["bundle", "import", path.to_str().unwrap(), "--registry", "127.0.0.1:1/never-asked"]);
-    (output.status.code(), text(&output.stderr).replace(path.to_str().unwrap(), "FILE"))
-}
-
-#[tokio::test]
-async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
-    let (from, contents, _) = filled().await;
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("site.bundle");
-    from.export(&contents, &file, None).await.unwrap();
-    let whole = fs::read(&file).unwrap();
-    let bad: PathBuf = directory.path().join("bad.bundle");
-    for cut in [10, 300, whole.len() / 3, whole.len() / 2, whole.len() - 100, whole.len() - 1] {
-        fs::write(&bad, &whole[..cut]).unwrap();
-        let (code, said) = refusal(&bad);
-        assert_eq!(code, Some(1), "cut at {cut}: {said}");
-        assert!(
-            said.contains("FILE is truncated") && said.contains("hint: copy it again"),
-            "cut at {cut}: {said}"
-        );
-    }
-    for at in [20, 200, whole.len() / 2, whole.len() - 500_000, whole.len() - 30] {
-        let mut flipped = whole.clone();
-        flipped[at] ^= 0x10;
-        fs::write(&bad, &flipped).unwrap();
-        let (code, said) = refusal(&bad);
-        assert_eq!(code, Some(1), "flipped at {at}: {said}");
-        assert!(said.contains("FILE is damaged at byte"), "flipped at {at}: {said}");
-    }
-    fs::write(&bad, b"PK\x03\x04 something else").unwrap();
-    let (code, said) = refusal(&bad);
-    assert_eq!(code, Some(2));
-    assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
-}
-
-/// `farrier bundle export` of one reference.
-fn export_command(registry: &str, to: &Path, cache: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
-    command
-        .args(["bundle", "export", "--registry", registry, "--reference", "large:1", "--to"])
-        .arg(to)
-        .env("XDG_CACHE_HOME", cache)
-        .env("DOCKER_CONFIG", cache)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped());
-    command
-}
-
-#[tokio::test]
-async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
-    let from = Site::start();
-    let layers: Vec<Vec<u8>> = (1..13).map(|seed| noise(4 << 20, seed)).collect();
-    let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
-    from.publish("large", "1", &layers).await;
-    let directory = tempfile::tempdir().unwrap();
-    let registry = from.location.to_string();
-    let whole = directory.path().join("whole");
-    let output = export_command(&registry, &whole, directory.path()).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-
-    let killed = directory.path().join("killed");
-    let partial = directory.path().join("killed.partial");
-    let mut child = export_command(&registry, &killed, directory.path()).spawn().unwrap();
-    let written = || fs::metadata(&partial).map_or(0, |metadata| metadata.len());
-    while written() < 10 << 20 && child.try_wait().unwrap().is_none() {
-        std::thread::yield_now();
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
-    assert!(!killed.exists(), "it was done before it was killed");
-    assert!(written() >= 10 << 20);
-
-    let gets = from.process.requests("GET");
-    let output = export_command(&registry, &killed, directory.path()).output().unwrap();
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("were written by an earlier run, and kept"));
-    assert!(from.process.requests("GET") - gets < 14, "everything was fetched again");
-    assert!(fs::read(&killed).unwrap() == fs::read(&whole).unwrap());
-    assert!(!partial.exists());
-}
-
-#[tokio::test]
-async fn a_full_disk_is_told_and_what_is_written_is_kept() {
-    let from = Site::start();
-    let (one, two) = (noise(600_000, 1), noise(900_000, 2));
-    from.publish("large", "1", &[&one, &two]).await;
-    let directory = tempfile::tempdir().unwrap();
-    let disk = directory.path().join("disk");
-    fs::create_dir(&disk).unwrap();
-    // Mounted where nobody else sees it, by whoever may: root, or anybody in a namespace of users.
-    let script = "mount -t tmpfs -o size=1m tmpfs \"$1\" && shift && \"$@\"; code=$?; ls \"${@: -1}.partial\"; exit $code";
-    let to = disk.join("bundle");
-    let output = Command::new("unshare")
-        .args(["--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"])
-        .arg(&disk)
-        .args([env!("CARGO_BIN_EXE_farrier"), "bundle", "export", "--registry", &from.location.to_string()])
-        .args(["--reference", "large:1", "--to"])
-        .arg(&to)
-        .env("XDG_CACHE_HOME", directory.path())
-        .output()
-        .unwrap();
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("write ") && said.contains("No space left on device"), "{said}");
-    assert!(said.contains("hint: free some space and run the same command again"), "{said}");
-    assert!(text(&output.stdout).contains("bundle.partial"), "{}", text(&output.stdout));
 }
 
 #[tokio::test]

@@ -1,0 +1,214 @@
+//! The commands, as somebody types them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use farrier::bundle::ContentKind;
+
+use super::{KERNEL, Site, content, farrier, filled, noise, text};
+
+/// What the command line says about a bundle that cannot be used.
+fn refusal(path: &Path) -> (Option<i32>, String) {
+    let output =
+        farrier(&["bundle", "import", path.to_str().unwrap(), "--registry", "127.0.0.1:1/never-asked"]);
+    (output.status.code(), text(&output.stderr).replace(path.to_str().unwrap(), "FILE"))
+}
+
+#[tokio::test]
+async fn damaged_and_truncated_bundles_are_refused_before_anything_is_pushed() {
+    let (from, contents, _) = filled().await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    from.export(&contents, &file, None).await.unwrap();
+    let whole = fs::read(&file).unwrap();
+    let bad: PathBuf = directory.path().join("bad.bundle");
+    for cut in [10, 300, whole.len() / 3, whole.len() / 2, whole.len() - 100, whole.len() - 1] {
+        fs::write(&bad, &whole[..cut]).unwrap();
+        let (code, said) = refusal(&bad);
+        assert_eq!(code, Some(1), "cut at {cut}: {said}");
+        assert!(
+            said.contains("FILE is truncated") && said.contains("hint: copy it again"),
+            "cut at {cut}: {said}"
+        );
+    }
+    for at in [20, 200, whole.len() / 2, whole.len() - 500_000, whole.len() - 30] {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 0x10;
+        fs::write(&bad, &flipped).unwrap();
+        let (code, said) = refusal(&bad);
+        assert_eq!(code, Some(1), "flipped at {at}: {said}");
+        assert!(said.contains("FILE is damaged at byte"), "flipped at {at}: {said}");
+    }
+    fs::write(&bad, b"PK\x03\x04 something else").unwrap();
+    let (code, said) = refusal(&bad);
+    assert_eq!(code, Some(2));
+    assert!(said.contains("FILE is no bundle: it is not compressed with zstd"), "{said}");
+}
+
+/// `farrier bundle export` of one reference.
+fn export_command(registry: &str, to: &Path, cache: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+    command
+        .args(["bundle", "export", "--registry", registry, "--reference", "large:1", "--to"])
+        .arg(to)
+        .env("XDG_CACHE_HOME", cache)
+        .env("DOCKER_CONFIG", cache)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    command
+}
+
+#[tokio::test]
+async fn an_export_that_is_killed_goes_on_to_the_same_bytes() {
+    let from = Site::start();
+    let layers: Vec<Vec<u8>> = (1..13).map(|seed| noise(4 << 20, seed)).collect();
+    let layers: Vec<&[u8]> = layers.iter().map(Vec::as_slice).collect();
+    from.publish("large", "1", &layers).await;
+    let directory = tempfile::tempdir().unwrap();
+    let registry = from.location.to_string();
+    let whole = directory.path().join("whole");
+    let output = export_command(&registry, &whole, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let killed = directory.path().join("killed");
+    let partial = directory.path().join("killed.partial");
+    let mut child = export_command(&registry, &killed, directory.path()).spawn().unwrap();
+    let written = || fs::metadata(&partial).map_or(0, |metadata| metadata.len());
+    while written() < 10 << 20 && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!killed.exists(), "it was done before it was killed");
+    assert!(written() >= 10 << 20);
+
+    let gets = from.process.requests("GET");
+    let output = export_command(&registry, &killed, directory.path()).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("were written by an earlier run, and kept"));
+    assert!(from.process.requests("GET") - gets < 14, "everything was fetched again");
+    assert!(fs::read(&killed).unwrap() == fs::read(&whole).unwrap());
+    assert!(!partial.exists());
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_and_what_is_written_is_kept() {
+    let from = Site::start();
+    let (one, two) = (noise(600_000, 1), noise(900_000, 2));
+    from.publish("large", "1", &[&one, &two]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let disk = directory.path().join("disk");
+    fs::create_dir(&disk).unwrap();
+    // Mounted where nobody else sees it, by whoever may: root, or anybody in a namespace of users.
+    let script = "mount -t tmpfs -o size=1m tmpfs \"$1\" && shift && \"$@\"; code=$?; ls \"${@: -1}.partial\"; exit $code";
+    let to = disk.join("bundle");
+    let output = Command::new("unshare")
+        .args(["--user", "--map-root-user", "--mount", "bash", "-c", script, "bash"])
+        .arg(&disk)
+        .args([env!("CARGO_BIN_EXE_farrier"), "bundle", "export", "--registry", &from.location.to_string()])
+        .args(["--reference", "large:1", "--to"])
+        .arg(&to)
+        .env("XDG_CACHE_HOME", directory.path())
+        .output()
+        .unwrap();
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("write ") && said.contains("No space left on device"), "{said}");
+    assert!(said.contains("hint: free some space and run the same command again"), "{said}");
+    assert!(text(&output.stdout).contains("bundle.partial"), "{}", text(&output.stdout));
+}
+
+/// Definitions of three images, the last one for kernels of another series.
+fn definitions(directory: &Path) -> String {
+    for (name, kernels) in [("one", ">=6.1"), ("two", ">=6.1"), ("three", ">=6.12")] {
+        let text = format!(
+            "apiVersion: farrier.dev/v1alpha1\nkind: DriverImage\nmetadata: {{name: {name}}}\nspec:\n  version: '1'\n  \
+             template: kbuild\n  vars: {{directory: s, makeArgs: ''}}\n  kernels: '{kernels}'\n  modules: [m]\n  sources: [{{name: s, from: {{path: {{path: s}}}}}}]\n  \
+             nodes: {{matchLabels: {{a: b}}}}\n  rollout: []\n"
+        );
+        fs::create_dir_all(directory.join("images")).unwrap();
+        fs::write(directory.join(format!("images/{name}.yaml")), text).unwrap();
+    }
+    directory.to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn an_image_that_is_not_published_is_missed() {
+    let site = Site::start();
+    site.publish("one", "1", &[b"one"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let definitions = definitions(&directory.path().join("definitions"));
+    let file = directory.path().join("site.bundle");
+    let registry = site.location.to_string();
+    let mut words = vec!["bundle", "export", "--registry", &registry, "--definitions", &definitions];
+    words.extend(["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"]);
+    words.extend(["--to", file.to_str().unwrap()]);
+    let output = farrier(&words);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let missing = format!(
+        "missing: two for {KERNEL}: the registry does not have it (farrier build two --kernel {KERNEL} --push puts it there)"
+    );
+    assert!(said.contains(&missing), "{said}");
+    assert!(!said.contains("missing: one for") && !said.contains("missing: three for"), "{said}");
+    assert!(said.contains("error: nothing was written"), "{said}");
+    assert!(!file.exists());
+
+    words.push("--incomplete");
+    let output = farrier(&words);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(file.exists());
+}
+
+#[tokio::test]
+async fn farriers_own_image_goes_along() {
+    let (from, elsewhere, to) = (Site::start(), Site::start(), Site::start());
+    from.publish("one", "1", &[b"one"]).await;
+    let digest = elsewhere.publish("tools/farrier", "0.1.0", &[b"farrier itself"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle").to_str().unwrap().to_owned();
+    let export = |reference: &str| {
+        let registry = from.location.to_string();
+        let words = ["--reference", "one:1", "--farrier-image", reference, "--to", &file];
+        farrier(&[&["bundle", "export", "--registry", &registry], &words[..]].concat())
+    };
+    let output = export(&format!("{}/tools/farrier:none", elsewhere.location));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("tools/farrier:none"), "{}", text(&output.stderr));
+    let output = export(&format!("{}/tools/farrier:0.1.0", elsewhere.location));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let output = farrier(&["bundle", "import", &file, "--registry", &to.location.to_string()]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let arrived = to.manifest("farrier", "0.1.0").await.unwrap();
+    assert_eq!(farrier::image::Digest::of(&arrived), digest);
+}
+
+#[tokio::test]
+async fn the_definitions_directory_may_be_the_one_that_the_import_makes() {
+    let (from, to) = (Site::start(), Site::start());
+    let directory = tempfile::tempdir().unwrap();
+    let digest = from.publish("definitions", "latest", &[b"kind: Site"]).await;
+    let file = directory.path().join("site.bundle");
+    from.export(&[content(ContentKind::Definitions, "definitions", "latest", &digest)], &file, None)
+        .await
+        .unwrap();
+    let import = |definitions: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+        command.current_dir(directory.path()).env("XDG_CACHE_HOME", directory.path().join("cache"));
+        command
+            .env("DOCKER_CONFIG", directory.path())
+            .env("FARRIER_DEFINITIONS", directory.path().join(definitions));
+        command.args(["bundle", "import", "site.bundle", "--definitions-to", "definitions", "--registry"]);
+        command.arg(to.location.to_string()).output().unwrap()
+    };
+    let output = import("others");
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(!directory.path().join("definitions").exists());
+    let output = import("definitions");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(directory.path().join("definitions/driver.ko").exists());
+}
