@@ -86,3 +86,67 @@ impl Controller {
         Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        controller::{
+            CheckResult,
+            testing::{Bench, K9, K10, module},
+        },
+        image::{ImageReference, InputHasher},
+        provenance::PublicKey,
+        signing::testing::{EC_256, Workshop},
+        site::{Existing, ImageSigning, KeySource},
+    };
+
+    /// The union of the images for two kernels, which are published.
+    async fn union(bench: &Bench) -> PlannedUnion {
+        let mut members = Vec::new();
+        for release in [K9, K10] {
+            let digest = bench.publish(release, &[&module()]).await.unwrap().digest;
+            members.push(UnionMember { kernel: release.parse().unwrap(), digest });
+        }
+        let repository = bench.cell(K9).await.reference.repository;
+        PlannedUnion {
+            image: "x".parse().unwrap(),
+            version: "1.0".to_owned(),
+            reference: ImageReference { repository, version: Version::Tag("1.0-union".parse().unwrap()) },
+            input_hash: InputHasher::new("test").finish(),
+            architecture: crate::kernel::Architecture::Amd64,
+            members,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_image_for_several_kernels_is_signed_and_verified_with_its_members() {
+        let workshop = Workshop::new();
+        workshop.key(EC_256);
+        let mut bench = Bench::new(&json!({"tags": ["{{version}}-{{kernel_label}}"]}));
+        let signing = ImageSigning {
+            key: KeySource::File(workshop.path("k.pem")),
+            passphrase: None,
+            public_key: Some(workshop.path("p.pem")),
+            existing: Existing::Leave,
+        };
+        bench.controller.definitions.site.image_signing = Some(signing);
+        let union = union(&bench).await;
+        bench.controller.publish_union(&union).await.unwrap();
+
+        let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
+        let ours = [PublicKey::from_pem(&pem).unwrap()];
+        let report = bench.controller.verify(&union.reference, &ours, true).await.unwrap();
+        assert!(report.verified, "{:#?}", report.checks);
+        let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
+        assert_eq!(reports.result, CheckResult::Ok);
+
+        workshop.key(EC_256);
+        let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
+        let strangers = [PublicKey::from_pem(&pem).unwrap()];
+        let report = bench.controller.verify(&union.reference, &strangers, false).await.unwrap();
+        assert!(!report.verified, "{:#?}", report.checks);
+    }
+}
