@@ -6,6 +6,10 @@ mod support;
 
 use std::fs;
 
+use farrier::{
+    headers::bootstrap_key,
+    kernel::{Architecture, Toolchain},
+};
 use support::{
     docker::docker,
     kernels,
@@ -270,4 +274,47 @@ fn an_image_of_the_minimal_base_and_driver_entrypoint() {
     let program = fs::read(&entrypoint).unwrap().len();
     assert_eq!(inside(&["stat", "-c", "%a %s", "/usr/bin/driver-entrypoint"]), format!("755 {program}\n"));
     docker(&["rmi", &reference]);
+}
+
+/// The engine pulls a toolchain image from where the site says, past a mirror that is gone; the image's own registry
+/// does not exist.
+#[test]
+fn a_toolchain_image_from_a_mirror() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    // The family's own toolchain, as it lies in the engine after a build, becomes the mirror's image.
+    site.run_once().exits(0).line("built     hello for");
+    let family =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/10-debian-12.yaml")).unwrap();
+    let definitions = farrier::definitions::load(Some(&site.definitions())).unwrap();
+    let family_now = definitions.families.iter().find(|found| found.metadata.name.as_str() == "debian-12");
+    let Toolchain::Bootstrap(spec) = &family_now.unwrap().spec.toolchain else { panic!("no bootstrap") };
+    let toolchain =
+        format!("localhost/farrier/toolchain:{}", &bootstrap_key(spec, Architecture::Amd64)[..24]);
+    let mirrored = format!("{}/hub/gcc:12", site.location);
+    docker(&["tag", &toolchain, &mirrored]);
+    docker(&["push", &mirrored]);
+    let digest = site.inspect("hub/gcc:12")["Digest"].as_str().unwrap().to_owned();
+    docker(&["rmi", &mirrored]);
+    let pulled = format!("{}/hub/gcc@{digest}", site.location);
+    assert_eq!(docker(&["image", "inspect", "--format", "{{.Id}}", &pulled]).trim(), "");
+
+    let (head, _) = family.split_once("  toolchain:").unwrap();
+    let image = "  toolchain: {image: \"nowhere.invalid/library/gcc:12\"}\n";
+    site.define("kernels/10-debian-12.yaml", &format!("{head}{image}"));
+    site.define(
+        "site.yaml",
+        &format!(
+            "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: test}}\nspec:\n  mirrors:\n    \
+             - {{from: nowhere.invalid/library, to: [\"127.0.0.1:9/hub\", \"{}/hub\"]}}\n",
+            site.location
+        ),
+    );
+    site.edit("images/hello.yaml", "version: \"1.0\"", "version: \"1.1\"");
+    let run = site.run_once().exits(0);
+    run.line("built     hello for");
+    run.line("check: loads");
+    assert_ne!(docker(&["image", "inspect", "--format", "{{.Id}}", &pulled]).trim(), "", "{run}");
+    docker(&["rmi", &pulled]);
 }

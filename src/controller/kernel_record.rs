@@ -17,17 +17,15 @@ use crate::{
     image::{Digest, Repository, Version},
     oci::{self, Descriptor, ImageManifest, annotations, media_type},
     plan::{KernelKey, KernelRecord, kernels_to_note},
-    registry::RegistryError,
+    registry::{
+        RegistryError,
+        contention::{MAX_TRIES, pause_before},
+    },
 };
 
 /// The repository, below the registry's prefix. No driver image can have this name.
 pub const REPOSITORY: &str = "kernels";
 const TAG: &str = "last-seen";
-/// Tries to get into the record while others write it, too.
-const MAX_TRIES: u32 = 5;
-/// Before the second try, and that much longer before each further one.
-const PAUSE: Duration = Duration::from_millis(100);
-
 /// Until it is tried again to write down what could not be: a registry that does not take it is not asked with each pass.
 const PATIENCE: Duration = Duration::from_hours(1);
 
@@ -92,8 +90,8 @@ impl Controller {
     /// wait that write at the same time.
     pub(super) async fn add_to_kernel_record(&self, news: &KernelRecord) -> Result<(), TargetError> {
         let (repository, version) = self.place_of_record()?;
-        for attempt in 0..MAX_TRIES {
-            tokio::time::sleep(PAUSE * attempt).await;
+        for attempt in 0..=MAX_TRIES {
+            pause_before(attempt).await;
             let known = self.kernel_record().await?;
             let all = known.joined(news);
             if all == known {

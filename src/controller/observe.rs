@@ -31,12 +31,10 @@ pub struct Resolved {
     pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
     /// Identities of the families' toolchains, or why they are not known.
     pub toolchains: BTreeMap<ImageName, Result<String, String>>,
-    /// Digests of the header files that users bring.
-    pub headers: BTreeMap<KernelTarget, String>,
+    /// Digests of the headers that users bring, nothing for those of packages, or why it is not known.
+    pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
     /// Digests of the trees that users bring as needs, or why they are not known.
     pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
-    /// Targets whose headers were asked for.
-    pub targets: BTreeSet<KernelTarget>,
     /// Was an outside system out of reach?
     pub unreachable: bool,
 }
@@ -61,7 +59,7 @@ impl Resolved {
         lookups: &'a Lookups,
         location: &'a ImageLocation,
     ) -> CellInputs<'a> {
-        let Self { images, toolchains, headers, targets: _, trees, unreachable: _ } = self;
+        let Self { images, toolchains, headers, trees, unreachable: _ } = self;
         let published = &lookups.published;
         CellInputs { definitions, resolved: images, toolchains, headers, published, trees, location }
     }
@@ -74,6 +72,7 @@ impl Memory {
         signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         resolved.images.retain(|_, outcome| outcome.is_ok());
         resolved.toolchains.retain(|_, outcome| outcome.is_ok());
+        resolved.headers.retain(|_, outcome| outcome.is_ok());
         resolved.trees.retain(|_, outcome| outcome.is_ok());
         resolved.unreachable = false;
         lookups.failed.clear();
@@ -85,6 +84,7 @@ impl Memory {
         let Self { resolved, lookups, contents: _, signatures: _ } = self;
         resolved.images.values().any(Result::is_err)
             || resolved.toolchains.values().any(Result::is_err)
+            || resolved.headers.values().any(Result::is_err)
             || !lookups.failed.is_empty()
     }
 
@@ -154,22 +154,15 @@ impl Controller {
             resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
         }
         for target in targets {
-            if resolved.targets.contains(target) {
+            if resolved.headers.contains_key(target) {
                 continue;
             }
             let Some(family) = match_family(&self.definitions.families, target) else { continue };
             let source = &family.spec.headers;
             let look = || self.fetcher.header_identity(source, &self.definitions.root, target);
-            match with_retry("look up headers", &self.cancel, look).await {
-                Ok(identity) => {
-                    resolved.headers.extend(identity.map(|digest| (target.clone(), digest)));
-                    resolved.targets.insert(target.clone());
-                }
-                Err(error) => {
-                    resolved.unreachable |= error.is_unreachable();
-                    resolved.toolchains.insert(family.metadata.name.clone(), Err(with_hint(&error)));
-                }
-            }
+            let outcome = with_retry("look up headers", &self.cancel, look).await;
+            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+            resolved.headers.insert(target.clone(), outcome.map_err(|error| with_hint(&error)));
         }
     }
 

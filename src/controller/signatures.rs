@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
     sync::Arc,
-    time::Duration,
 };
 
 use futures::{StreamExt as _, stream};
@@ -27,17 +26,16 @@ use crate::{
         self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, DSSE, Envelope, PublicKey, SIMPLE_SIGNING,
         SLSA_PREDICATE, Statement,
     },
-    registry::Upload,
+    registry::{
+        Upload,
+        contention::{MAX_TRIES, pause_before},
+    },
     signing::{self, SignatureHash, Signer},
     site::ImageSigning,
 };
 
 /// The cache's records of signatures that were found good: a signature over a digest does not become bad.
 const SIGNED: &str = "signed";
-/// Tries to get a signature under its tag while others write it too.
-const MAX_TRIES: u32 = 5;
-/// Before the second try, and that much longer before each further one.
-const PAUSE: Duration = Duration::from_millis(100);
 /// Layers of one tag that are looked at.
 const MAX_LAYERS: usize = 100;
 
@@ -194,9 +192,7 @@ impl Controller {
             if layers.iter().all(|layer| held.contains(layer)) {
                 return Ok(sent);
             }
-            if attempt > 0 {
-                tokio::time::sleep(PAUSE * attempt).await;
-            }
+            pause_before(attempt).await;
             let made = provenance::layered(before.as_ref(), layers)?;
             sent += self.push_small(repository, &made.config).await?;
             self.may_write()?;

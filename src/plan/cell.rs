@@ -100,8 +100,8 @@ pub struct CellInputs<'a> {
     pub resolved: &'a BTreeMap<ImageName, Result<ResolvedImage, String>>,
     /// Each family's toolchain identity, by the family's name.
     pub toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
-    /// Digests of the header files that users bring, by kernel target; packages need none.
-    pub headers: &'a BTreeMap<KernelTarget, String>,
+    /// Digests of the headers that users bring, by kernel target, or why they are not known; packages need none.
+    pub headers: &'a BTreeMap<KernelTarget, Result<Option<String>, String>>,
     /// What registries hold, as far as it was asked: where needed images are found with what they expose.
     pub published: &'a BTreeMap<ImageReference, Published>,
     /// Digests of the trees that users bring as needs, or why they are not known.
@@ -289,8 +289,10 @@ fn rendered<'a>(
     };
     let toolchain = toolchain_identity(toolchains, family)?;
     let mut headers = canonical("headers", &family.spec.headers)?;
-    if let Some(digest) = header_files.get(target) {
-        headers.push_str(digest);
+    match header_files.get(target) {
+        Some(Ok(digest)) => headers.push_str(digest.as_deref().unwrap_or_default()),
+        Some(Err(detail)) => return Err(SkipReason::Headers { detail: detail.clone() }),
+        None => {}
     }
     let base_name = base_name(toolchain, &headers, target);
     let version = target.release.version();

@@ -23,7 +23,7 @@ pub(super) struct World {
     pub(super) definitions: Definitions,
     pub(super) resolved: BTreeMap<ImageName, Result<ResolvedImage, String>>,
     pub(super) toolchains: BTreeMap<ImageName, Result<String, String>>,
-    pub(super) headers: BTreeMap<KernelTarget, String>,
+    pub(super) headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
     pub(super) trees: BTreeMap<TreeKey, Result<Digest, String>>,
     pub(super) location: ImageLocation,
     pub(super) snapshot: ClusterSnapshot,

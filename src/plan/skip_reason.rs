@@ -30,6 +30,11 @@ pub enum SkipReason {
         /// Why not.
         detail: String,
     },
+    /// Whether the kernel's headers are those that users bring, and which, could not be found out.
+    Headers {
+        /// Why not.
+        detail: String,
+    },
     /// The template's name is not among the definitions.
     NoTemplate {
         /// The name.
@@ -180,6 +185,7 @@ impl fmt::Display for SkipReason {
             | Self::Repository { detail }
             | Self::Definition { detail } => f.write_str(detail),
             Self::Toolchain { family, detail } => write!(f, "toolchain of family {family}: {detail}"),
+            Self::Headers { detail } => write!(f, "headers: {detail}"),
             Self::NoTemplate { template } => write!(f, "there is no template {template:?}"),
             Self::NoTags => f.write_str("the image has no tags"),
             Self::Need { need, why } => write!(f, "it needs {need}: {why}"),

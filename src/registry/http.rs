@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt as _};
 use reqwest::{
     Body, Method, Request, Response,
-    header::{AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue},
+    header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, HeaderName, HeaderValue},
 };
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 use tokio_util::io::ReaderStream;
@@ -182,6 +182,27 @@ pub(super) struct Call<'a> {
     pub url: Url,
     pub headers: Vec<(HeaderName, String)>,
     pub payload: Payload<'a>,
+}
+
+impl<'a> Call<'a> {
+    /// Asks for something.
+    pub(super) fn get(name: &'a RemoteName, action: &'a str, url: Url) -> Self {
+        Self {
+            name,
+            access: Access::Pull,
+            action,
+            method: Method::GET,
+            url,
+            headers: Vec::new(),
+            payload: Payload::None,
+        }
+    }
+
+    /// The same, for these media types only.
+    pub(super) fn accepting(mut self, media_types: &str) -> Self {
+        self.headers.push((ACCEPT, media_types.to_owned()));
+        self
+    }
 }
 
 /// Requests with authorization.

@@ -2,6 +2,7 @@
 
 mod auth;
 mod challenge;
+pub(crate) mod contention;
 mod credentials;
 mod delete;
 mod error;

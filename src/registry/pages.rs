@@ -1,20 +1,10 @@
 //! Adapter: what a registry lists page by page.
 
-use reqwest::{
-    Method, Response,
-    header::{ACCEPT, LINK},
-};
+use reqwest::{Response, header::LINK};
 use serde::Deserialize;
 use url::Url;
 
-use super::{
-    RegistryError, RemoteRegistry,
-    auth::Access,
-    error::excerpt,
-    http::{Call, Payload},
-    name::RemoteName,
-    remote::header,
-};
+use super::{RegistryError, RemoteRegistry, error::excerpt, http::Call, name::RemoteName, remote::header};
 use crate::{
     image::{Repository, Tag},
     oci::MAX_MANIFEST,
@@ -39,15 +29,7 @@ impl RemoteRegistry {
         let mut tags = Vec::new();
         let mut pages = 0;
         while let Some(url) = next.take() {
-            let call = Call {
-                name,
-                access: Access::Pull,
-                action: &action,
-                method: Method::GET,
-                url,
-                headers: vec![(ACCEPT, "application/json".to_owned())],
-                payload: Payload::None,
-            };
+            let call = Call::get(name, &action, url).accepting("application/json");
             let protocol = |reason: String| RegistryError::Protocol {
                 host: name.host.clone(),
                 action: action.clone(),

@@ -1,14 +1,10 @@
 //! Adapter: what refers to a manifest, at a registry: listed by the registry itself (distribution-spec 1.1), or
 //! by the tag that clients keep where it does not ("Referrers Tag Schema").
 
-use std::time::Duration;
-
-use reqwest::{Method, header::ACCEPT};
-
 use super::{
     RegistryError, RemoteRegistry,
-    auth::Access,
-    http::{Call, Payload},
+    contention::{MAX_TRIES, pause_before},
+    http::Call,
     name::RemoteName,
     pages::next_page,
 };
@@ -19,10 +15,6 @@ use crate::{
 
 /// Pages of referrers; a registry that gives more goes in circles.
 const MAX_PAGES: usize = 100;
-/// Tries to get into the list of referrers while others write it too.
-const MAX_TRIES: u32 = 5;
-/// Before the second try, and that much longer before each further one.
-const PAUSE: Duration = Duration::from_millis(100);
 
 impl RemoteRegistry {
     /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
@@ -64,9 +56,7 @@ impl RemoteRegistry {
         let _listing = self.listing.lock().await;
         let mut last = None;
         for attempt in 0..MAX_TRIES {
-            if attempt > 0 {
-                tokio::time::sleep(PAUSE * attempt).await;
-            }
+            pause_before(attempt).await;
             let mut index = self.listed_by_tag(repository, subject).await?;
             if index.manifests.iter().any(|known| known.digest == referrer.digest) {
                 return Ok(());
@@ -160,15 +150,7 @@ impl RemoteRegistry {
         let mut found = Vec::new();
         for _ in 0..MAX_PAGES {
             let Some(url) = next.take() else { return Ok(found) };
-            let call = Call {
-                name,
-                access: Access::Pull,
-                action: &action,
-                method: Method::GET,
-                url,
-                headers: vec![(ACCEPT, media_type::OCI_INDEX.to_owned())],
-                payload: Payload::None,
-            };
+            let call = Call::get(name, &action, url).accepting(media_type::OCI_INDEX);
             let mut response = self.http.send(&call).await?;
             match response.status().as_u16() {
                 200 => {}

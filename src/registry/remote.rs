@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc};
 use bytes::Bytes;
 use reqwest::{
     Method, Response,
-    header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, LOCATION},
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, LOCATION},
 };
 use serde::Deserialize;
 use sha2::Digest as _;
@@ -90,15 +90,7 @@ impl RemoteRegistry {
         let name = &RemoteName::of(repository);
         let action = format!("fetch manifest of {}{version}", name.path);
         let url = self.http.url(name, &format!("manifests/{}", reference(version)), &action).await?;
-        let call = Call {
-            name,
-            access: Access::Pull,
-            action: &action,
-            method: Method::GET,
-            url,
-            headers: vec![(ACCEPT, media_type::MANIFESTS.join(", "))],
-            payload: Payload::None,
-        };
+        let call = Call::get(name, &action, url).accepting(&media_type::MANIFESTS.join(", "));
         let mut response = self.http.send(&call).await?;
         match response.status().as_u16() {
             200 => {}
@@ -137,15 +129,7 @@ impl RemoteRegistry {
         let name = &RemoteName::of(repository);
         let action = format!("fetch blob {digest} of {}", name.path);
         let url = self.http.url(name, &format!("blobs/{digest}"), &action).await?;
-        let call = Call {
-            name,
-            access: Access::Pull,
-            action: &action,
-            method: Method::GET,
-            url,
-            headers: Vec::new(),
-            payload: Payload::None,
-        };
+        let call = Call::get(name, &action, url);
         let mut response = self.http.send(&call).await?;
         if response.status().as_u16() != 200 {
             return Err(self.http.unexpected(&call, response).await);

@@ -8,14 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use futures::{Stream, TryStreamExt as _};
-use reqwest::Method;
 
-use super::{
-    RegistryError, RemoteRegistry,
-    auth::Access,
-    http::{Call, Payload},
-    name::RemoteName,
-};
+use super::{RegistryError, RemoteRegistry, http::Call, name::RemoteName};
 use crate::image::{Digest, Repository};
 
 /// A blob's bytes as they come. They are not verified: whoever takes them compares their digest.
@@ -70,15 +64,8 @@ impl RemoteRegistry {
     ) -> Result<BlobStream, RegistryError> {
         let name = RemoteName::of(repository);
         let action = format!("fetch blob {digest} of {}", name.path);
-        let call = Call {
-            name: &name,
-            access: Access::Pull,
-            action: &action,
-            method: Method::GET,
-            url: self.http.url(&name, &format!("blobs/{digest}"), &action).await?,
-            headers: Vec::new(),
-            payload: Payload::None,
-        };
+        let url = self.http.url(&name, &format!("blobs/{digest}"), &action).await?;
+        let call = Call::get(&name, &action, url);
         let response = self.http.send(&call).await?;
         if response.status().as_u16() != 200 {
             return Err(self.http.unexpected(&call, response).await);

@@ -112,6 +112,10 @@ fn what_cannot_be_built_has_a_reason() {
         why(|w| w.resolved.clear()),
         why(|w| w.toolchains = [(name("debian-12"), Err("no such suite".to_owned()))].into()),
         why(|w| w.toolchains.clear()),
+        why(|w| {
+            let target = w.matrix().cells[0].target.clone();
+            w.headers = [(target, Err("the registry does not answer".to_owned()))].into();
+        }),
         why(|w| w.definitions.templates.clear()),
         why(|w| w.image("mft").spec.tags.clear()),
         why(|w| w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b".to_owned()))),
@@ -123,6 +127,7 @@ fn what_cannot_be_built_has_a_reason() {
     its sources were not looked up
     toolchain of family debian-12: no such suite
     toolchain of family debian-12: it was not looked up
+    headers: the registry does not answer
     there is no template "mft"
     the image has no tags
     the runtime base was not looked up
