@@ -163,7 +163,7 @@ fn a_registry_that_refuses_connections() {
     site.canary(&kernel);
     site.registry.stop();
     let run = fails(&site, "hello", 3);
-    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    toolchain of family debian-12: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn a_registry_that_answers_500() {
     site.location = format!("{}/drivers", server.host);
     let before = site.manifests();
     let run = site.run_once().exits(3);
-    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    toolchain of family debian-12: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
+    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
     assert_eq!(site.manifests(), before);
     assert!((2..=10).contains(&server.requests().len()), "{:?}", server.requests());
 }
@@ -186,7 +186,7 @@ fn a_registry_that_wants_credentials() {
     let site = Site::with_registry(Wants { password: true, ..Wants::default() });
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
-    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    toolchain of family debian-12: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
 
     let login = Command::new("skopeo")
         .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])

@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use serde::Serialize;
-
 use super::{
-    BuildOptions, Built, Controller, Failures, Memory, PassError, TargetError, broken_chains::BrokenChains,
-    kernel_record::Noted, retry::chain,
+    BuildOptions, Built, Controller, Failures, Memory, PassError, PassReport, RolloutReport, TargetError,
+    TargetReport, broken_chains::BrokenChains, kernel_record::Noted, retry::chain,
 };
 use crate::{
     cluster::{Cluster, Directory},
@@ -29,103 +27,6 @@ pub struct Planned {
     pub(super) matrix: Matrix,
     /// What it was made from.
     pub(super) snapshot: ClusterSnapshot,
-}
-
-/// What became of one image for one kernel.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "outcome")]
-pub enum TargetReport {
-    /// It was built and published.
-    Built {
-        /// `<image> for <kernel release>`.
-        subject: String,
-        /// The image by digest.
-        image: String,
-        /// What the check said.
-        verdict: Verdict,
-        /// What the check does not know, though the definition accepts that.
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        warnings: Vec<String>,
-        /// Bytes sent to the registry.
-        pushed_bytes: u64,
-    },
-    /// Another kernel's payload was published for this one, without a build.
-    Reused {
-        /// `<image> for <kernel release>`.
-        subject: String,
-        /// The image by digest.
-        image: String,
-        /// What the check said.
-        verdict: Verdict,
-        /// The kernel that the payload was built for.
-        kernel: String,
-        /// The image that it was taken from, by digest.
-        from: String,
-        /// Bytes sent to the registry.
-        pushed_bytes: u64,
-    },
-    /// It was published already; tags that were missing were added.
-    Tagged {
-        /// `<image> for <kernel release>`.
-        subject: String,
-        /// The added names.
-        references: Vec<String>,
-    },
-    /// It was published already and got the site's signature.
-    Signed {
-        /// The driver image.
-        subject: String,
-        /// The image by digest.
-        image: String,
-    },
-    /// The payloads of several kernels were put together in one image.
-    United {
-        /// `<image> for <number> kernels`.
-        subject: String,
-        /// The image by digest.
-        image: String,
-        /// The kernels.
-        kernels: Vec<String>,
-    },
-    /// It failed.
-    Failed {
-        /// `<image> for <kernel release>`.
-        subject: String,
-        /// What failed, with its causes.
-        error: String,
-        /// What to do.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        hint: Option<String>,
-        /// The check's report, or the last lines of the build log.
-        #[serde(skip_serializing_if = "Vec::is_empty")]
-        detail: Vec<String>,
-    },
-}
-
-/// What became of one rewrite.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct RolloutReport {
-    /// The rollout target with what was decided.
-    #[serde(flatten)]
-    pub planned: PlannedRollout,
-    /// Why the rewrite failed; absent where it was made or none was decided.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<String>,
-}
-
-/// What a pass did.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PassReport {
-    /// What became of each build.
-    pub targets: Vec<TargetReport>,
-    /// What became of each rollout target.
-    pub rollouts: Vec<RolloutReport>,
-    /// How things stand after the pass.
-    pub plan: Plan,
-    /// Was an outside system out of reach?
-    pub unreachable: bool,
 }
 
 /// How a build ended.
@@ -157,15 +58,6 @@ impl Fault {
             error if error.is_unreachable() => Self::Unreachable,
             _ => Self::Passing,
         }
-    }
-}
-
-impl PassReport {
-    /// Did some target fail, in this pass or in an earlier one with the same inputs?
-    pub fn failed(&self) -> bool {
-        self.plan.has_failures()
-            || self.targets.iter().any(|target| matches!(target, TargetReport::Failed { .. }))
-            || self.rollouts.iter().any(|rollout| rollout.error.is_some())
     }
 }
 
