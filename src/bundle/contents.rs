@@ -126,9 +126,8 @@ pub fn needed<'a>(
 impl<'a> Needed<'a> {
     /// The kernels that the image is meant for: those in its range that have a family.
     pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
-        let range = image.spec.kernels.as_ref();
         let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);
-        kernels.filter(move |kernel| range.is_none_or(|range| range.matches(&kernel.release.version())))
+        kernels.filter(|kernel| image.spec.range_without(&kernel.release).is_none())
     }
 
     /// Images of other registries: what definitions name as toolchain or base.

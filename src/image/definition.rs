@@ -14,7 +14,7 @@ use super::{
     tag,
 };
 use crate::{
-    kernel::{AnnouncedKernels, KernelFamily},
+    kernel::{AnnouncedKernels, KernelFamily, KernelRelease},
     site::SiteSpec,
 };
 
@@ -198,6 +198,11 @@ const DRIVER_ENTRYPOINTS: [&str; 4] =
     ["driver-entrypoint", "nvidia-driver", "/usr/bin/driver-entrypoint", "/usr/bin/nvidia-driver"];
 
 impl DriverImageSpec {
+    /// The range of kernels that the image is for, if the release is outside it.
+    pub fn range_without(&self, release: &KernelRelease) -> Option<&semver::VersionReq> {
+        self.kernels.as_ref().filter(|range| !range.matches(&release.version()))
+    }
+
     /// Does farrier add `driver-entrypoint` to the image? Not where the engine makes all of it.
     pub fn holds_entrypoint(&self) -> bool {
         let first = self.runtime.entrypoint.first();

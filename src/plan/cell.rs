@@ -246,9 +246,7 @@ pub(super) fn family_for<'a>(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<&'a KernelFamily, SkipReason> {
-    if let Some(range) = &image.spec.kernels
-        && !range.matches(&target.release.version())
-    {
+    if let Some(range) = image.spec.range_without(&target.release) {
         return Err(SkipReason::KernelOutOfRange { range: range.to_string() });
     }
     match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
