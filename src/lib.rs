@@ -26,7 +26,7 @@ pub mod payload;
 pub mod plan;
 pub mod provenance;
 pub mod registry;
-pub mod service;
+pub mod runtime;
 pub mod signing;
 pub mod site;
 pub mod status;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farrier::{
     cluster::Fence,
-    service::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign},
+    runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign},
 };
 use support::kube_api::{FakeApi, Fault, Requests};
 

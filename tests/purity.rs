@@ -24,7 +24,7 @@ const ADAPTERS: &[&str] = &[
     "net",
     "payload",
     "registry",
-    "service",
+    "runtime",
     "signing",
     "store",
 ];

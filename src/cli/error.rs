@@ -15,7 +15,7 @@ use crate::{
     oci::ImageError,
     payload::{ImportError, PayloadError},
     registry::RegistryError,
-    service::HttpError,
+    runtime::HttpError,
     signing::SigningError,
 };
 

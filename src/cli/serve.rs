@@ -21,7 +21,7 @@ use crate::{
         Controller, Reporter, Stage,
         live::{Live, LiveOptions, LiveParts, StatusSink},
     },
-    service::{
+    runtime::{
         Configuration, Health, HttpServer, Metrics,
         lease::{self, LeaseOptions, LeaseTask, Timing},
         watch_configuration,

@@ -27,7 +27,7 @@ use crate::{
     image::Definitions,
     jitter::jitter,
     plan::{Activity, Cell, Plan, PlannedBuild},
-    service::{BuildOutcomeLabel, Metrics},
+    runtime::{BuildOutcomeLabel, Metrics},
 };
 
 /// The builds of the loop.

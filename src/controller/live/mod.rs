@@ -37,7 +37,7 @@ use crate::{
     plan::{
         Change, ClusterSnapshot, HoldReason, Interest, Pace, Plan, PlannedRollout, RolloutDecision, retry,
     },
-    service::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
+    runtime::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
 };
 
 /// How long the loop waits for one thing before it turns, so that a watchdog can tell waiting from hanging.
