@@ -76,10 +76,8 @@ pub struct GcImage {
 #[serde(rename_all = "camelCase")]
 pub struct Leftover {
     /// Where.
-    #[serde(serialize_with = "text")]
     pub repository: Repository,
     /// The image that is gone.
-    #[serde(serialize_with = "text")]
     pub subject: Digest,
     /// What became of it.
     #[serde(flatten)]
@@ -433,10 +431,6 @@ impl GcReport {
         self.images.iter_mut().for_each(|image| image.state = state.clone());
         self.leftovers.iter_mut().for_each(|leftover| leftover.state = state.clone());
     }
-}
-
-fn text<S: serde::Serializer>(value: &impl std::fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(value)
 }
 
 /// A registry that deletes nothing, or nothing for this user, does not do so for the next image either.

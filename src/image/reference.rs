@@ -2,16 +2,18 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::{Serialize, Serializer};
+
 /// A repository: `host[:port]/path`, or only `path` inside a layout directory.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Repository(String);
 
 /// A tag: 1 to 128 characters of `[A-Za-z0-9_.-]`, not starting with `.` or `-` (OCI distribution spec).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Tag(String);
 
 /// `sha256:` and 64 lower-case hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Digest(String);
 
 /// By what an image is named within its repository.
@@ -243,6 +245,12 @@ impl fmt::Display for Version {
 impl fmt::Display for ImageReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.repository, self.version)
+    }
+}
+
+impl Serialize for ImageReference {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -45,7 +45,8 @@ pub enum Architecture {
 pub struct ArchitectureError(pub String);
 
 /// What a node runs, or is about to: the unit that images are built for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct KernelTarget {
     /// Operating system id.
     pub os: OsId,

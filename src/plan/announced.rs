@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL};
+use super::{ClusterSnapshot, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, skip_reason::explained};
 use crate::{
     image::{Definitions, DriverImage, ImageName},
     kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family},
@@ -166,7 +166,7 @@ pub struct Unheard {
     /// The node.
     pub node: String,
     /// Why.
-    #[serde(serialize_with = "super::text::explained")]
+    #[serde(serialize_with = "explained")]
     pub why: AnnouncementReason,
 }
 

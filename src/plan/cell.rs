@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{
     AnnouncedBy, Published, SkipReason,
     cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
-    needs, text,
+    needs,
 };
 use crate::{
     image::{
@@ -118,15 +118,12 @@ pub type TreeKey = (ImageName, ImageName, KernelTarget);
 #[serde(rename_all = "camelCase")]
 pub struct CellNeed {
     /// Its directory under `needs/`.
-    #[serde(serialize_with = "text::one")]
     pub name: ImageName,
     /// The needed image's version; of a tree the first digits of its digest.
     pub version: String,
     /// Digest over its content, which counts in the input hash.
-    #[serde(serialize_with = "text::one")]
     pub exposed: Digest,
     /// The image that exposes it, by digest; `None` for a tree that the user brings.
-    #[serde(serialize_with = "text::optional")]
     pub image: Option<ImageReference>,
 }
 
@@ -152,26 +149,20 @@ pub struct CellPatch {
 #[serde(rename_all = "camelCase")]
 pub struct Cell {
     /// The image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// The driver's version.
     pub version: String,
     /// The kernel target.
-    #[serde(serialize_with = "text::target")]
     pub target: KernelTarget,
     /// The kernel family.
-    #[serde(serialize_with = "text::one")]
     pub family: ImageName,
     /// The toolchain's identity.
     pub toolchain: String,
     /// The name that it is published and looked up under.
-    #[serde(serialize_with = "text::one")]
     pub reference: ImageReference,
     /// Further names for the same image.
-    #[serde(serialize_with = "text::many")]
     pub further: Vec<ImageReference>,
     /// Over everything that can change the image.
-    #[serde(serialize_with = "text::one")]
     pub input_hash: InputHash,
     /// The same without the signing of modules, where they are signed: an image with it has the same payload, signed with
     /// another key or not at all. The base of `runtime.base: need` is left out as well, which is no part of the payload: it has
@@ -200,7 +191,7 @@ pub struct Cell {
     /// Names of the nodes that call for it; empty for announced kernels.
     pub nodes: Vec<String>,
     /// Images that call for it because they are compiled against it.
-    #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "text::many")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needed_by: Vec<ImageName>,
     /// Who announces its kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]

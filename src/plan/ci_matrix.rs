@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::{Plan, text};
+use super::Plan;
 use crate::{image::ImageName, kernel::KernelTarget};
 
 /// A tool that makes jobs of a list.
@@ -24,7 +24,6 @@ pub enum MatrixForm {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct CiBuild {
-    #[serde(serialize_with = "text::one")]
     image: ImageName,
     kernel: String,
     os: String,

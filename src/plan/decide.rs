@@ -11,7 +11,8 @@ use super::{
     BuildReason, Cell, ClusterSnapshot, LeftAlone, Manifests, Matrix, OwnDriver, PlannedNode, PlannedRollout,
     PlannedSignature, PlannedUnion, RolloutDecision, SignatureState, Skipped, Unheard, Waiting, readiness,
     rollout::{Rollouts, rollouts},
-    signatures, text,
+    signatures,
+    skip_reason::{explained, shared},
     together::{Together, without_vain_hope},
 };
 use crate::{
@@ -149,10 +150,10 @@ pub struct Plan {
 #[serde(rename_all = "camelCase")]
 pub struct PlannedBuild {
     /// Which.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub cell: Arc<Cell>,
     /// Why.
-    #[serde(serialize_with = "text::explained")]
+    #[serde(serialize_with = "explained")]
     pub why: BuildReason,
     /// Is an image of the same recipe for another kernel published for this one instead, if the check allows?
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -164,13 +165,11 @@ pub struct PlannedBuild {
 #[serde(rename_all = "camelCase")]
 pub struct PlannedTags {
     /// Which.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub cell: Arc<Cell>,
     /// What the names are to point to.
-    #[serde(serialize_with = "text::one")]
     pub digest: Digest,
     /// The names to write.
-    #[serde(serialize_with = "text::many")]
     pub references: Vec<ImageReference>,
 }
 
@@ -179,10 +178,9 @@ pub struct PlannedTags {
 #[serde(rename_all = "camelCase")]
 pub struct UpToDate {
     /// Which.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub cell: Arc<Cell>,
     /// Its digest.
-    #[serde(serialize_with = "text::one")]
     pub digest: Digest,
     /// Its check report's verdict.
     pub verdict: Option<Verdict>,
@@ -196,13 +194,11 @@ pub struct UpToDate {
 #[serde(rename_all = "camelCase")]
 pub struct Conflict {
     /// Which image.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub cell: Arc<Cell>,
     /// The tag.
-    #[serde(serialize_with = "text::one")]
     pub reference: ImageReference,
     /// Input hash of what is there, if it has one.
-    #[serde(serialize_with = "text::optional")]
     pub theirs: Option<InputHash>,
     /// What to do.
     pub remedy: &'static str,
@@ -213,7 +209,7 @@ pub struct Conflict {
 #[serde(rename_all = "camelCase")]
 pub struct HeldBack {
     /// Which.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub cell: Arc<Cell>,
     /// When it failed.
     pub at: jiff::Timestamp,
@@ -226,10 +222,9 @@ pub struct HeldBack {
 #[serde(rename_all = "camelCase")]
 pub struct UnknownState {
     /// Which.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub cell: Arc<Cell>,
     /// The reference that was looked up.
-    #[serde(serialize_with = "text::one")]
     pub reference: ImageReference,
     /// What happened instead.
     pub message: String,

@@ -11,9 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use jiff::{ToSpan, civil::Date};
 use serde::Serialize;
 
-use super::{
-    Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, rollout::left_kernels, text,
-};
+use super::{Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, rollout::left_kernels};
 use crate::{
     image::{Digest, Repository, Tag},
     oci::{AnyManifest, ImageFacts, annotations},
@@ -197,13 +195,10 @@ pub struct KeptImage {
 #[serde(rename_all = "camelCase")]
 pub struct GoingImage {
     /// Where.
-    #[serde(serialize_with = "text::one")]
     pub repository: Repository,
     /// What.
-    #[serde(serialize_with = "text::one")]
     pub digest: Digest,
     /// All its tags.
-    #[serde(serialize_with = "text::many")]
     pub tags: Vec<Tag>,
     /// Its kernels that are gone, with the day on which each was last seen.
     pub gone: BTreeMap<String, Date>,

@@ -13,7 +13,8 @@ use super::{
     cell::{cell_with, family_for},
     needs::{self, NeedsFound, Outcome, Outcomes},
     node::TARGET_LABELS,
-    node_target, text,
+    node_target,
+    skip_reason::explained,
 };
 use crate::{
     image::{Chains, DriverImage, ImageName, ImageReference, Need},
@@ -54,13 +55,11 @@ pub struct Matrix {
 #[serde(rename_all = "camelCase")]
 pub struct Skipped {
     /// The image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// The kernel target.
-    #[serde(serialize_with = "text::target")]
     pub target: KernelTarget,
     /// Why.
-    #[serde(serialize_with = "text::explained")]
+    #[serde(serialize_with = "explained")]
     pub why: SkipReason,
     /// How many nodes call for it.
     pub nodes: usize,
@@ -74,13 +73,10 @@ pub struct Skipped {
 #[serde(rename_all = "camelCase")]
 pub struct Waiting {
     /// The image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// The kernel target.
-    #[serde(serialize_with = "text::target")]
     pub target: KernelTarget,
     /// Those that it waits for, themselves to be built or waiting.
-    #[serde(serialize_with = "text::many")]
     pub needs: Vec<ImageName>,
     /// How many nodes call for it.
     pub nodes: usize,
@@ -96,7 +92,7 @@ pub struct LeftAlone {
     /// The node.
     pub node: String,
     /// Why.
-    #[serde(serialize_with = "text::explained")]
+    #[serde(serialize_with = "explained")]
     pub why: NodeReason,
 }
 
@@ -105,10 +101,8 @@ pub struct LeftAlone {
 #[serde(rename_all = "camelCase")]
 pub struct OwnDriver {
     /// The image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// What they run.
-    #[serde(serialize_with = "text::target")]
     pub target: KernelTarget,
     /// The label that says so.
     pub label: String,

@@ -34,7 +34,6 @@ mod status;
 mod table;
 #[cfg(test)]
 pub(crate) mod testing;
-mod text;
 mod together;
 mod union;
 

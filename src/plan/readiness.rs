@@ -12,7 +12,7 @@ use super::{
     Change, HoldReason, NodeChange, NodeFacts, Plan, PlanInputs, Platform, Published,
     announced::NEXT_KERNEL_ANNOTATION,
     decide::{CellState, CellStates},
-    signatures, text,
+    signatures,
     together::Together,
 };
 use crate::{
@@ -50,10 +50,9 @@ pub enum Readiness {
 #[serde(rename_all = "camelCase")]
 pub struct Needed {
     /// The image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// Its name, where it has one.
-    #[serde(serialize_with = "text::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub reference: Option<ImageReference>,
     /// How it stands.
     #[serde(flatten)]
@@ -65,7 +64,6 @@ pub struct Needed {
 #[serde(rename_all = "camelCase")]
 pub struct Next {
     /// The kernel.
-    #[serde(serialize_with = "text::target")]
     pub kernel: KernelTarget,
     /// The images, in name order.
     pub needs: Vec<Needed>,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use super::{NodeReason, Owner, RECORD_ANNOTATION, Seen, text};
+use super::{NodeReason, Owner, RECORD_ANNOTATION, Seen};
 use crate::image::{ImageName, ImageReference, InputHash};
 
 /// Why an image is built.
@@ -17,7 +17,6 @@ pub enum BuildReason {
     /// The tag is there with other inputs, and the definition says `onConflict: overwrite`.
     Overwrite {
         /// What is replaced: its input hash, if it has one.
-        #[serde(serialize_with = "text::optional")]
         theirs: Option<InputHash>,
     },
     /// The last try failed for a reason that passes.
@@ -75,7 +74,6 @@ pub enum HoldReason {
     /// Two rollouts of the definitions would write the same field.
     ClaimedTwice {
         /// The images whose rollouts these are.
-        #[serde(serialize_with = "text::many")]
         images: Vec<ImageName>,
     },
     /// An operator owns the DaemonSet and would put its own image back.
@@ -116,7 +114,6 @@ pub enum HoldReason {
     /// The image is there, but its check report does not say that its modules load.
     NotPassed {
         /// The image.
-        #[serde(serialize_with = "text::one")]
         image: ImageReference,
         /// The verdict, if it has one.
         verdict: Option<crate::kmod::Verdict>,
@@ -125,13 +122,11 @@ pub enum HoldReason {
     /// `check.unknown: deny`.
     UnknownDenied {
         /// The image.
-        #[serde(serialize_with = "text::one")]
         image: ImageReference,
     },
     /// The image is there, but was made for another kernel release.
     OtherKernel {
         /// The image.
-        #[serde(serialize_with = "text::one")]
         image: ImageReference,
         /// The release that it says it is for.
         found: Option<String>,
@@ -177,7 +172,6 @@ pub enum HoldReason {
     /// None of the image's tags has the form in which the operator computes it.
     TagForm {
         /// The tag that there is.
-        #[serde(serialize_with = "text::one")]
         image: ImageReference,
         /// What the operator would look for.
         looked_for: String,
@@ -228,7 +222,6 @@ pub enum HoldReason {
     /// No key that the policy accepts has signed the image.
     NotSigned {
         /// The image, by digest.
-        #[serde(serialize_with = "text::one")]
         image: ImageReference,
         /// What is wrong.
         why: String,
@@ -243,7 +236,6 @@ pub enum HoldReason {
     /// Another image of its chain cannot be rolled out, and they go out together or not at all.
     Chain {
         /// The other image.
-        #[serde(serialize_with = "text::one")]
         image: ImageName,
         /// Why it cannot.
         why: String,

@@ -47,7 +47,7 @@ use super::{
     decide::{CellState, CellStates},
     matrix::{NodeGroup, group_nodes},
     signatures::asks_for_signatures,
-    text,
+    skip_reason::explained,
     together::Together,
     union::PlannedUnion,
 };
@@ -69,7 +69,6 @@ pub enum RolloutDecision {
         /// What it holds.
         from: String,
         /// What it gets: always by digest.
-        #[serde(serialize_with = "text::one")]
         to: ImageReference,
     },
     /// It is changed in other ways, one step after the other; each is made when the one before it is seen.
@@ -80,13 +79,11 @@ pub enum RolloutDecision {
     /// It is set when this image has been built, checked and published.
     Pending {
         /// What is waited for.
-        #[serde(serialize_with = "text::one")]
         on: ImageReference,
     },
     /// It holds the right image.
     AlreadySet {
         /// That image.
-        #[serde(serialize_with = "text::one")]
         image: ImageReference,
     },
     /// Everything is as it should be where there is not one image to name.
@@ -95,7 +92,7 @@ pub enum RolloutDecision {
         how: String,
     },
     /// It stays as it is.
-    #[serde(serialize_with = "text::explained")]
+    #[serde(serialize_with = "explained")]
     Hold(HoldReason),
 }
 
@@ -104,7 +101,6 @@ pub enum RolloutDecision {
 #[serde(rename_all = "camelCase")]
 pub struct PlannedRollout {
     /// The driver image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// The target.
     pub target: RolloutTarget,

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{HoldReason, Observed, PlanInputs, text};
+use super::{HoldReason, Observed, PlanInputs};
 use crate::{
     image::{Digest, ImageName, ImageReference, Version},
     site::SiteSpec,
@@ -22,10 +22,8 @@ pub struct SignatureState {
 #[serde(rename_all = "camelCase")]
 pub struct PlannedSignature {
     /// The driver image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// The image by digest.
-    #[serde(serialize_with = "text::one")]
     pub reference: ImageReference,
 }
 

@@ -1,10 +1,9 @@
 //! Pure: why an image is not built for a kernel target, for people and for programs as in the other reasons.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use super::text;
 use crate::image::{ImageName, ImageReference, InputHash};
 
 /// Why an image is not built for a kernel target. None of these changes by trying again.
@@ -65,7 +64,6 @@ pub enum SkipReason {
     /// Other targets have the same tag: one would overwrite the other.
     TagCollision {
         /// The name that several targets have.
-        #[serde(serialize_with = "text::one")]
         reference: ImageReference,
         /// The other targets.
         others: Vec<String>,
@@ -73,10 +71,9 @@ pub enum SkipReason {
     /// What it is compiled against is not there and will not be.
     Need {
         /// The need's name.
-        #[serde(serialize_with = "text::one")]
         need: ImageName,
         /// Why not.
-        #[serde(serialize_with = "text::explained")]
+        #[serde(serialize_with = "explained")]
         why: NeedReason,
     },
 }
@@ -92,16 +89,14 @@ pub enum NeedReason {
     /// The needed image cannot be built for the target.
     Skipped {
         /// Why not.
-        #[serde(serialize_with = "text::explained")]
+        #[serde(serialize_with = "explained")]
         why: Box<SkipReason>,
     },
     /// The needed image's tag holds an image of other inputs.
     Conflict {
         /// The tag.
-        #[serde(serialize_with = "text::one")]
         reference: ImageReference,
         /// Input hash of what is there, if it has one.
-        #[serde(serialize_with = "text::optional")]
         theirs: Option<InputHash>,
     },
     /// The needed image failed before with the same inputs.
@@ -112,13 +107,11 @@ pub enum NeedReason {
     /// The needed image is published and says nothing of exposed headers.
     NothingExposed {
         /// Its name.
-        #[serde(serialize_with = "text::one")]
         reference: ImageReference,
     },
     /// The needed image is not published yet.
     NotPublished {
         /// Its name.
-        #[serde(serialize_with = "text::one")]
         reference: ImageReference,
     },
     /// The tree that the user brings is not known.
@@ -198,4 +191,23 @@ impl fmt::Display for SkipReason {
             }
         }
     }
+}
+
+/// A shared value, written out.
+pub(super) fn shared<S: Serializer>(value: &Arc<impl Serialize>, serializer: S) -> Result<S::Ok, S::Error> {
+    value.as_ref().serialize(serializer)
+}
+
+/// A reason's own fields, and the sentence for people as `message`.
+pub(super) fn explained<R: Serialize + fmt::Display, S: Serializer>(
+    reason: &R,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Explained<'a, R> {
+        #[serde(flatten)]
+        reason: &'a R,
+        message: String,
+    }
+    Explained { reason, message: reason.to_string() }.serialize(serializer)
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::{Activity, AnnouncedBy, BuildActivity, Cell, OwnDriver, Plan, Skipped, Waiting, text};
+use super::{Activity, AnnouncedBy, BuildActivity, Cell, OwnDriver, Plan, Skipped, Waiting};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
@@ -76,7 +76,7 @@ pub struct StatusRow {
     /// The name by tag; empty where there is none.
     pub reference: String,
     /// The digest, where it is published.
-    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "text::optional")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]

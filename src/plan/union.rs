@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, ImageContents, reuse::by_numbers, text};
+use super::{ClusterSnapshot, ImageContents, reuse::by_numbers};
 use crate::{
     image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
     kernel::{Architecture, KernelRelease},
@@ -21,10 +21,8 @@ pub(super) const MAX_MEMBERS: usize = 100;
 #[serde(rename_all = "camelCase")]
 pub struct UnionMember {
     /// The kernel.
-    #[serde(serialize_with = "text::one")]
     pub kernel: KernelRelease,
     /// Its image, in the same repository.
-    #[serde(serialize_with = "text::one")]
     pub digest: Digest,
 }
 
@@ -33,15 +31,12 @@ pub struct UnionMember {
 #[serde(rename_all = "camelCase")]
 pub struct PlannedUnion {
     /// The driver image.
-    #[serde(serialize_with = "text::one")]
     pub image: ImageName,
     /// The driver's version.
     pub version: String,
     /// Its name: `<version>-union-<12 digits of the input hash>`.
-    #[serde(serialize_with = "text::one")]
     pub reference: ImageReference,
     /// Over the members: their digests decide every byte, the base's included.
-    #[serde(serialize_with = "text::one")]
     pub input_hash: InputHash,
     /// What its nodes run on.
     pub architecture: Architecture,

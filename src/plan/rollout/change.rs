@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use serde::Serialize;
 
-use super::super::{NodeAffinity, ObjectVersion, text};
+use super::super::{NodeAffinity, ObjectVersion, skip_reason::shared};
 use crate::image::{ImageReference, OperatorResource};
 
 /// One write.
@@ -50,7 +50,6 @@ pub struct DaemonSetChange {
     /// farrier's annotations.
     pub annotations: BTreeMap<String, String>,
     /// Images that must be in the registry at the moment of the write (guarantee 1).
-    #[serde(serialize_with = "text::many")]
     pub proof: Vec<ImageReference>,
 }
 
@@ -66,10 +65,9 @@ pub struct DaemonSetCopy {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<ObjectVersion>,
     /// The whole object, as applied.
-    #[serde(serialize_with = "text::shared")]
+    #[serde(serialize_with = "shared")]
     pub manifest: Arc<serde_json::Value>,
     /// Images that must be in the registry at the moment of the write (guarantee 1).
-    #[serde(serialize_with = "text::many")]
     pub proof: Vec<ImageReference>,
 }
 
@@ -129,7 +127,6 @@ pub struct ResourceChange {
     /// farrier's annotations.
     pub annotations: BTreeMap<String, String>,
     /// Images that must be in the registry at the moment of the write (guarantee 1).
-    #[serde(serialize_with = "text::many")]
     pub proof: Vec<ImageReference>,
 }
 
