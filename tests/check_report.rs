@@ -79,7 +79,7 @@ async fn push(
 }
 
 async fn reports(registry: &dyn Registry, repository: &Repository, subject: &Digest) -> Vec<Digest> {
-    let found = registry.referrers(repository, subject, media_type::CHECK_REPORT).await.unwrap();
+    let found = registry.referrers(repository, subject, Some(media_type::CHECK_REPORT)).await.unwrap();
     for descriptor in &found {
         assert_eq!(descriptor.annotations["farrier.dev/kernel-release"], KERNEL);
     }
@@ -118,7 +118,7 @@ async fn a_registry_that_does_not_list_referrers_has_a_tag_for_them() {
     let both = [first.digest.clone(), second.digest.clone()];
     assert_eq!(reports(registry.as_ref(), &repository, &digest).await, both);
     let signature = "application/vnd.example.signature";
-    assert!(registry.referrers(&repository, &digest, signature).await.unwrap().is_empty());
+    assert!(registry.referrers(&repository, &digest, Some(signature)).await.unwrap().is_empty());
     let elsewhere = Digest::of(b"another image");
     assert!(reports(registry.as_ref(), &repository, &elsewhere).await.is_empty());
 
@@ -267,7 +267,7 @@ async fn answers_that_are_no_lists() {
     ] {
         let fake = FakeHttp::start(script).await;
         let error =
-            remote().referrers(&repository(&fake.host), &digest, media_type::CHECK_REPORT).await.unwrap_err();
+            remote().referrers(&repository(&fake.host), &digest, Some(media_type::CHECK_REPORT)).await.unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
     }
     // What has no subject refers to nothing.

@@ -30,7 +30,7 @@ pub async fn with_referrers(
                 what: format!("repository {name}"),
                 reason: error.to_string(),
             })?;
-            for found in registry.all_referrers(&repository, digest).await? {
+            for found in registry.referrers(&repository, digest, None).await? {
                 let (kind, digest) = (ContentKind::Referrer, found.digest);
                 waiting.push(Content { kind, repository: name.clone(), tag: None, digest });
             }

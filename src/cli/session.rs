@@ -19,7 +19,7 @@ use crate::{
     image::Definitions,
     machine,
     plan::{Budget, Interest},
-    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry},
+    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
     store::Store,
 };
@@ -42,9 +42,10 @@ pub fn reader(
             net: controller.fetcher.net().clone(),
         };
         let registry = registry::connect(&location, &options)?;
-        // What it publishes nowhere is not where anything is kept.
+        // Not the layout directory of a controller that publishes nothing: it holds no stored inputs.
         let store = Store::new(location.clone(), Arc::clone(&registry));
         controller.fetcher = controller.fetcher.with_store(store);
+        let registry = Arc::new(Retrying::new(registry, controller.cancel.clone()));
         controller.needs_from = Some(NeedsFrom { location, registry });
     }
     Ok(controller)
@@ -64,7 +65,9 @@ pub fn controller(
         None => RegistryLocation::Layout(cache.root().join("layout")),
     };
     let registry = registry::connect(&location, &options)?;
+    // Without retry: what fetches from the store is repeated as a whole.
     let fetcher = fetcher.with_store(Store::new(location.clone(), Arc::clone(&registry)));
+    let remote = Arc::new(RemoteRegistry::new("registries".to_owned(), &options));
     let boot = QemuBoot {
         fetcher: fetcher.clone(),
         root: definitions.root.clone(),
@@ -83,9 +86,9 @@ pub fn controller(
         definitions,
         fetcher,
         cache,
-        registry,
+        registry: Arc::new(Retrying::new(registry, cancel.clone())),
         needs_from: None,
-        remote: Arc::new(RemoteRegistry::new("registries".to_owned(), &options)),
+        remote: Arc::new(Retrying::new(remote, cancel.clone())),
         credentials: options.credentials.clone(),
         location,
         engine: LazyEngine::new(engine, env_vars::engine_env()),

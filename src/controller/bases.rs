@@ -175,10 +175,10 @@ impl Controller {
             let version = Version::Digest(copy.digest);
             return Ok(ImageReference { repository: reference.repository, version });
         }
-        let found = with_retry("look up base image", &self.cancel, || {
-            self.registry_of(&reference.repository).manifest(&reference.repository, &reference.version)
-        })
-        .await?;
+        let found = self
+            .registry_of(&reference.repository)
+            .manifest(&reference.repository, &reference.version)
+            .await?;
         let manifest = found.ok_or_else(|| TargetError::BaseMissing(text.to_owned()))?;
         Ok(ImageReference { repository: reference.repository, version: Version::Digest(manifest.digest) })
     }

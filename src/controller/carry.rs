@@ -303,8 +303,7 @@ impl Controller {
 
     async fn at(&self, kind: ContentKind, reference: &ImageReference) -> Result<Vec<Content>, TargetError> {
         let ImageReference { repository, version } = reference;
-        let look = || self.registry.manifest(repository, version);
-        let found = with_retry("look up what is carried", &self.cancel, look).await?;
+        let found = self.registry.manifest(repository, version).await?;
         let tag = match version {
             Version::Tag(tag) => Some(tag.clone()),
             Version::Digest(_) => None,

@@ -1,6 +1,6 @@
 //! Adapter: images of other registries, and their copies below the prefix of the registry where images go.
 
-use super::{Controller, NeedsFrom, TargetError, retry::with_retry};
+use super::{Controller, NeedsFrom, TargetError};
 use crate::{
     image::{ImageReference, Repository, Tag, Version, mirror_name},
     oci::{AnyManifest, Descriptor, media_type},
@@ -42,10 +42,7 @@ impl Controller {
         reference: &ImageReference,
     ) -> Result<Option<(Repository, StoredManifest)>, TargetError> {
         let Some(place) = self.place_of_copy(reference)? else { return Ok(None) };
-        let found = with_retry("look up the copy of an image", &self.cancel, || {
-            self.shelf(&place).manifest(&place, &reference.version)
-        })
-        .await?;
+        let found = self.shelf(&place).manifest(&place, &reference.version).await?;
         Ok(found.map(|found| (place, found)))
     }
 
@@ -72,10 +69,7 @@ impl Controller {
         let tag = copy_tag(&wanted)?;
         let version = Version::Tag(tag);
         let copy = ImageReference { repository: place.clone(), version: version.clone() };
-        let named = with_retry("look up the copy of an image", &self.cancel, || {
-            self.registry.manifest(&place, &version)
-        })
-        .await?;
+        let named = self.registry.manifest(&place, &version).await?;
         if named.is_some_and(|named| named.digest == *digest) {
             return Ok(Copied { reference: copy, digest: digest.clone(), new: false });
         }
@@ -93,8 +87,7 @@ impl Controller {
     ) -> Result<(), TargetError> {
         let ImageReference { repository, version: original } = from;
         let source = self.registry_of(repository);
-        let found =
-            with_retry("look up image", &self.cancel, || source.manifest(repository, original)).await?;
+        let found = source.manifest(repository, original).await?;
         let found = found.ok_or_else(|| TargetError::BaseMissing(from.to_string()))?;
         match AnyManifest::parse(&found.bytes)? {
             AnyManifest::Index(index) => {
@@ -110,10 +103,7 @@ impl Controller {
                 }
             }
         }
-        with_retry("push the copy of an image", &self.cancel, || {
-            self.registry.push_manifest(place, version, &found.media_type, &found.bytes)
-        })
-        .await?;
+        self.registry.push_manifest(place, version, &found.media_type, &found.bytes).await?;
         Ok(())
     }
 
@@ -131,15 +121,14 @@ impl Controller {
             tracing::warn!(%from, %digest, media_type, "layer is not copied: no registry holds it");
             return Ok(());
         }
-        let there =
-            with_retry("look up blob", &self.cancel, || self.registry.has_blob(place, digest)).await?;
+        let there = self.registry.has_blob(place, digest).await?;
         if there {
             return Ok(());
         }
         let scratch = self.cache.scratch()?;
         let file = scratch.path().join("blob");
-        with_retry("fetch blob", &self.cancel, || source.fetch_blob(from, digest, &file)).await?;
-        with_retry("push blob", &self.cancel, || self.registry.push_blob(place, digest, &file)).await?;
+        source.fetch_blob(from, digest, &file).await?;
+        self.registry.push_blob(place, digest, &file).await?;
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io::Read};
 
-use super::{Controller, TargetError, build::blocking, retry::with_retry};
+use super::{Controller, TargetError, build::blocking};
 use crate::{
     image::{Digest, ImageReference, Repository, Version},
     oci::{Artifact, Descriptor, ImageManifest, annotations, media_type},
@@ -52,17 +52,12 @@ impl Controller {
     ) -> Result<u64, TargetError> {
         let mut sent = 0;
         for bytes in [artifact.config, &artifact.content] {
-            let upload =
-                with_retry("push document", &self.cancel, || self.registry.push_bytes(repository, bytes))
-                    .await?;
+            let upload = self.registry.push_bytes(repository, bytes).await?;
             if let Upload::Sent(bytes) = upload {
                 sent += bytes;
             }
         }
-        with_retry("push document", &self.cancel, || {
-            self.registry.push_referrer(repository, &artifact.manifest)
-        })
-        .await?;
+        self.registry.push_referrer(repository, &artifact.manifest).await?;
         Ok(sent)
     }
 
@@ -74,10 +69,8 @@ impl Controller {
         subject: &Digest,
         kind: &Kind,
     ) -> Result<Option<Document>, TargetError> {
-        let referrers = with_retry("list referrers", &self.cancel, || {
-            self.registry_of(repository).referrers(repository, subject, kind.media_type)
-        })
-        .await?;
+        let referrers =
+            self.registry_of(repository).referrers(repository, subject, Some(kind.media_type)).await?;
         for referrer in referrers.into_iter().rev() {
             if let Some(found) = self.read_document(repository, subject, &referrer.digest, kind).await? {
                 return Ok(Some(found));
@@ -95,10 +88,7 @@ impl Controller {
             return Ok(Some(digest.clone()));
         }
         let repository = &reference.repository;
-        let found = with_retry("look up image", &self.cancel, || {
-            self.registry_of(repository).manifest(repository, &reference.version)
-        })
-        .await?;
+        let found = self.registry_of(repository).manifest(repository, &reference.version).await?;
         Ok(found.map(|manifest| manifest.digest))
     }
 
@@ -112,8 +102,7 @@ impl Controller {
     ) -> Result<Option<Document>, TargetError> {
         let registry = self.registry_of(repository);
         let version = Version::Digest(digest.clone());
-        let stored =
-            with_retry("fetch document", &self.cancel, || registry.manifest(repository, &version)).await?;
+        let stored = registry.manifest(repository, &version).await?;
         let Some(stored) = stored else { return Ok(None) };
         let manifest = ImageManifest::parse(&stored.bytes)?;
         let about = manifest.subject.as_ref().map(|subject| &subject.digest);
@@ -146,8 +135,7 @@ impl Controller {
         }
         let work = self.cache.scratch()?;
         let file = work.path().join("document");
-        with_retry("fetch document", &self.cancel, || registry.fetch_blob(repository, &blob.digest, &file))
-            .await?;
+        registry.fetch_blob(repository, &blob.digest, &file).await?;
         blocking(move || {
             let mut bytes = Vec::new();
             let read = File::open(&file).and_then(|open| open.take(MAX_DOCUMENT).read_to_end(&mut bytes));

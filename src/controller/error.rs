@@ -180,7 +180,7 @@ pub enum TargetError {
     Engine(#[from] EngineError),
     /// The registry.
     #[error(transparent)]
-    Registry(#[from] RegistryError),
+    Registry(RegistryError),
     /// The payload.
     #[error(transparent)]
     Payload(#[from] PayloadError),
@@ -279,6 +279,15 @@ fn first_error(diagnosis: Option<&Diagnosis>, message: &str) -> String {
     diagnosis.map_or_else(|| message.to_owned(), ToString::to_string)
 }
 
+impl From<RegistryError> for TargetError {
+    fn from(error: RegistryError) -> Self {
+        match error {
+            RegistryError::Cancelled => Self::Cancelled,
+            error => Self::Registry(error),
+        }
+    }
+}
+
 impl TargetError {
     /// A fault of an outside system that may pass within seconds: worth another try in this pass.
     pub fn is_fault(&self) -> bool {
@@ -308,8 +317,8 @@ impl TargetError {
     /// Was an outside system out of reach?
     pub fn is_unreachable(&self) -> bool {
         match self {
-            Self::Registry(RegistryError::Unreachable { .. } | RegistryError::Server { .. })
-            | Self::Engine(EngineError::Unavailable { .. }) => true,
+            Self::Registry(error) => error.is_unreachable(),
+            Self::Engine(EngineError::Unavailable { .. }) => true,
             Self::Fetch(error) => error.is_transient(),
             Self::Need { error, .. } => error.is_unreachable(),
             _ => false,

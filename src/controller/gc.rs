@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Controller, TargetError, kernel_record::day, observe::AT_ONCE, retry::with_retry};
+use super::{Controller, TargetError, kernel_record::day, observe::AT_ONCE};
 use crate::{
     cluster::{Cluster, ClusterError, Directory},
     fault::chain,
@@ -225,7 +225,7 @@ impl Controller {
         let mut holdings = Holdings::default();
         for name in names {
             let repository = self.location.repository(name.as_str())?;
-            let tags = with_retry("list tags", &self.cancel, || self.registry.tags(&repository)).await?;
+            let tags = self.registry.tags(&repository).await?;
             let found: Vec<_> = stream::iter(tags)
                 .map(|tag| self.manifest_of(&repository, tag))
                 .buffer_unordered(AT_ONCE)
@@ -261,9 +261,7 @@ impl Controller {
         tag: Tag,
     ) -> Result<Option<(Tag, Digest, Vec<u8>)>, TargetError> {
         let version = Version::Tag(tag.clone());
-        let stored =
-            with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
-                .await?;
+        let stored = self.registry.manifest(repository, &version).await?;
         Ok(stored.map(|stored| (tag, stored.digest, stored.bytes)))
     }
 
@@ -275,9 +273,7 @@ impl Controller {
                 continue;
             }
             let version = Version::Digest(subject.clone());
-            let found =
-                with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
-                    .await?;
+            let found = self.registry.manifest(repository, &version).await?;
             if found.is_none() {
                 leftovers.insert((repository.clone(), subject.clone()));
             }
@@ -319,7 +315,7 @@ impl Controller {
     /// How much of one kind the store keeps; `None` where it has none.
     async fn stored(&self, kind: Kind) -> Result<Option<StoredKind>, TargetError> {
         let repository = self.location.repository(kind.repository())?;
-        let tags = with_retry("list tags", &self.cancel, || self.registry.tags(&repository)).await?;
+        let tags = self.registry.tags(&repository).await?;
         let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
         let mut artifacts = 0;
         for tag in tags {
@@ -404,18 +400,15 @@ impl Controller {
         repository: &Repository,
         subject: &Digest,
     ) -> Result<Vec<Digest>, TargetError> {
-        let listed =
-            with_retry("list referrers", &self.cancel, || self.registry.all_referrers(repository, subject))
-                .await?;
+        let listed = self.registry.referrers(repository, subject, None).await?;
         Ok(listed.into_iter().map(|descriptor| descriptor.digest).collect())
     }
 
     /// What is not there (any more) is as good as deleted.
     async fn delete_one(&self, repository: &Repository, digest: &Digest) -> Result<(), TargetError> {
         self.may_write()?;
-        with_retry("delete manifest", &self.cancel, || self.registry.delete_manifest(repository, digest))
-            .await
-            .map(drop)
+        self.registry.delete_manifest(repository, digest).await?;
+        Ok(())
     }
 }
 

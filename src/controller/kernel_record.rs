@@ -11,7 +11,7 @@ use std::{
 
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 
-use super::{Controller, Planned, TargetError, retry::with_retry};
+use super::{Controller, Planned, TargetError};
 use crate::{
     fault::chain,
     image::{Digest, Repository, Version},
@@ -66,10 +66,7 @@ impl Controller {
     /// What the registry remembers; nothing where it has no record.
     pub(super) async fn kernel_record(&self) -> Result<KernelRecord, TargetError> {
         let (repository, version) = self.place_of_record()?;
-        let stored = with_retry("look up kernel record", &self.cancel, || {
-            self.registry.manifest(&repository, &version)
-        })
-        .await?;
+        let stored = self.registry.manifest(&repository, &version).await?;
         let Some(stored) = stored else { return Ok(KernelRecord::default()) };
         let unusable = |reason: String| {
             TargetError::Registry(RegistryError::Protocol {

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Controller, Stage, TargetError, build::blocking, retry::with_retry};
+use super::{Controller, Stage, TargetError, build::blocking};
 use crate::{
     engine::ContextEntry,
     fault::chain,
@@ -179,10 +179,7 @@ impl Controller {
     }
 
     async fn needed_manifest(&self, image: &ImageReference) -> Result<ImageManifest, TargetError> {
-        let stored = with_retry("look up needed image", &self.cancel, || {
-            self.shelf(&image.repository).manifest(&image.repository, &image.version)
-        })
-        .await?;
+        let stored = self.shelf(&image.repository).manifest(&image.repository, &image.version).await?;
         let stored = stored.ok_or_else(|| TargetError::NeedVanished { reference: image.to_string() })?;
         Ok(ImageManifest::parse(&stored.bytes)?)
     }
@@ -197,10 +194,7 @@ impl Controller {
             image: image.to_string(),
             why: "it has no layers".to_owned(),
         })?;
-        with_retry("fetch needed payload", &self.cancel, || {
-            self.shelf(&image.repository).fetch_blob(&image.repository, &layer.digest, to)
-        })
-        .await
+        Ok(self.shelf(&image.repository).fetch_blob(&image.repository, &layer.digest, to).await?)
     }
 }
 

@@ -266,10 +266,8 @@ impl Controller {
 
     /// What the registry holds under one reference.
     pub(super) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
-        let manifest = with_retry("look up image", &self.cancel, || {
-            self.shelf(&reference.repository).manifest(&reference.repository, &reference.version)
-        })
-        .await?;
+        let manifest =
+            self.shelf(&reference.repository).manifest(&reference.repository, &reference.version).await?;
         Ok(manifest.map(|manifest| {
             // A manifest that is not ours, or not even one, has no input hash: the plan reports a conflict.
             let facts = ImageFacts::from_manifest(&manifest.bytes).unwrap_or_default();

@@ -224,10 +224,7 @@ impl Controller {
     ) -> Result<Option<(Digest, Vec<Package>)>, TargetError> {
         let arch = cell.target.arch;
         let reference = self.bootstrap_reference(spec, arch)?;
-        let found = with_retry("look up root file system", &self.cancel, || {
-            self.registry.manifest(&reference.repository, &reference.version)
-        })
-        .await?;
+        let found = self.registry.manifest(&reference.repository, &reference.version).await?;
         if let Some(stored) = found {
             let version = Version::Digest(stored.digest);
             let reference = ImageReference { repository: reference.repository, version };

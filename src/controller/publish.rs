@@ -6,7 +6,6 @@ use super::{
     Controller, TargetError,
     build::{Made, Origins, blocking},
     provenance::{Claim, Documents},
-    retry::with_retry,
     root_fs::RuntimeBaseImage,
 };
 use crate::{
@@ -139,25 +138,14 @@ impl Controller {
             }
         }
         for (file, layer) in &image.layers {
-            let upload = with_retry("push layer", &self.cancel, || {
-                self.registry.push_blob(repository, &layer.digest, file)
-            })
-            .await?;
+            let upload = self.registry.push_blob(repository, &layer.digest, file).await?;
             sent += bytes_of(upload);
         }
         let config = &image.assembled.config;
-        sent += bytes_of(
-            with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, config))
-                .await?,
-        );
+        sent += bytes_of(self.registry.push_bytes(repository, config).await?);
         let (digest, manifest) = (&image.assembled.digest, &image.assembled.manifest);
-        with_retry("push manifest", &self.cancel, || {
-            let version = Version::Digest(digest.clone());
-            async move {
-                self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, manifest).await
-            }
-        })
-        .await?;
+        let version = Version::Digest(digest.clone());
+        self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, manifest).await?;
         for artifact in &image.artifacts {
             sent += self.push_document(repository, artifact).await?;
         }
@@ -186,15 +174,9 @@ impl Controller {
         }
         // The layers may have taken minutes.
         self.may_write()?;
-        with_retry("push manifest", &self.cancel, || {
-            self.registry.push_manifest(
-                &reference.repository,
-                &reference.version,
-                media_type::OCI_MANIFEST,
-                manifest,
-            )
-        })
-        .await?;
+        self.registry
+            .push_manifest(&reference.repository, &reference.version, media_type::OCI_MANIFEST, manifest)
+            .await?;
         Ok(())
     }
 
@@ -207,16 +189,13 @@ impl Controller {
     ) -> Result<(), TargetError> {
         let repository = &cell.reference.repository;
         let by_digest = Version::Digest(digest.clone());
-        let stored =
-            with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &by_digest))
-                .await?;
+        let stored = self.registry.manifest(repository, &by_digest).await?;
         let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
         for reference in references {
             self.may_write()?;
-            with_retry("push manifest", &self.cancel, || {
-                self.registry.push_manifest(repository, &reference.version, &stored.media_type, &stored.bytes)
-            })
-            .await?;
+            self.registry
+                .push_manifest(repository, &reference.version, &stored.media_type, &stored.bytes)
+                .await?;
         }
         Ok(())
     }
@@ -228,20 +207,14 @@ impl Controller {
         base: &RuntimeBaseImage,
         layer: &Descriptor,
     ) -> Result<u64, TargetError> {
-        if with_retry("look up layer", &self.cancel, || self.registry.has_blob(repository, &layer.digest))
-            .await?
-        {
+        if self.registry.has_blob(repository, &layer.digest).await? {
             return Ok(0);
         }
-        let mount = || self.registry.mount_blob(repository, &layer.digest, &base.repository);
-        if with_retry("mount base layer", &self.cancel, mount).await? {
+        if self.registry.mount_blob(repository, &layer.digest, &base.repository).await? {
             return Ok(0);
         }
         let file = self.base_layer_file(base, layer).await?;
-        let upload = with_retry("push base layer", &self.cancel, || {
-            self.registry.push_blob(repository, &layer.digest, &file)
-        })
-        .await?;
+        let upload = self.registry.push_blob(repository, &layer.digest, &file).await?;
         Ok(bytes_of(upload))
     }
 }

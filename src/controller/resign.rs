@@ -7,7 +7,7 @@ use super::{
     Controller, Stage, TargetError,
     build::{Made, Origins, Payload, blocking},
     needs::Needed,
-    retry::{chain, with_retry},
+    retry::chain,
 };
 use crate::{
     headers::HeaderSet,
@@ -51,10 +51,7 @@ impl Controller {
         let Some(layer) = manifest.payload_layer() else { return Ok(None) };
         let work = self.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
-        with_retry("fetch payload", &self.cancel, || {
-            self.registry.fetch_blob(&cell.reference.repository, &layer.digest, &blob)
-        })
-        .await?;
+        self.registry.fetch_blob(&cell.reference.repository, &layer.digest, &blob).await?;
         let place = tree.clone();
         let unpacked = blocking(move || {
             fs::create_dir(&place).map_err(|source| TargetError::Input { path: place.clone(), source })?;
@@ -87,12 +84,10 @@ impl Controller {
         cell: &Cell,
     ) -> Result<Option<(Digest, ImageFacts, ImageManifest)>, TargetError> {
         let repository = &cell.reference.repository;
-        let tags = with_retry("list tags", &self.cancel, || self.registry.tags(repository)).await?;
+        let tags = self.registry.tags(repository).await?;
         for tag in tags_to_resign(cell, tags, MAX_LOOKUPS) {
             let version = Version::Tag(tag);
-            let found =
-                with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
-                    .await?;
+            let found = self.registry.manifest(repository, &version).await?;
             let Some(stored) = found else { continue };
             // What is no image of farrier's has nothing to take over.
             let Ok(manifest) = ImageManifest::parse(&stored.bytes) else { continue };

@@ -9,7 +9,7 @@ use super::{
     build::{Made, Origins, Payload, blocking},
     needs::Needed,
     observe::AT_ONCE,
-    retry::{chain, with_retry},
+    retry::chain,
 };
 use crate::{
     headers::HeaderSet,
@@ -102,12 +102,11 @@ impl Controller {
     /// Published images that may lend, the newest kernel first, each payload once.
     async fn lenders(&self, cell: &Cell) -> Result<Vec<Lender>, TargetError> {
         let repository = &cell.reference.repository;
-        let tags = with_retry("list tags", &self.cancel, || self.registry.tags(repository)).await?;
+        let tags = self.registry.tags(repository).await?;
         let found = stream::iter(tags_to_try(cell, tags, MAX_LOOKUPS))
             .map(|tag| async move {
                 let version = Version::Tag(tag);
-                with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
-                    .await
+                self.registry.manifest(repository, &version).await
             })
             .buffered(AT_ONCE)
             .collect::<Vec<_>>()
@@ -144,10 +143,7 @@ impl Controller {
         };
         let work = self.cache.scratch()?;
         let (blob, tree) = (work.path().join("lent"), work.path().join("payload"));
-        with_retry("fetch payload", &self.cancel, || {
-            self.registry.fetch_blob(&cell.reference.repository, &layer.digest, &blob)
-        })
-        .await?;
+        self.registry.fetch_blob(&cell.reference.repository, &layer.digest, &blob).await?;
         let (place, from, to) = (tree.clone(), kernel(), cell.target.release.clone());
         let moved = blocking(move || {
             fs::create_dir(&place).map_err(|source| TargetError::Input { path: place.clone(), source })?;

@@ -113,10 +113,7 @@ impl Controller {
                 self.root_fs_reference(&key.await?)?
             }
         };
-        let found = with_retry("look up root file system", &self.cancel, || {
-            self.registry.manifest(&reference.repository, &reference.version)
-        })
-        .await?;
+        let found = self.registry.manifest(&reference.repository, &reference.version).await?;
         if found.is_none() {
             self.publish_root_fs(spec, arch, &reference).await?;
         }
@@ -163,18 +160,9 @@ impl Controller {
             architecture: arch,
         })?;
         let ImageReference { repository, version } = reference;
-        with_retry("push root file system", &self.cancel, || {
-            self.registry.push_blob(repository, &layer.digest, &made.layer)
-        })
-        .await?;
-        with_retry("push configuration", &self.cancel, || {
-            self.registry.push_bytes(repository, &image.config)
-        })
-        .await?;
-        with_retry("push manifest", &self.cancel, || {
-            self.registry.push_manifest(repository, version, media_type::OCI_MANIFEST, &image.manifest)
-        })
-        .await?;
+        self.registry.push_blob(repository, &layer.digest, &made.layer).await?;
+        self.registry.push_bytes(repository, &image.config).await?;
+        self.registry.push_manifest(repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
         Ok(())
     }
 
@@ -187,15 +175,12 @@ impl Controller {
         let missing = || TargetError::BaseMissing(reference.to_string());
         let registry = self.registry_of(&reference.repository);
         let ImageReference { repository, version } = reference;
-        let stored =
-            with_retry("look up base image", &self.cancel, || registry.manifest(repository, version)).await?;
+        let stored = registry.manifest(repository, version).await?;
         let mut stored = stored.ok_or_else(missing)?;
         if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
             let digest = index.for_architecture(arch)?.digest.clone();
             let version = Version::Digest(digest);
-            let found =
-                with_retry("look up base image", &self.cancel, || registry.manifest(repository, &version))
-                    .await?;
+            let found = registry.manifest(repository, &version).await?;
             stored = found.ok_or_else(missing)?;
         }
         let manifest = ImageManifest::parse(&stored.bytes)?;
@@ -240,8 +225,7 @@ impl Controller {
             .await
             .map_err(|source| TargetError::Input { path: directory, source })?;
         let registry = self.registry_of(repository);
-        with_retry("fetch blob", &self.cancel, || registry.fetch_blob(repository, &blob.digest, &path))
-            .await?;
+        registry.fetch_blob(repository, &blob.digest, &path).await?;
         Ok(path)
     }
 }

@@ -15,7 +15,7 @@ use super::{
     documents::{BILL, CHECK_REPORT, PROVENANCE},
     observe::AT_ONCE,
     provenance::Claim,
-    retry::{chain, with_retry},
+    retry::chain,
 };
 use crate::{
     image::{Digest, ImageReference, Repository, Tag, Version},
@@ -167,9 +167,7 @@ impl Controller {
     }
 
     async fn push_small(&self, repository: &Repository, bytes: &[u8]) -> Result<u64, TargetError> {
-        let upload =
-            with_retry("push signature", &self.cancel, || self.registry.push_bytes(repository, bytes))
-                .await?;
+        let upload = self.registry.push_bytes(repository, bytes).await?;
         Ok(match upload {
             Upload::Sent(bytes) => bytes,
             Upload::Present => 0,
@@ -196,16 +194,10 @@ impl Controller {
             let made = provenance::layered(before.as_ref(), layers)?;
             sent += self.push_small(repository, &made.config).await?;
             self.may_write()?;
-            with_retry("push signatures", &self.cancel, || {
-                let version = Version::Tag(tag.clone());
-                let manifest = &made.manifest;
-                async move {
-                    self.registry
-                        .push_manifest(repository, &version, media_type::OCI_MANIFEST, manifest)
-                        .await
-                }
-            })
-            .await?;
+            let version = Version::Tag(tag.clone());
+            self.registry
+                .push_manifest(repository, &version, media_type::OCI_MANIFEST, &made.manifest)
+                .await?;
         }
         Err(TargetError::SignaturesLost { tag: format!("{repository}:{tag}"), tries: MAX_TRIES })
     }
@@ -218,9 +210,7 @@ impl Controller {
     ) -> Result<Option<ImageManifest>, TargetError> {
         let version = Version::Tag(tag.clone());
         let registry = self.registry_of(repository);
-        let stored =
-            with_retry("look up signatures", &self.cancel, || registry.manifest(repository, &version))
-                .await?;
+        let stored = registry.manifest(repository, &version).await?;
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 

@@ -3,7 +3,7 @@
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::{Controller, TargetError, build::blocking, observe::AT_ONCE, retry::with_retry};
+use super::{Controller, TargetError, build::blocking, observe::AT_ONCE};
 use crate::{
     image::{Repository, Version},
     oci::{self, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
@@ -36,8 +36,7 @@ impl Controller {
             },
         )?;
         self.may_write()?;
-        with_retry("push configuration", &self.cancel, || self.registry.push_bytes(repository, &made.config))
-            .await?;
+        self.registry.push_bytes(repository, &made.config).await?;
         let documents = Self::union_documents(union, &made)?;
         for version in [Version::Digest(made.digest.clone()), union.reference.version.clone()] {
             if matches!(version, Version::Tag(_)) {
@@ -47,10 +46,9 @@ impl Controller {
                 self.sign_image(repository, &made.digest, union.image.as_str(), &documents.claims).await?;
             }
             self.may_write()?;
-            with_retry("push manifest", &self.cancel, || {
-                self.registry.push_manifest(repository, &version, media_type::OCI_MANIFEST, &made.manifest)
-            })
-            .await?;
+            self.registry
+                .push_manifest(repository, &version, media_type::OCI_MANIFEST, &made.manifest)
+                .await?;
         }
         let stored = self.look_up(&union.reference).await?;
         stored.ok_or_else(|| TargetError::BaseMissing(union.reference.to_string()))
@@ -64,9 +62,7 @@ impl Controller {
     ) -> Result<UnionPart, TargetError> {
         let UnionMember { kernel, digest } = member;
         let version = Version::Digest(digest.clone());
-        let stored =
-            with_retry("look up image", &self.cancel, || self.registry.manifest(repository, &version))
-                .await?;
+        let stored = self.registry.manifest(repository, &version).await?;
         let stored = stored.ok_or_else(|| TargetError::BaseMissing(format!("{repository}@{digest}")))?;
         let wanted = ImageManifest::parse(&stored.bytes)?.config;
         if wanted.size > MAX_MANIFEST as u64 {
@@ -75,10 +71,7 @@ impl Controller {
         }
         let work = self.cache.scratch()?;
         let file = work.path().join("config.json");
-        with_retry("fetch configuration", &self.cancel, || {
-            self.registry.fetch_blob(repository, &wanted.digest, &file)
-        })
-        .await?;
+        self.registry.fetch_blob(repository, &wanted.digest, &file).await?;
         let config = blocking(move || {
             std::fs::read(&file).map_err(|source| TargetError::Input { path: file, source })
         })

@@ -9,13 +9,14 @@ use serde_json::Value;
 use super::{
     Controller, TargetError,
     documents::{BILL, CHECK_REPORT, Document, Kind, PROVENANCE},
-    retry::{chain, with_retry},
+    retry::chain,
     signatures::read_keys,
 };
 use crate::{
     image::{Digest, ImageReference, Repository, UnknownPolicy},
     oci::{Descriptor, ImageFacts, ImageManifest},
     provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, PublicKey, SLSA_PREDICATE, Statement},
+    registry::RegistryError,
 };
 
 /// How a check ended.
@@ -144,8 +145,7 @@ impl Controller {
         let mut checks = Checks::default();
         let ImageReference { repository, version } = reference;
         let registry = self.registry_of(repository);
-        let stored =
-            with_retry("look up image", &self.cancel, || registry.manifest(repository, version)).await?;
+        let stored = registry.manifest(repository, version).await?;
         let Some(stored) = stored else {
             checks.fails("manifest", CheckResult::Absent, format!("there is no {reference}"), PUSH_AGAIN);
             return Ok(checks.report(reference.to_string()));
@@ -215,15 +215,15 @@ impl Controller {
         let mut wrong = Vec::new();
         for blob in &blobs {
             let digest = &blob.digest;
-            if !with_retry("look up blob", &self.cancel, || registry.has_blob(repository, digest)).await? {
+            if !registry.has_blob(repository, digest).await? {
                 wrong.push(format!("{digest} is missing"));
             } else if deep {
                 let work = self.cache.scratch()?;
                 let file = work.path().join("blob");
-                let fetch = || registry.fetch_blob(repository, digest, &file);
-                match with_retry("fetch blob", &self.cancel, fetch).await {
+                match registry.fetch_blob(repository, digest, &file).await {
                     Ok(()) => {}
-                    Err(error) if error.is_unreachable() => return Err(error),
+                    Err(error @ RegistryError::Cancelled) => return Err(error.into()),
+                    Err(error) if error.is_unreachable() => return Err(error.into()),
                     Err(error) => wrong.push(chain(&error)),
                 }
             }

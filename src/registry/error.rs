@@ -86,6 +86,9 @@ pub enum RegistryError {
         /// Why.
         reason: String,
     },
+    /// A [`super::Retrying`] was told to stop.
+    #[error("interrupted")]
+    Cancelled,
     /// A host that may not be asked, or a client certificate that cannot be shown.
     #[error(transparent)]
     Net(NetError),
@@ -115,8 +118,14 @@ impl RegistryError {
             | Self::Protocol { .. }
             | Self::NoDeletion { .. }
             | Self::Io { .. }
-            | Self::Options { .. } => false,
+            | Self::Options { .. }
+            | Self::Cancelled => false,
         }
+    }
+
+    /// Was the registry out of reach, or did it fail?
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Server { .. })
     }
 
     /// What to do about it, where that is clear.
@@ -147,7 +156,7 @@ impl RegistryError {
             Self::Server { host, .. } => {
                 Some(format!("see the log of the registry at {host}; it was asked several times"))
             }
-            Self::Protocol { .. } | Self::Io { .. } | Self::Options { .. } => None,
+            Self::Protocol { .. } | Self::Io { .. } | Self::Options { .. } | Self::Cancelled => None,
         }
     }
 

@@ -393,20 +393,12 @@ impl Registry for LayoutRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let (repository, subject) = (repository.clone(), subject.clone());
-        let artifact_type = artifact_type.to_owned();
-        self.blocking(move |layout| layout.referrers_of(&repository, &subject, Some(&artifact_type))).await
-    }
-
-    async fn all_referrers(
-        &self,
-        repository: &Repository,
-        subject: &Digest,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
-        let (repository, subject) = (repository.clone(), subject.clone());
-        self.blocking(move |layout| layout.referrers_of(&repository, &subject, None)).await
+        let artifact_type = artifact_type.map(str::to_owned);
+        self.blocking(move |layout| layout.referrers_of(&repository, &subject, artifact_type.as_deref()))
+            .await
     }
 
     async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {

@@ -16,6 +16,7 @@ mod name;
 mod pages;
 mod referrers;
 mod remote;
+mod retrying;
 mod stream;
 mod upload;
 
@@ -28,6 +29,7 @@ pub use self::{
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation, RegistryOptions, connect},
     remote::RemoteRegistry,
+    retrying::Retrying,
     stream::{BlobSource, BlobStream},
 };
 use crate::{
@@ -130,19 +132,12 @@ pub trait Registry: Send + Sync {
     /// finds it. The subject need not be there yet; what the manifest names must be.
     async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError>;
 
-    /// The manifests of one kind that refer to `subject`, in no order; none where nothing is known of it.
+    /// The manifests of one kind, or of all, that refer to `subject`, in no order; none where the registry lists none.
     async fn referrers(
         &self,
         repository: &Repository,
         subject: &Digest,
-        artifact_type: &str,
-    ) -> Result<Vec<Descriptor>, RegistryError>;
-
-    /// The manifests of all kinds that refer to `subject`, as [`Registry::referrers`].
-    async fn all_referrers(
-        &self,
-        repository: &Repository,
-        subject: &Digest,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError>;
 
     /// Deletes a manifest with all its tags. `false` where there was none. A registry frees the space of what nothing

@@ -325,18 +325,9 @@ impl Registry for RemoteRegistry {
         &self,
         repository: &Repository,
         subject: &Digest,
-        artifact_type: &str,
+        artifact_type: Option<&str>,
     ) -> Result<Vec<Descriptor>, RegistryError> {
-        let list = |place| async move { self.list_referrers(&place, subject, Some(artifact_type)).await };
-        self.places.first_list_of(repository, list).await
-    }
-
-    async fn all_referrers(
-        &self,
-        repository: &Repository,
-        subject: &Digest,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
-        let list = |place| async move { self.list_referrers(&place, subject, None).await };
+        let list = |place| async move { self.list_referrers(&place, subject, artifact_type).await };
         self.places.first_list_of(repository, list).await
     }
 

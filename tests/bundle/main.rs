@@ -233,7 +233,7 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
         assert_eq!(to.manifest(repository, tag).await, from.manifest(repository, tag).await);
     }
     let repository = to.location.repository("one").unwrap();
-    let listed = to.registry.all_referrers(&repository, &contents[0].digest).await.unwrap();
+    let listed = to.registry.referrers(&repository, &contents[0].digest, None).await.unwrap();
     assert_eq!(listed.iter().map(|found| &found.digest).collect::<Vec<_>>(), [&report]);
     let signature = format!("sha256-{}.sig", contents[0].digest.hex());
     assert!(to.manifest("one", &signature).await.is_some());
@@ -277,7 +277,7 @@ async fn other_tools_find_an_oci_layout_in_it() {
     let location: RegistryLocation = format!("oci:{at}").parse().unwrap();
     let registry = connect(&location, &RegistryOptions::default()).unwrap();
     let repository = "one".parse().unwrap();
-    assert_eq!(registry.all_referrers(&repository, &contents[0].digest).await.unwrap().len(), 1);
+    assert_eq!(registry.referrers(&repository, &contents[0].digest, None).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

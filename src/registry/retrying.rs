@@ -1,0 +1,145 @@
+//! Adapter: a registry whose transient faults are waited out, by the delays that [`crate::plan::retry`] gives.
+
+use std::{path::Path, sync::Arc};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{BlobSource, BlobStream, Registry, RegistryError, StoredManifest, Upload};
+use crate::{
+    fault::chain,
+    image::{Digest, Repository, Tag, Version},
+    jitter::jitter,
+    oci::Descriptor,
+    plan::retry,
+};
+
+/// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. Of
+/// [`Registry::open_blob`] only the request is repeated: what was read of the stream cannot be taken back.
+pub struct Retrying {
+    inner: Arc<dyn Registry>,
+    cancel: CancellationToken,
+}
+
+impl Retrying {
+    /// `cancel` ends waits and calls with [`RegistryError::Cancelled`].
+    pub fn new(inner: Arc<dyn Registry>, cancel: CancellationToken) -> Self {
+        Self { inner, cancel }
+    }
+
+    async fn retry<T, F>(&self, mut call: impl FnMut() -> F + Send) -> Result<T, RegistryError>
+    where
+        F: Future<Output = Result<T, RegistryError>> + Send,
+    {
+        let mut attempt = 0;
+        loop {
+            let outcome = tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => return Err(RegistryError::Cancelled),
+                outcome = call() => outcome,
+            };
+            let Err(error) = outcome else { return outcome };
+            let delay = if error.is_transient() { retry::delay(attempt, jitter()) } else { None };
+            let Some(delay) = delay else { return Err(error) };
+            attempt += 1;
+            tracing::warn!(attempt, ?delay, error = %chain(&error), "transient fault of a registry, trying again");
+            tokio::select! {
+                () = self.cancel.cancelled() => return Err(RegistryError::Cancelled),
+                () = tokio::time::sleep(delay) => {}
+            }
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Registry for Retrying {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+
+    async fn manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        self.retry(|| self.inner.manifest(repository, version)).await
+    }
+
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        self.retry(|| self.inner.tags(repository)).await
+    }
+
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        self.retry(|| self.inner.has_blob(repository, digest)).await
+    }
+
+    async fn push_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        file: &Path,
+    ) -> Result<Upload, RegistryError> {
+        self.retry(|| self.inner.push_blob(repository, digest, file)).await
+    }
+
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        self.retry(|| self.inner.push_blob_from(repository, digest, Arc::clone(&source))).await
+    }
+
+    async fn mount_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: &Repository,
+    ) -> Result<bool, RegistryError> {
+        self.retry(|| self.inner.mount_blob(repository, digest, from)).await
+    }
+
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+        self.retry(|| self.inner.push_bytes(repository, bytes)).await
+    }
+
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        to: &Path,
+    ) -> Result<(), RegistryError> {
+        self.retry(|| self.inner.fetch_blob(repository, digest, to)).await
+    }
+
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+        self.retry(|| self.inner.open_blob(repository, digest)).await
+    }
+
+    async fn push_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Digest, RegistryError> {
+        self.retry(|| self.inner.push_manifest(repository, version, media_type, bytes)).await
+    }
+
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+        self.retry(|| self.inner.push_referrer(repository, bytes)).await
+    }
+
+    async fn referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: Option<&str>,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        self.retry(|| self.inner.referrers(repository, subject, artifact_type)).await
+    }
+
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        self.retry(|| self.inner.delete_manifest(repository, digest)).await
+    }
+}
