@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod archive;
+mod blocking;
 pub mod boot;
 pub mod bundle;
 pub mod cache;

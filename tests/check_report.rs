@@ -266,8 +266,10 @@ async fn answers_that_are_no_lists() {
         (vec![answer(403, "no")], "refused to list referrers"),
     ] {
         let fake = FakeHttp::start(script).await;
-        let error =
-            remote().referrers(&repository(&fake.host), &digest, Some(media_type::CHECK_REPORT)).await.unwrap_err();
+        let error = remote()
+            .referrers(&repository(&fake.host), &digest, Some(media_type::CHECK_REPORT))
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains(wanted), "{error}");
     }
     // What has no subject refers to nothing.

@@ -9,10 +9,9 @@ use std::{
     },
 };
 
-use tokio::task::spawn_blocking;
-
 use super::{Controller, Failures, Stage, TargetError, needs::Needed, retry::with_retry};
 use crate::{
+    blocking::blocking,
     cache::Scratch,
     engine::{BuildJob, BuildLog, ContextEntry, Engine, EngineError, FileLog},
     headers::HeaderSet,
@@ -163,7 +162,7 @@ impl Controller {
             return Ok(None);
         }
         let tree = payload.tree.clone();
-        let found = blocking(move || Ok(payload::expose(&tree, &exposes)?)).await?;
+        let found = blocking(move || payload::expose(&tree, &exposes)).await?;
         for path in found.without_tables() {
             let path = path.display();
             self.reporter.note(&cell.subject(), &format!("exposed /{path} has no Module.symvers"));
@@ -242,7 +241,7 @@ impl Controller {
                 let (work, modules) = (work.path().to_owned(), tree.clone());
                 let import = move || {
                     payload::extract_modules(&archive, &modules)?;
-                    Ok(payload::import_docker_archive(&archive, &work)?)
+                    payload::import_docker_archive(&archive, &work)
                 };
                 Some(blocking(import).await?)
             }
@@ -254,19 +253,6 @@ impl Controller {
         let image = self.definitions.images.get(&cell.image);
         let family = self.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         image.zip(family).ok_or_else(|| TargetError::Definition(cell.subject()))
-    }
-}
-
-/// Runs file-system and compression work off the async threads.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, TargetError> + Send + 'static,
-) -> Result<T, TargetError> {
-    match spawn_blocking(work).await {
-        Ok(outcome) => outcome,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            Err(_) => Err(TargetError::Cancelled),
-        },
     }
 }
 

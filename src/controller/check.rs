@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{
-    Controller, Stage, TargetError, build::blocking, needs::Needed, retry::with_retry, signing::Signing,
-};
+use super::{Controller, Stage, TargetError, needs::Needed, retry::with_retry, signing::Signing};
 use crate::{
+    blocking::blocking,
     headers::{HeaderSet, KernelImageLookup},
     image::{DriverImage, UnknownPolicy},
     kernel::{KernelFamily, KernelTarget},

@@ -2,8 +2,9 @@
 
 use std::{fs::File, io::Read};
 
-use super::{Controller, TargetError, build::blocking};
+use super::{Controller, TargetError};
 use crate::{
+    blocking::blocking,
     image::{Digest, ImageReference, Repository, Version},
     oci::{Artifact, Descriptor, ImageManifest, annotations, media_type},
     provenance::SLSA_PREDICATE,

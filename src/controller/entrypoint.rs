@@ -5,8 +5,8 @@ use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::OnceCell;
 
-use super::{TargetError, build::blocking};
-use crate::{boot, kernel::Architecture, oci::Layer, payload::Entrypoint};
+use super::TargetError;
+use crate::{blocking::blocking, boot, kernel::Architecture, oci::Layer, payload::Entrypoint};
 
 /// The binary and its layer, each made when the first image asks for it, and once for all clones.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ impl LazyEntrypoint {
     pub(super) async fn binary(&self) -> Result<&Arc<Entrypoint>, TargetError> {
         let read = || async {
             let path = boot::find_entrypoint(self.given.as_deref())?;
-            blocking(move || Ok(Arc::new(Entrypoint::read(&path)?))).await
+            Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
         };
         self.binary.get_or_try_init(read).await
     }
@@ -36,7 +36,7 @@ impl LazyEntrypoint {
         let binary = self.binary().await?;
         binary.runs_on(arch)?;
         let binary = Arc::clone(binary);
-        let made = self.layer.get_or_try_init(|| blocking(move || Ok(binary.layer()?)));
+        let made = self.layer.get_or_try_init(|| blocking(move || binary.layer()));
         let (layer, bytes) = made.await?;
         tokio::fs::write(&out, bytes).await.map_err(|source| TargetError::Input { path: out, source })?;
         Ok(layer.clone())

@@ -6,8 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Controller, Stage, TargetError, build::blocking};
+use super::{Controller, Stage, TargetError};
 use crate::{
+    blocking::blocking,
     engine::ContextEntry,
     fault::chain,
     image::{Digest, DriverImage, ImageName, ImageReference, Version},
@@ -142,8 +143,11 @@ impl Controller {
         let found = blocking(move || {
             make_directory(&unpacked)?;
             let found = payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| chain(&error));
-            Ok(found
-                .and_then(|()| payload::read_exposed(&unpacked, &patterns).map_err(|error| chain(&error))))
+            Ok::<_, TargetError>(
+                found.and_then(|()| {
+                    payload::read_exposed(&unpacked, &patterns).map_err(|error| chain(&error))
+                }),
+            )
         })
         .await?;
         let found = found.map_err(lacks)?.digest;

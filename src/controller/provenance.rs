@@ -10,13 +10,9 @@ use std::{
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    Controller, TargetError,
-    build::{Made, blocking},
-    retry::with_retry,
-    root_fs::RuntimeBaseImage,
-};
+use super::{Controller, TargetError, build::Made, retry::with_retry, root_fs::RuntimeBaseImage};
 use crate::{
+    blocking::blocking,
     image::{Digest, DriverImage, ImageReference, RuntimeBase, SourceOrigin, Version},
     kernel::{BootstrapSpec, KernelFamily, Toolchain},
     kmod::CheckReport,
@@ -300,7 +296,7 @@ impl Controller {
                 let read = File::open(&path).and_then(|file| reader.layer(file));
                 read.map_err(|source| TargetError::Input { path, source })?;
             }
-            Ok(reader.finish())
+            Ok::<_, TargetError>(reader.finish())
         })
         .await?;
         self.cache.write_record(PACKAGES, key, &packages)?;

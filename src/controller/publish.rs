@@ -4,11 +4,12 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
     Controller, TargetError,
-    build::{Made, Origins, blocking},
+    build::{Made, Origins},
     provenance::{Claim, Documents},
     root_fs::RuntimeBaseImage,
 };
 use crate::{
+    blocking::blocking,
     image::{Digest, DriverImage, ImageReference, Repository, Version},
     kernel::KernelFamily,
     oci::{
@@ -74,8 +75,7 @@ impl Controller {
             let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
             let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
             let file = out.clone();
-            let written =
-                blocking(move || Ok(payload::write_payload_layer(&tree, usr_merged, &file)?)).await?;
+            let written = blocking(move || payload::write_payload_layer(&tree, usr_merged, &file)).await?;
             facts.payload_digest = Some(written.payload_digest);
             if image.spec.holds_entrypoint() {
                 let file = payload.work.path().join("entrypoint.tar.gz");

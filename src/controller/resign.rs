@@ -5,11 +5,12 @@ use std::fs;
 
 use super::{
     Controller, Stage, TargetError,
-    build::{Made, Origins, Payload, blocking},
+    build::{Made, Origins, Payload},
     needs::Needed,
     retry::chain,
 };
 use crate::{
+    blocking::blocking,
     headers::HeaderSet,
     image::{Digest, DriverImage, Version},
     kernel::KernelFamily,
@@ -55,7 +56,7 @@ impl Controller {
         let place = tree.clone();
         let unpacked = blocking(move || {
             fs::create_dir(&place).map_err(|source| TargetError::Input { path: place.clone(), source })?;
-            Ok(payload::unpack_layer(&blob, &place))
+            Ok::<_, TargetError>(payload::unpack_layer(&blob, &place))
         })
         .await?;
         if let Err(why) = unpacked {

@@ -6,12 +6,13 @@ use futures::{StreamExt as _, stream};
 
 use super::{
     Controller, Stage, TargetError,
-    build::{Made, Origins, Payload, blocking},
+    build::{Made, Origins, Payload},
     needs::Needed,
     observe::AT_ONCE,
     retry::chain,
 };
 use crate::{
+    blocking::blocking,
     headers::HeaderSet,
     image::{Digest, DriverImage, Output, Reuse, Version},
     kernel::{KernelFamily, KernelRelease},
@@ -147,8 +148,10 @@ impl Controller {
         let (place, from, to) = (tree.clone(), kernel(), cell.target.release.clone());
         let moved = blocking(move || {
             fs::create_dir(&place).map_err(|source| TargetError::Input { path: place.clone(), source })?;
-            Ok(payload::unpack_layer(&blob, &place)
-                .and_then(|()| payload::move_to_kernel(&place, &from, &to)))
+            Ok::<_, TargetError>(
+                payload::unpack_layer(&blob, &place)
+                    .and_then(|()| payload::move_to_kernel(&place, &from, &to)),
+            )
         })
         .await?;
         if let Err(why) = moved {

@@ -3,8 +3,9 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use super::{Controller, TargetError, build::blocking, retry::with_retry};
+use super::{Controller, TargetError, retry::with_retry};
 use crate::{
+    blocking::blocking,
     headers::bootstrap_key,
     image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
     kernel::{Architecture, BootstrapSpec},
@@ -138,7 +139,7 @@ impl Controller {
             }
         };
         let file = made.layer.clone();
-        let usr_merged = blocking(move || Ok(payload::is_usr_merged(&[file])?)).await?;
+        let usr_merged = blocking(move || payload::is_usr_merged(&[file])).await?;
         let layer = Layer {
             digest: made.digest,
             diff_id: made.diff_id,
@@ -202,7 +203,7 @@ impl Controller {
         for layer in &base.image.layers {
             files.push(self.base_layer_file(base, layer).await?);
         }
-        blocking(move || Ok(payload::is_usr_merged(&files)?)).await
+        Ok(blocking(move || payload::is_usr_merged(&files)).await?)
     }
 
     /// A layer of a base as a file in the cache.

@@ -11,13 +11,13 @@ use serde_json::Value;
 
 use super::{
     Controller, TargetError, TargetReport,
-    build::blocking,
     documents::{BILL, CHECK_REPORT, PROVENANCE},
     observe::AT_ONCE,
     provenance::Claim,
     retry::chain,
 };
 use crate::{
+    blocking::blocking,
     image::{Digest, ImageReference, Repository, Tag, Version},
     net::SecretReader,
     oci::{Descriptor, ImageError, ImageManifest, media_type},
@@ -63,7 +63,7 @@ impl ImageSigner {
     /// Not on the asynchronous threads: a program may be asked.
     async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>, TargetError> {
         let signer = Arc::clone(&self.signer);
-        blocking(move || Ok(signer.sign(SignatureHash::Sha256, &content)?)).await
+        Ok(blocking(move || signer.sign(SignatureHash::Sha256, &content)).await?)
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::{path::Path, sync::Arc};
 
-use super::{Controller, Stage, TargetError, build::blocking};
+use super::{Controller, Stage, TargetError};
 use crate::{
+    blocking::blocking,
     headers::HeaderSet,
     image::{DriverImage, Output},
     kmod::{self, KernelFacts, PayloadModule, Signature, SignatureHash, SigningRule},
@@ -97,7 +98,7 @@ impl Controller {
         let signed = blocking(move || {
             let Signing { modules, signer, hash, rule } = &signing;
             let how = payload::ModuleSigning { certificate: modules, signer, hash: *hash, rule };
-            Ok(payload::sign_modules(&tree, &how)?)
+            payload::sign_modules(&tree, &how)
         })
         .await?;
         tracing::info!(subject = cell.subject(), modules = signed, "signed");

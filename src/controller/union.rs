@@ -3,8 +3,9 @@
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::{Controller, TargetError, build::blocking, observe::AT_ONCE};
+use super::{Controller, TargetError, observe::AT_ONCE};
 use crate::{
+    blocking::blocking,
     image::{Repository, Version},
     oci::{self, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
     plan::{PlannedUnion, Published, UnionMember},
