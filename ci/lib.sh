@@ -54,7 +54,7 @@ build_farrier() {
     say "building farrier"
     (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
     # Static, with settings that cargo reads in its own directory; farrier looks for it beside itself.
-    (cd "$root/entrypoint" && cargo build --profile entrypoint --locked --quiet) ||
+    (cd "$root/crates/driver-entrypoint" && cargo build --profile entrypoint --locked --quiet) ||
         die "driver-entrypoint does not compile"
     cp "$root/target/entrypoint/driver-entrypoint" "$root/target/release/driver-entrypoint"
 }

@@ -16,20 +16,22 @@ pub mod definitions;
 pub mod engine;
 pub mod fault;
 pub mod headers;
-pub mod image;
 mod jitter;
-pub mod kernel;
-pub mod kmod;
 pub mod machine;
 pub mod net;
-pub mod oci;
 pub mod payload;
-pub mod plan;
-pub mod provenance;
 pub mod registry;
 pub mod runtime;
 pub mod signing;
-pub mod site;
 pub mod status;
 pub mod store;
-pub mod template;
+
+pub use farrier_core::{image, kernel, plan, provenance, site, template};
+pub use kmod;
+
+/// Images in OCI form, and what farrier writes on them.
+pub mod oci {
+    pub use ::oci::*;
+    pub use farrier_core::facts::*;
+    pub use farrier_core::facts::{annotations, media_type};
+}

@@ -13,7 +13,7 @@ use farrier::{
     image::{Digest, ImageReference, Repository, Version},
     kernel::Architecture,
     kmod::{CheckReport, Verdict},
-    oci::{self, Artifact, CheckReportDocument, Descriptor, ImageManifest, media_type},
+    oci::{self, CheckReportDocument, Descriptor, ImageManifest, media_type},
     registry::{Registry, RegistryOptions, RemoteRegistry},
 };
 use serde_json::{Value, json};
@@ -87,7 +87,7 @@ fn add_report(image: &str) -> Digest {
             boot: None,
         };
         let document = CheckReportDocument { report: &report, reused_from: None };
-        let artifact = Artifact::check_report(&stored.bytes, &document, "1 module: loads").unwrap();
+        let artifact = document.artifact(&stored.bytes, "1 module: loads").unwrap();
         registry.push_bytes(repository, &artifact.content).await.unwrap();
         registry.push_bytes(repository, artifact.config).await.unwrap();
         registry.push_referrer(repository, &artifact.manifest).await.unwrap()

@@ -69,7 +69,7 @@ fn assembled(base: Option<&Base>, layers: &[Layer]) -> Assembled {
         env: &env,
         labels: &labels,
         annotations: &notes,
-        architecture: Architecture::Amd64,
+        architecture: "amd64",
     })
     .unwrap()
 }
@@ -83,7 +83,7 @@ async fn push_two(
     let lower = layer(directory, "lower");
     let upper = layer(directory, "upper");
     let base = assembled(None, std::slice::from_ref(&lower.1));
-    let base = Base::parse(&base.manifest, &base.config, Architecture::Amd64).unwrap();
+    let base = Base::parse(&base.manifest, &base.config, "amd64").unwrap();
     let image = assembled(Some(&base), std::slice::from_ref(&upper.1));
     let mut uploads = Vec::new();
     for (path, layer) in [&lower, &upper] {

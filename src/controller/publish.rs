@@ -108,11 +108,11 @@ impl Controller {
             env: &runtime.env,
             labels: &BTreeMap::new(),
             annotations: &notes,
-            architecture: cell.target.arch,
+            architecture: cell.target.arch.as_str(),
         })?;
         let base = base.filter(|_| payload.image.is_none());
         let document = CheckReportDocument { report, reused_from: reused_from.as_ref() };
-        let check_report = Artifact::check_report(&assembled.manifest, &document, &summary)?;
+        let check_report = document.artifact(&assembled.manifest, &summary)?;
         let Documents { mut artifacts, mut claims } =
             self.documents(cell, definition, made, base.as_ref(), &assembled).await?;
         claims.insert(0, Claim::of_report(&check_report.content)?);
@@ -242,6 +242,6 @@ fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<RuntimeBaseI
         subject: None,
         annotations: BTreeMap::new(),
     };
-    let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch)?;
+    let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch.as_str())?;
     Ok(RuntimeBaseImage { image, repository: cell.reference.repository.clone(), usr_merged: false })
 }

@@ -158,7 +158,7 @@ impl Controller {
             env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),
             labels: &BTreeMap::new(),
             annotations: &notes,
-            architecture: arch,
+            architecture: arch.as_str(),
         })?;
         let ImageReference { repository, version } = reference;
         self.registry.push_blob(repository, &layer.digest, &made.layer).await?;
@@ -179,7 +179,7 @@ impl Controller {
         let stored = registry.manifest(repository, version).await?;
         let mut stored = stored.ok_or_else(missing)?;
         if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
-            let digest = index.for_architecture(arch)?.digest.clone();
+            let digest = index.for_architecture(arch.as_str())?.digest.clone();
             let version = Version::Digest(digest);
             let found = registry.manifest(repository, &version).await?;
             stored = found.ok_or_else(missing)?;
@@ -188,7 +188,7 @@ impl Controller {
         let config = self.blob_file(repository, &manifest.config).await?;
         let config =
             tokio::fs::read(&config).await.map_err(|source| TargetError::Input { path: config, source })?;
-        let image = Base::parse(&stored.bytes, &config, arch)?;
+        let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
         let mut base = RuntimeBaseImage { image, repository: repository.clone(), usr_merged: false };
         base.usr_merged = match manifest.annotations.get(USR_MERGED) {
             Some(value) => value == "true",

@@ -24,7 +24,7 @@ use crate::{
     plan::{PlannedSignature, SignatureState},
     provenance::{
         self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, DSSE, Envelope, PublicKey, SIMPLE_SIGNING,
-        SLSA_PREDICATE, Statement,
+        SLSA_PREDICATE, Statement, attestation_layer, layer_signature,
     },
     registry::{
         Upload,
@@ -158,7 +158,7 @@ impl Controller {
             let envelope = Envelope::write(&payload, &signature)
                 .map_err(|error| not_written(repository, image, &error.to_string()))?;
             sent += self.push_small(repository, &envelope).await?;
-            new.push(Descriptor::attestation(&envelope, predicate_type));
+            new.push(attestation_layer(&envelope, predicate_type));
         }
         if !new.is_empty() {
             sent += self.add_layers(repository, provenance::attestation_tag(image), &new).await?;
@@ -228,7 +228,7 @@ impl Controller {
         let mut others = 0;
         let signatures = manifest.layers.iter().filter(|layer| layer.media_type == SIMPLE_SIGNING);
         for layer in signatures.take(MAX_LAYERS) {
-            let Some(signature) = layer.signature() else { continue };
+            let Some(signature) = layer_signature(layer) else { continue };
             let payload = match self.small_blob(repository, layer, "signed payload").await {
                 Ok(payload) => payload,
                 Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {

@@ -16,7 +16,7 @@ fn image(variant: &str) -> crate::oci::Assembled {
         env: &empty,
         labels: &labels,
         annotations: &empty,
-        architecture: crate::kernel::Architecture::Amd64,
+        architecture: "amd64",
     })
     .unwrap()
 }

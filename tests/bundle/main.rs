@@ -23,8 +23,8 @@ use farrier::{
     },
     image::{Digest, Tag, Version},
     oci::{
-        Artifact, Assembly, CheckReportDocument, Descriptor, EntryKind, ImageFacts, ImageIndex, LayerWriter,
-        assemble, media_type,
+        Assembly, CheckReportDocument, Descriptor, EntryKind, ImageFacts, ImageIndex, LayerWriter, assemble,
+        media_type,
     },
     registry::{Registry, RegistryLocation, RegistryOptions, connect},
 };
@@ -72,7 +72,7 @@ impl Site {
             env: &BTreeMap::new(),
             labels: &BTreeMap::new(),
             annotations: &facts.to_annotations(),
-            architecture: "amd64".parse().unwrap(),
+            architecture: "amd64",
         })
         .unwrap();
         self.registry.push_bytes(&repository, &image.config).await.unwrap();
@@ -99,7 +99,7 @@ impl Site {
             boot: None,
         };
         let document = CheckReportDocument { report: &report, reused_from: None };
-        let artifact = Artifact::check_report(&image, &document, "loads").unwrap();
+        let artifact = document.artifact(&image, "loads").unwrap();
         for bytes in [&artifact.content[..], artifact.config] {
             self.registry.push_bytes(&repository, bytes).await.unwrap();
         }

@@ -124,7 +124,7 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, Imag
     let mut bytes = read_blob(&root, &descriptor.digest)?;
     // An index in the index: an image for several platforms.
     if let AnyManifest::Index(inner) = AnyManifest::parse(&bytes)? {
-        descriptor = inner.for_architecture(arch)?.clone();
+        descriptor = inner.for_architecture(arch.as_str())?.clone();
         bytes = read_blob(&root, &descriptor.digest)?;
     }
     let manifest = ImageManifest::parse(&bytes)?;
@@ -296,7 +296,7 @@ async fn manifest(
     match AnyManifest::parse(&stored.bytes)? {
         AnyManifest::Image(manifest) => Ok(*manifest),
         AnyManifest::Index(index) => {
-            let version = Version::Digest(index.for_architecture(arch)?.digest.clone());
+            let version = Version::Digest(index.for_architecture(arch.as_str())?.digest.clone());
             let stored = registry.manifest(repository, &version).await?.ok_or_else(missing)?;
             Ok(ImageManifest::parse(&stored.bytes)?)
         }

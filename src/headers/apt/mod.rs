@@ -3,7 +3,7 @@
 
 pub mod control;
 pub mod sources;
-pub mod version;
+pub use crate::kernel::debian_version as version;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,0 +1,20 @@
+//! Pure: media types of what farrier stores, beside OCI's own.
+
+pub use oci::media_type::*;
+
+/// A check report: what the kernel's loader says about an image's modules.
+pub const CHECK_REPORT: &str = "application/vnd.farrier.check-report.v1+json";
+/// A bill of materials: CycloneDX in JSON.
+pub const CYCLONEDX: &str = "application/vnd.cyclonedx+json";
+/// A statement about an image, such as its provenance.
+pub const IN_TOTO: &str = "application/vnd.in-toto+json";
+/// A kernel's header set: one layer, a tree rooted at `/`.
+pub const HEADERS: &str = "application/vnd.farrier.headers.v1";
+/// A source of a driver image: one layer, the tree that a build gets.
+pub const SOURCE: &str = "application/vnd.farrier.source.v1";
+/// A root file system made from packages: one layer.
+pub const ROOT_FS: &str = "application/vnd.farrier.rootfs.v1";
+/// A definitions directory: one layer.
+pub const DEFINITIONS: &str = "application/vnd.farrier.definitions.v1";
+/// When each kernel was last seen: a manifest that says so in an annotation.
+pub const KERNEL_RECORD: &str = "application/vnd.farrier.kernel-record.v1";

@@ -1,0 +1,12 @@
+//! Pure: what farrier writes on published manifests, and reads back.
+
+pub mod annotations;
+mod check_report;
+pub mod media_type;
+mod module_signer;
+mod union;
+
+pub use annotations::{FactsError, ImageFacts};
+pub use check_report::{CheckReportDocument, ReusedFrom};
+pub use module_signer::{ModuleSignerError, ModuleSignerFact};
+pub use union::{UnionNotes, UnionPart, assemble_union};

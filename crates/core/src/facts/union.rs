@@ -1,0 +1,294 @@
+//! Pure: one image with the payloads of several: manifests and configurations in, manifest and configuration out.
+
+use serde_json::{Value, json};
+
+use oci::{Assembled, Assembly, Base, CREATED, ImageError, ImageManifest, PAYLOAD_HISTORY, assemble};
+
+use super::{ImageFacts, annotations};
+use crate::{
+    image::{Digest, InputHash},
+    kernel::{Architecture, KernelRelease},
+    kmod::Verdict,
+};
+
+const WHAT: &str = "union image";
+/// Layers that overlayfs stacks in every container runtime, one spared for the container's own.
+const MAX_LAYERS: usize = 127;
+
+/// An image for one kernel, as the registry holds it (untrusted bytes).
+#[derive(Clone, Debug)]
+pub struct UnionPart {
+    /// The kernel.
+    pub kernel: KernelRelease,
+    /// The image's digest.
+    pub digest: Digest,
+    /// The manifest's bytes.
+    pub manifest: Vec<u8>,
+    /// The configuration's bytes.
+    pub config: Vec<u8>,
+}
+
+/// What a union image says about itself.
+#[derive(Clone, Debug)]
+pub struct UnionNotes<'a> {
+    /// The driver image's name.
+    pub title: &'a str,
+    /// The driver's version.
+    pub version: &'a str,
+    /// Hash over the members.
+    pub input_hash: InputHash,
+    /// What it runs on.
+    pub architecture: Architecture,
+}
+
+/// Puts the payload layers of the parts, in their order, over the base that all of them have. Entrypoint, environment
+/// and labels are the last part's, as its definition gave them. Modules lie in a directory for each kernel; of any
+/// other file that several parts have, the last part's is seen. No layer is read: their descriptors are enough.
+pub fn assemble_union(parts: &[UnionPart], notes: &UnionNotes<'_>) -> Result<Assembled, ImageError> {
+    let Some((last, _)) = parts.split_last() else {
+        return Err(ImageError::unusable(WHAT, "it has no members"));
+    };
+    let mut whole = own_layers(last, notes.architecture)?.below();
+    let below = whole.layers.len();
+    let mut verdict = Verdict::Loads;
+    for part in parts {
+        let image = own_layers(part, notes.architecture)?;
+        if image.base.layers[..image.below] != whole.layers[..below] {
+            let reason = format!("the images for {} and {} have different bases", part.kernel, last.kernel);
+            return Err(ImageError::unusable(WHAT, reason));
+        }
+        verdict = verdict.max(image.verdict);
+        whole.layers.extend_from_slice(&image.base.layers[image.below..]);
+        whole.diff_ids.extend_from_slice(&image.base.diff_ids[image.below..]);
+    }
+    if whole.layers.len() > MAX_LAYERS {
+        let reason = format!("{} layers, at most {MAX_LAYERS} can be stacked", whole.layers.len());
+        return Err(ImageError::unusable(WHAT, reason));
+    }
+    let payloads = whole.layers.len() - below;
+    if let Some(Value::Array(history)) = whole.config.get_mut("history") {
+        history.extend(vec![json!({"created": CREATED, "created_by": PAYLOAD_HISTORY}); payloads]);
+    }
+    let facts = ImageFacts {
+        input_hash: Some(notes.input_hash),
+        driver_version: Some(notes.version.to_owned()),
+        verdict: Some(verdict),
+        check_summary: Some(format!("{} kernels: {verdict}", parts.len())),
+        members: parts.iter().map(|part| (part.kernel.clone(), part.digest.clone())).collect(),
+        ..ImageFacts::default()
+    };
+    let mut all = facts.to_annotations();
+    for (key, value) in [
+        (annotations::TITLE, notes.title),
+        (annotations::VERSION, notes.version),
+        (annotations::CREATED, CREATED),
+    ] {
+        all.insert(key.to_owned(), value.to_owned());
+    }
+    assemble(&Assembly {
+        base: Some(&whole),
+        entrypoint_layer: None,
+        layers: &[],
+        entrypoint: &[],
+        env: &std::collections::BTreeMap::new(),
+        labels: &std::collections::BTreeMap::new(),
+        annotations: &all,
+        architecture: notes.architecture.as_str(),
+    })
+}
+
+/// A part whose own layers are told from those of its base.
+struct Part {
+    base: Base,
+    /// How many layers are the base's.
+    below: usize,
+    /// Digest of the base's manifest, where there is one.
+    base_digest: Option<Digest>,
+    verdict: Verdict,
+}
+
+/// farrier writes down in the history which layers it put on a base.
+fn own_layers(part: &UnionPart, arch: Architecture) -> Result<Part, ImageError> {
+    let refused = |why: &str| ImageError::unusable(WHAT, format!("the image for {} {why}", part.kernel));
+    if Digest::of(&part.manifest) != part.digest {
+        return Err(refused("is not what its digest says"));
+    }
+    let base = Base::parse(&part.manifest, &part.config, arch.as_str())?;
+    let notes = ImageManifest::parse(&part.manifest)?.annotations;
+    let facts = ImageFacts::from_annotations(&notes)
+        .map_err(|_| refused("has annotations that farrier did not write"))?;
+    if facts.kernel_release.as_ref() != Some(&part.kernel) {
+        return Err(refused("says that it is for another kernel"));
+    }
+    let Some(verdict @ (Verdict::Loads | Verdict::Unknown)) = facts.verdict else {
+        return Err(refused("has no passing check report"));
+    };
+    let history = base.config.get("history").and_then(Value::as_array);
+    let own = history.into_iter().flatten().filter(|entry| entry["created_by"] == PAYLOAD_HISTORY).count();
+    if own == 0 || own > base.layers.len() {
+        return Err(refused("has no payload layer of its own (an engine made it whole)"));
+    }
+    let base_digest = notes.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
+    Ok(Part { below: base.layers.len() - own, base, base_digest, verdict })
+}
+
+impl Part {
+    /// Without its own layers: the base, with this image's configuration.
+    fn below(self) -> Base {
+        let Base { digest, mut layers, mut config, mut diff_ids } = self.base;
+        layers.truncate(self.below);
+        diff_ids.truncate(self.below);
+        if let Some(Value::Array(history)) = config.get_mut("history") {
+            history.retain(|entry| entry["created_by"] != PAYLOAD_HISTORY);
+        }
+        Base { digest: self.base_digest.unwrap_or(digest), layers, config, diff_ids }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::oci::{Layer, media_type};
+
+    fn part(base: Option<&Base>, kernel: &str, change: impl FnOnce(&mut ImageFacts)) -> UnionPart {
+        let layer = Layer {
+            digest: Digest::of(kernel.as_bytes()),
+            diff_id: Digest::of(format!("{kernel}.tar").as_bytes()),
+            size: 10,
+            media_type: media_type::OCI_LAYER_GZIP,
+        };
+        let mut facts = ImageFacts {
+            kernel_release: Some(kernel.parse().unwrap()),
+            verdict: Some(Verdict::Loads),
+            ..ImageFacts::default()
+        };
+        change(&mut facts);
+        let none = BTreeMap::new();
+        let made = assemble(&Assembly {
+            base,
+            entrypoint_layer: None,
+            layers: &[layer],
+            entrypoint: &["driver-entrypoint".to_owned()],
+            env: &none,
+            labels: &none,
+            annotations: &facts.to_annotations(),
+            architecture: "amd64",
+        })
+        .unwrap();
+        UnionPart {
+            kernel: kernel.parse().unwrap(),
+            digest: made.digest,
+            manifest: made.manifest,
+            config: made.config,
+        }
+    }
+
+    /// The parts' images each have the layer with `driver-entrypoint`; the union has it once.
+    #[test]
+    fn driver_entrypoint_is_there_once() {
+        let below = base("1.0");
+        let whole = |kernel: &str| {
+            let mut made = part(Some(&below), kernel, |_| ());
+            let facts = ImageFacts {
+                kernel_release: Some(kernel.parse().unwrap()),
+                verdict: Some(Verdict::Loads),
+                ..ImageFacts::default()
+            };
+            let layer = |name: &str| Layer {
+                digest: Digest::of(name.as_bytes()),
+                diff_id: Digest::of(format!("{name}.tar").as_bytes()),
+                size: 10,
+                media_type: media_type::OCI_LAYER_GZIP,
+            };
+            let none = BTreeMap::new();
+            let assembled = assemble(&Assembly {
+                base: Some(&below),
+                entrypoint_layer: Some(&layer("entrypoint")),
+                layers: &[layer(kernel)],
+                entrypoint: &["driver-entrypoint".to_owned()],
+                env: &none,
+                labels: &none,
+                annotations: &facts.to_annotations(),
+                architecture: "amd64",
+            })
+            .unwrap();
+            (made.digest, made.manifest, made.config) =
+                (assembled.digest, assembled.manifest, assembled.config);
+            made
+        };
+        let made = union(&[whole("6.1.0-1"), whole("6.1.0-2")]).unwrap();
+        let layers = ImageManifest::parse(&made.manifest).unwrap().layers;
+        let digests: Vec<_> = layers.iter().map(|layer| layer.digest.clone()).collect();
+        let expected = ["1.0", "entrypoint", "6.1.0-1", "6.1.0-2"].map(|name| Digest::of(name.as_bytes()));
+        assert_eq!(digests, expected);
+        let config: Value = serde_json::from_slice(&made.config).unwrap();
+        let history: Vec<_> =
+            config["history"].as_array().unwrap().iter().map(|e| e["created_by"].clone()).collect();
+        assert_eq!(history, ["ADD", "farrier: driver-entrypoint", PAYLOAD_HISTORY, PAYLOAD_HISTORY]);
+    }
+
+    fn base(name: &str) -> Base {
+        let below = part(None, name, |_| ());
+        Base::parse(&below.manifest, &below.config, "amd64")
+            .map(|mut base| {
+                base.config.insert("history".to_owned(), json!([{"created_by": "ADD"}]));
+                base
+            })
+            .unwrap()
+    }
+
+    fn union(parts: &[UnionPart]) -> Result<Assembled, ImageError> {
+        let notes = UnionNotes {
+            title: "mft",
+            version: "4.33",
+            input_hash: "ab".repeat(32).parse().unwrap(),
+            architecture: Architecture::Amd64,
+        };
+        assemble_union(parts, &notes)
+    }
+
+    #[test]
+    fn every_payload_is_a_layer_over_one_base() {
+        let base = base("6.0.0");
+        let parts = [
+            part(Some(&base), "6.1.0-47-amd64", |_| ()),
+            part(Some(&base), "6.1.0-48-amd64", |facts| facts.verdict = Some(Verdict::Unknown)),
+        ];
+        let made = union(&parts).unwrap();
+        assert_eq!(made, union(&parts).unwrap());
+        let pretty = |bytes: &[u8]| {
+            serde_json::to_string_pretty(&serde_json::from_slice::<Value>(bytes).unwrap()).unwrap()
+        };
+        insta::assert_snapshot!("union_config", pretty(&made.config));
+        insta::assert_snapshot!("union_manifest", pretty(&made.manifest));
+        let again = Base::parse(&made.manifest, &made.config, "amd64").unwrap();
+        assert_eq!(again.layers.len(), 3);
+        let facts = ImageFacts::from_manifest(&made.manifest).unwrap();
+        assert_eq!(facts.members.len(), 2);
+        assert_eq!(facts.verdict, Some(Verdict::Unknown), "the worst");
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_together() {
+        let (one, other) = (base("6.0.0"), base("6.0.1"));
+        let good = part(Some(&one), "6.1.0-47-amd64", |_| ());
+        let error = |parts: &[UnionPart]| union(parts).unwrap_err().to_string();
+        let mut lie = good.clone();
+        lie.manifest.push(b' ');
+        let mut other_kernel = good.clone();
+        other_kernel.kernel = "6.1.0-49-amd64".parse().unwrap();
+        let errors = [
+            error(&[]),
+            error(&[lie]),
+            error(&[other_kernel]),
+            error(&[good.clone(), part(Some(&other), "6.1.0-48-amd64", |_| ())]),
+            error(&[good.clone(), part(Some(&one), "6.1.0-48-amd64", |facts| facts.verdict = None)]),
+            error(&[part(Some(&one), "6.1.0-48-amd64", |facts| facts.verdict = Some(Verdict::Refused))]),
+        ];
+        insta::assert_snapshot!(errors.join("\n"));
+        let many: Vec<UnionPart> = (0..127).map(|n| part(Some(&one), &format!("6.1.{n}"), |_| ())).collect();
+        insta::assert_snapshot!(error(&many), @"union image: 128 layers, at most 127 can be stacked");
+    }
+}

@@ -1,0 +1,28 @@
+//! Pure: driver images: their definitions, names, tags and input hashes.
+
+mod build;
+mod chain;
+pub mod checked;
+mod definition;
+mod input_hash;
+mod minimal;
+mod need;
+mod rollout;
+mod source;
+mod tag;
+mod version;
+
+pub use build::{BuildSpec, Cpus, Memory, QuantityError};
+pub use chain::{Chains, connected, cycle};
+pub use definition::{
+    ApiVersion, CheckSpec, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata,
+    NodeSelector, OnConflict, Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
+};
+pub use input_hash::{InputHash, InputHashError, InputHasher};
+pub use minimal::MinimalSpec;
+pub use need::Need;
+pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
+pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};
+pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
+pub use tag::{TagError, TagInputs, needs_in, render_tags};
+pub use version::VersionSpec;

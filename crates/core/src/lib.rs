@@ -1,0 +1,21 @@
+//! What farrier decides, without any outside: kernels, definitions, plans, rollouts, and the forms of what it publishes.
+//!
+//! No I/O, no async runtime, no clock, no environment: `Cargo.toml` has no such dependency.
+#![forbid(unsafe_code)]
+
+pub mod facts;
+pub mod image;
+pub mod kernel;
+pub mod plan;
+pub mod provenance;
+pub mod site;
+pub mod template;
+
+// One path for what the two crates below define.
+mod oci {
+    pub use ::oci::*;
+
+    pub use crate::facts::*;
+    pub use crate::facts::{annotations, media_type};
+}
+use ::kmod;

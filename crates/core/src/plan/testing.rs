@@ -1,0 +1,40 @@
+//! Pure: plans of small fleets, for tests elsewhere.
+
+use super::{NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
+use crate::kmod::Verdict;
+
+/// A fleet with one image `mft`, as [`World`] has it.
+#[derive(Clone)]
+pub struct Fleet(World);
+
+impl Fleet {
+    /// Nodes `n0`, `n1`... with these kernels.
+    pub fn new(releases: &[&str]) -> Self {
+        Self(World::new(releases))
+    }
+
+    /// A node.
+    pub fn node(&mut self, index: usize) -> &mut NodeFacts {
+        &mut self.0.snapshot.nodes[index]
+    }
+
+    /// Lets a node announce a kernel.
+    pub fn announce(&mut self, index: usize, release: &str) {
+        self.node(index).annotations.insert(NEXT_KERNEL_ANNOTATION.to_owned(), release.to_owned());
+    }
+
+    /// Publishes all that is called for.
+    pub fn publish(&mut self, verdict: Verdict) {
+        self.0.publish(verdict);
+    }
+
+    /// Empties the registry.
+    pub fn lose(&mut self) {
+        self.0.observed.published.clear();
+    }
+
+    /// The plan now.
+    pub fn plan(&self) -> Plan {
+        self.0.plan()
+    }
+}

@@ -1,0 +1,178 @@
+//! Pure: where `cosign` keeps signatures and attestations, and in which form (sigstore/cosign, `SIGNATURE_SPEC.md` and
+//! `ATTESTATION_SPEC.md`): layers of one manifest, under a tag that is made from the image's digest.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    image::{Digest, Tag},
+    oci::{Descriptor, ImageError, ImageManifest, media_type},
+};
+
+use super::dsse::DSSE;
+
+/// The media type of what is signed of an image.
+pub const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
+/// The `type` of it.
+const PAYLOAD_TYPE: &str = "cosign container image signature";
+/// On a layer: the signature over its bytes in base64. Empty on an attestation, which holds its own.
+const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
+/// On an attestation's layer: what it claims.
+const PREDICATE_TYPE: &str = "predicateType";
+
+/// The tag of an image's signatures.
+pub fn signature_tag(image: &Digest) -> Option<Tag> {
+    format!("sha256-{}.sig", image.hex()).parse().ok()
+}
+
+/// The tag of an image's attestations.
+pub fn attestation_tag(image: &Digest) -> Option<Tag> {
+    format!("sha256-{}.att", image.hex()).parse().ok()
+}
+
+/// Is it a tag of `cosign`'s making (`.sig`, `.att`, `.sbom`)?
+pub fn is_cosign_tag(tag: &Tag) -> bool {
+    let parts = tag.as_str().strip_prefix("sha256-").and_then(|rest| rest.split_once('.'));
+    parts.is_some_and(|(hex, end)| {
+        hex.len() == 64
+            && hex.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && ["sig", "att", "sbom"].contains(&end)
+    })
+}
+
+/// What is signed of an image ("simple signing", containers/image `atomic-signature.md`): its name when it was signed,
+/// and its digest.
+pub fn simple_signing(repository: &str, image: &Digest) -> Vec<u8> {
+    let document = json!({
+        "critical": {
+            "identity": {"docker-reference": repository},
+            "image": {"docker-manifest-digest": image.as_str()},
+            "type": PAYLOAD_TYPE,
+        },
+        "optional": null,
+    });
+    document.to_string().into_bytes()
+}
+
+/// The image that such bytes, which are not trusted, speak of.
+pub fn signed_digest(payload: &[u8]) -> Option<Digest> {
+    #[derive(Deserialize)]
+    struct Payload {
+        critical: Critical,
+    }
+    #[derive(Deserialize)]
+    struct Critical {
+        image: Image,
+        #[serde(rename = "type")]
+        kind: String,
+    }
+    #[derive(Deserialize)]
+    struct Image {
+        #[serde(rename = "docker-manifest-digest")]
+        digest: String,
+    }
+    let Payload { critical: Critical { image, kind } } = serde_json::from_slice(payload).ok()?;
+    if kind == PAYLOAD_TYPE { image.digest.parse().ok() } else { None }
+}
+
+/// The layer for a signed payload.
+pub fn signature_layer(payload: &[u8], signature: &[u8]) -> Descriptor {
+    let mut layer = Descriptor::new(SIMPLE_SIGNING, Digest::of(payload), payload.len() as u64);
+    layer.annotations.insert(SIGNATURE.to_owned(), STANDARD.encode(signature));
+    layer
+}
+
+/// A manifest of signatures or attestations with its configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layered {
+    /// The configuration's bytes.
+    pub config: Vec<u8>,
+    /// The manifest's bytes; its media type is [`media_type::OCI_MANIFEST`].
+    pub manifest: Vec<u8>,
+}
+
+/// Adds layers to what a tag holds. What others put there stays.
+pub fn layered(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<Layered, ImageError> {
+    let mut layers = before.map(|manifest| manifest.layers.clone()).unwrap_or_default();
+    for layer in new {
+        if !layers.contains(layer) {
+            layers.push(layer.clone());
+        }
+    }
+    let digests: Vec<&str> = layers.iter().map(|layer| layer.digest.as_str()).collect();
+    let config = json!({
+        "architecture": "",
+        "os": "",
+        "config": {},
+        "created": "0001-01-01T00:00:00Z",
+        "rootfs": {"type": "layers", "diff_ids": digests},
+    });
+    let config = config.to_string().into_bytes();
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
+        config: Descriptor::new(media_type::OCI_CONFIG, Digest::of(&config), config.len() as u64),
+        layers,
+        subject: None,
+        annotations: before.map(|manifest| manifest.annotations.clone()).unwrap_or_default(),
+    };
+    Ok(Layered { manifest: manifest.to_bytes()?, config })
+}
+
+/// The layer for a signed statement.
+pub fn attestation_layer(envelope: &[u8], predicate_type: &str) -> Descriptor {
+    let mut layer = Descriptor::new(DSSE, Digest::of(envelope), envelope.len() as u64);
+    layer.annotations.insert(SIGNATURE.to_owned(), String::new());
+    layer.annotations.insert(PREDICATE_TYPE.to_owned(), predicate_type.to_owned());
+    layer
+}
+
+/// The signature that stands on a layer with [`SIMPLE_SIGNING`].
+pub fn layer_signature(layer: &Descriptor) -> Option<Vec<u8>> {
+    if layer.media_type != SIMPLE_SIGNING {
+        return None;
+    }
+    STANDARD.decode(layer.annotations.get(SIGNATURE)?).ok().filter(|bytes| !bytes.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_payload_names_its_image() {
+        let image = Digest::of(b"image");
+        let payload = simple_signing("registry.test/drivers/x", &image);
+        let text = String::from_utf8(payload.clone()).unwrap();
+        insta::assert_snapshot!(text.replace(image.as_str(), "DIGEST"), @r#"{"critical":{"identity":{"docker-reference":"registry.test/drivers/x"},"image":{"docker-manifest-digest":"DIGEST"},"type":"cosign container image signature"},"optional":null}"#);
+        assert_eq!(signed_digest(&payload), Some(image));
+        assert_eq!(signed_digest(text.replace("cosign", "other").as_bytes()), None);
+        assert_eq!(signed_digest(b"{}"), None);
+    }
+
+    #[test]
+    fn signatures_are_added_and_none_is_lost_or_doubled() {
+        let (one, two) = (signature_layer(b"a", b"1"), signature_layer(b"a", b"2"));
+        let first = layered(None, std::slice::from_ref(&one)).unwrap();
+        let read = ImageManifest::parse(&first.manifest).unwrap();
+        assert_eq!(layer_signature(&read.layers[0]).unwrap(), b"1");
+        let both = layered(Some(&read), std::slice::from_ref(&two)).unwrap();
+        let both_read = ImageManifest::parse(&both.manifest).unwrap();
+        assert_eq!(both_read.layers, [one.clone(), two]);
+        assert_eq!(layered(Some(&both_read), &[one]).unwrap(), both);
+        assert_eq!(read.config.digest, Digest::of(&first.config));
+    }
+
+    #[test]
+    fn tags() {
+        let image = Digest::of(b"image");
+        for tag in [signature_tag(&image).unwrap(), attestation_tag(&image).unwrap()] {
+            assert!(is_cosign_tag(&tag), "{tag}");
+        }
+        for tag in ["1.0", "sha256-1.sig", &format!("sha256-{}", image.hex())] {
+            assert!(!is_cosign_tag(&tag.parse().unwrap()), "{tag}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Pure: signed envelopes (DSSE, `secure-systems-lab/dsse`, `protocol.md` and `envelope.md`).
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde::{Deserialize, Serialize};
+
+use super::PublicKey;
+use crate::facts::media_type::IN_TOTO;
+
+/// The media type of an envelope.
+pub const DSSE: &str = "application/vnd.dsse.envelope.v1+json";
+/// Why an envelope says nothing that can be believed.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvelopeError {
+    /// Not the JSON that it should be.
+    #[error("it is no DSSE envelope")]
+    Json(#[source] serde_json::Error),
+    /// Its payload is not base64.
+    #[error("its payload is not base64")]
+    Payload,
+    /// It holds something else.
+    #[error("it holds {0:?}, and no in-toto statement")]
+    Type(String),
+}
+
+/// An envelope that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// What was signed.
+    pub payload: Vec<u8>,
+    signatures: Vec<Vec<u8>>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Form {
+    payload_type: String,
+    payload: String,
+    signatures: Vec<SignatureForm>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SignatureForm {
+    #[serde(default)]
+    keyid: String,
+    sig: String,
+}
+
+/// What is signed in place of a payload: its type and its length are in it.
+pub fn pre_authentication(payload: &[u8]) -> Vec<u8> {
+    let head = format!("DSSEv1 {} {IN_TOTO} {} ", IN_TOTO.len(), payload.len());
+    [head.as_bytes(), payload].concat()
+}
+
+impl Envelope {
+    /// Writes an envelope around a statement, with a signature over its [`pre_authentication`].
+    pub fn write(payload: &[u8], signature: &[u8]) -> Result<Vec<u8>, EnvelopeError> {
+        serde_json::to_vec(&Form {
+            payload_type: IN_TOTO.to_owned(),
+            payload: STANDARD.encode(payload),
+            signatures: vec![SignatureForm { keyid: String::new(), sig: STANDARD.encode(signature) }],
+        })
+        .map_err(EnvelopeError::Json)
+    }
+
+    /// Reads untrusted bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, EnvelopeError> {
+        let form: Form = serde_json::from_slice(bytes).map_err(EnvelopeError::Json)?;
+        if form.payload_type != IN_TOTO {
+            return Err(EnvelopeError::Type(form.payload_type.chars().take(80).collect()));
+        }
+        let payload = STANDARD.decode(&form.payload).map_err(|_| EnvelopeError::Payload)?;
+        let signatures = form.signatures.iter().filter_map(|one| STANDARD.decode(&one.sig).ok()).collect();
+        Ok(Self { payload, signatures })
+    }
+
+    /// Is one of the signatures by this key?
+    pub fn is_signed_by(&self, key: &PublicKey) -> bool {
+        let signed = pre_authentication(&self.payload);
+        self.signatures.iter().any(|signature| key.verifies(&signed, signature))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_is_that_of_the_specification() {
+        // The example of protocol.md has another payload type; the rule is the same.
+        assert_eq!(pre_authentication(b"hello"), b"DSSEv1 28 application/vnd.in-toto+json 5 hello");
+        let bytes = Envelope::write(b"{}", b"sig").unwrap();
+        assert_eq!(
+            String::from_utf8(bytes.clone()).unwrap(),
+            r#"{"payloadType":"application/vnd.in-toto+json","payload":"e30=","signatures":[{"keyid":"","sig":"c2ln"}]}"#
+        );
+        let read = Envelope::parse(&bytes).unwrap();
+        assert_eq!((read.payload.as_slice(), read.signatures.len()), (&b"{}"[..], 1));
+        let other = String::from_utf8(bytes).unwrap().replace("in-toto", "else");
+        assert!(matches!(Envelope::parse(other.as_bytes()), Err(EnvelopeError::Type(_))));
+        assert!(matches!(Envelope::parse(b"[]"), Err(EnvelopeError::Json(_))));
+    }
+}

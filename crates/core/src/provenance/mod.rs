@@ -1,0 +1,25 @@
+//! Pure: where an image came from: its bill of materials, its provenance, and the signatures over both and over the
+//! image itself, in the forms that other tools read. Facts in, bytes out; bytes in, answers out.
+
+mod bill;
+mod cosign;
+mod dsse;
+mod key;
+mod materials;
+mod package;
+mod slsa;
+mod statement;
+#[cfg(test)]
+mod testing;
+
+pub use bill::{CYCLONEDX_PREDICATE, bill};
+pub use cosign::{
+    Layered, SIMPLE_SIGNING, attestation_layer, attestation_tag, is_cosign_tag, layer_signature, layered,
+    signature_layer, signature_tag, signed_digest, simple_signing,
+};
+pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
+pub use key::{KeyError, PublicKey};
+pub use materials::{Material, ModuleFile, Provenance, Role, Subject};
+pub use package::{Package, PackageReader};
+pub use slsa::{SLSA_PREDICATE, slsa};
+pub use statement::{CHECK_REPORT_PREDICATE, Statement, StatementError, is_about, statement};

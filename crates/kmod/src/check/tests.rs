@@ -1,0 +1,507 @@
+use std::fmt::Write;
+
+use super::*;
+use crate::{
+    BtfBase, FactSource, InTree, Known, Signature,
+    testing::{self, ModuleFile, kernel, patch, section_header},
+};
+
+const PRINTK: &str = "0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
+
+fn needed(image: &str, table: &str) -> NeededTable {
+    NeededTable { image: image.to_owned(), symbols: SymbolTable::parse(table).unwrap() }
+}
+
+fn run(kernel: &KernelFacts, needs: &[NeededTable], modules: &[PayloadModule]) -> CheckReport {
+    check(&CheckRequest { kernel, needs, modules, required: &[], files: None })
+}
+
+/// A report as a short text: verdicts, rules and whole sentences.
+fn lines(report: &CheckReport) -> String {
+    let mut text = format!("{}\n", report.verdict);
+    let mut add = |indent: &str, finding: &Finding| {
+        writeln!(text, "{indent}{} {:?}: {finding} -> {}", finding.verdict, finding.rule, finding.remedy)
+            .unwrap();
+    };
+    report.findings.iter().for_each(|finding| add("", finding));
+    for module in &report.modules {
+        for finding in &module.findings {
+            add(&format!("{} ({}): ", module.name, module.verdict), finding);
+        }
+    }
+    text
+}
+
+#[test]
+fn a_module_of_this_kernel_loads() {
+    let modules = [ModuleFile::named("m").needs("printk", 1).payload()];
+    let report = run(&kernel(&[], PRINTK), &[], &modules);
+    assert_eq!((report.verdict, report.modules[0].findings.len()), (Verdict::Loads, 0));
+    assert_eq!(report.load_order, ["m"]);
+}
+
+#[test]
+fn versions_of_the_kernel_that_differ_are_refused() {
+    let mut file = ModuleFile::named("m").needs("printk", 2);
+    file.versions.as_mut().unwrap()[0].1 = 0xbbbb;
+    insta::assert_snapshot!(lines(&run(&kernel(&[], PRINTK), &[], &[file.payload()])));
+}
+
+#[test]
+fn versions_of_a_needed_image_and_of_the_payload_that_differ_are_refused() {
+    let ofed = "0x00000005\tib_register_peer_memory_client\t/build/ofa_kernel/drivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n";
+    let modules = [
+        ModuleFile::named("nvidia").exports("nvidia_p2p_get_pages", 7).payload(),
+        ModuleFile::named("nvidia_peermem")
+            .needs("ib_register_peer_memory_client", 4)
+            .needs("nvidia_p2p_get_pages", 8)
+            .payload(),
+    ];
+    insta::assert_snapshot!(lines(&run(&kernel(&[], ""), &[needed("mofed", ofed)], &modules)));
+}
+
+#[test]
+fn a_symbol_that_nobody_exports_is_refused_unless_it_is_weak() {
+    let mut file = ModuleFile::named("m").needs("pci_resize_everything", 1);
+    file.undefined.push(("optional", true));
+    insta::assert_snapshot!(lines(&run(&kernel(&[], ""), &[], &[file.payload()])));
+}
+
+#[test]
+fn a_weak_symbol_in_another_version_is_refused() {
+    let mut file = ModuleFile::named("m").needs("printk", 2);
+    file.undefined[0].1 = true;
+    assert_eq!(run(&kernel(&[], PRINTK), &[], &[file.payload()]).verdict, Verdict::Refused);
+}
+
+#[test]
+fn what_the_image_replaces_is_not_taken_from_the_kernel() {
+    let in_tree = "0x00000001\told_verb\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n\
+                   0x00000001\tib_verb\tdrivers/infiniband/core/ib_core\tEXPORT_SYMBOL\t\n";
+    let user = ModuleFile::named("peer").needs("old_verb", 1).needs("ib_verb", 2).payload();
+    let plain = run(&kernel(&[], in_tree), &[], std::slice::from_ref(&user));
+    assert_eq!(plain.modules[0].findings.len(), 1, "only the version of ib_verb differs");
+    let ofed = [needed("mofed", "0x00000002\tib_verb\text/ib_core\tEXPORT_SYMBOL\t\n")];
+    insta::assert_snapshot!(lines(&run(&kernel(&[], in_tree), &ofed, &[user])));
+}
+
+#[test]
+fn without_a_symbol_table_it_is_unknown() {
+    let mut facts = kernel(&[], "");
+    facts.symbols = None;
+    insta::assert_snapshot!(lines(&run(&facts, &[], &[ModuleFile::named("m").needs("printk", 1).payload()])));
+}
+
+#[test]
+fn another_vermagic_is_refused() {
+    let release = ModuleFile::named("release").info("vermagic", "5.0.1 SMP preempt mod_unload modversions ");
+    let flag = ModuleFile::named("flag").info("vermagic", "6.1.0-9-amd64 SMP mod_unload modversions ");
+    let mut bare = ModuleFile::named("bare").info("vermagic", "5.0.1 SMP preempt mod_unload modversions ");
+    bare.versions = None;
+    let modules = [release, flag, bare].map(|file| file.payload());
+    insta::assert_snapshot!(lines(&run(&kernel(&[], ""), &[], &modules)));
+}
+
+#[test]
+fn what_only_force_would_load_is_not_fine() {
+    let mut file = ModuleFile::named("m");
+    file.versions = None;
+    file.info.retain(|(key, _)| *key != "vermagic");
+    let modules = [file.payload()];
+    assert_eq!(run(&kernel(&[], ""), &[], &modules).verdict, Verdict::Refused);
+    assert_eq!(run(&kernel(&["MODULE_FORCE_LOAD"], ""), &[], &modules).verdict, Verdict::Unknown);
+}
+
+#[test]
+fn a_kernel_without_symbol_versions_compares_none() {
+    let mut facts = kernel(&[], PRINTK);
+    facts.config = crate::KernelConfig::parse("CONFIG_SMP=y\n").unwrap();
+    let mut file = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ").needs("printk", 9);
+    file.versions = None;
+    // Nothing but a source beyond the headers speaks for the size of its structure.
+    assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Unknown);
+    facts.beyond_headers.module_size = Some(known(896));
+    assert_eq!(run(&facts, &[], &[file.payload()]).verdict, Verdict::Loads);
+}
+
+#[test]
+fn a_missing_version_is_a_warning() {
+    let mut file = ModuleFile::named("m").needs("printk", 1);
+    file.versions.as_mut().unwrap().pop();
+    let report = run(&kernel(&[], PRINTK), &[], &[file.payload()]);
+    assert_eq!((report.verdict, report.modules[0].findings.len()), (Verdict::Loads, 1));
+    let asm = "0x00000000\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
+    assert!(run(&kernel(&[], asm), &[], &[file.payload()]).modules[0].findings.is_empty());
+}
+
+#[test]
+fn gpl_symbols_are_for_gpl_modules_and_the_taint_is_inherited() {
+    let gpl = "0x00000001\tgpl_only\tvmlinux\tEXPORT_SYMBOL_GPL\t\n";
+    let modules = [
+        ModuleFile::named("closed").info("license", "NVIDIA").exports("closed_api", 1).payload(),
+        ModuleFile::named("direct").info("license", "NVIDIA").needs("gpl_only", 1).payload(),
+        ModuleFile::named("glue").needs("closed_api", 1).exports("glue_api", 1).payload(),
+        ModuleFile::named("open").needs("glue_api", 1).needs("gpl_only", 1).payload(),
+    ];
+    insta::assert_snapshot!(lines(&run(&kernel(&[], gpl), &[], &modules)));
+    let mut old = kernel(&[], gpl);
+    old.release = "5.4.0-1".parse().unwrap();
+    let report = run(&old, &[], &modules);
+    assert_eq!(report.modules.iter().map(|m| m.verdict).filter(|v| *v == Verdict::Refused).count(), 1);
+}
+
+#[test]
+fn namespaces_must_be_imported() {
+    let table = "0x00000001\tcxl_f\tvmlinux\tEXPORT_SYMBOL_GPL\tCXL\n\
+                 0x00000001\tonly_f\tvmlinux\tEXPORT_SYMBOL_GPL\tmodule:kvm-intel,nv*\n";
+    let file = |name| ModuleFile::named(name).needs("cxl_f", 1);
+    let verdict =
+        |file: ModuleFile, options: &[&str]| run(&kernel(options, table), &[], &[file.payload()]).verdict;
+    assert_eq!(verdict(file("m"), &[]), Verdict::Refused);
+    assert_eq!(verdict(file("m"), &["MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS"]), Verdict::Loads);
+    assert_eq!(verdict(file("m").info("import_ns", "CXL"), &[]), Verdict::Loads);
+    assert_eq!(verdict(ModuleFile::named("kvm_intel").needs("only_f", 1), &[]), Verdict::Loads);
+    assert_eq!(verdict(ModuleFile::named("nvidia").needs("only_f", 1), &[]), Verdict::Loads);
+    assert_eq!(verdict(ModuleFile::named("kvm").needs("only_f", 1), &[]), Verdict::Refused);
+}
+
+#[test]
+fn an_export_of_the_kernel_itself_is_taken() {
+    let report = run(&kernel(&[], PRINTK), &[], &[ModuleFile::named("m").exports("printk", 1).payload()]);
+    assert_eq!(report.modules[0].findings[0].rule, Rule::DuplicateExport);
+    let in_tree = "0x00000001\tprintk\tdrivers/m\tEXPORT_SYMBOL\t\n";
+    let report = run(&kernel(&[], in_tree), &[], &[ModuleFile::named("m").exports("printk", 1).payload()]);
+    assert_eq!(report.verdict, Verdict::Loads);
+}
+
+#[test]
+fn what_needs_a_refused_module_is_refused() {
+    let mut modules = vec![
+        ModuleFile::named("a_user").needs("b_f", 1).payload(),
+        ModuleFile::named("b").needs("c_f", 1).exports("b_f", 1).payload(),
+        ModuleFile::named("c").needs("nobody", 1).exports("c_f", 1).payload(),
+    ];
+    let report = run(&kernel(&[], ""), &[], &modules);
+    assert_eq!(report.load_order, ["c", "b", "a_user"]);
+    insta::assert_snapshot!(lines(&report));
+    modules[2] = ModuleFile::named("c").needs("b_f", 1).exports("c_f", 1).payload();
+    insta::assert_snapshot!("circle", lines(&run(&kernel(&[], ""), &[], &modules)));
+}
+
+#[test]
+fn the_set_must_be_whole_and_readable() {
+    let kernel = kernel(&[], "");
+    let broken = PayloadModule { path: "lib/nvidia-drm.ko".into(), module: Err(ModuleError::NoSymbols) };
+    let mut twin = ModuleFile::named("m").payload();
+    twin.path = "lib/updates/m.ko".into();
+    let modules = [ModuleFile::named("m").payload(), broken, twin];
+    let required = ["nvidia-drm", "nvidia-uvm", "m"].map(str::to_owned);
+    let report = check(&CheckRequest {
+        kernel: &kernel,
+        needs: &[],
+        modules: &modules,
+        required: &required,
+        files: None,
+    });
+    insta::assert_snapshot!(lines(&report));
+}
+
+#[test]
+fn another_machine_is_refused() {
+    let mut file = ModuleFile::named("m");
+    file.machine = 183;
+    let report = run(&kernel(&[], ""), &[], &[file.payload()]);
+    assert_eq!(
+        report.modules[0].findings[0].to_string(),
+        "the object is for another processor: found aarch64, wanted x86_64"
+    );
+}
+
+#[test]
+fn the_report_is_json_with_stable_names() {
+    let modules = [ModuleFile::named("m").needs("printk", 2).payload()];
+    insta::assert_snapshot!(serde_json::to_string_pretty(&run(&kernel(&[], PRINTK), &[], &modules)).unwrap());
+}
+
+/// What one module file says on a kernel: verdict, rule and sentence of each finding.
+fn said(facts: &KernelFacts, file: &[u8]) -> Vec<String> {
+    let modules = [PayloadModule { path: "lib/m.ko".into(), module: Module::parse(file) }];
+    let report = run(facts, &[], &modules);
+    report.modules[0]
+        .findings
+        .iter()
+        .map(|finding| {
+            assert!(!finding.remedy.is_empty(), "{finding}");
+            format!("{} {:?}: {finding}", finding.verdict, finding.rule)
+        })
+        .collect()
+}
+
+fn known<T>(value: T) -> Known<T> {
+    Known { value, source: FactSource::InTreeModule("ext4".to_owned()) }
+}
+
+#[test]
+fn a_structure_of_another_size_is_refused_where_the_kernel_compares() {
+    let mut facts = kernel(&[], "");
+    facts.beyond_headers.module_size = Some(known(896));
+    let mut file = ModuleFile::named("m");
+    assert_eq!(said(&facts, &file.build()), [""; 0]);
+    file.size = 960;
+    assert_eq!(
+        said(&facts, &file.build()),
+        [
+            "unknown ModuleSize: struct module has another size than the kernel's, says the kernel's own ext4; before \
+          Linux 6.4 the kernel does not compare, and reads it wrongly: found 960 bytes, wanted 896 bytes"
+        ]
+    );
+    facts.release = "6.12.115+deb12-amd64".parse().unwrap();
+    assert_eq!(
+        said(&facts, &file.build()),
+        [
+            "refused ModuleSize: struct module has another size than the kernel's, says the kernel's own ext4: found \
+          960 bytes, wanted 896 bytes"
+        ]
+    );
+}
+
+#[test]
+fn without_a_source_the_version_of_module_layout_speaks_for_the_size() {
+    let facts = kernel(&[], "");
+    assert_eq!(said(&facts, &ModuleFile::named("m").build()), [""; 0]);
+    let mut file = ModuleFile::named("m");
+    file.versions = Some(Vec::new());
+    assert_eq!(
+        said(&facts, &file.build()),
+        [
+            "unknown ModuleSize: no source tells the size of the kernel's struct module, and no symbol version speaks \
+          for it: found 896 bytes"
+        ]
+    );
+}
+
+#[test]
+fn a_section_that_is_there_twice_is_refused_since_linux_6_4() {
+    let mut facts = kernel(&[], "");
+    let mut file = ModuleFile::named("m");
+    file.twice = true;
+    let sentence = "Elf: the module has more than one section .modinfo: wanted one";
+    assert_eq!(said(&facts, &file.build()), [format!("unknown {sentence}")]);
+    facts.release = "6.12.115+deb12-amd64".parse().unwrap();
+    assert_eq!(said(&facts, &file.build()), [format!("refused {sentence}")]);
+}
+
+#[test]
+fn signatures_count_as_the_kernel_is_configured() {
+    let object = ModuleFile::named("m").build();
+    let good = testing::signature::signed(&object, &testing::signature::message("Build key", &[0x6a, 1], 1));
+    let mut buried = good.clone();
+    buried.extend(b"\n");
+    let broken = testing::signature::signed(&object, b"no message");
+    let mut kind = good.clone();
+    let at = kind.len() - 28 - 12 + 2;
+    kind[at] = 1;
+
+    let ignores = kernel(&[], "");
+    for file in [&object, &good, &buried, &broken, &kind] {
+        assert_eq!(said(&ignores, file), [""; 0]);
+    }
+
+    let knows = kernel(&["MODULE_SIG"], "");
+    let taints = "the kernel loads it and taints itself, unless it is locked down (Secure Boot) or started with \
+                  module.sig_enforce";
+    assert_eq!(said(&knows, &good), [""; 0]);
+    assert_eq!(said(&knows, &object), [""; 0]);
+    assert_eq!(
+        said(&knows, &buried),
+        [format!(
+            "loads Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {taints}"
+        )]
+    );
+    let fatal = "refused Signature: the signature is no PKCS#7 message: the kernel answers EBADMSG, whether or not \
+                 it enforces signatures";
+    assert_eq!(said(&knows, &broken), [fatal]);
+    assert_eq!(
+        said(&knows, &kind),
+        [format!(
+            "loads Signature: the signature is no PKCS#7 one (ENOPKG): {taints}: found kind 1, wanted kind 2"
+        )]
+    );
+
+    let enforces = kernel(&["MODULE_SIG", "MODULE_SIG_FORCE"], "");
+    let rejects = "the kernel rejects it, because it enforces signatures, says CONFIG_MODULE_SIG_FORCE";
+    assert_eq!(said(&enforces, &object), [format!("refused Signature: the module is not signed: {rejects}")]);
+    assert_eq!(
+        said(&enforces, &good),
+        [
+            "unknown Signature: the signature is well-formed, and only the kernel's keys can tell whether it is right \
+          (signed by Build key)"
+        ]
+    );
+    assert_eq!(said(&enforces, &broken), [fatal]);
+    assert_eq!(
+        said(&enforces, &buried),
+        [format!(
+            "refused Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {rejects}"
+        )]
+    );
+
+    let mut lenient = kernel(&["MODULE_SIG"], "");
+    lenient.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
+    assert_eq!(said(&lenient, &object), [""; 0]);
+    let trailing =
+        "the file ends in bytes after the signature (1), so to the kernel the module is not signed";
+    assert_eq!(
+        said(&lenient, &buried),
+        [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
+    );
+    assert!(matches!(Module::parse(&good[..]).unwrap().signature, Signature::By(_)));
+}
+
+#[test]
+fn a_section_that_reaches_into_the_signature_is_outside() {
+    let mut object = ModuleFile::named("m").build();
+    let header = section_header(&object, 2);
+    let length = object.len() as u64;
+    patch(&mut object, header + testing::SH_OFFSET, &length.to_le_bytes());
+    patch(&mut object, header + testing::SH_SIZE, &8_u64.to_le_bytes());
+    let file = testing::signature::signed(&object, &testing::signature::message("k", &[1], 1));
+    assert!(matches!(Module::parse(&file[..]), Err(ModuleError::Outside { .. })));
+}
+
+#[test]
+fn type_information_must_count_on_from_the_kernels() {
+    let mut file = ModuleFile::named("m");
+    file.btf = Some(testing::btf::split());
+    let (fits, mut other) = (file.build(), file.clone());
+    other.btf = Some(b"no type information".to_vec());
+    let other = other.build();
+    let with = |options: &[&str], base: Option<BtfBase>| {
+        let mut facts = kernel(options, "");
+        facts.beyond_headers.btf_base = base.map(|value| Known { value, source: FactSource::Btf });
+        facts
+    };
+    let base = testing::btf::BASE;
+    let shifted = BtfBase { types: base.types - 50, ..base };
+    let strict = ["DEBUG_INFO_BTF_MODULES"];
+    let lax = ["DEBUG_INFO_BTF_MODULES", "MODULE_ALLOW_BTF_MISMATCH"];
+    for facts in [with(&[], None), with(&lax, None), with(&lax, Some(base)), with(&strict, Some(base))] {
+        assert_eq!(said(&facts, &fits), [""; 0]);
+    }
+    assert_eq!(
+        said(&with(&strict, None), &fits),
+        ["unknown Btf: no source tells the kernel's own type information, from which the module's counts on"]
+    );
+    let sentence = "Btf: the type information mentions types that neither it nor the kernel has";
+    assert_eq!(said(&with(&strict, Some(shifted)), &fits), [format!("refused {sentence}")]);
+    assert_eq!(
+        said(&with(&lax, Some(shifted)), &fits),
+        [format!("loads {sentence}: the kernel loads the module without it")]
+    );
+    assert_eq!(
+        said(&with(&strict, None), &other),
+        ["refused Btf: the type information is shorter than its header"]
+    );
+    let doubtful = BtfBase { strings: base.strings + 1, ..base };
+    assert_eq!(
+        said(&with(&strict, Some(doubtful)), &fits),
+        ["unknown Btf: the type information was made for another kernel image"]
+    );
+}
+
+#[test]
+fn the_kernels_own_vermagic_is_taken_to_the_letter() {
+    let mut facts = kernel(&["RANDSTRUCT"], "");
+    let exact = "6.1.0-9-amd64 SMP preempt mod_unload modversions RANDSTRUCT_abc";
+    facts.beyond_headers.vermagic = Some(known(exact.to_owned()));
+    let file = |hash: &str| {
+        let magic = format!("6.1.0-9-amd64 SMP preempt mod_unload modversions RANDSTRUCT_{hash}");
+        ModuleFile::named("m").info("vermagic", &magic).build()
+    };
+    assert_eq!(said(&facts, &file("abc")), [""; 0]);
+    assert_eq!(said(&facts, &file("def")).len(), 1);
+    facts.beyond_headers.vermagic = None;
+    assert!(said(&facts, &file("abc"))[0].starts_with("unknown Vermagic: "));
+}
+
+#[test]
+fn a_system_map_tells_that_a_symbol_is_there_and_no_more() {
+    let mut facts = kernel(&[], "");
+    facts.symbols = None;
+    facts.beyond_headers.module_size = Some(known(896));
+    facts.beyond_headers.exports =
+        Some(Known { value: ["printk".to_owned()].into(), source: FactSource::SystemMap });
+    let file = ModuleFile::named("m").needs("printk", 1).needs("of_a_module", 1).build();
+    assert_eq!(
+        said(&facts, &file),
+        [
+            "unknown UndefinedSymbol: the header set has no Module.symvers to look up needed symbols in (1)",
+            "unknown SymbolVersion: the kernel exports symbol printk and 0 more that the module needs, and no source \
+             tells their versions"
+        ]
+    );
+    facts.config = crate::KernelConfig::parse("CONFIG_SMP=y\n").unwrap();
+    let plain = ModuleFile::named("m").info("vermagic", "6.1.0-9-amd64 SMP ").needs("printk", 1);
+    assert_eq!(said(&facts, &plain.build()), [""; 0]);
+    assert_eq!(
+        said(&facts, &plain.info("license", "NVIDIA").build()),
+        [
+            "unknown Licence: no source tells which of the symbols that the module needs are for GPL modules only (1)"
+        ]
+    );
+}
+
+#[test]
+fn a_name_that_is_built_in_and_one_that_is_in_tree() {
+    let mut facts = kernel(&[], "");
+    facts.beyond_headers.in_tree = Some(Known {
+        value: InTree {
+            modules: [("m".to_owned(), "kernel/drivers/m.ko".to_owned())].into(),
+            builtin: ["loop".to_owned()].into(),
+        },
+        source: FactSource::ModuleIndex,
+    });
+    let report = run(&facts, &[], &[ModuleFile::named("loop").payload(), ModuleFile::named("m").payload()]);
+    assert_eq!(report.modules[1].about.shadows.as_deref(), Some("kernel/drivers/m.ko"));
+    assert_eq!(report.modules[1].verdict, Verdict::Loads);
+    let finding = &report.modules[0].findings[0];
+    assert_eq!((finding.rule, finding.verdict), (Rule::BuiltIn, Verdict::Unknown));
+    assert_eq!(
+        finding.message,
+        "6.1.0-9-amd64 has loop built in: modprobe loads no other, and the kernel refuses it where /sys/module/loop \
+         exists"
+    );
+}
+
+#[test]
+fn what_a_module_is_stands_in_the_report() {
+    let mut file = ModuleFile::named("nvidia").info("license", "NVIDIA").info("version", "550.1");
+    for (key, value) in [
+        ("srcversion", "ABC"),
+        ("staging", "Y"),
+        ("depends", "drm,i2c-core"),
+        ("alias", "pci:v000010DEd*"),
+        ("alias", "char-major-195-*"),
+        ("firmware", "nvidia/550.1/gsp_tu10x.bin"),
+        ("firmware", "nvidia/550.1/gsp_ga10x.bin"),
+        ("firmware", "nvidia/*/other-?.bin"),
+    ] {
+        file.info.push((key, value.to_owned()));
+    }
+    let object = file.build();
+    let signed =
+        testing::signature::signed(&object, &testing::signature::message("Build key", &[0x6a, 1], 3));
+    let facts = kernel(&["MODULE_SIG"], "");
+    let payload = |bytes: &[u8]| [PayloadModule { path: "nvidia.ko".into(), module: Module::parse(bytes) }];
+    let files = ["usr/lib/firmware/updates/nvidia/550.1/gsp_tu10x.bin.zst".to_owned()];
+    let about = |bytes: &[u8], files| {
+        let modules = payload(bytes);
+        let request = CheckRequest { kernel: &facts, needs: &[], modules: &modules, required: &[], files };
+        check(&request).modules[0].about.clone()
+    };
+    insta::assert_snapshot!(serde_json::to_string_pretty(&about(&signed, Some(&files))).unwrap());
+    let unsigned = about(&object, None);
+    let letters: String = unsigned.taints.iter().map(|taint| taint.letter()).collect();
+    assert_eq!((letters.as_str(), unsigned.signed_by), ("POEC", None));
+    assert_eq!((unsigned.firmware.len(), unsigned.missing_firmware.len()), (3, 0));
+}

@@ -1,0 +1,135 @@
+//! Pure: the part of DER (ITU-T X.690) that signatures and certificates of kernels are made of.
+
+/// Why an encoding is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The kernel's parser refuses it as well.
+    Bad,
+    /// The kernel's parser may take it.
+    Unread(&'static str),
+}
+
+pub const INTEGER: u8 = 0x02;
+pub const BIT_STRING: u8 = 0x03;
+pub const OCTET_STRING: u8 = 0x04;
+pub const NULL: u8 = 0x05;
+pub const OBJECT_ID: u8 = 0x06;
+pub const UTC_TIME: u8 = 0x17;
+pub const GENERALIZED_TIME: u8 = 0x18;
+pub const SEQUENCE: u8 = 0x30;
+pub const SET: u8 = 0x31;
+/// `[0]` and `[1]`, constructed, and `[0]` primitive.
+pub const CONTEXT_0: u8 = 0xa0;
+pub const CONTEXT_1: u8 = 0xa1;
+pub const KEY_ID: u8 = 0x80;
+
+/// Elements of one level of a DER encoding. Levels are opened by hand, so nothing recurses.
+pub struct Der<'a>(&'a [u8]);
+
+/// One element.
+pub struct Element<'a> {
+    pub tag: u8,
+    pub content: &'a [u8],
+    /// Tag, length and content.
+    pub whole: &'a [u8],
+}
+
+impl<'a> Der<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The next element's tag.
+    pub fn peek(&self) -> Option<u8> {
+        self.0.first().copied()
+    }
+
+    pub fn element(&mut self) -> Result<Element<'a>, Fault> {
+        let start = self.0;
+        let (tag, content) = self.next()?;
+        let (whole, _) = start.split_at_checked(start.len() - self.0.len()).ok_or(Fault::Bad)?;
+        Ok(Element { tag, content, whole })
+    }
+
+    pub fn next(&mut self) -> Result<(u8, &'a [u8]), Fault> {
+        let (&tag, rest) = self.0.split_first().ok_or(Fault::Bad)?;
+        let (&first, rest) = rest.split_first().ok_or(Fault::Bad)?;
+        // `lib/asn1_decoder.c` takes tags of one byte, and lengths of up to four.
+        if tag & 0x1f == 0x1f {
+            return Err(Fault::Bad);
+        }
+        let (length, rest) = match first {
+            0..0x80 => (usize::from(first), rest),
+            0x80 => return Err(Fault::Unread("has elements of indefinite length")),
+            0x81..=0x84 => {
+                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(Fault::Bad)?;
+                (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
+            }
+            _ => return Err(Fault::Bad),
+        };
+        let (content, rest) = rest.split_at_checked(length).ok_or(Fault::Bad)?;
+        self.0 = rest;
+        Ok((tag, content))
+    }
+
+    pub fn expect(&mut self, wanted: u8) -> Result<&'a [u8], Fault> {
+        let (tag, content) = self.next()?;
+        if tag == wanted { Ok(content) } else { Err(Fault::Bad) }
+    }
+
+    pub fn open(&mut self, wanted: u8) -> Result<Self, Fault> {
+        self.expect(wanted).map(Self)
+    }
+}
+
+/// One element, from the encodings of what it holds.
+pub fn encode(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let mut out = vec![tag];
+    if let Ok(short @ 0..0x80) = u8::try_from(length) {
+        out.push(short);
+    } else {
+        let bytes = length.to_be_bytes();
+        let from = bytes.iter().take_while(|byte| **byte == 0).count();
+        let significant = bytes.get(from..).unwrap_or_default();
+        // A length has eight bytes at most.
+        out.push(0x80 | u8::try_from(significant.len()).unwrap_or(8));
+        out.extend_from_slice(significant);
+    }
+    for part in parts {
+        out.extend_from_slice(part);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_read(tag in 0_u8..0x1f, length in prop_oneof![0_usize..300, 0_usize..70_000]) {
+            let content = vec![tag; length];
+            let (first, second) = content.split_at(length / 3);
+            let whole = encode(tag, &[first, second]);
+            let mut der = Der::new(&whole);
+            let element = der.element().map_err(|_| TestCaseError::fail("unread"))?;
+            prop_assert_eq!((element.tag, element.content, element.whole), (tag, &content[..], &whole[..]));
+            prop_assert!(der.is_empty());
+        }
+
+        #[test]
+        fn nothing_panics(bytes in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let mut der = Der::new(&bytes);
+            while let Ok(element) = der.element() {
+                prop_assert!(element.whole.ends_with(element.content));
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Pure: what is known about a kernel, and who said so.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{KernelConfig, SymbolTable, Vermagic};
+use crate::{Architecture, KernelRelease};
+
+/// What is known about a kernel.
+#[derive(Clone, Debug)]
+pub struct KernelFacts {
+    /// The release, from `include/generated/utsrelease.h` or `include/config/kernel.release`.
+    pub release: KernelRelease,
+    /// Architecture.
+    pub arch: Architecture,
+    /// `include/config/auto.conf`, parsed.
+    pub config: KernelConfig,
+    /// `Module.symvers`; `None` when the header set has none.
+    pub symbols: Option<SymbolTable>,
+    /// What a header set cannot tell.
+    pub beyond_headers: BeyondHeaders,
+}
+
+/// What only the kernel itself can tell: its image, its own modules, or the machine that runs it.
+#[derive(Clone, Debug, Default)]
+pub struct BeyondHeaders {
+    /// `sizeof(struct module)` in bytes.
+    pub module_size: Option<Known<u64>>,
+    /// The `vermagic` of one of the kernel's own modules.
+    pub vermagic: Option<Known<String>>,
+    /// Names that the kernel image exports, without those of its modules.
+    pub exports: Option<Known<BTreeSet<String>>>,
+    /// The kernel's own modules.
+    pub in_tree: Option<Known<InTree>>,
+    /// Does the loader refuse modules without a valid signature?
+    pub enforces_signatures: Option<Known<bool>>,
+    /// Keys whose signatures the kernel takes, by their identifiers as `modinfo` shows them (`6A:0F:...`), as the site's
+    /// owners say. Others may be among the kernel's keys too.
+    pub trusted_keys: BTreeSet<String>,
+    /// How large the kernel's own type information is, from which that of modules counts on.
+    pub btf_base: Option<Known<BtfBase>>,
+}
+
+/// The measures of a kernel's type information (BTF).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BtfBase {
+    /// How many types it has, with `void`, which is number 0.
+    pub types: u32,
+    /// Bytes of its strings.
+    pub strings: u32,
+}
+
+/// A fact and who said it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Known<T> {
+    /// The fact.
+    pub value: T,
+    /// Who said it.
+    pub source: FactSource,
+}
+
+/// Sources of truth about a kernel, beside its header set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum FactSource {
+    /// The type information (BTF) in the kernel image.
+    Btf,
+    /// The kernel image's own table of exported symbols.
+    KernelImage,
+    /// `System.map`.
+    SystemMap,
+    /// One of the kernel's own modules, by name.
+    InTreeModule(String),
+    /// `modules.dep`, `modules.order` and `modules.builtin` of the kernel's module directory.
+    ModuleIndex,
+    /// The machine that runs the kernel.
+    Host,
+    /// The kernel's configuration.
+    Config,
+}
+
+impl fmt::Display for FactSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Btf => f.write_str("the kernel image's BTF"),
+            Self::KernelImage => f.write_str("the kernel image"),
+            Self::SystemMap => f.write_str("System.map"),
+            Self::InTreeModule(name) => write!(f, "the kernel's own {name}"),
+            Self::ModuleIndex => f.write_str("the kernel's module index"),
+            Self::Host => f.write_str("the running kernel"),
+            Self::Config => f.write_str("the kernel's configuration"),
+        }
+    }
+}
+
+/// The modules that come with a kernel. Names as `lsmod` shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InTree {
+    /// Loadable ones, with their files relative to the kernel's module directory.
+    pub modules: BTreeMap<String, String>,
+    /// Those that are part of the kernel image.
+    pub builtin: BTreeSet<String>,
+}
+
+impl KernelFacts {
+    /// The vermagic that a module built against this header set gets, and that the kernel asks for.
+    /// One of the kernel's own modules tells it exactly, hash of the layout seed included; else the
+    /// configuration tells most of it.
+    pub fn expected_vermagic(&self) -> Vermagic {
+        match &self.beyond_headers.vermagic {
+            Some(known) => Vermagic::exact(&known.value),
+            None => Vermagic::expected(&self.release, self.arch, &self.config),
+        }
+    }
+
+    /// Does the loader refuse modules without a valid signature? `None` where neither the configuration nor the
+    /// machine says so: a boot parameter or lockdown can still make it.
+    pub fn enforces_signatures(&self) -> Option<Known<bool>> {
+        if self.config.is_set("MODULE_SIG_FORCE") {
+            return Some(Known { value: true, source: FactSource::Config });
+        }
+        self.beyond_headers.enforces_signatures.clone()
+    }
+
+    /// Is the kernel's version at least this one?
+    pub(super) fn since(&self, major: u64, minor: u64) -> bool {
+        let version = self.release.version();
+        (version.major, version.minor) >= (major, minor)
+    }
+}

@@ -1,0 +1,428 @@
+//! Pure: what a module file says about itself: owned facts, read once.
+
+use std::collections::BTreeMap;
+
+use object::{ReadRef, elf};
+
+use super::{
+    BtfFault, Signature, SplitBtf, Verdict,
+    elf::{Elf, Place, Symbol, string_at},
+    signature,
+};
+use crate::Architecture;
+
+/// `struct modversion_info` (`include/linux/module.h`) on 64-bit machines: a long and a name.
+const VERSION_ENTRY: usize = 64;
+/// Offset of `name` in `struct module`: after an enum and a list head, since Linux 2.6.
+const NAME_OFFSET: usize = 24;
+/// Bytes of that name on 64-bit machines (`MODULE_NAME_LEN`).
+const NAME_LENGTH: usize = 56;
+/// Holds `struct module`.
+const THIS_MODULE: &str = ".gnu.linkonce.this_module";
+
+/// A kernel module's facts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Module {
+    /// Its name as `lsmod` shows it.
+    pub name: String,
+    /// The machine that it is for.
+    pub arch: Architecture,
+    /// `.modinfo`, in the file's order; a key may be there more than once.
+    pub info: Vec<(String, String)>,
+    /// The versions of the symbols that it was built with, by name; `None` when it carries no such table.
+    pub versions: Option<BTreeMap<String, u32>>,
+    /// What it needs, by name.
+    pub undefined: Vec<UndefinedSymbol>,
+    /// What it exports, by name.
+    pub exports: Vec<ModuleExport>,
+    /// Bytes of its `struct module` (`.gnu.linkonce.this_module`).
+    pub this_module_size: u64,
+    /// Does it hold DWARF debug information?
+    pub debug_info: bool,
+    /// The signature at its end.
+    pub signature: Signature,
+    /// Its type information (section `.BTF`), or what is wrong with that.
+    pub btf: Option<Result<SplitBtf, BtfFault>>,
+    /// Does it bring the base of its type information along (section `.BTF.base`, Linux 6.11)?
+    pub btf_base: bool,
+    /// Sections that it has more than once, and of which the kernel takes one.
+    pub repeated: Vec<&'static str>,
+}
+
+/// A symbol that a module needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UndefinedSymbol {
+    /// Its name.
+    pub name: String,
+    /// The module loads without it.
+    pub weak: bool,
+}
+
+/// A symbol that a module exports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModuleExport {
+    /// Its name.
+    pub name: String,
+    /// Its version, where the module tells.
+    pub crc: Option<u32>,
+    /// Exported with `EXPORT_SYMBOL_GPL`.
+    pub gpl_only: bool,
+    /// The namespace that a user must import.
+    pub namespace: Option<String>,
+}
+
+/// Why a file is no module that a kernel would take.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ModuleError {
+    /// The bytes could not be had, though the file should hold them.
+    #[error("read {what} of the module")]
+    Read {
+        /// Which bytes.
+        what: &'static str,
+    },
+    /// It does not start as an ELF file does.
+    #[error("the file is no ELF object")]
+    NotElf,
+    /// 32-bit or big-endian.
+    #[error("the object is not 64-bit little-endian")]
+    Class,
+    /// A program or a shared library, for example.
+    #[error("the object is of ELF type {0}, not relocatable (1)")]
+    NotRelocatable(u16),
+    /// For another processor than those that farrier knows.
+    #[error("the object is for ELF machine {0}, which is neither x86-64 (62) nor arm64 (183)")]
+    Machine(u16),
+    /// The ELF header contradicts the file.
+    #[error("the ELF header is damaged: {0}")]
+    Header(&'static str),
+    /// A section that does not lie within the file.
+    #[error("section {section} lies outside the file: {size} bytes at {offset}, and the file has {length}")]
+    Outside {
+        /// Its name, or number.
+        section: String,
+        /// Where it starts.
+        offset: u64,
+        /// Its bytes.
+        size: u64,
+        /// The file's bytes.
+        length: u64,
+    },
+    /// A table that no module of this world has.
+    #[error("section {section} has {size} bytes, more than any module's")]
+    TooLarge {
+        /// Its name, or number.
+        section: String,
+        /// Its bytes.
+        size: u64,
+    },
+    /// A section whose contents make no sense.
+    #[error("section {section} {reason}")]
+    Malformed {
+        /// Its name, or number.
+        section: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Stripped of its symbol table.
+    #[error("the module has no symbols")]
+    NoSymbols,
+    /// An object file, but no module.
+    #[error("the object has no .gnu.linkonce.this_module, so it is no kernel module")]
+    NoModule,
+    /// Compiled without `-fno-common`.
+    #[error("symbol {0} is a common one, which the loader refuses")]
+    Common(String),
+    /// The file's compression is damaged, or hides too much.
+    #[error("decompress the module: {0}")]
+    Decompress(String),
+}
+
+impl ModuleError {
+    /// Does the kernel refuse such a file, or is it only farrier that cannot tell?
+    pub fn verdict(&self) -> Verdict {
+        match self {
+            Self::Read { .. } | Self::TooLarge { .. } => Verdict::Unknown,
+            Self::NotElf
+            | Self::Class
+            | Self::NotRelocatable(_)
+            | Self::Machine(_)
+            | Self::Header(_)
+            | Self::Outside { .. }
+            | Self::Malformed { .. }
+            | Self::NoSymbols
+            | Self::NoModule
+            | Self::Common(_)
+            | Self::Decompress(_) => Verdict::Refused,
+        }
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "look for a fault of the disk, and build again",
+            Self::TooLarge { .. } => "look at the file with readelf; a module of this size is not read",
+            Self::Class | Self::Machine(_) => "build for the node's architecture",
+            Self::NoSymbols => "strip it with --strip-debug, never with --strip-all",
+            Self::Common(_) => "compile with the kernel's own flags, which have -fno-common",
+            Self::NotElf
+            | Self::NotRelocatable(_)
+            | Self::Header(_)
+            | Self::Outside { .. }
+            | Self::Malformed { .. }
+            | Self::NoModule
+            | Self::Decompress(_) => "build it again: the file is damaged, or is no kernel module",
+        }
+    }
+}
+
+/// A module's name as `lsmod` shows it, from a file's or exporter's path: `extra/nvidia-uvm.ko.xz` is `nvidia_uvm`.
+pub fn module_name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let plain = [".xz", ".zst", ".gz"].iter().find_map(|end| file.strip_suffix(end)).unwrap_or(file);
+    plain.strip_suffix(".ko").unwrap_or(plain).replace('-', "_")
+}
+
+impl Module {
+    /// Reads a module's facts. `data` is the plain (decompressed) file: an [`object::read::ReadCache`] over
+    /// an open file, of which only the tables that matter are read, or bytes in memory.
+    pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self, ModuleError> {
+        let length = data.len().map_err(|()| ModuleError::Read { what: "the file's length" })?;
+        let (signature, length) = signature::read(data, length);
+        let elf = Elf::parse(data, length)?;
+        let arch = match elf::Machine(elf.machine()) {
+            elf::EM_X86_64 => Architecture::Amd64,
+            elf::EM_AARCH64 => Architecture::Arm64,
+            other => return Err(ModuleError::Machine(other.0)),
+        };
+        let this_module = elf.find(THIS_MODULE).ok_or(ModuleError::NoModule)?;
+        if !elf.has_bytes(this_module) {
+            return Err(elf.malformed(this_module, "has no bytes in the file"));
+        }
+        let info = match elf.find(".modinfo") {
+            Some(index) => read_info(elf.contents(index)?),
+            None => Vec::new(),
+        };
+        let name = read_name(&info, elf.contents(this_module)?)
+            .ok_or_else(|| elf.malformed(this_module, "holds no name"))?;
+        let (undefined, exports) = read_symbols(&elf)?;
+        Ok(Self {
+            name,
+            arch,
+            versions: read_versions(&elf)?,
+            undefined,
+            exports,
+            this_module_size: elf.size(this_module),
+            debug_info: [".debug_info", ".zdebug_info"]
+                .into_iter()
+                .any(|name| elf.all(name).next().is_some()),
+            signature,
+            // To the kernel an empty one is none.
+            btf: match elf.all(".BTF").find(|&index| elf.size(index) > 0) {
+                Some(index) => Some(SplitBtf::read(elf.contents(index)?)),
+                None => None,
+            },
+            btf_base: elf.all(".BTF.base").next().is_some(),
+            repeated: [THIS_MODULE, ".modinfo"]
+                .into_iter()
+                .filter(|name| elf.all(name).nth(1).is_some())
+                .collect(),
+            info,
+        })
+    }
+
+    /// The first value of a `.modinfo` key, which is the one that the loader takes.
+    pub fn field(&self, key: &str) -> Option<&str> {
+        self.fields(key).next()
+    }
+
+    /// All values of a `.modinfo` key.
+    pub fn fields<'a, 'k>(&'a self, key: &'k str) -> impl Iterator<Item = &'a str> + use<'a, 'k> {
+        self.info.iter().filter(move |(name, _)| name == key).map(|(_, value)| value.as_str())
+    }
+
+    /// `vermagic`.
+    pub fn vermagic(&self) -> Option<&str> {
+        self.field("vermagic")
+    }
+
+    /// Is its licence one of those that may use `EXPORT_SYMBOL_GPL` (`license_is_gpl_compatible` in
+    /// `include/linux/license.h`)? No licence is none of them.
+    pub fn is_gpl_compatible(&self) -> bool {
+        matches!(
+            self.field("license"),
+            Some(
+                "GPL"
+                    | "GPL v2"
+                    | "GPL and additional rights"
+                    | "Dual BSD/GPL"
+                    | "Dual MIT/GPL"
+                    | "Dual MPL/GPL"
+            )
+        )
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `key=value`, each ended by one or more zero bytes.
+fn read_info(bytes: &[u8]) -> Vec<(String, String)> {
+    bytes
+        .split(|&byte| byte == 0)
+        .filter_map(|entry| {
+            let equals = entry.iter().position(|&byte| byte == b'=')?;
+            Some((text(entry.get(..equals)?), text(entry.get(equals + 1..)?)))
+        })
+        .collect()
+}
+
+/// The `name` field (since Linux 4.13), else the name in `struct module`.
+fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
+    let field = info.iter().find(|(key, _)| key == "name").map(|(_, value)| value.clone());
+    field
+        .or_else(|| {
+            let bytes = this_module.get(NAME_OFFSET..NAME_OFFSET + NAME_LENGTH)?;
+            string_at(bytes, 0).map(text)
+        })
+        .filter(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && b != b'/'))
+}
+
+/// The extended table where there is one, because it alone holds long names; else the fixed-size one.
+fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap<String, u32>>, ModuleError> {
+    let extended = elf.find("__version_ext_crcs").zip(elf.find("__version_ext_names"));
+    if let Some((crcs, names)) = extended {
+        let (crc_bytes, name_bytes) = (elf.contents(crcs)?, elf.contents(names)?);
+        let Some((0, name_bytes)) = name_bytes.split_last().filter(|_| crc_bytes.len() % 4 == 0) else {
+            return Err(elf.malformed(names, "does not fit the versions beside it"));
+        };
+        let mut rest = name_bytes.split(|&byte| byte == 0);
+        let mut versions = BTreeMap::new();
+        for crc in crc_bytes.chunks_exact(4) {
+            let name = rest.next().ok_or_else(|| elf.malformed(names, "has fewer names than versions"))?;
+            versions.entry(text(name)).or_insert(u32_of(crc));
+        }
+        return Ok(Some(versions));
+    }
+    let Some(index) = elf.find("__versions") else { return Ok(None) };
+    let mut versions = BTreeMap::new();
+    for entry in elf.contents(index)?.chunks_exact(VERSION_ENTRY) {
+        let (crc, name) = entry.split_at(8);
+        let (low, high) = crc.split_at(4);
+        if high != [0; 4] {
+            return Err(elf.malformed(index, "holds a version of more than 32 bits"));
+        }
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
+        // The loader takes the first of several.
+        versions.entry(text(name.get(..end).unwrap_or(name))).or_insert(u32_of(low));
+    }
+    Ok(Some(versions))
+}
+
+fn u32_of(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u32::from(byte))
+}
+
+/// What one pass over the symbols collects about exports, by exported name.
+#[derive(Default)]
+struct ExportParts<'d> {
+    tables: BTreeMap<&'d [u8], Symbol<'d>>,
+    crcs: BTreeMap<&'d [u8], Symbol<'d>>,
+    namespaces: BTreeMap<&'d [u8], Symbol<'d>>,
+}
+
+fn read_symbols<'d, R: ReadRef<'d>>(
+    elf: &Elf<'d, R>,
+) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>), ModuleError> {
+    let mut undefined = BTreeMap::new();
+    let mut parts = ExportParts::default();
+    for symbol in elf.symbols()?.iter() {
+        let symbol = symbol?;
+        match symbol.place {
+            Place::Undefined if ignored(elf.machine(), symbol.name) => {}
+            Place::Undefined => {
+                // One strong use makes it needed.
+                let weak = undefined.entry(symbol.name).or_insert(true);
+                *weak &= symbol.weak;
+            }
+            // Slim LTO objects carry one such marker, which the loader forgives.
+            Place::Common if !symbol.name.starts_with(b"__gnu_lto") => {
+                return Err(ModuleError::Common(text(symbol.name)));
+            }
+            Place::Common | Place::Other => {}
+            Place::Absolute | Place::Section(_) => parts.add(symbol),
+        }
+    }
+    let undefined =
+        undefined.into_iter().map(|(name, weak)| UndefinedSymbol { name: text(name), weak }).collect();
+    Ok((undefined, parts.finish(elf)?))
+}
+
+/// Made by the assembler or linker, and never looked up (`ignore_undef_symbol` in `kernel/module/main.c`).
+fn ignored(machine: u16, name: &[u8]) -> bool {
+    machine == elf::EM_X86_64.0 && name == b"_GLOBAL_OFFSET_TABLE_"
+}
+
+impl<'d> ExportParts<'d> {
+    fn add(&mut self, symbol: Symbol<'d>) {
+        if !symbol.name.starts_with(b"__") {
+            return;
+        }
+        if let Some(name) = symbol.name.strip_prefix(b"__ksymtab_") {
+            self.tables.insert(name, symbol);
+        } else if let Some(name) = symbol.name.strip_prefix(b"__crc_") {
+            self.crcs.insert(name, symbol);
+        } else if let Some(name) = symbol.name.strip_prefix(b"__kstrtabns_") {
+            self.namespaces.insert(name, symbol);
+        }
+    }
+
+    fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>) -> Result<Vec<ModuleExport>, ModuleError> {
+        let Self { tables, crcs, namespaces } = self;
+        let mut exports = Vec::with_capacity(tables.len());
+        for (name, table) in tables {
+            let Place::Section(section) = table.place else { continue };
+            let section = elf.name(section);
+            if !section.starts_with(b"__ksymtab") && !section.starts_with(b"___ksymtab") {
+                continue;
+            }
+            let namespace = match namespaces.get(name) {
+                Some(symbol) => bytes_at(elf, symbol)?.and_then(|bytes| string_at(bytes, 0)),
+                None => None,
+            };
+            exports.push(ModuleExport {
+                name: text(name),
+                crc: crcs.get(name).map(|symbol| crc_of(elf, symbol)).transpose()?.flatten(),
+                gpl_only: section == b"__ksymtab_gpl" || section.starts_with(b"___ksymtab_gpl+"),
+                namespace: namespace.filter(|namespace| !namespace.is_empty()).map(text),
+            });
+        }
+        Ok(exports)
+    }
+}
+
+/// A version is the symbol's own value (until Linux 5.18 on most machines), or lies where it points: since
+/// 5.19 in `__kcrctab`, before that with `CONFIG_MODULE_REL_CRCS` in `.rodata`.
+fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>, ModuleError> {
+    if symbol.place == Place::Absolute {
+        return Ok(u32::try_from(symbol.value).ok());
+    }
+    Ok(bytes_at(elf, symbol)?.and_then(|bytes| bytes.get(..4)).map(u32_of))
+}
+
+fn bytes_at<'d, R: ReadRef<'d>>(
+    elf: &Elf<'d, R>,
+    symbol: &Symbol<'d>,
+) -> Result<Option<&'d [u8]>, ModuleError> {
+    let Place::Section(index) = symbol.place else { return Ok(None) };
+    let Ok(offset) = usize::try_from(symbol.value) else { return Ok(None) };
+    Ok(elf.contents(index)?.get(offset..))
+}
+
+/// For messages: a version as the kernel prints it.
+pub(super) fn crc_text(crc: u32) -> String {
+    format!("{crc:#010x}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+use std::io::Cursor;
+
+use object::read::ReadCache;
+use proptest::prelude::*;
+
+use super::*;
+use crate::testing::{ModuleFile, SH_OFFSET, SH_SIZE, SH_TYPE, patch, section_header};
+
+fn parse(file: &[u8]) -> Result<Module, ModuleError> {
+    Module::parse(file)
+}
+
+fn sample() -> ModuleFile {
+    let mut file = ModuleFile::named("nvidia_uvm").needs("printk", 0x1234_5678).info("import_ns", "CXL");
+    file.undefined.push(("optional", true));
+    file.undefined.push(("_GLOBAL_OFFSET_TABLE_", false));
+    file.exports = vec![
+        ("plain", Some(0xffff_ffff), false, ""),
+        ("for_gpl", Some(1), true, "MY_NS"),
+        ("unversioned", None, false, ""),
+    ];
+    file
+}
+
+#[test]
+fn reads_the_facts_alike_from_memory_and_from_a_file() {
+    let bytes = sample().build();
+    let module = parse(&bytes).unwrap();
+    assert_eq!(Module::parse(&ReadCache::new(Cursor::new(&bytes))).as_ref(), Ok(&module));
+    assert_eq!(module.name, "nvidia_uvm");
+    assert_eq!(module.vermagic(), Some("6.1.0-9-amd64 SMP preempt mod_unload modversions "));
+    assert_eq!(module.fields("import_ns").collect::<Vec<_>>(), ["CXL"]);
+    assert_eq!(module.versions.as_ref().unwrap()["printk"], 0x1234_5678);
+    let undefined: Vec<_> = module.undefined.iter().map(|u| (u.name.as_str(), u.weak)).collect();
+    assert_eq!(undefined, [("optional", true), ("printk", false)]);
+    let exports: Vec<_> =
+        module.exports.iter().map(|e| (e.name.as_str(), e.crc, e.gpl_only, e.namespace.as_deref())).collect();
+    assert_eq!(
+        exports,
+        [
+            ("for_gpl", Some(1), true, Some("MY_NS")),
+            ("plain", Some(0xffff_ffff), false, None),
+            ("unversioned", None, false, None)
+        ]
+    );
+    assert_eq!(
+        (module.this_module_size, module.debug_info, &module.signature),
+        (896, false, &Signature::None)
+    );
+}
+
+#[test]
+fn a_signature_does_not_hide_the_module() {
+    let mut bytes = sample().build();
+    bytes.extend([0; 40]);
+    bytes.extend(b"~Module signature appended~\n");
+    let signature = parse(&bytes).unwrap().signature;
+    assert_eq!(signature, Signature::Unsupported(0));
+}
+
+#[test]
+fn an_old_module_is_named_by_its_structure() {
+    let mut file = sample();
+    file.info.retain(|(key, _)| *key != "name");
+    assert_eq!(parse(&file.build()).unwrap().name, "from_struct");
+}
+
+#[test]
+fn extended_versions_count_before_the_others() {
+    let mut file = sample();
+    file.extended = Some((
+        vec![7, 8],
+        b"printk\0a_name_of_more_than_fifty_five_bytes_that_fits_in_no_basic_entry\0".to_vec(),
+    ));
+    let versions = parse(&file.build()).unwrap().versions.unwrap();
+    assert_eq!(versions["printk"], 7);
+    assert_eq!(versions.len(), 2);
+    file.extended = Some((vec![7, 8], b"printk\0".to_vec()));
+    assert!(matches!(parse(&file.build()), Err(ModuleError::Malformed { .. })));
+    file.extended = Some((vec![7], b"printk".to_vec()));
+    assert!(matches!(parse(&file.build()), Err(ModuleError::Malformed { .. })));
+}
+
+#[test]
+fn what_is_no_module_is_told() {
+    assert_eq!(parse(b""), Err(ModuleError::NotElf));
+    assert_eq!(parse(b"\x7fELF"), Err(ModuleError::NotElf));
+    assert_eq!(parse(b"#!/bin/sh\nexit\n"), Err(ModuleError::NotElf));
+    let mut file = sample();
+    file.machine = 8;
+    assert_eq!(parse(&file.build()), Err(ModuleError::Machine(8)));
+    let mut file = sample();
+    file.this_module = false;
+    assert_eq!(parse(&file.build()), Err(ModuleError::NoModule));
+    let mut file = sample();
+    file.common = Some("shared");
+    assert_eq!(parse(&file.build()), Err(ModuleError::Common("shared".into())));
+    file.common = Some("__gnu_lto_slim");
+    assert!(parse(&file.build()).is_ok());
+
+    let broken = |at: usize, bytes: &[u8]| {
+        let mut file = sample().build();
+        patch(&mut file, at, bytes);
+        parse(&file).unwrap_err()
+    };
+    assert_eq!(broken(4, &[1]), ModuleError::Class);
+    assert_eq!(broken(5, &[2]), ModuleError::Class);
+    assert_eq!(broken(16, &3_u16.to_le_bytes()), ModuleError::NotRelocatable(3));
+    assert!(matches!(broken(40, &u64::MAX.to_le_bytes()), ModuleError::Header(_)));
+    assert!(matches!(broken(58, &40_u16.to_le_bytes()), ModuleError::Header(_)));
+    assert!(matches!(broken(60, &u16::MAX.to_le_bytes()), ModuleError::Header(_)));
+    assert!(matches!(broken(60, &0_u16.to_le_bytes()), ModuleError::Header(_)));
+    assert!(matches!(broken(62, &0_u16.to_le_bytes()), ModuleError::Header(_)));
+}
+
+#[test]
+fn every_truncation_is_told() {
+    let bytes = sample().build();
+    for length in 0..bytes.len() {
+        assert!(parse(&bytes[..length]).is_err(), "{length} bytes of {}", bytes.len());
+    }
+}
+
+#[test]
+fn a_section_outside_the_file_is_told_with_its_name() {
+    let bytes = sample().build();
+    for (offset, size) in [
+        (64, 4_u64 << 30),
+        (64, u64::MAX),
+        (u64::MAX, 64),
+        (bytes.len() as u64, 1),
+        (u64::from(u32::MAX), 1),
+        ((1 << 32) + 64, 16),
+    ] {
+        let mut file = bytes.clone();
+        let header = section_header(&file, 2);
+        patch(&mut file, header + SH_OFFSET, &offset.to_le_bytes());
+        patch(&mut file, header + SH_SIZE, &size.to_le_bytes());
+        let section = ".modinfo".to_owned();
+        assert_eq!(
+            parse(&file),
+            Err(ModuleError::Outside { section, offset, size, length: bytes.len() as u64 })
+        );
+    }
+}
+
+#[test]
+fn a_section_without_bytes_may_have_any_size() {
+    let mut file = sample().build();
+    let header = section_header(&file, 4);
+    patch(&mut file, header + SH_TYPE, &8_u32.to_le_bytes());
+    patch(&mut file, header + SH_SIZE, &(16_u64 << 30).to_le_bytes());
+    assert!(parse(&file).is_ok());
+}
+
+#[test]
+fn without_symbols_or_versions() {
+    let mut file = sample().build();
+    let count = usize::from(u16::from_le_bytes(file[60..62].try_into().unwrap()));
+    let symtab = section_header(&file, count - 3);
+    patch(&mut file, symtab + SH_TYPE, &1_u32.to_le_bytes());
+    assert_eq!(parse(&file), Err(ModuleError::NoSymbols));
+    let mut file = sample();
+    file.versions = None;
+    assert_eq!(parse(&file.build()).unwrap().versions, None);
+}
+
+#[test]
+fn licences_are_the_kernels_list() {
+    let compatible = |licence: &str| sample().info("license", licence).module().is_gpl_compatible();
+    for licence in
+        ["GPL", "GPL v2", "Dual BSD/GPL", "Dual MIT/GPL", "Dual MPL/GPL", "GPL and additional rights"]
+    {
+        assert!(compatible(licence), "{licence}");
+    }
+    for licence in ["NVIDIA", "Proprietary", "MIT", "GPL ", "gpl", "BSD"] {
+        assert!(!compatible(licence), "{licence}");
+    }
+    let mut file = sample();
+    file.info.retain(|(key, _)| *key != "license");
+    assert!(!file.module().is_gpl_compatible());
+}
+
+#[test]
+fn names_come_from_paths_as_lsmod_shows_them() {
+    for (path, name) in [
+        ("lib/modules/extra/nvidia-uvm.ko.xz", "nvidia_uvm"),
+        ("a.ko", "a"),
+        ("drivers/infiniband/core/ib_core", "ib_core"),
+        ("nvidia-peermem", "nvidia_peermem"),
+        ("x.koala.ko.zst", "x.koala"),
+    ] {
+        assert_eq!(module_name(path), name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_byte_can_make_it_panic(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
+        let mut file = sample().build();
+        for (at, byte) in changes {
+            let at = at.index(file.len());
+            file[at] = byte;
+        }
+        let from_memory = parse(&file);
+        let from_file = Module::parse(&ReadCache::new(Cursor::new(&file)));
+        // Only memory can be misaligned.
+        if from_memory.is_ok() {
+            prop_assert_eq!(from_memory, from_file);
+        }
+    }
+
+    #[test]
+    fn no_header_can_make_it_panic(section in 0_usize..11, field in 0_usize..8, value in any::<u64>()) {
+        let mut file = sample().build();
+        let at = section_header(&file, section) + field * 8;
+        patch(&mut file, at, &value.to_le_bytes());
+        let _ = parse(&file);
+    }
+}

@@ -1,0 +1,55 @@
+//! Pure: the module imports the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
+//! `kernel/module/main.c`).
+
+use super::Subject;
+use crate::{Finding, Rule, Verdict};
+
+/// Starts a namespace that names the modules that may use it, since Linux 6.16.
+const MODULES: &str = "module:";
+
+pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let module = subject.module;
+    let allowed = subject.kernel.config.is_set("MODULE_ALLOW_MISSING_NAMESPACE_IMPORTS");
+    for import in subject.imports {
+        let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
+        let name = &import.symbol.name;
+        let exporter = import.provider.describe();
+        let finding = |verdict, message, remedy| Finding {
+            rule: Rule::Namespace,
+            verdict,
+            subject: name.clone(),
+            message,
+            found: None,
+            wanted: Some(namespace.to_owned()),
+            remedy,
+        };
+        if let Some(modules) = namespace.strip_prefix(MODULES) {
+            if !names(modules, &module.name) {
+                findings.push(finding(
+                    Verdict::Refused,
+                    format!("symbol {name}, exported by {exporter}, is for other modules only"),
+                    "use a driver version that does without this symbol".to_owned(),
+                ));
+            }
+        } else if !module.fields("import_ns").any(|imported| imported == namespace) {
+            findings.push(finding(
+                if allowed { Verdict::Loads } else { Verdict::Refused },
+                format!(
+                    "symbol {name}, exported by {exporter}, is in a namespace that the module does not import"
+                ),
+                format!(
+                    "add MODULE_IMPORT_NS({namespace}) to its source, or use a driver version that has it"
+                ),
+            ));
+        }
+    }
+}
+
+/// A comma-separated list of module names, in which `-` is `_` and an entry may end with `*`
+/// (`verify_module_namespace`).
+fn names(list: &str, module: &str) -> bool {
+    list.split(',').map(|entry| entry.replace('-', "_")).any(|entry| match entry.strip_suffix('*') {
+        Some(start) => module.starts_with(start),
+        None => entry == module,
+    })
+}

@@ -1,0 +1,103 @@
+//! Pure: the module's signature is one that the kernel takes (`module_sig_check` in `kernel/module/signing.c`).
+//!
+//! Three answers of the kernel's verification are forgiven where it does not enforce signatures: no signature
+//! (`ENODATA`), unsupported kind or digest (`ENOPKG`, since Linux 5.4, commit 49fcf732bdae), unknown key
+//! (`ENOKEY`). All others refuse the module in any case, a damaged record or message (`EBADMSG`) and a signature
+//! that is wrong (`EKEYREJECTED`) among them. Without `CONFIG_MODULE_SIG` nothing is looked at.
+
+use super::Subject;
+use crate::{FactSource, Finding, Known, Rule, Signature, Verdict};
+
+/// What becomes of a module whose signature the kernel could forgive.
+struct Forgiven {
+    verdict: Verdict,
+    because: String,
+}
+
+pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let kernel = subject.kernel;
+    if !kernel.config.is_set("MODULE_SIG") {
+        return;
+    }
+    let finding = |verdict, message: String, remedy: &str| Finding {
+        rule: Rule::Signature,
+        verdict,
+        subject: "signature".to_owned(),
+        message,
+        found: None,
+        wanted: None,
+        remedy: remedy.to_owned(),
+    };
+    let sign = "sign it with a key that the kernel trusts, after everything that changes the file";
+    let Forgiven { verdict, because } = forgiven(subject);
+    findings.push(match &subject.module.signature {
+        // Hardly a driver is signed when it is built. The taint that it brings is among the report's taints.
+        Signature::None if verdict == Verdict::Loads => return,
+        Signature::None => finding(verdict, format!("the module is not signed: {because}"), sign),
+        Signature::Buried { after } => finding(
+            verdict,
+            format!("the file ends in bytes after the signature ({after}), so to the kernel the module is not signed: {because}"),
+            "sign it again, and let nothing be appended afterwards",
+        ),
+        Signature::Malformed(what) => finding(
+            Verdict::Refused,
+            format!("the signature {what}: the kernel answers EBADMSG, whether or not it enforces signatures"),
+            "sign it again with the kernel's scripts/sign-file, or take the signature off with strip",
+        ),
+        Signature::Unsupported(kind) => Finding {
+            found: Some(format!("kind {kind}")),
+            wanted: Some("kind 2".to_owned()),
+            ..finding(
+                if kernel.since(5, 4) { verdict } else { verdict.max(Verdict::Unknown) },
+                format!("the signature is no PKCS#7 one (ENOPKG): {because}"),
+                "sign it with the scripts/sign-file of this kernel",
+            )
+        },
+        Signature::By(_) | Signature::Unread(_) if enforced(subject).is_none_or(|known| !known.value) => return,
+        Signature::By(signer) if kernel.beyond_headers.trusted_keys.contains(&signer.key_id) => return,
+        Signature::By(signer) => finding(
+            Verdict::Unknown,
+            format!(
+                "the signature is well-formed, and only the kernel's keys can tell whether it is right (signed by {})",
+                signer.name.as_deref().unwrap_or(&signer.key_id)
+            ),
+            "compare the key with the kernel's (keyctl list %:.builtin_trusted_keys, mokutil --list-enrolled), or \
+             boot the kernel",
+        ),
+        Signature::Unread(what) => finding(
+            Verdict::Unknown,
+            format!("the signature {what}, and farrier does not read such"),
+            "sign it with the scripts/sign-file of this kernel, or boot the kernel",
+        ),
+    });
+}
+
+fn enforced(subject: &Subject<'_>) -> Option<Known<bool>> {
+    subject.kernel.enforces_signatures()
+}
+
+fn forgiven(subject: &Subject<'_>) -> Forgiven {
+    match enforced(subject) {
+        Some(Known { value: true, source }) => Forgiven {
+            verdict: Verdict::Refused,
+            because: format!("the kernel rejects it, because it enforces signatures, says {}", said(&source)),
+        },
+        Some(Known { value: false, .. }) => Forgiven {
+            verdict: Verdict::Loads,
+            because: "the kernel loads it and taints itself".to_owned(),
+        },
+        None => Forgiven {
+            verdict: Verdict::Loads,
+            because: "the kernel loads it and taints itself, unless it is locked down (Secure Boot) or started with \
+                      module.sig_enforce"
+                .to_owned(),
+        },
+    }
+}
+
+fn said(source: &FactSource) -> String {
+    match source {
+        FactSource::Config => "CONFIG_MODULE_SIG_FORCE".to_owned(),
+        other => other.to_string(),
+    }
+}

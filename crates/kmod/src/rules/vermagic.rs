@@ -1,0 +1,46 @@
+//! Pure: the module's vermagic is the kernel's (`check_modinfo` in `kernel/module/main.c`).
+
+use super::{Subject, forced};
+use crate::{Difference, Finding, Rule, Verdict};
+
+pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let kernel = subject.kernel;
+    let expected = kernel.expected_vermagic();
+    let finding = |verdict, message: String, remedy| Finding {
+        rule: Rule::Vermagic,
+        verdict,
+        subject: "vermagic".to_owned(),
+        message,
+        found: subject.module.vermagic().map(|text| text.trim_end().to_owned()),
+        wanted: Some(expected.to_string()),
+        remedy,
+    };
+    let rebuild = || format!("rebuild it against the header set of {}", kernel.release);
+    let Some(magic) = subject.module.vermagic() else {
+        let message = "the module has no vermagic, so the kernel loads it by force or not at all".to_owned();
+        findings.push(finding(forced(kernel), message, rebuild()));
+        return;
+    };
+    // Without symbol versions in the kernel, its `same_magic` compares all words.
+    let has_versions = subject.module.versions.is_some() && kernel.config.is_set("MODVERSIONS");
+    match expected.compare(magic, has_versions) {
+        Difference::None => {}
+        Difference::Undecidable => findings.push(finding(
+            Verdict::Unknown,
+            "the vermagic holds the hash of the kernel's structure layout seed".to_owned(),
+            "give one of the kernel's own modules, whose vermagic holds the hash".to_owned(),
+        )),
+        Difference::Words { module, kernel: wanted } => {
+            let quote = |words: &[String]| match words {
+                [] => "nothing".to_owned(),
+                words => format!("`{}`", words.join(" ")),
+            };
+            let message = if module.is_empty() && wanted.is_empty() {
+                "the vermagic has the kernel's words in another order or spacing".to_owned()
+            } else {
+                format!("the vermagic has {} where the kernel has {}", quote(&module), quote(&wanted))
+            };
+            findings.push(finding(Verdict::Refused, message, rebuild()));
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! Pure: a check report as people read it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
+
+use comfy_table::{Table, presets::NOTHING};
+
+use super::{BootOutcome, BootReport, CheckReport, Finding, ModuleReport, Rule, Taint, Verdict};
+
+/// Names in one line; more are counted.
+const NAMES: usize = 12;
+
+/// Whether a table has colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Style {
+    /// Text alone.
+    #[default]
+    Plain,
+    /// With a terminal's colours (ANSI escape sequences) for verdicts and help.
+    Coloured,
+}
+
+/// A check report as a table for people, without colours.
+pub fn table(report: &CheckReport) -> String {
+    table_with(report, Style::Plain)
+}
+
+/// A check report as a table for people. Findings of one kind are shown once, with their number: a module built for
+/// another kernel disagrees about hundreds of symbols. A warning that many modules share is shown once, below.
+pub fn table_with(report: &CheckReport, style: Style) -> String {
+    let CheckReport { kernel, architecture, verdict, findings, modules, load_order, boot } = report;
+    let mut text = format!("payload on {kernel} ({architecture}): {verdict}\n");
+    for reason in reasons(findings.iter()) {
+        let _ = writeln!(text, "{reason}");
+    }
+    if modules.is_empty() {
+        text.push_str("the payload holds no module\n");
+    } else {
+        let shared = shared_warnings(modules);
+        text.push_str(&rows(modules, &shared));
+        for ((_, message), (first, modules)) in &shared {
+            let _ = writeln!(text, "warning, {} modules: {}", modules.len(), one_line(message));
+            let _ = writeln!(text, "  help: {}", one_line(&first.remedy));
+        }
+        if load_order.len() > 1 {
+            let _ = writeln!(text, "load order: {}", names(load_order.iter().map(String::as_str)));
+        }
+        notes(&mut text, modules);
+    }
+    if let Some(boot) = boot {
+        boot_lines(&mut text, boot);
+    }
+    match style {
+        Style::Plain => text,
+        Style::Coloured => coloured(&text),
+    }
+}
+
+/// Warnings by rule and text that more than one module has, with the first such finding and the modules' names.
+type Shared<'a> = BTreeMap<(Rule, &'a str), (&'a Finding, Vec<&'a str>)>;
+
+fn shared_warnings(modules: &[ModuleReport]) -> Shared<'_> {
+    let mut shared = Shared::new();
+    for module in modules {
+        for finding in module.findings.iter().filter(|finding| finding.verdict == Verdict::Loads) {
+            let entry = shared.entry((finding.rule, &finding.message)).or_insert((finding, Vec::new()));
+            entry.1.push(&module.name);
+        }
+    }
+    shared.retain(|_, (_, modules)| modules.len() > 1);
+    shared
+}
+
+fn rows(modules: &[ModuleReport], shared: &Shared<'_>) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(["MODULE", "VERDICT", "REASON"]);
+    for module in modules {
+        let own = module.findings.iter().filter(|finding| {
+            finding.verdict > Verdict::Loads || !shared.contains_key(&(finding.rule, &finding.message))
+        });
+        table.add_row([one_line(&module.name), module.verdict.as_str().to_owned(), reasons(own).join("\n")]);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    format!("{}\n", table.trim_fmt())
+}
+
+/// What is worth knowing beside the verdicts. Every driver is out of tree, and that one is not signed is a warning
+/// already, so these two taints are left to the report.
+fn notes(text: &mut String, modules: &[ModuleReport]) {
+    let mut taints: BTreeMap<Taint, Vec<&str>> = BTreeMap::new();
+    let mut signers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for module in modules {
+        for &taint in &module.about.taints {
+            taints.entry(taint).or_default().push(&module.name);
+        }
+        if let Some(by) = &module.about.signed_by {
+            let signer = match &by.signer {
+                Some(signer) => format!("{signer} ({})", by.key_id),
+                None => by.key_id.clone(),
+            };
+            signers.entry(signer).or_default().push(&module.name);
+        }
+    }
+    for (taint, modules) in taints {
+        if !matches!(taint, Taint::OutOfTree | Taint::Unsigned) {
+            let (word, letter) = (taint.as_str(), taint.letter());
+            let _ = writeln!(text, "taints the kernel as {word} ({letter}): {}", names(modules));
+        }
+    }
+    for (signer, modules) in signers {
+        let _ = writeln!(text, "signed by {}: {}", one_line(&signer), names(modules));
+    }
+    let shadows = modules.iter().filter(|module| module.about.shadows.is_some());
+    let shadows: Vec<&str> = shadows.map(|module| module.name.as_str()).collect();
+    if !shadows.is_empty() {
+        let _ = writeln!(text, "takes the place of the kernel's own: {}", names(shadows));
+    }
+    for module in modules.iter().filter(|module| !module.about.missing_firmware.is_empty()) {
+        let files = module.about.missing_firmware.iter().map(String::as_str);
+        let _ = writeln!(text, "firmware of {} not in the payload: {}", one_line(&module.name), names(files));
+    }
+}
+
+fn boot_lines(text: &mut String, boot: &BootReport) {
+    let BootReport { kernel, accelerator, milliseconds, modules } = boot;
+    let (seconds, tenths) = (milliseconds / 1000, milliseconds % 1000 / 100);
+    let _ = writeln!(
+        text,
+        "boot of {} ({}, {seconds}.{tenths} s): {}",
+        one_line(kernel),
+        one_line(accelerator),
+        boot.verdict()
+    );
+    for module in modules {
+        let _ = writeln!(text, "  {}: {}", one_line(&module.name), outcome(&module.outcome));
+    }
+}
+
+fn outcome(outcome: &BootOutcome) -> String {
+    let last = |messages: &[String]| match messages.last() {
+        Some(message) => format!(": {}", one_line(message)),
+        None => String::new(),
+    };
+    match outcome {
+        BootOutcome::Loaded => "loaded".to_owned(),
+        BootOutcome::NotPresent { error, messages: _ } => {
+            format!("no hardware for it ({}), its symbols were resolved", one_line(error))
+        }
+        BootOutcome::Refused { error, messages } => {
+            format!("refused with {}{}", one_line(error), last(messages))
+        }
+        BootOutcome::Failed { error, messages } => {
+            format!("its symbols were resolved, then it gave up with {}{}", one_line(error), last(messages))
+        }
+        BootOutcome::Crashed { messages } => format!("crashed the kernel{}", last(messages)),
+        BootOutcome::Hung { messages } => format!("nothing was heard any more{}", last(messages)),
+        BootOutcome::NotReached => "its turn never came".to_owned(),
+    }
+}
+
+/// The first of several names, each once, and how many more there are.
+fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let (mut seen, mut list) = (BTreeSet::new(), Vec::new());
+    for name in names {
+        if seen.insert(name) {
+            list.push(one_line(name));
+        }
+    }
+    let more = list.len().saturating_sub(NAMES);
+    list.truncate(NAMES);
+    match more {
+        0 => list.join(", "),
+        more => format!("{} and {more} more", list.join(", ")),
+    }
+}
+
+const RED: &str = "\u{1b}[31m";
+const YELLOW: &str = "\u{1b}[33m";
+const GREEN: &str = "\u{1b}[32m";
+const DIM: &str = "\u{1b}[2m";
+const RESET: &str = "\u{1b}[0m";
+
+/// Colours are put on the finished text, so that they cannot change its columns.
+fn coloured(text: &str) -> String {
+    let columns = text.lines().find_map(|line| Some((line.find("VERDICT")?, line.find("REASON")?)));
+    let mut out = String::with_capacity(text.len() * 2);
+    for (number, line) in text.lines().enumerate() {
+        match columns {
+            _ if number == 0 => match line.rsplit_once(": ") {
+                Some((start, verdict)) => {
+                    let _ = write!(out, "{start}: {}", painted(verdict));
+                }
+                None => out.push_str(line),
+            },
+            Some((verdict, reason)) if line.get(..verdict).is_some() => {
+                let (name, rest) = line.split_at(verdict);
+                let width = (reason - verdict).min(rest.len());
+                let (word, tail) = rest.split_at_checked(width).unwrap_or((rest, ""));
+                let word_painted = if word.trim().is_empty() { word.to_owned() } else { painted(word) };
+                if is_verdict(word.trim_end()) || word.trim().is_empty() {
+                    let _ = write!(out, "{}{word_painted}{}", start_painted(name), start_painted(tail));
+                } else {
+                    out.push_str(&start_painted(line));
+                }
+            }
+            _ => out.push_str(&start_painted(line)),
+        }
+        out.push('\n');
+    }
+    out
+}
+
+fn is_verdict(word: &str) -> bool {
+    word.parse::<Verdict>().is_ok()
+}
+
+/// A verdict in its colour, the spaces after it without.
+fn painted(word: &str) -> String {
+    let colour = match word.trim_end().parse() {
+        Ok(Verdict::Loads) => GREEN,
+        Ok(Verdict::Unknown) => YELLOW,
+        Ok(Verdict::Refused) => RED,
+        Err(_) => return word.to_owned(),
+    };
+    let trimmed = word.trim_end();
+    format!("{colour}{trimmed}{RESET}{}", word.get(trimmed.len()..).unwrap_or(""))
+}
+
+/// A line whose first word says what it is, that word in its colour; help is dim.
+fn start_painted(line: &str) -> String {
+    if line.trim_start().starts_with("help: ") {
+        return format!("{DIM}{line}{RESET}");
+    }
+    for (word, colour) in
+        [("refused:", RED), ("unknown:", YELLOW), ("warning:", YELLOW), ("warning,", YELLOW)]
+    {
+        if let Some(rest) = line.strip_prefix(word) {
+            return format!("{colour}{word}{RESET}{rest}");
+        }
+    }
+    line.to_owned()
+}
+
+/// One entry for each kind of finding, the first standing for all, the worst kinds first.
+fn reasons<'a>(findings: impl Iterator<Item = &'a Finding>) -> Vec<String> {
+    let mut kinds: Vec<(&Finding, usize)> = Vec::new();
+    for finding in findings {
+        let same = |kind: &&mut (&Finding, usize)| {
+            let (first, _) = kind;
+            (first.rule, first.verdict, &first.remedy) == (finding.rule, finding.verdict, &finding.remedy)
+        };
+        match kinds.iter_mut().find(same) {
+            Some((_, count)) => *count += 1,
+            None => kinds.push((finding, 1)),
+        }
+    }
+    kinds.sort_by_key(|(finding, _)| std::cmp::Reverse(finding.verdict));
+    kinds
+        .into_iter()
+        .map(|(finding, count)| {
+            let more = if count > 1 { format!(" (and {} more like it)", count - 1) } else { String::new() };
+            let kind = match finding.verdict {
+                Verdict::Loads => "warning",
+                other => other.as_str(),
+            };
+            format!("{kind}: {}{more}\n  help: {}", one_line(&finding.to_string()), one_line(&finding.remedy))
+        })
+        .collect()
+}
+
+/// Names come from untrusted files: nothing in them moves a terminal's cursor or makes a line.
+fn one_line(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Architecture, ModuleAbout, ModuleBoot, SignedBy};
+
+    fn finding(rule: Rule, verdict: Verdict, symbol: &str) -> Finding {
+        Finding {
+            rule,
+            verdict,
+            subject: symbol.to_owned(),
+            message: format!("disagrees about version of symbol {symbol}, exported by ib_core of mofed"),
+            found: Some("0x00000004".to_owned()),
+            wanted: Some("0x00000005".to_owned()),
+            remedy: "rebuild it against the exposed headers of mofed for 6.1.0-9-amd64".to_owned(),
+        }
+    }
+
+    fn module(name: &str, findings: Vec<Finding>) -> ModuleReport {
+        let verdict = findings.iter().map(|finding| finding.verdict).max().unwrap_or_default();
+        ModuleReport {
+            path: format!("lib/{name}.ko"),
+            name: name.to_owned(),
+            verdict,
+            findings,
+            about: ModuleAbout::default(),
+        }
+    }
+
+    fn report(findings: Vec<Finding>, modules: Vec<ModuleReport>) -> CheckReport {
+        CheckReport {
+            kernel: "6.1.0-9-amd64".to_owned(),
+            architecture: Architecture::Amd64,
+            verdict: modules.iter().map(|module| module.verdict).max().unwrap_or_default(),
+            findings,
+            modules,
+            load_order: vec![],
+            boot: None,
+        }
+    }
+
+    #[test]
+    fn findings_of_one_kind_are_shown_once_and_the_worst_first() {
+        let refused = |symbol| finding(Rule::SymbolVersion, Verdict::Refused, symbol);
+        let modules = vec![
+            module("nvidia", vec![]),
+            module(
+                "nvidia_peermem",
+                vec![
+                    finding(Rule::SymbolVersion, Verdict::Loads, "ib_free"),
+                    refused("ib_register_peer_memory_client"),
+                    refused("ib_unregister_peer_memory_client"),
+                ],
+            ),
+        ];
+        insta::assert_snapshot!(table(&report(vec![], modules)));
+    }
+
+    #[test]
+    fn a_hostile_name_is_only_text() {
+        let hostile = finding(Rule::UndefinedSymbol, Verdict::Refused, "x\u{1b}[2J\nroot: loads");
+        let text = table(&report(vec![], vec![module("m\u{7}", vec![hostile])]));
+        assert!(!text.contains(['\u{1b}', '\u{7}']) && !text.contains("\nroot"), "{text:?}");
+    }
+
+    #[test]
+    fn an_empty_payload_says_so() {
+        let missing = Finding {
+            rule: Rule::RequiredModule,
+            verdict: Verdict::Refused,
+            subject: "m".to_owned(),
+            message: "module m is required, and the payload does not hold it".to_owned(),
+            found: None,
+            wanted: None,
+            remedy: "look in the build log".to_owned(),
+        };
+        let mut report = report(vec![missing], vec![]);
+        report.verdict = Verdict::Refused;
+        insta::assert_snapshot!(table(&report));
+    }
+
+    fn full() -> CheckReport {
+        let mut modules: Vec<ModuleReport> = ["nvidia", "nvidia_uvm", "plain"]
+            .map(|name| {
+                let unsigned = Finding {
+                    rule: Rule::Signature,
+                    message: "the module is not signed".to_owned(),
+                    found: None,
+                    wanted: None,
+                    ..finding(Rule::Signature, Verdict::Loads, name)
+                };
+                module(name, vec![unsigned])
+            })
+            .into();
+        modules[0].about.taints = vec![Taint::Proprietary, Taint::OutOfTree];
+        modules[0].about.missing_firmware = vec!["nvidia/550.1/gsp_ga10x.bin".to_owned()];
+        modules[0].findings.push(finding(Rule::SymbolVersion, Verdict::Refused, "ib_free"));
+        modules[0].verdict = Verdict::Refused;
+        modules[1].about.shadows = Some("kernel/drivers/nvidia-uvm.ko".to_owned());
+        modules[2].about.signed_by =
+            Some(SignedBy { signer: Some("Build key".to_owned()), key_id: "6A:01".to_owned(), hash: None });
+        let mut report = report(vec![], modules);
+        report.load_order = ["nvidia", "nvidia_uvm", "plain"].map(str::to_owned).into();
+        let boot = |name: &str, outcome| ModuleBoot {
+            path: format!("lib/{name}.ko"),
+            name: name.to_owned(),
+            outcome,
+        };
+        let messages = vec!["first".to_owned(), "disagrees about version of symbol ib_free".to_owned()];
+        report.boot = Some(BootReport {
+            kernel: "6.1.0-9-amd64".to_owned(),
+            accelerator: "tcg".to_owned(),
+            milliseconds: 6480,
+            modules: vec![
+                boot("nvidia", BootOutcome::Refused { error: "EINVAL".to_owned(), messages }),
+                boot("nvidia_uvm", BootOutcome::NotPresent { error: "ENODEV".to_owned(), messages: vec![] }),
+                boot("plain", BootOutcome::Loaded),
+            ],
+        });
+        report
+    }
+
+    #[test]
+    fn everything_that_is_known_has_its_line() {
+        insta::assert_snapshot!(table(&full()));
+    }
+
+    #[test]
+    fn colours_change_no_letter() {
+        let (plain, coloured) = (table(&full()), table_with(&full(), Style::Coloured));
+        let mut bare = coloured.clone();
+        for code in [RED, YELLOW, GREEN, DIM, RESET] {
+            bare = bare.replace(code, "");
+        }
+        assert_eq!(bare, plain);
+        assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
+        assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[31mrefused:\u{1b}[0m disagrees"), "{coloured}");
+        assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
+    }
+}

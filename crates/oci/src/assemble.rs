@@ -1,0 +1,287 @@
+//! Pure: assemble: a base and payload layers become a configuration and a manifest.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Base, ImageError, ImageManifest, Layer, annotations,
+    manifest::{Descriptor, write},
+    media_type,
+};
+use crate::Digest;
+
+/// When every image was made, as far as it says: the same inputs give the same digest.
+pub const CREATED: &str = "1970-01-01T00:00:00Z";
+
+/// The history's word for a layer that farrier put on a base. [`super::assemble_union`] finds payloads by it.
+pub const PAYLOAD_HISTORY: &str = "farrier: payload";
+
+/// The same for the layer with `driver-entrypoint`, which counts as the base's in a union: its images share it.
+const ENTRYPOINT_HISTORY: &str = "farrier: driver-entrypoint";
+
+/// Fields that Docker's engine leaves in configurations and that describe its build, not the image.
+const BUILD_LEFTOVERS: [&str; 4] = ["container", "container_config", "docker_version", "id"];
+
+/// What an image is made of.
+#[derive(Clone, Debug)]
+pub struct Assembly<'a> {
+    /// The image below; nothing when absent.
+    pub base: Option<&'a Base>,
+    /// The layer with `driver-entrypoint`: over the base and below the payload, so that one more kernel brings no
+    /// layer but its payload.
+    pub entrypoint_layer: Option<&'a Layer>,
+    /// The payload, the lowest layer first.
+    pub layers: &'a [Layer],
+    /// The entrypoint; the base's (and its arguments) when empty.
+    pub entrypoint: &'a [String],
+    /// Environment, over the base's.
+    pub env: &'a BTreeMap<String, String>,
+    /// Labels, over the base's.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Annotations of the manifest. The base's digest is added.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// What it runs on.
+    pub architecture: &'a str,
+}
+
+/// An image, but for its layers' bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assembled {
+    /// The configuration's bytes.
+    pub config: Vec<u8>,
+    /// The configuration's digest.
+    pub config_digest: Digest,
+    /// The manifest's bytes; its media type is [`media_type::OCI_MANIFEST`].
+    pub manifest: Vec<u8>,
+    /// The image's digest.
+    pub digest: Digest,
+}
+
+/// Writes configuration and manifest.
+pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
+    let config = write("image configuration", &configuration(assembly))?;
+    let config_digest = Digest::of(&config);
+
+    let descriptor = |media_type, digest: &Digest, size| Descriptor::new(media_type, digest.clone(), size);
+    let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
+    let own = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
+    // The payload last: `ImageManifest::payload_layer` is where it is looked for.
+    layers.extend(own.map(|l| descriptor(l.media_type, &l.digest, l.size)));
+
+    let mut notes = assembly.annotations.clone();
+    if let Some(base) = assembly.base {
+        notes.entry(annotations::BASE_DIGEST.to_owned()).or_insert_with(|| base.digest.to_string());
+    }
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
+        config: descriptor(media_type::OCI_CONFIG, &config_digest, config.len() as u64),
+        layers,
+        subject: None,
+        annotations: notes,
+    }
+    .to_bytes()?;
+    let digest = Digest::of(&manifest);
+    Ok(Assembled { config, config_digest, manifest, digest })
+}
+
+/// The base's configuration, changed where the payload says so. Fields that farrier does not know
+/// (health checks, stop signals, volumes) stay.
+fn configuration(assembly: &Assembly<'_>) -> Value {
+    let &Assembly { base, entrypoint_layer, layers, entrypoint, env, labels, annotations: _, architecture } =
+        assembly;
+    let mut config = base.map(|base| base.config.clone()).unwrap_or_default();
+    for key in BUILD_LEFTOVERS {
+        config.remove(key);
+    }
+    config.insert("created".to_owned(), CREATED.into());
+    config.insert("architecture".to_owned(), architecture.into());
+    config.insert("os".to_owned(), "linux".into());
+
+    let mut diff_ids = base.map(|base| base.diff_ids.clone()).unwrap_or_default();
+    let history = history(&config, diff_ids.len(), entrypoint_layer.is_some(), layers.len());
+    diff_ids.extend(entrypoint_layer.into_iter().chain(layers).map(|layer| layer.diff_id.to_string()));
+    config.insert("rootfs".to_owned(), json!({"type": "layers", "diff_ids": diff_ids}));
+    config.insert("history".to_owned(), history.into());
+
+    let mut run = match config.remove("config") {
+        Some(Value::Object(run)) => run,
+        _ => Map::new(),
+    };
+    if !entrypoint.is_empty() {
+        run.insert("Entrypoint".to_owned(), json!(entrypoint));
+        // The base's arguments belong to the base's entrypoint, as in a Dockerfile.
+        run.remove("Cmd");
+    }
+    if !env.is_empty() {
+        let merged = merge_env(run.get("Env"), env);
+        run.insert("Env".to_owned(), merged.into());
+    }
+    if !labels.is_empty() {
+        let mut all = match run.remove("Labels") {
+            Some(Value::Object(all)) => all,
+            _ => Map::new(),
+        };
+        all.extend(labels.iter().map(|(key, value)| (key.clone(), value.as_str().into())));
+        run.insert("Labels".to_owned(), all.into());
+    }
+    config.insert("config".to_owned(), run.into());
+    sorted(config.into())
+}
+
+/// The base's variables in their order, with new values where there are some, then the new ones.
+fn merge_env(base: Option<&Value>, env: &BTreeMap<String, String>) -> Vec<Value> {
+    let old = base.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let name = |entry: &str| entry.split('=').next().unwrap_or_default().to_owned();
+    let mut left = env.clone();
+    let mut merged: Vec<Value> = Vec::new();
+    for entry in old.iter().filter_map(Value::as_str) {
+        let name = name(entry);
+        match left.remove(&name) {
+            Some(value) => merged.push(format!("{name}={value}").into()),
+            None => merged.push(entry.into()),
+        }
+    }
+    merged.extend(left.into_iter().map(|(name, value)| Value::from(format!("{name}={value}"))));
+    merged
+}
+
+/// History must have one entry for each layer; a base whose history does not gets a new one.
+fn history(
+    config: &Map<String, Value>,
+    base_layers: usize,
+    entrypoint: bool,
+    payload_layers: usize,
+) -> Vec<Value> {
+    let entry = |by: &str| json!({"created": CREATED, "created_by": by});
+    let layers_of = |entries: &[Value]| {
+        entries.iter().filter(|e| !e.get("empty_layer").and_then(Value::as_bool).unwrap_or(false)).count()
+    };
+    let mut entries = match config.get("history") {
+        Some(Value::Array(old)) if layers_of(old) == base_layers => old.clone(),
+        _ => vec![entry("base image"); base_layers],
+    };
+    entries.extend(entrypoint.then(|| entry(ENTRYPOINT_HISTORY)));
+    entries.extend(vec![entry(PAYLOAD_HISTORY); payload_layers]);
+    entries
+}
+
+/// Keys in order at every level, whether or not serde_json was built to keep their order.
+fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let map: BTreeMap<_, _> = map.into_iter().map(|(key, value)| (key, sorted(value))).collect();
+            Value::Object(map.into_iter().collect())
+        }
+        Value::Array(values) => Value::Array(values.into_iter().map(sorted).collect()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layer(name: &str) -> Layer {
+        Layer {
+            digest: Digest::of(name.as_bytes()),
+            diff_id: Digest::of(format!("{name}.tar").as_bytes()),
+            size: 10,
+            media_type: media_type::OCI_LAYER_GZIP,
+        }
+    }
+
+    /// A base as Docker's engine makes it.
+    fn docker_base(change: impl FnOnce(&mut Value, &mut Value)) -> Result<Base, ImageError> {
+        let lower = layer("lower");
+        let mut config = json!({
+            "architecture": "amd64", "os": "linux", "docker_version": "20.10",
+            "container_config": {"Cmd": ["x"]}, "created": "2026-01-01T00:00:00Z",
+            "config": {
+                "Env": ["PATH=/bin", "A=old"], "Cmd": ["bash"], "Labels": {"b": "base", "k": "base"},
+                "Healthcheck": {"Test": ["NONE"]}
+            },
+            "history": [{"created_by": "ADD"}, {"created_by": "CMD", "empty_layer": true}],
+            "rootfs": {"type": "layers", "diff_ids": [lower.diff_id.as_str()]},
+        });
+        let mut manifest = json!({
+            "schemaVersion": 2, "mediaType": media_type::DOCKER_MANIFEST,
+            "config": {"mediaType": "application/vnd.docker.container.image.v1+json", "size": 1, "digest": ""},
+            "layers": [
+                {"mediaType": media_type::DOCKER_LAYER_GZIP, "size": 10, "digest": lower.digest.as_str()}
+            ],
+        });
+        change(&mut manifest, &mut config);
+        let config = serde_json::to_vec(&config).unwrap();
+        if manifest["config"]["digest"] == "" {
+            manifest["config"]["digest"] = Digest::of(&config).as_str().into();
+        }
+        Base::parse(&serde_json::to_vec(&manifest).unwrap(), &config, "amd64")
+    }
+
+    fn texts(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[test]
+    fn payload_on_a_docker_base() {
+        let base = docker_base(|_, _| ()).unwrap();
+        let assembled = assemble(&Assembly {
+            base: Some(&base),
+            entrypoint_layer: None,
+            layers: &[layer("payload")],
+            entrypoint: &["driver-entrypoint".to_owned(), "mofed".to_owned()],
+            env: &texts(&[("A", "new"), ("B", "added")]),
+            labels: &texts(&[("k", "ours")]),
+            annotations: &texts(&[("farrier.dev/os", "debian-12")]),
+            architecture: "amd64",
+        })
+        .unwrap();
+        let pretty = |bytes: &[u8]| {
+            serde_json::to_string_pretty(&serde_json::from_slice::<Value>(bytes).unwrap()).unwrap()
+        };
+        insta::assert_snapshot!("docker_base_config", pretty(&assembled.config));
+        insta::assert_snapshot!("docker_base_manifest", pretty(&assembled.manifest));
+        assert_eq!(assembled.digest, Digest::of(&assembled.manifest));
+        assert_eq!(assembled.config_digest, Digest::of(&assembled.config));
+    }
+
+    #[test]
+    fn nothing_below() {
+        let empty = BTreeMap::new();
+        let assembly = Assembly {
+            base: None,
+            entrypoint_layer: None,
+            layers: &[layer("a"), layer("b")],
+            entrypoint: &[],
+            env: &empty,
+            labels: &empty,
+            annotations: &empty,
+            architecture: "arm64",
+        };
+        let assembled = assemble(&assembly).unwrap();
+        assert_eq!(assembled, assemble(&assembly).unwrap());
+        let config: Value = serde_json::from_slice(&assembled.config).unwrap();
+        assert_eq!(config["architecture"], "arm64");
+        assert_eq!(config["rootfs"]["diff_ids"].as_array().unwrap().len(), 2);
+        assert_eq!(config["history"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn bases_that_contradict_themselves() {
+        let error = |change: fn(&mut Value, &mut Value)| docker_base(change).unwrap_err().to_string();
+        let other_arch = error(|_, config| config["architecture"] = "arm64".into());
+        insta::assert_snapshot!(other_arch, @r#"base image: its architecture is "arm64", the target's is "amd64""#);
+        let no_layers = error(|_, config| config["rootfs"]["diff_ids"] = json!([]));
+        insta::assert_snapshot!(no_layers, @"base image: its configuration does not describe its layers");
+        let foreign = error(|manifest, _| {
+            manifest["layers"][0]["mediaType"] =
+                "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip".into();
+        });
+        insta::assert_snapshot!(foreign, @r#"base image: a layer's media type is "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip""#);
+        let lie = error(|manifest, _| manifest["config"]["digest"] = Digest::of(b"x").as_str().into());
+        assert!(lie.starts_with("base image: configuration is sha256:"), "{lie}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Pure: the image below a payload.
+
+use serde_json::{Map, Value};
+
+use super::{
+    ImageError, ImageManifest,
+    manifest::{Descriptor, read},
+    media_type,
+};
+use crate::Digest;
+
+/// A base image whose manifest and configuration were read and fit each other.
+#[derive(Clone, Debug)]
+pub struct Base {
+    /// Digest of the manifest.
+    pub digest: Digest,
+    /// The layers, the lowest first, with OCI media types.
+    pub layers: Vec<Descriptor>,
+    /// The configuration.
+    pub config: Map<String, Value>,
+    /// Digests of the uncompressed layers, the lowest first.
+    pub diff_ids: Vec<String>,
+}
+
+impl Base {
+    /// Is a layer with this digest among its layers?
+    pub fn holds(&self, layer: &Digest) -> bool {
+        self.layers.iter().any(|held| held.digest == *layer)
+    }
+
+    /// Checks a manifest and configuration (untrusted bytes) against each other and an architecture.
+    ///
+    /// Docker's media types become OCI's: the layers' bytes are the same.
+    pub fn parse(manifest: &[u8], config: &[u8], arch: &str) -> Result<Self, ImageError> {
+        const WHAT: &str = "base image";
+        let parsed = ImageManifest::parse(manifest)?;
+        let found = Digest::of(config);
+        if found != parsed.config.digest {
+            let wanted = parsed.config.digest;
+            let reason = format!("configuration is {found}, but the manifest names {wanted}");
+            return Err(ImageError::unusable(WHAT, reason));
+        }
+        let config: Map<String, Value> = read("base image's configuration", config)?;
+        for (key, wanted) in [("architecture", arch), ("os", "linux")] {
+            let found = config.get(key).and_then(Value::as_str).unwrap_or_default();
+            if found != wanted {
+                let reason = format!("its {key} is {found:?}, the target's is {wanted:?}");
+                return Err(ImageError::unusable(WHAT, reason));
+            }
+        }
+        let diff_ids = diff_ids(&config)
+            .filter(|ids| ids.len() == parsed.layers.len())
+            .ok_or_else(|| ImageError::unusable(WHAT, "its configuration does not describe its layers"))?;
+        let layers = parsed.layers.into_iter().map(carried).collect::<Result<_, _>>()?;
+        Ok(Self { digest: Digest::of(manifest), layers, config, diff_ids })
+    }
+}
+
+fn carried(layer: Descriptor) -> Result<Descriptor, ImageError> {
+    if let Some(media_type) = media_type::oci_layer(&layer.media_type) {
+        Ok(Descriptor { media_type: media_type.to_owned(), ..layer })
+    } else {
+        let kind: String = layer.media_type.chars().filter(|c| !c.is_control()).take(120).collect();
+        Err(ImageError::unusable("base image", format!("a layer's media type is {kind:?}")))
+    }
+}
+
+/// The checked `rootfs.diff_ids`.
+pub(super) fn diff_ids(config: &Map<String, Value>) -> Option<Vec<String>> {
+    let ids = config.get("rootfs")?.get("diff_ids")?.as_array()?;
+    ids.iter().map(|id| Some(id.as_str()?.parse::<Digest>().ok()?.to_string())).collect()
+}

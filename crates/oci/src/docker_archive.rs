@@ -1,0 +1,235 @@
+//! Pure: `docker save` archives, of engines up to 24 (`<id>/layer.tar`), from 25 on (an OCI layout with
+//! `manifest.json`), of Podman and of buildah (`<digest>.tar`).
+
+use std::{
+    collections::HashMap,
+    io::{self, Read, Seek, SeekFrom},
+    path::{Component, Path, PathBuf},
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use tar::EntryType;
+
+use super::{MAX_MANIFEST, base::diff_ids, scan::plain_path};
+
+/// Larger than any archive of one image.
+const MAX_ENTRIES: usize = 10_000;
+/// Links from one layer to an equal one; engines make one step.
+const MAX_LINKS: usize = 8;
+
+/// Why an archive cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// Not a tar archive, or truncated.
+    #[error("read image archive")]
+    Read(#[from] io::Error),
+    /// Not as engines write them.
+    #[error("image archive: {0}")]
+    Form(String),
+}
+
+/// A part of the archive file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// The one image of an archive.
+#[derive(Clone, Debug)]
+pub struct ImageArchive {
+    /// The configuration's bytes.
+    pub config: Vec<u8>,
+    /// The layers' blobs, the lowest first: tar, sometimes compressed.
+    pub layers: Vec<Extent>,
+    /// What the configuration says that the layers' tar streams hash to.
+    pub diff_ids: Vec<String>,
+}
+
+enum Member {
+    File(Extent),
+    Link(PathBuf),
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Entry {
+    config: String,
+    layers: Vec<String>,
+}
+
+impl ImageArchive {
+    /// Reads everything but the layers.
+    pub fn open(mut file: impl Read + Seek) -> Result<Self, ArchiveError> {
+        let members = members(&mut file)?;
+        let list = small(&mut file, &members, "manifest.json")?;
+        let list: Vec<Entry> = serde_json::from_slice(&list)
+            .map_err(|e| ArchiveError::Form(format!("manifest.json is not valid: {e}")))?;
+        let [image] = &list[..] else {
+            return Err(ArchiveError::Form(format!("holds {} images, not one", list.len())));
+        };
+        let config = small(&mut file, &members, &image.config)?;
+        let parsed: Map<String, Value> = serde_json::from_slice(&config)
+            .map_err(|e| ArchiveError::Form(format!("the image's configuration is not valid: {e}")))?;
+        let diff_ids = diff_ids(&parsed).filter(|ids| ids.len() == image.layers.len()).ok_or_else(|| {
+            ArchiveError::Form("the image's configuration does not describe its layers".to_owned())
+        })?;
+        let layers = image.layers.iter().map(|name| find(&members, name)).collect::<Result<_, _>>()?;
+        Ok(Self { config, layers, diff_ids })
+    }
+}
+
+/// Reads one part of an archive.
+pub fn part<F: Read + Seek>(file: &mut F, extent: Extent) -> io::Result<io::Take<&mut F>> {
+    file.seek(SeekFrom::Start(extent.offset))?;
+    Ok(file.take(extent.size))
+}
+
+fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, ArchiveError> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut archive = tar::Archive::new(file);
+    let mut members = HashMap::new();
+    for (number, entry) in archive.entries_with_seek()?.enumerate() {
+        if number == MAX_ENTRIES {
+            return Err(ArchiveError::Form(format!("holds more than {MAX_ENTRIES} entries")));
+        }
+        let entry = entry?;
+        let Some(path) = plain_path(&entry.path()?) else { continue };
+        let member = match entry.header().entry_type() {
+            EntryType::Regular => {
+                Member::File(Extent { offset: entry.raw_file_position(), size: entry.size() })
+            }
+            // Engines write a layer once and link to it where it is used again.
+            EntryType::Symlink => match entry.link_name()? {
+                Some(target) => match resolve(&path, &target) {
+                    Some(target) => Member::Link(target),
+                    None => continue,
+                },
+                None => continue,
+            },
+            EntryType::Link => match entry.link_name()?.and_then(|target| plain_path(&target)) {
+                Some(target) => Member::Link(target),
+                None => continue,
+            },
+            _ => continue,
+        };
+        members.insert(path, member);
+    }
+    Ok(members)
+}
+
+/// A symbolic link's target as a path in the archive; `None` when it leads outside.
+fn resolve(link: &Path, target: &Path) -> Option<PathBuf> {
+    let mut resolved = link.parent()?.to_owned();
+    for component in target.components() {
+        match component {
+            Component::Normal(name) => resolved.push(name),
+            Component::ParentDir if resolved.pop() => {}
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(resolved)
+}
+
+fn find(members: &HashMap<PathBuf, Member>, name: &str) -> Result<Extent, ArchiveError> {
+    let mut path = Path::new(name);
+    for _ in 0..MAX_LINKS {
+        match members.get(path) {
+            Some(Member::File(extent)) => return Ok(*extent),
+            Some(Member::Link(target)) => path = target,
+            None => break,
+        }
+    }
+    let name: String = name.chars().take(120).collect();
+    Err(ArchiveError::Form(format!("{name:?} is missing")))
+}
+
+fn small(
+    file: &mut (impl Read + Seek),
+    members: &HashMap<PathBuf, Member>,
+    name: &str,
+) -> Result<Vec<u8>, ArchiveError> {
+    let extent = find(members, name)?;
+    if extent.size > MAX_MANIFEST as u64 {
+        return Err(ArchiveError::Form(format!("{name:?} has {} bytes", extent.size)));
+    }
+    let mut bytes = Vec::new();
+    part(file, extent)?.read_to_end(&mut bytes)?;
+    if bytes.len() as u64 != extent.size {
+        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+    use crate::Digest;
+
+    fn archive(members: &[(&str, &[u8])], links: &[(&str, &str)]) -> Cursor<Vec<u8>> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (path, content) in members {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o644);
+            builder.append_data(&mut header, path, *content).unwrap();
+        }
+        for (path, target) in links {
+            let mut header = tar::Header::new_gnu();
+            header.set_entry_type(EntryType::Symlink);
+            header.set_size(0);
+            builder.append_link(&mut header, path, target).unwrap();
+        }
+        Cursor::new(builder.into_inner().unwrap())
+    }
+
+    fn config(layers: &[&[u8]]) -> Vec<u8> {
+        let ids: Vec<_> = layers.iter().map(|l| Digest::of(l).to_string()).collect();
+        serde_json::json!({"rootfs": {"type": "layers", "diff_ids": ids}}).to_string().into_bytes()
+    }
+
+    #[test]
+    fn docker_20_with_a_layer_used_twice() {
+        let config = config(&[b"one", b"two", b"one"]);
+        let list =
+            br#"[{"Config":"c.json","RepoTags":null,"Layers":["a/layer.tar","b/layer.tar","c/layer.tar"]}]"#;
+        let mut file = archive(
+            &[("a/layer.tar", b"one"), ("b/layer.tar", b"two"), ("c.json", &config), ("manifest.json", list)],
+            &[("c/layer.tar", "../a/layer.tar")],
+        );
+        let image = ImageArchive::open(&mut file).unwrap();
+        assert_eq!(image.config, config);
+        let mut contents = Vec::new();
+        for extent in &image.layers {
+            let mut text = String::new();
+            part(&mut file, *extent).unwrap().read_to_string(&mut text).unwrap();
+            contents.push(text);
+        }
+        assert_eq!(contents, ["one", "two", "one"]);
+    }
+
+    #[test]
+    fn hostile_archives() {
+        let error = |members: &[(&str, &[u8])], links: &[(&str, &str)]| {
+            ImageArchive::open(archive(members, links)).unwrap_err().to_string()
+        };
+        assert_eq!(error(&[], &[]), r#"image archive: "manifest.json" is missing"#);
+        assert_eq!(error(&[("manifest.json", b"[]")], &[]), "image archive: holds 0 images, not one");
+        let outside = br#"[{"Config":"../../etc/passwd","Layers":[]}]"#;
+        assert_eq!(
+            error(&[("manifest.json", outside)], &[]),
+            r#"image archive: "../../etc/passwd" is missing"#
+        );
+        let turns = error(&[], &[("manifest.json", "x"), ("x", "manifest.json")]);
+        assert_eq!(turns, r#"image archive: "manifest.json" is missing"#);
+        let list = br#"[{"Config":"c","Layers":["l"]}]"#;
+        let none = error(&[("manifest.json", list), ("c", b"{}"), ("l", b"")], &[]);
+        assert_eq!(none, "image archive: the image's configuration does not describe its layers");
+    }
+}

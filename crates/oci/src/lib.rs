@@ -1,0 +1,23 @@
+//! Images in OCI form: references, layers, configuration, manifest. Bytes in, bytes out.
+#![forbid(unsafe_code)]
+
+pub mod annotations;
+mod artifact;
+mod assemble;
+mod base;
+pub mod docker_archive;
+mod layer;
+mod manifest;
+pub mod media_type;
+mod reference;
+mod scan;
+
+pub use artifact::{Artifact, EMPTY, is_referrers_tag, referrers_tag, subject_of_tag};
+pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
+pub use base::Base;
+pub use layer::{ArtifactWriter, EntryKind, Layer, LayerError, LayerWriter, TreeDigester, compress};
+pub use manifest::{
+    AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,
+};
+pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
+pub use scan::{LayerReader, TopLevel, plain_path, top_level_entry};

@@ -1,0 +1,323 @@
+//! Pure: manifests and indexes, read from untrusted bytes and written deterministically.
+//!
+//! oci-spec's types keep annotations and labels in a `HashMap`, whose order changes from run to run;
+//! the same inputs must give the same digest, so farrier has its own, with sorted maps.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::media_type;
+use crate::Digest;
+
+/// Largest manifest that is read: the limit that the distribution spec asks registries to accept.
+pub const MAX_MANIFEST: usize = 4 << 20;
+/// More layers than any runtime can stack (overlayfs ends at 500).
+const MAX_LAYERS: usize = 500;
+
+/// Why something is not an image that farrier can use.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// Larger than [`MAX_MANIFEST`].
+    #[error("{what} has {bytes} bytes, at most {MAX_MANIFEST} are read")]
+    TooLarge {
+        /// What.
+        what: &'static str,
+        /// Its size.
+        bytes: usize,
+    },
+    /// Not the JSON that it should be.
+    #[error("{what} is not valid")]
+    Json {
+        /// What.
+        what: &'static str,
+        /// Where and why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// JSON that contradicts itself or asks for what farrier cannot do.
+    #[error("{what}: {reason}")]
+    Unusable {
+        /// What.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl ImageError {
+    /// Bytes that are an image of no use here.
+    pub fn unusable(what: &'static str, reason: impl Into<String>) -> Self {
+        Self::Unusable { what, reason: reason.into() }
+    }
+}
+
+/// Points to a blob or a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Descriptor {
+    /// Its media type.
+    pub media_type: String,
+    /// Its digest.
+    #[serde(with = "digest_text")]
+    pub digest: Digest,
+    /// Its bytes.
+    pub size: u64,
+    /// For an artifact's manifest: what the artifact is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+    /// For a manifest in an index: what it runs on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub platform: Option<Platform>,
+    /// Notes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What an image runs on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Platform {
+    /// In Go's spelling.
+    pub architecture: String,
+    /// `linux`.
+    pub os: String,
+    /// Such as `v8`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+}
+
+/// An image manifest, OCI's or Docker's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageManifest {
+    /// Always 2.
+    pub schema_version: u32,
+    /// Its own media type; OCI allows it to be absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
+    /// What it is, where it is no image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_type: Option<String>,
+    /// The configuration.
+    pub config: Descriptor,
+    /// The layers, the lowest first.
+    pub layers: Vec<Descriptor>,
+    /// The manifest that this one says something about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<Descriptor>,
+    /// Notes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// An image index or a Docker manifest list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImageIndex {
+    /// Always 2.
+    pub schema_version: u32,
+    /// Its own media type.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub media_type: Option<String>,
+    /// The manifests.
+    pub manifests: Vec<Descriptor>,
+    /// Notes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "null_is_empty")]
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// Either of the two, told by their content, because the media type is optional in both.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnyManifest {
+    /// One image.
+    Image(Box<ImageManifest>),
+    /// Images for several platforms.
+    Index(ImageIndex),
+}
+
+impl AnyManifest {
+    /// Reads untrusted bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
+        #[derive(Deserialize)]
+        struct Shape {
+            manifests: Option<serde::de::IgnoredAny>,
+        }
+        let shape: Shape = read("manifest", bytes)?;
+        match shape.manifests {
+            Some(_) => ImageIndex::parse(bytes).map(Self::Index),
+            None => ImageManifest::parse(bytes).map(Box::new).map(Self::Image),
+        }
+    }
+}
+
+impl Descriptor {
+    /// Points to a blob or manifest, and says nothing more.
+    pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
+        Self {
+            media_type: media_type.to_owned(),
+            digest,
+            size,
+            artifact_type: None,
+            platform: None,
+            annotations: BTreeMap::new(),
+        }
+    }
+}
+
+impl ImageManifest {
+    /// The layer with the payload of an image for one kernel that farrier made: the last one. Below it are the base's
+    /// layers and the one with `driver-entrypoint`, where there are any; [`super::assemble`] puts them so, and what
+    /// reads published payloads relies on it. An engine-made image (`output: image`) has no such layer, and a union
+    /// has several. `None` for an image without layers.
+    pub fn payload_layer(&self) -> Option<&Descriptor> {
+        self.layers.last()
+    }
+
+    /// Reads untrusted bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
+        let manifest: Self = read("image manifest", bytes)?;
+        if manifest.schema_version != 2 {
+            let reason = format!("schema version {} is not supported, 2 is", manifest.schema_version);
+            return Err(ImageError::unusable("image manifest", reason));
+        }
+        if manifest.layers.len() > MAX_LAYERS {
+            let reason = format!("{} layers, at most {MAX_LAYERS} are possible", manifest.layers.len());
+            return Err(ImageError::unusable("image manifest", reason));
+        }
+        Ok(manifest)
+    }
+
+    /// The manifest's bytes; the same for equal manifests.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
+        write("image manifest", self)
+    }
+}
+
+impl ImageIndex {
+    /// An index of nothing.
+    pub fn empty() -> Self {
+        Self {
+            schema_version: 2,
+            media_type: Some(media_type::OCI_INDEX.to_owned()),
+            manifests: Vec::new(),
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    /// Reads untrusted bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
+        let index: Self = read("image index", bytes)?;
+        if index.schema_version != 2 {
+            let reason = format!("schema version {} is not supported, 2 is", index.schema_version);
+            return Err(ImageError::unusable("image index", reason));
+        }
+        Ok(index)
+    }
+
+    /// The index's bytes; the same for equal indexes.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
+        write("image index", self)
+    }
+
+    /// The first manifest for Linux on an architecture. Attestations are listed as `unknown/unknown`,
+    /// so they never match.
+    pub fn for_architecture(&self, arch: &str) -> Result<&Descriptor, ImageError> {
+        let matches =
+            |d: &&Descriptor| d.platform.as_ref().is_some_and(|p| p.os == "linux" && p.architecture == arch);
+        self.manifests
+            .iter()
+            .find(matches)
+            .ok_or_else(|| ImageError::unusable("image index", format!("holds no image for linux/{arch}")))
+    }
+}
+
+pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) -> Result<T, ImageError> {
+    if bytes.len() > MAX_MANIFEST {
+        return Err(ImageError::TooLarge { what, bytes: bytes.len() });
+    }
+    serde_json::from_slice(bytes).map_err(|source| ImageError::Json { what, source })
+}
+
+/// JSON, as it is published.
+pub fn write(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ImageError> {
+    serde_json::to_vec(value).map_err(|source| ImageError::Json { what, source })
+}
+
+/// Go writes an empty map as `null`.
+fn null_is_empty<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
+mod digest_text {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use crate::Digest;
+
+    pub(super) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(digest.as_str())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn descriptor(platform: Option<(&str, &str)>) -> Descriptor {
+        Descriptor {
+            media_type: media_type::OCI_MANIFEST.to_owned(),
+            digest: Digest::of(format!("{platform:?}").as_bytes()),
+            size: 7,
+            artifact_type: None,
+            platform: platform.map(|(os, architecture)| Platform {
+                architecture: architecture.to_owned(),
+                os: os.to_owned(),
+                variant: None,
+            }),
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn index_gives_the_image_of_the_architecture() {
+        let mut index = ImageIndex::empty();
+        index.manifests = vec![
+            descriptor(Some(("unknown", "unknown"))),
+            descriptor(None),
+            descriptor(Some(("windows", "amd64"))),
+            descriptor(Some(("linux", "arm64"))),
+            descriptor(Some(("linux", "amd64"))),
+        ];
+        assert_eq!(index.for_architecture("amd64").unwrap(), &index.manifests[4]);
+        index.manifests.truncate(3);
+        let error = index.for_architecture("arm64").unwrap_err();
+        insta::assert_snapshot!(error, @"image index: holds no image for linux/arm64");
+        let bytes = index.to_bytes().unwrap();
+        assert_eq!(AnyManifest::parse(&bytes).unwrap(), AnyManifest::Index(index));
+    }
+
+    #[test]
+    fn hostile_manifests() {
+        assert!(matches!(AnyManifest::parse(b"<html>"), Err(ImageError::Json { .. })));
+        assert!(matches!(
+            AnyManifest::parse(&vec![b' '; MAX_MANIFEST + 1]),
+            Err(ImageError::TooLarge { .. })
+        ));
+        let deep = "[".repeat(100_000);
+        assert!(AnyManifest::parse(deep.as_bytes()).is_err());
+        let digest = r#"{"schemaVersion":2,"config":{"mediaType":"x","digest":"sha256:../../etc","size":1},"layers":[]}"#;
+        assert!(ImageManifest::parse(digest.as_bytes()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_an_answer(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _ = AnyManifest::parse(&bytes);
+        }
+    }
+}

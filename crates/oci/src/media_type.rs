@@ -1,0 +1,38 @@
+//! Pure: media types (OCI image spec `media-types.md`; Docker's `manifest-v2-2.md`).
+
+/// An OCI image manifest.
+pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+/// An OCI image index.
+pub const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+/// An OCI image configuration.
+pub const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+/// A layer: tar.
+pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// A layer: tar, compressed with gzip.
+pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+/// A layer: tar, compressed with zstd.
+pub const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+/// The configuration of what has none (image spec, `manifest.md`, "Guidance for an Empty Descriptor").
+pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
+/// Docker's image manifest.
+pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+/// Docker's manifest list.
+pub const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+/// Docker's layer: tar.
+pub const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
+/// Docker's layer: tar, compressed with gzip.
+pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+
+/// Every manifest type that farrier reads, the best first.
+pub const MANIFESTS: [&str; 4] = [OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_LIST];
+
+/// The OCI type of a layer with the same bytes; `None` for types that farrier does not carry, such
+/// as foreign layers, whose bytes no registry holds.
+pub fn oci_layer(media_type: &str) -> Option<&'static str> {
+    match media_type {
+        OCI_LAYER | DOCKER_LAYER => Some(OCI_LAYER),
+        OCI_LAYER_GZIP | DOCKER_LAYER_GZIP => Some(OCI_LAYER_GZIP),
+        OCI_LAYER_ZSTD => Some(OCI_LAYER_ZSTD),
+        _ => None,
+    }
+}
