@@ -16,7 +16,6 @@ use std::{
 
 use farrier::{
     image::{Digest, Repository, Version},
-    kernel::Architecture,
     net::{Net, NetOptions},
     oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble, media_type},
     registry::{
