@@ -1,28 +1,27 @@
-//! The command line as clap parses it; `settings` turns it into what the commands use.
-
-mod build;
-mod bundle;
-mod check;
-mod headers;
-mod plan;
-mod run;
-mod schema;
+//! The command line as clap parses it: the commands, and the options that several of them have.
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub use build::{BuildArgs, PrebuildArgs, PreflightArgs, RenderArgs};
-pub use bundle::{
-    BundleCommand, BundleExportArgs, BundleImportArgs, BundleInspectArgs, CarryArgs, MirrorArgs,
+use super::{
+    build::BuildArgs,
+    bundle::BundleCommand,
+    check::CheckArgs,
+    collect::CollectArgs,
+    env_vars as vars,
+    gc::GcArgs,
+    headers::HeadersCommand,
+    mirror::MirrorArgs,
+    plan::{PlanArgs, PlanCommandArgs},
+    prebuild::PrebuildArgs,
+    preflight::PreflightArgs,
+    render::RenderArgs,
+    rollback::RollbackArgs,
+    run::RunArgs,
+    schema::SchemaArgs,
+    verify::VerifyArgs,
 };
-pub use check::{CheckArgs, VerifyArgs};
-pub use headers::{CollectArgs, HeadersCollectArgs, HeadersCommand, HeadersImportArgs, HeadersStoreArg};
-pub use plan::{PlanArgs, PlanCommandArgs};
-pub use run::{GcArgs, LimitArgs, RollbackArgs, RunArgs, ServiceArgs};
-pub use schema::{SchemaArgs, SchemaKind};
-
-use super::env_vars as vars;
 use crate::{cluster::KubeOptions, engine::EngineChoice};
 
 /// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.

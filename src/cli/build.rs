@@ -1,17 +1,38 @@
 //! `farrier build`: one image for one kernel.
 
+use clap::Args;
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{BuildArgs, Global, OutputForm},
-    printer, session, settings,
+    args::{EngineArg, TargetArgs},
+    env_vars as vars,
+    session::Session,
+    settings,
 };
 use crate::{controller::BuildOutcome, kmod};
 
+#[derive(Debug, Args)]
+pub struct BuildArgs {
+    /// The driver image's name
+    pub image: String,
+    #[command(flatten)]
+    pub target: TargetArgs,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// Where images are published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// Publish the image
+    #[arg(long, requires = "registry")]
+    pub push: bool,
+    /// Build although an image with the same input hash is published, or the same inputs failed before
+    #[arg(long)]
+    pub force: bool,
+}
+
 /// What `farrier build -o json` prints.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct BuildResult<'a> {
     /// The image's name by tag.
@@ -31,60 +52,60 @@ struct BuildResult<'a> {
     check: Option<&'a kmod::CheckReport>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 struct Reused {
     kernel: String,
     digest: String,
 }
 
 /// Builds and checks the image and, where asked, publishes it.
-pub async fn build(global: &Global, args: &BuildArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
-    let target = settings::target(&args.target.kernel, &args.target.platform)?;
+pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit, CliError> {
+    let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);
-    let controller = if args.push {
-        session::controller(global, location, engine, cancel.clone())?
-    } else {
-        session::reader(global, location, engine, cancel.clone())?
-    };
+    let controller =
+        if args.push { session.controller(location, engine)? } else { session.reader(location, engine)? };
     let outcome = controller.build_one(&name, &target, args.push, args.force).await;
-    if cancel.is_cancelled() {
+    if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }
-    let BuildOutcome { cell, digest, built } = outcome?;
-    let reference = &cell.reference;
-    let pinned = args.push.then(|| format!("{}@{digest}", reference.repository));
-    let report = built.as_ref().map(|built| &built.report);
-    let reused_from = built.as_ref().and_then(|built| built.reused_from.as_ref());
-    let outcome = match (&built, reused_from) {
-        (None, _) => "up-to-date",
-        (Some(_), Some(_)) => "reused",
-        (Some(_), None) => "built",
+    let outcome = outcome?;
+    let BuildOutcome { cell, digest, built } = &outcome;
+    let result = BuildResult {
+        reference: cell.reference.to_string(),
+        pinned: args.push.then(|| format!("{}@{digest}", cell.reference.repository)),
+        digest: digest.to_string(),
+        input_hash: cell.input_hash.to_string(),
+        outcome: word(&outcome),
+        reused_from: built
+            .as_ref()
+            .and_then(|built| built.reused_from.as_ref())
+            .map(|from| Reused { kernel: from.kernel.to_string(), digest: from.digest.to_string() }),
+        pushed_bytes: built.as_ref().map_or(0, |built| built.pushed_bytes),
+        check: built.as_ref().map(|built| &built.report),
     };
-    let text = match global.output {
-        OutputForm::Json => printer::json(&BuildResult {
-            reference: reference.to_string(),
-            pinned,
-            digest: digest.to_string(),
-            input_hash: cell.input_hash.to_string(),
-            outcome,
-            reused_from: reused_from
-                .map(|from| Reused { kernel: from.kernel.to_string(), digest: from.digest.to_string() }),
-            pushed_bytes: built.as_ref().map_or(0, |built| built.pushed_bytes),
-            check: report,
-        })?,
-        OutputForm::Table => {
-            let table = report.map(kmod::table).unwrap_or_default();
-            let line = match (&pinned, &built) {
-                (Some(pinned), Some(_)) => format!("{reference}\n{pinned}"),
-                (Some(pinned), None) => format!("{reference} is up to date\n{pinned}"),
-                (None, _) => format!("{reference} would be {digest} (not published: --push was not given)"),
-            };
-            let reused =
-                reused_from.map(|from| format!("reused from kernel {}, not compiled\n", from.kernel));
-            format!("{table}{}{line}", reused.unwrap_or_default())
-        }
-    };
-    printer::result(&text)?;
+    session.show(&result, text)?;
     Ok(Exit::Done)
+}
+
+/// `built`, `reused` or `up-to-date`.
+pub fn word(outcome: &BuildOutcome) -> &'static str {
+    match &outcome.built {
+        None => "up-to-date",
+        Some(built) if built.reused_from.is_some() => "reused",
+        Some(_) => "built",
+    }
+}
+
+fn text(result: &BuildResult<'_>) -> String {
+    let BuildResult { reference, pinned, digest, reused_from, check, .. } = result;
+    let table = check.map(kmod::table).unwrap_or_default();
+    let reused = reused_from.as_ref();
+    let reused = reused.map(|from| format!("reused from kernel {}, not compiled\n", from.kernel));
+    let line = match (pinned, check) {
+        (Some(pinned), Some(_)) => format!("{reference}\n{pinned}"),
+        (Some(pinned), None) => format!("{reference} is up to date\n{pinned}"),
+        (None, _) => format!("{reference} would be {digest} (not published: --push was not given)"),
+    };
+    format!("{table}{}{line}", reused.unwrap_or_default())
 }

@@ -5,32 +5,67 @@ mod image;
 mod kernel;
 mod subject;
 
-use std::cell::OnceCell;
+use std::{cell::OnceCell, path::PathBuf};
 
-use tokio_util::sync::CancellationToken;
+use clap::Args;
 
 use super::{
-    CliError, Exit,
-    args::{CheckArgs, Global, OutputForm},
-    printer,
-    settings::{Settings, parse},
+    CliError, Exit, args::PlatformArgs, env_vars as vars, output, session::Session, settings::Settings,
 };
 use crate::{
     kernel::KernelRelease,
     kmod::{self, CheckReport, CheckRequest, NeededTable, Verdict},
-    registry::{self, RegistryLocation},
-    store::Store,
 };
 use kernel::Kernel;
 use subject::{Checked, Subject};
 
+#[derive(Debug, Args)]
+#[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]
+pub struct CheckArgs {
+    /// Module files (.ko, .ko.gz, .ko.xz, .ko.zst), directories, and images: oci:PATH[:TAG|@DIGEST] for a
+    /// layout directory, docker:REF for the local engine, host/repository:tag for a registry
+    #[arg(required = true, value_name = "SUBJECT")]
+    pub subjects: Vec<String>,
+    /// Kernel release, exactly as `uname -r` prints it [default: the one that --kernel-image, --headers or the
+    /// checked image is for]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    #[command(flatten)]
+    pub platform: PlatformArgs,
+    /// The registry whose store has imported headers, and that may be asked with --offline: host[:port]/path, or oci:PATH
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+    /// A root with the kernel's headers at their natural paths, such as / [default: as in a build]
+    #[arg(long, value_name = "DIR")]
+    pub headers: Option<PathBuf>,
+    /// Check against the kernel that this machine runs, and what it says itself
+    #[arg(long, conflicts_with_all = ["kernel", "headers", "kernel_image", "fetch_kernel_image"])]
+    pub host: bool,
+    /// Take further facts from this kernel image (vmlinuz or vmlinux)
+    #[arg(long, value_name = "FILE")]
+    pub kernel_image: Option<PathBuf>,
+    /// Fetch the kernel's own image, as its family says, when the headers leave something unknown; one that is
+    /// in the cache is used in any case
+    #[arg(long, conflicts_with = "kernel_image")]
+    pub fetch_kernel_image: bool,
+    /// What the modules may use beside the kernel: a Module.symvers, or a directory that holds one (repeatable)
+    #[arg(long, value_name = "PATH")]
+    pub needs: Vec<PathBuf>,
+    /// Boot the kernel in a virtual machine (QEMU) too, and load the modules there. Its image is what --kernel-image
+    /// names, else what the family says; with --host it is this machine's
+    #[arg(long)]
+    pub boot: bool,
+    /// Exit with 1 also when a verdict is unknown
+    #[arg(long)]
+    pub deny_unknown: bool,
+}
+
 /// Settings are read when something needs them: a check of files against given headers needs neither definitions
 /// nor a cache.
 struct Context<'a> {
-    global: &'a Global,
+    session: &'a Session,
     args: &'a CheckArgs,
     settings: OnceCell<Settings>,
-    cancel: CancellationToken,
 }
 
 impl Context<'_> {
@@ -38,28 +73,14 @@ impl Context<'_> {
         if let Some(settings) = self.settings.get() {
             return Ok(settings);
         }
-        let mut settings = Settings::resolve(self.global)?;
-        if let Some(location) = &self.args.registry {
-            let location: RegistryLocation = parse("--registry", location)?;
-            let registry = registry::connect(&location, &settings.registry)?;
-            settings.fetcher = settings.fetcher.with_store(Store::new(location, registry));
-        }
+        let settings = self.session.settings()?.with_store(self.args.registry.as_deref())?;
         Ok(self.settings.get_or_init(|| settings))
     }
 }
 
 /// Checks the modules and prints the report. A refused module is exit code 1.
-pub async fn check(global: &Global, args: &CheckArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
-    let context = Context { global, args, settings: OnceCell::new(), cancel: cancel.clone() };
-    tokio::select! {
-        // First, so that what was begun is given up at once.
-        biased;
-        () = cancel.cancelled() => Ok(Exit::Interrupted),
-        exit = run(&context) => exit,
-    }
-}
-
-async fn run(context: &Context<'_>) -> Result<Exit, CliError> {
+pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError> {
+    let context = &Context { session, args: &args, settings: OnceCell::new() };
     let mut subjects = Vec::new();
     for word in &context.args.subjects {
         subjects.push(Subject::open(context, word).await?);
@@ -75,11 +96,11 @@ async fn run(context: &Context<'_>) -> Result<Exit, CliError> {
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
-    show(context, &report)?;
+    session.show(&report, |report| kmod::table_with(report, output::style()))?;
     if report.verdict == Verdict::Unknown
         && let Some(hint) = &kernel.hint
     {
-        printer::message(&format!("hint: {hint}"));
+        output::message(&format!("hint: {hint}"));
     }
     Ok(match report.verdict {
         Verdict::Refused => Exit::Failed,
@@ -112,11 +133,4 @@ fn apply(kernel: &Kernel, checked: &Checked, needs: &[NeededTable]) -> CheckRepo
         required: &[],
         files: checked.firmware.as_deref(),
     })
-}
-
-fn show(context: &Context<'_>, report: &CheckReport) -> Result<(), CliError> {
-    Ok(printer::result(&match context.global.output {
-        OutputForm::Json => printer::json(report)?,
-        OutputForm::Table => kmod::table_with(report, printer::style()),
-    })?)
 }

@@ -1,19 +1,33 @@
 //! `farrier collect`: the headers that a host's own driver exposes, as one archive.
 
-use serde::Serialize;
-use tokio_util::sync::CancellationToken;
+use std::path::PathBuf;
 
-use super::{
-    CliError, Exit,
-    args::{CollectArgs, Global, OutputForm},
-    printer, settings,
-};
+use clap::Args;
+use serde::Serialize;
+
+use super::{CliError, Exit, output, session::Session, settings};
 use crate::headers::{self, Collected, Collection};
 
+#[derive(Debug, Args)]
+pub struct CollectArgs {
+    /// Files and directories, as paths on the host, such as /usr/src/ofa_kernel
+    #[arg(required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Where the host's file system is mounted
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Release of the kernel that the headers are for, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// The archive to write, a .tar.gz; name it as the `tree` of a definition's need does
+    #[arg(long, value_name = "FILE")]
+    pub to: PathBuf,
+}
+
 /// What was collected, for `-o json`.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Told {
+struct CollectReport {
     path: String,
     digest: String,
     size: u64,
@@ -22,36 +36,24 @@ struct Told {
 }
 
 /// Writes the archive.
-pub async fn collect(
-    global: &Global,
-    args: CollectArgs,
-    cancel: CancellationToken,
-) -> Result<Exit, CliError> {
+pub async fn collect(session: &Session, args: CollectArgs) -> Result<Exit, CliError> {
     let CollectArgs { paths, root, kernel, to } = args;
     let release = settings::parse("kernel release", &kernel)?;
-    let collected = tokio::select! {
-        () = cancel.cancelled() => return Ok(Exit::Interrupted),
-        collected = headers::collect(Collection { root, release, paths }, to.clone()) => collected?,
-    };
-    let Collected { digest, size, symvers, left_out } = collected;
-    let texts =
-        |paths: Vec<std::path::PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
-    let told = Told {
+    let Collected { digest, size, symvers, left_out } =
+        headers::collect(Collection { root, release, paths }, to.clone()).await?;
+    let texts = |paths: Vec<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
+    let report = CollectReport {
         path: to.display().to_string(),
         digest: digest.to_string(),
         size,
         symbol_tables: texts(symvers),
         left_out: texts(left_out),
     };
-    for link in &told.left_out {
-        printer::message(&format!("note: {link} leads nowhere on the host, and was left out"));
+    for link in &report.left_out {
+        output::message(&format!("note: {link} leads nowhere on the host, and was left out"));
     }
-    let text = match global.output {
-        OutputForm::Json => printer::json(&told)?,
-        OutputForm::Table => {
-            format!("{} ({} bytes, {})\n{}", told.path, told.size, told.digest, told.symbol_tables.join("\n"))
-        }
-    };
-    printer::result(&text)?;
+    session.show(&report, |CollectReport { path, digest, size, symbol_tables, left_out: _ }| {
+        format!("{path} ({size} bytes, {digest})\n{}", symbol_tables.join("\n"))
+    })?;
     Ok(Exit::Done)
 }

@@ -1,53 +1,186 @@
 //! `farrier headers`: fetch, import, collect and list header sets.
 
-mod import;
-mod list;
+use std::{fs, path::PathBuf};
 
-use tokio_util::sync::CancellationToken;
+use clap::{Args, Subcommand};
 
 use super::{
     CliError, Exit,
-    args::{Global, HeadersCommand, HeadersStoreArg},
-    settings::{self, Settings},
+    args::TargetArgs,
+    env_vars as vars,
+    output::{
+        self,
+        headers::{HeadersReport, ListedSet},
+    },
+    session::Session,
+    settings::{self, Settings, parse},
 };
 use crate::{
     controller::TargetError,
-    headers::{Fetcher, HeaderLookup, HeaderSet},
-    kernel::{KernelTarget, match_family},
-    registry::{self, RegistryLocation},
-    store::Store,
+    headers::{FetchError, HeaderImport, HeaderLookup, HeaderSet, ImportSource, ImportedHeaders, Outcome},
+    kernel::{Architecture, KernelRelease, KernelTarget, match_family},
+    kmod::{KernelFacts, SymbolTable},
+    store::{Stored, header_tag},
 };
 
-/// `farrier headers ...`.
-pub async fn headers(
-    global: &Global,
-    command: &HeadersCommand,
-    cancel: CancellationToken,
-) -> Result<Exit, CliError> {
-    let settings = Settings::resolve(global)?;
-    let work = async {
-        match command {
-            HeadersCommand::Fetch(args) => {
-                let target = settings::target(&args.kernel, &args.platform)?;
-                list::show(&[(&find(&settings, &target).await?).into()], global.output)
-            }
-            HeadersCommand::Import(args) => import::import(settings, args, global.output).await,
-            HeadersCommand::Collect(args) => import::collect(settings, args, global.output).await,
-            HeadersCommand::List { store } => list::list(settings, store, global.output).await,
-        }
-    };
-    tokio::select! {
-        () = cancel.cancelled() => Ok(Exit::Interrupted),
-        done = work => done.map(|()| Exit::Done),
-    }
+/// The running kernel's release, as `uname -r` prints it.
+const RUNNING: &str = "/proc/sys/kernel/osrelease";
+
+#[derive(Debug, Subcommand)]
+pub enum HeadersCommand {
+    /// Fetch the header set of a kernel into the cache
+    Fetch(TargetArgs),
+    /// Import the header set of a kernel that no mirror has, for all who publish to the registry
+    Import(HeadersImportArgs),
+    /// Import the header set of the kernel that this node runs; what the Job of the chart does
+    Collect(HeadersCollectArgs),
+    /// List the header sets in the cache and the registry
+    List {
+        #[command(flatten)]
+        store: HeadersStoreArg,
+    },
 }
 
-/// A fetcher with the registry that the argument names, if it names one.
-fn with_store(settings: Settings, arg: &HeadersStoreArg) -> Result<Fetcher, CliError> {
-    let Some(location) = &arg.registry else { return Ok(settings.fetcher) };
-    let location: RegistryLocation = settings::parse("--registry", location)?;
-    let registry = registry::connect(&location, &settings.registry)?;
-    Ok(settings.fetcher.with_store(Store::new(location, registry)))
+/// Where imported header sets go.
+#[derive(Debug, Args)]
+pub struct HeadersStoreArg {
+    /// The registry that keeps header sets beside the images: host[:port]/path, or oci:PATH [default: only the cache]
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct HeadersImportArgs {
+    /// Parts of one header set: a tarball or directory of a kernel's build tree (after `make modules_prepare`, with the
+    /// Module.symvers of the full build; a separate build directory with the source tree beside it), one that is rooted
+    /// at /, or .deb and .rpm files
+    #[arg(required = true, value_name = "SOURCE")]
+    pub sources: Vec<PathBuf>,
+    /// Kernel release, exactly as `uname -r` prints it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Architecture, amd64 or arm64 [default: this machine's]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    #[command(flatten)]
+    pub store: HeadersStoreArg,
+    /// Take the place of other headers of the same kernel: new builds use these, and images built with the old ones
+    /// count as built from other inputs
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct HeadersCollectArgs {
+    /// Where the node's file system is mounted
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Kernel release [default: the kernel that runs here, as `uname -r` prints it]
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Option<String>,
+    #[command(flatten)]
+    pub store: HeadersStoreArg,
+}
+
+/// `farrier headers ...`.
+pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit, CliError> {
+    match command {
+        HeadersCommand::Fetch(args) => {
+            let found = find(&session.settings()?, &settings::target_of(&args)?).await?;
+            session.show(&[ListedSet::from(&found)], |sets| output::headers::list(sets))?;
+        }
+        HeadersCommand::Import(args) => {
+            let HeadersImportArgs { sources, kernel, arch, store, replace } = args;
+            let import = HeaderImport {
+                sources: sources.into_iter().map(ImportSource::Path).collect(),
+                release: parse("--kernel", &kernel)?,
+                arch: parse("--arch", arch.as_deref().unwrap_or(std::env::consts::ARCH))?,
+                replace,
+            };
+            let settings = session.settings()?.with_store(store.registry.as_deref())?;
+            import_headers(session, &settings, import).await?;
+        }
+        HeadersCommand::Collect(args) => collect(session, args).await?,
+        HeadersCommand::List { store } => {
+            let Settings { fetcher, .. } = session.settings()?.with_store(store.registry.as_deref())?;
+            let cached = fetcher.header_sets().await?;
+            let stored = fetcher.stored_header_sets().await?;
+            let cached = cached.iter().map(ListedSet::from);
+            let sets: Vec<ListedSet> = cached.chain(stored.into_iter().map(ListedSet::from)).collect();
+            session.show(&sets[..], output::headers::list)?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Nothing is read from the node when the store has the headers already.
+async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliError> {
+    let HeadersCollectArgs { root, kernel, store } = args;
+    let release: KernelRelease = if let Some(kernel) = kernel {
+        parse("--kernel", &kernel)?
+    } else {
+        let text = fs::read_to_string(RUNNING).map_err(|error| {
+            CliError::Usage(format!("read the running kernel's release in {RUNNING}: {error}"))
+        })?;
+        parse(RUNNING, text.trim())?
+    };
+    let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
+    let settings = session.settings()?.with_store(store.registry.as_deref())?;
+    let Some(stored) = settings.fetcher.stored_headers(&release, arch).await? else {
+        let sources = vec![ImportSource::Node(root)];
+        return import_headers(session, &settings, HeaderImport { sources, release, arch, replace: false })
+            .await;
+    };
+    let report = HeadersReport {
+        release: release.to_string(),
+        arch: arch.to_string(),
+        outcome: Outcome::Known,
+        compiler: None,
+        exported_symbols: None,
+        content: None,
+        size: stored.layer.size,
+        path: None,
+        reference: Some(reference(&stored, &release, arch)?),
+        digest: Some(stored.digest.to_string()),
+        origin: Vec::new(),
+    };
+    session.show(&report, output::headers::report)
+}
+
+async fn import_headers(
+    session: &Session,
+    settings: &Settings,
+    import: HeaderImport,
+) -> Result<(), CliError> {
+    let imported = settings.fetcher.import_headers(import).await?;
+    let ImportedHeaders { outcome, headers, content, size, stored } = &imported;
+    let KernelFacts { release, arch, symbols, .. } = &headers.facts;
+    if symbols.is_none() {
+        output::message(&format!(
+            "warning: the headers of {release} have no Module.symvers: what the kernel exports is not known, and every \
+             check of a module against them ends as unknown. `make modules_prepare` makes none: take it from the full \
+             build of this kernel, and import again with --replace"
+        ));
+    }
+    let reference = stored.as_ref().map(|stored| reference(stored, release, *arch)).transpose()?;
+    let report = HeadersReport {
+        release: release.to_string(),
+        arch: arch.to_string(),
+        outcome: *outcome,
+        compiler: headers.compiler.map(|compiler| compiler.to_string()),
+        exported_symbols: symbols.as_ref().map(SymbolTable::len),
+        content: Some(content.to_string()),
+        size: *size,
+        path: Some(headers.root.display().to_string()),
+        reference,
+        digest: stored.as_ref().map(|stored| stored.digest.to_string()),
+        origin: headers.origin.clone(),
+    };
+    session.show(&report, output::headers::report)
+}
+
+fn reference(stored: &Stored, release: &KernelRelease, arch: Architecture) -> Result<String, FetchError> {
+    Ok(format!("{}:{}", stored.repository, header_tag(release, arch)?))
 }
 
 /// The kernel's header set, as a build would find it.

@@ -1,75 +1,73 @@
 //! `farrier mirror`: puts what images are made from into the registry.
 
-use std::collections::BTreeSet;
-
-use tokio_util::sync::CancellationToken;
+use clap::Args;
 
 use super::{
     CliError, Exit,
-    args::{CarryArgs, Global, MirrorArgs, OutputForm},
-    printer, session, settings,
+    args::{PlatformArgs, RegistryArg},
+    output,
+    session::Session,
+    settings,
 };
 use crate::{
-    controller::{Carried, CarryReport, Carrying, Controller, Lacking, TargetError},
+    controller::{Carried, CarryReport, Carrying, Controller, Lacking},
     engine::EngineChoice,
-    image::ImageName,
 };
 
+/// Images and kernels that are meant, with what they need.
+#[derive(Debug, Args)]
+pub struct CarryArgs {
+    /// Kernel release, exactly as `uname -r` prints it (repeatable)
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: Vec<String>,
+    #[command(flatten)]
+    pub platform: PlatformArgs,
+    /// The driver image's name (repeatable), with those it needs [default: all]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("kernels").args(["kernel"]).required(true)))]
+pub struct MirrorArgs {
+    #[command(flatten)]
+    pub carry: CarryArgs,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+}
+
 /// Fills the store of the registry.
-pub async fn mirror(global: &Global, args: &MirrorArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
-    let controller =
-        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
+pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliError> {
+    let controller = session.publisher(&args.registry, EngineChoice::Auto)?;
     let carrying = carrying(&args.carry, &controller)?;
     let reports = controller.fill_store(&carrying, &mut tell).await;
-    if cancel.is_cancelled() {
+    if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }
-    printer::result(&match global.output {
-        OutputForm::Json => printer::json(&reports)?,
-        OutputForm::Table => table(&reports),
-    })?;
-    let failed: Vec<&Lacking> = reports
-        .iter()
-        .filter_map(|report| match report {
-            CarryReport::Failed(lacking) => Some(lacking),
-            CarryReport::Kept(_) => None,
-        })
-        .collect();
-    Ok(if failed.is_empty() {
-        Exit::Done
-    } else if failed.iter().any(|lacking| lacking.unreachable) {
-        Exit::Unreachable
-    } else {
-        Exit::Failed
-    })
+    session
+        .show(&reports, |reports| output::table(["WHAT", "OUTCOME", "REFERENCE"], reports.iter().map(row)))?;
+    let exit = |report: &CarryReport| match report {
+        CarryReport::Kept(_) => Exit::Done,
+        CarryReport::Failed(lacking) if lacking.unreachable => Exit::Unreachable,
+        CarryReport::Failed(_) => Exit::Failed,
+    };
+    Ok(reports.iter().map(exit).max().unwrap_or(Exit::Done))
 }
 
 /// The images and kernels of the arguments.
-pub(super) fn carrying(args: &CarryArgs, controller: &Controller) -> Result<Carrying, CliError> {
+pub fn carrying(args: &CarryArgs, controller: &Controller) -> Result<Carrying, CliError> {
     let CarryArgs { kernel, platform, image } = args;
-    let mut kernels = BTreeSet::new();
-    for kernel in kernel {
-        kernels.insert(settings::target(kernel, platform)?);
-    }
-    let known = &controller.definitions.images;
-    let mut images: BTreeSet<ImageName> = BTreeSet::new();
-    for name in image {
-        let name: ImageName = settings::parse("--image", name)?;
-        if !known.contains_key(&name) {
-            let known = known.keys().map(ToString::to_string).collect();
-            return Err(TargetError::NoImage { name: name.to_string(), known }.into());
-        }
-        images.insert(name);
-    }
+    let kernels = kernel.iter().map(|kernel| settings::target(kernel, platform)).collect::<Result<_, _>>()?;
+    let mut images = settings::images(image, &controller.definitions)?;
     if images.is_empty() {
-        images.extend(known.keys().cloned());
+        images.extend(controller.definitions.images.keys().cloned());
     }
     Ok(Carrying { images, kernels })
 }
 
 /// One line as each is done.
 fn tell(report: &CarryReport) {
-    printer::message(&match report {
+    output::message(&match report {
         CarryReport::Kept(Carried { what, content: _, new: true }) => {
             format!("{what}: put into the registry")
         }
@@ -78,23 +76,16 @@ fn tell(report: &CarryReport) {
     });
 }
 
-fn table(reports: &[CarryReport]) -> String {
-    let mut table = printer::table(["WHAT", "OUTCOME", "REFERENCE"]);
-    for report in reports {
-        match report {
-            CarryReport::Kept(Carried { what, content, new }) => {
-                let tag = content.tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
-                let outcome = if *new { "stored" } else { "there already" };
-                table.add_row([what, outcome, &format!("{}{tag}", content.repository)]);
-            }
-            CarryReport::Failed(Lacking { what, error, hint, .. }) => {
-                let hint = hint.as_ref().map(|hint| format!("\n{hint}")).unwrap_or_default();
-                table.add_row([what, "failed", &format!("{error}{hint}")]);
-            }
+fn row(report: &CarryReport) -> [String; 3] {
+    match report {
+        CarryReport::Kept(Carried { what, content, new }) => {
+            let tag = content.tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
+            let outcome = if *new { "stored" } else { "there already" };
+            [what.clone(), outcome.to_owned(), format!("{}{tag}", content.repository)]
+        }
+        CarryReport::Failed(Lacking { what, error, hint, .. }) => {
+            let hint = hint.as_ref().map(|hint| format!("\n{hint}")).unwrap_or_default();
+            [what.clone(), "failed".to_owned(), format!("{error}{hint}")]
         }
     }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }

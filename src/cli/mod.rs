@@ -3,17 +3,17 @@
 mod args;
 mod build;
 mod bundle;
-pub mod check;
+mod check;
 mod collect;
 mod env_vars;
 mod error;
 mod gc;
 mod headers;
 mod mirror;
+mod output;
 mod plan;
 mod prebuild;
 mod preflight;
-mod printer;
 mod render;
 mod rollback;
 mod run;
@@ -36,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use args::{Cli, Command, Global, LogForm};
 pub use error::{CliError, Exit};
+use session::Session;
 
 /// Parses the command line, runs the command and gives the exit code.
 pub fn main() -> ExitCode {
@@ -53,7 +54,7 @@ pub fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            printer::message(&format!("error: start the runtime: {error}"));
+            output::message(&format!("error: start the runtime: {error}"));
             return Exit::Failed.into();
         }
     };
@@ -65,7 +66,7 @@ pub fn main() -> ExitCode {
     match outcome {
         Ok(exit) => exit.into(),
         Err(error) => {
-            printer::message(&error.render());
+            output::message(&error.render());
             error.exit().into()
         }
     }
@@ -76,30 +77,46 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
     if let Some(options) = command.cluster().and_then(session::kube_options) {
         global.kube = options;
     }
-    let cancel = stop.cancel.clone();
-    match command {
-        Command::Plan(args) => plan::plan(&global, &args, cancel).await,
-        Command::Status(args) => plan::status(&global, &args, cancel).await,
-        Command::Render(args) => render::render(&global, &args).await,
-        Command::Headers(command) => headers::headers(&global, &command, cancel).await,
-        Command::Collect(args) => collect::collect(&global, args, cancel).await,
-        Command::Build(args) => build::build(&global, &args, cancel).await,
-        Command::Prebuild(args) => prebuild::prebuild(&global, &args, cancel).await,
-        Command::Preflight(args) => preflight::preflight(&global, &args, cancel).await,
-        Command::Mirror(args) => mirror::mirror(&global, &args, cancel).await,
-        Command::Check(args) => check::check(&global, &args, cancel).await,
-        Command::Verify(args) => verify::verify(&global, &args, cancel).await,
-        Command::Bundle(command) => bundle::bundle(&global, command, cancel).await,
-        Command::Run(args) => run::run(&global, &args, stop).await,
-        Command::Rollback(args) => rollback::rollback(&global, &args, cancel).await,
-        Command::Gc(args) => gc::gc(&global, &args, cancel).await,
-        Command::Schema(args) => schema::schema(args.kind),
-        Command::Completions { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "farrier", &mut script);
-            printer::result(&String::from_utf8_lossy(&script))?;
-            Ok(Exit::Done)
+    let session = Session { global, stop };
+    // These stop by themselves, after what they have begun is cleaned up or whole.
+    let cleans_up = matches!(
+        command,
+        Command::Build(_) | Command::Prebuild(_) | Command::Mirror(_) | Command::Run(_) | Command::Gc(_)
+    );
+    let work = async {
+        match command {
+            Command::Plan(args) => plan::plan(&session, args).await,
+            Command::Status(args) => plan::status(&session, args).await,
+            Command::Render(args) => render::render(&session, args).await,
+            Command::Headers(command) => headers::headers(&session, command).await,
+            Command::Collect(args) => collect::collect(&session, args).await,
+            Command::Build(args) => build::build(&session, args).await,
+            Command::Prebuild(args) => prebuild::prebuild(&session, args).await,
+            Command::Preflight(args) => preflight::preflight(&session, args).await,
+            Command::Mirror(args) => mirror::mirror(&session, args).await,
+            Command::Check(args) => check::check(&session, args).await,
+            Command::Verify(args) => verify::verify(&session, args).await,
+            Command::Bundle(command) => bundle::bundle(&session, command).await,
+            Command::Run(args) => run::run(&session, args).await,
+            Command::Rollback(args) => rollback::rollback(&session, args).await,
+            Command::Gc(args) => gc::gc(&session, args).await,
+            Command::Schema(args) => schema::schema(args.kind),
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Cli::command(), "farrier", &mut script);
+                output::result(&String::from_utf8_lossy(&script))?;
+                Ok(Exit::Done)
+            }
         }
+    };
+    if cleans_up {
+        return work.await;
+    }
+    tokio::select! {
+        // First, so that what was begun is given up at once.
+        biased;
+        () = session.stop.cancel.cancelled() => Ok(Exit::Interrupted),
+        done = work => done,
     }
 }
 
@@ -153,7 +170,7 @@ impl Stop {
                     std::process::exit(130);
                 }
                 match form {
-                    LogForm::Text => printer::message("stopping: cleaning up (again: stop at once)"),
+                    LogForm::Text => output::message("stopping: cleaning up (again: stop at once)"),
                     LogForm::Json => tracing::info!("stopping: cleaning up"),
                 }
                 stop.terminated.store(terminated, Ordering::Release);

@@ -1,64 +1,90 @@
 //! `farrier plan` and `farrier status`: what would be done, and how the matrix stands.
 
-use tokio_util::sync::CancellationToken;
+use clap::{Args, ValueEnum};
 
 use super::{
     CliError, Exit,
-    args::{Global, OutputForm, PlanArgs, PlanCommandArgs},
-    printer, session,
+    args::{ClusterArg, RegistryArg},
+    output,
+    session::Session,
 };
-use crate::{cluster::Cluster, controller::Controller, engine::EngineChoice, plan};
+use crate::{cluster::Cluster, controller::Controller, plan};
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanCommandArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Print only what is to be built, as the list from which a CI system makes jobs of `farrier build --push`
+    #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
+    pub matrix: Option<MatrixForm>,
+}
+
+/// Forms of a list of builds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MatrixForm {
+    /// {"include": [...]} for strategy.matrix of GitHub Actions
+    Github,
+    /// A job `build` with parallel: matrix, for a child pipeline of GitLab CI
+    Gitlab,
+    /// An array of strings for a Tekton matrix: image, kernel, OS, OS version, architecture with blanks between them
+    Tekton,
+    /// The same, one on each line
+    Lines,
+}
+
+impl From<MatrixForm> for plan::MatrixForm {
+    fn from(form: MatrixForm) -> Self {
+        match form {
+            MatrixForm::Github => Self::Github,
+            MatrixForm::Gitlab => Self::Gitlab,
+            MatrixForm::Tekton => Self::Tekton,
+            MatrixForm::Lines => Self::Lines,
+        }
+    }
+}
 
 /// `farrier plan`.
-pub async fn plan(
-    global: &Global,
-    args: &PlanCommandArgs,
-    cancel: CancellationToken,
-) -> Result<Exit, CliError> {
-    let PlanCommandArgs { plan: args, matrix } = args;
-    let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller =
-        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
-    let cluster = cluster.open(&controller.definitions, cancel).await?;
-    let Some(form) = matrix else { return show(&controller, cluster.as_ref(), global.output).await };
+pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliError> {
+    let PlanCommandArgs { plan: PlanArgs { registry, cluster }, matrix } = args;
+    let (controller, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let Some(form) = matrix else { return show(session, &controller, cluster.as_ref()).await };
     let planned = controller.plan(cluster.as_ref()).await?;
     // Jobs must not be made from half an answer.
     if planned.unreachable {
-        printer::message(&plan::table(&planned.plan));
+        output::message(&plan::table(&planned.plan));
         return Ok(Exit::Unreachable);
     }
-    let text = plan::ci_matrix(&planned.plan, (*form).into());
+    let text = plan::ci_matrix(&planned.plan, form.into());
     // No lines are no empty line either.
     if !text.is_empty() {
-        printer::result(&text)?;
+        output::result(&text)?;
     }
     Ok(Exit::Done)
 }
 
 /// Prints the plan; the same for `plan` and `run --dry-run`.
 pub async fn show(
+    session: &Session,
     controller: &Controller,
     cluster: &dyn Cluster,
-    form: OutputForm,
 ) -> Result<Exit, CliError> {
     let planned = controller.plan(cluster).await?;
-    printer::result(&match form {
-        OutputForm::Table => plan::table(&planned.plan),
-        OutputForm::Json => printer::json(&planned.plan)?,
-    })?;
+    session.show(&planned.plan, plan::table)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 /// `farrier status`.
-pub async fn status(global: &Global, args: &PlanArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
-    let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller =
-        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
-    let cluster = cluster.open(&controller.definitions, cancel).await?;
+pub async fn status(session: &Session, args: PlanArgs) -> Result<Exit, CliError> {
+    let (controller, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
     let planned = controller.plan(cluster.as_ref()).await?;
-    printer::result(&match global.output {
-        OutputForm::Table => plan::status_table(&plan::status(&planned.plan)),
-        OutputForm::Json => printer::json(&plan::status(&planned.plan))?,
-    })?;
+    session.show(&plan::status(&planned.plan), |rows| plan::status_table(rows))?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }

@@ -2,23 +2,41 @@
 
 use std::collections::BTreeSet;
 
+use clap::Args;
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{Global, OutputForm, PrebuildArgs},
-    printer, session, settings,
+    args::{EngineArg, RegistryArg, TargetArgs},
+    build, env_vars as vars, output,
+    session::Session,
+    settings,
 };
 use crate::{
-    controller::{BuildOutcome, Controller, TargetError, chain},
+    controller::{Controller, TargetError, chain},
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Platform, called_for},
+    plan::{Interest, Platform, called_for},
 };
 
+#[derive(Debug, Args)]
+pub struct PrebuildArgs {
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// The driver image's name (repeatable) [default: with --cluster those that its nodes call for, else all]
+    #[arg(long, value_name = "IMAGE")]
+    pub image: Vec<String>,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    /// Build only what nodes of the kernel's operating system and architecture call for here, where no image is named
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
+    pub cluster: Option<String>,
+}
+
 /// What became of one image.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
     image: String,
@@ -36,103 +54,69 @@ struct Row {
 }
 
 /// Builds and publishes, one image after the other; one that fails does not stop the others.
-pub async fn prebuild(
-    global: &Global,
-    args: &PrebuildArgs,
-    cancel: CancellationToken,
-) -> Result<Exit, CliError> {
-    let target = settings::target(&args.target.kernel, &args.target.platform)?;
-    let controller =
-        session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
-    let images = images(args, &controller, &target, cancel.clone()).await?;
+pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, CliError> {
+    let target = settings::target_of(&args.target)?;
+    let controller = session.publisher(&args.registry, args.engine.engine)?;
+    let images = images(session, &args, &controller, &target).await?;
     let mut exit = Exit::Done;
     let mut rows = Vec::new();
     for image in &images {
         let outcome = controller.build_one(image, &target, true, false).await;
-        if cancel.is_cancelled() {
+        if session.stop.cancel.is_cancelled() {
             return Ok(Exit::Interrupted);
         }
-        rows.push(match outcome {
-            Ok(outcome) => published(image, &outcome),
+        let mut row =
+            Row { image: image.to_string(), outcome: "failed", pinned: None, verdict: None, message: None };
+        match outcome {
+            Ok(outcome) => {
+                row.outcome = build::word(&outcome);
+                row.pinned = Some(format!("{}@{}", outcome.cell.reference.repository, outcome.digest));
+                row.verdict = outcome.built.map(|built| built.report.verdict.as_str());
+            }
             // Images are not all meant for all kernels; one that was asked for by name is missed.
             Err(TargetError::Skipped { reason, .. }) if reason.is_finding() && args.image.is_empty() => {
-                row(image, "skipped", Some(reason.to_string()))
+                row.outcome = "skipped";
+                row.message = Some(reason.to_string());
             }
             Err(error) => {
                 let hint = error.hint().map(|hint| format!("\n{hint}")).unwrap_or_default();
-                let failed = row(image, "failed", Some(format!("{}{hint}", chain(&error))));
+                row.message = Some(format!("{}{hint}", chain(&error)));
                 exit = exit.max(CliError::from(error).exit());
-                failed
             }
-        });
+        }
+        rows.push(row);
     }
-    printer::result(&match global.output {
-        OutputForm::Json => printer::json(&rows)?,
-        OutputForm::Table => table(&rows),
+    session.show(&rows, |rows| {
+        let header = ["IMAGE", "OUTCOME", "CHECK", "REFERENCE"];
+        let cells = rows.iter().map(|Row { image, outcome, pinned, verdict, message }| {
+            let last = pinned.as_ref().or(message.as_ref()).cloned().unwrap_or_default();
+            [image.clone(), (*outcome).to_owned(), verdict.unwrap_or_default().to_owned(), last]
+        });
+        output::table(header, cells)
     })?;
     Ok(exit)
 }
 
 /// The named images; else those that nodes of the kernel's platform call for; else all.
 async fn images(
+    session: &Session,
     args: &PrebuildArgs,
     controller: &Controller,
     target: &KernelTarget,
-    cancel: CancellationToken,
 ) -> Result<BTreeSet<ImageName>, CliError> {
-    let known = &controller.definitions.images;
-    let mut images = BTreeSet::new();
-    for name in &args.image {
-        let name: ImageName = settings::parse("--image", name)?;
-        if !known.contains_key(&name) {
-            return Err(TargetError::NoImage {
-                name: name.to_string(),
-                known: known.keys().map(ToString::to_string).collect(),
-            }
-            .into());
-        }
-        images.insert(name);
+    let definitions = &controller.definitions;
+    let named = settings::images(&args.image, definitions)?;
+    if !named.is_empty() {
+        return Ok(named);
     }
-    let Some(cluster) = args.cluster.as_deref().filter(|_| images.is_empty()) else {
-        return Ok(if images.is_empty() { known.keys().cloned().collect() } else { images });
-    };
-    let snapshot = session::cluster(cluster)?.open(&controller.definitions, cancel).await?.snapshot().await?;
+    let Some(cluster) = &args.cluster else { return Ok(definitions.images.keys().cloned().collect()) };
+    let snapshot = session.connect(cluster, Interest::of(definitions)).await?.cluster.snapshot().await?;
     let KernelTarget { os, os_version, release: _, arch } = target.clone();
     let platform = Platform { os, os_version, arch };
-    let images = called_for(&controller.definitions, &snapshot).remove(&platform).unwrap_or_default();
+    let images = called_for(definitions, &snapshot).remove(&platform).unwrap_or_default();
     if images.is_empty() {
         let Platform { os, os_version, arch } = &platform;
-        printer::message(&format!("no node of {os} {os_version}, {arch}, calls for a driver image"));
+        output::message(&format!("no node of {os} {os_version}, {arch}, calls for a driver image"));
     }
     Ok(images)
-}
-
-fn row(image: &ImageName, outcome: &'static str, message: Option<String>) -> Row {
-    Row { image: image.to_string(), outcome, pinned: None, verdict: None, message }
-}
-
-fn published(image: &ImageName, outcome: &BuildOutcome) -> Row {
-    let BuildOutcome { cell, digest, built } = outcome;
-    let how = match built {
-        None => "up-to-date",
-        Some(built) if built.reused_from.is_some() => "reused",
-        Some(_) => "built",
-    };
-    Row {
-        pinned: Some(format!("{}@{digest}", cell.reference.repository)),
-        verdict: built.as_ref().map(|built| built.report.verdict.as_str()),
-        ..row(image, how, None)
-    }
-}
-
-fn table(rows: &[Row]) -> String {
-    let mut table = printer::table(["IMAGE", "OUTCOME", "CHECK", "REFERENCE"]);
-    for Row { image, outcome, pinned, verdict, message } in rows {
-        let last = pinned.as_deref().or(message.as_deref()).unwrap_or_default();
-        table.add_row([image.as_str(), outcome, verdict.unwrap_or_default(), last]);
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }

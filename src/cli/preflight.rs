@@ -2,68 +2,79 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use clap::Args;
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     CliError, Exit,
-    args::{Global, OutputForm, PreflightArgs},
-    printer, session, settings,
+    args::{ClusterArg, RegistryArg},
+    output,
+    session::Session,
+    settings,
 };
 use crate::{
     cluster::{Cluster, ClusterError},
-    engine::EngineChoice,
     kernel::KernelRelease,
-    plan::{
-        Change, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode, Platform,
-        readiness_table,
-    },
+    plan::{Change, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode, Platform},
 };
 
-/// What `farrier preflight -o json` prints.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct Answer<'a> {
-    /// May all of them?
-    ready: bool,
-    /// The kernel.
-    kernel: String,
-    /// The nodes that were asked about.
-    nodes: Vec<Asked<'a>>,
+#[derive(Debug, Args)]
+pub struct PreflightArgs {
+    /// Kernel release, exactly as `uname -r` will print it
+    #[arg(long, value_name = "RELEASE")]
+    pub kernel: String,
+    /// Ask about this node (repeatable) [default: all]
+    #[arg(long, value_name = "NAME")]
+    pub node: Vec<String>,
+    /// Ask about nodes with this operating system id [default: any]
+    #[arg(long, value_name = "ID")]
+    pub os: Option<String>,
+    /// Ask about nodes with this operating system version [default: any]
+    #[arg(long, value_name = "VERSION")]
+    pub os_version: Option<String>,
+    /// Ask about nodes of this architecture, amd64 or arm64 [default: any]
+    #[arg(long, value_name = "ARCH")]
+    pub arch: Option<String>,
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
 }
 
-#[derive(Debug, Serialize)]
+/// What `farrier preflight -o json` prints.
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Asked<'a> {
-    node: &'a str,
-    ready: bool,
+pub struct Answer<'a> {
+    /// May all of them?
+    pub ready: bool,
+    /// The kernel.
+    pub kernel: String,
+    /// The nodes that were asked about.
+    pub nodes: Vec<Asked<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Asked<'a> {
+    pub node: &'a str,
+    pub ready: bool,
     #[serde(flatten)]
-    next: Option<&'a Next>,
+    pub next: Option<&'a Next>,
     /// Why nothing is known of what it will need.
     #[serde(skip_serializing_if = "Option::is_none")]
-    message: Option<String>,
+    pub message: Option<String>,
 }
 
 /// Asks, answers, and changes nothing.
-pub async fn preflight(
-    global: &Global,
-    args: &PreflightArgs,
-    cancel: CancellationToken,
-) -> Result<Exit, CliError> {
+pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, CliError> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
-    let cluster = session::cluster(&args.cluster.cluster)?;
-    let controller =
-        session::controller(global, Some(&args.registry.registry), EngineChoice::Auto, cancel.clone())?;
-    let cluster = cluster.open(&controller.definitions, cancel).await?;
+    let (controller, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
     let snapshot = cluster.snapshot().await?;
-    let asked: Vec<String> = asked(args, &snapshot)?;
+    let asked: Vec<String> = asked(&args, &snapshot)?;
     let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
     let planned = controller.plan(&announcing).await?;
     let answer = answer(&planned.plan, &asked, &kernel);
-    printer::result(&match global.output {
-        OutputForm::Json => printer::json(&answer)?,
-        OutputForm::Table => text(&answer),
-    })?;
+    session.show(&answer, output::preflight::text)?;
     Ok(match (answer.ready, planned.unreachable) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Unreachable,
@@ -150,24 +161,4 @@ fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> An
         })
         .collect();
     Answer { ready: nodes.iter().all(|node| node.ready), kernel: kernel.to_string(), nodes }
-}
-
-/// One table for each platform and set of needs, with the nodes that it is for.
-fn text(answer: &Answer<'_>) -> String {
-    let mut groups: BTreeMap<(bool, String, String), Vec<&str>> = BTreeMap::new();
-    for Asked { node, ready, next, message } in &answer.nodes {
-        let (kernel, table) = match (next, message) {
-            (Some(next), _) => (next.kernel.to_string(), readiness_table(next)),
-            (None, why) => (answer.kernel.clone(), format!("{}\n", why.as_deref().unwrap_or_default())),
-        };
-        groups.entry((*ready, kernel, table)).or_default().push(node);
-    }
-    let group = |((ready, kernel, table), nodes): ((bool, String, String), Vec<&str>)| {
-        let verdict = if ready { "ready" } else { "not ready" };
-        let some = nodes[..nodes.len().min(5)].join(", ");
-        let more = nodes.len().saturating_sub(5);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("{some}{more}: {verdict} for {kernel}\n{table}")
-    };
-    groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
 }

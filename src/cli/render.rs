@@ -1,19 +1,23 @@
 //! `farrier render`: the Dockerfile of one image for one kernel.
 
-use tokio_util::sync::CancellationToken;
+use clap::Args;
 
-use super::{
-    CliError, Exit,
-    args::{Global, RenderArgs},
-    printer, session, settings,
-};
+use super::{CliError, Exit, args::TargetArgs, output, session::Session, settings};
 use crate::engine::EngineChoice;
 
+#[derive(Debug, Args)]
+pub struct RenderArgs {
+    /// The driver image's name
+    pub image: String,
+    #[command(flatten)]
+    pub target: TargetArgs,
+}
+
 /// Prints the Dockerfile.
-pub async fn render(global: &Global, args: &RenderArgs) -> Result<Exit, CliError> {
-    let target = settings::target(&args.target.kernel, &args.target.platform)?;
+pub async fn render(session: &Session, args: RenderArgs) -> Result<Exit, CliError> {
+    let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
-    let controller = session::controller(global, None, EngineChoice::Auto, CancellationToken::new())?;
-    printer::result(&controller.dockerfile(&name, &target).await?)?;
+    let controller = session.controller(None, EngineChoice::Auto)?;
+    output::result(&controller.dockerfile(&name, &target).await?)?;
     Ok(Exit::Done)
 }

@@ -2,15 +2,10 @@
 
 use std::time::Duration;
 
+use clap::Args;
 use serde::Serialize;
-use tokio_util::sync::CancellationToken;
 
-use super::{
-    CliError, Exit,
-    args::{Global, OutputForm, RollbackArgs},
-    printer, session,
-    settings::Settings,
-};
+use super::{CliError, Exit, env_vars as vars, output, session::Session};
 use crate::{
     cluster::{Cluster, ClusterError},
     controller::chain,
@@ -21,31 +16,41 @@ use crate::{
     },
 };
 
-/// Times that an object is looked at again because somebody was faster.
+#[derive(Debug, Args)]
+pub struct RollbackArgs {
+    /// What to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource
+    /// [default: everything that farrier has set]
+    #[arg(value_name = "OBJECT")]
+    pub objects: Vec<String>,
+    /// The cluster
+    #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", default_value = "kube", hide_env_values = true)]
+    pub cluster: String,
+    /// Print what would be put back, and touch nothing
+    #[arg(long)]
+    pub dry_run: bool,
+}
+
+/// How often an object is read again after another writer was faster.
 const TRIES: usize = 3;
-/// How long a newer state of such an object is waited for.
+/// How long farrier waits for the newer state of such an object.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One object's step, and how it went.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Taken {
+pub struct Rolled {
     #[serde(flatten)]
-    step: RollbackStep,
+    pub step: RollbackStep,
     /// Is, or was, anything written?
     #[serde(skip)]
-    written: bool,
+    pub written: bool,
     /// Why the change was not made.
     #[serde(skip_serializing_if = "Option::is_none")]
-    failed: Option<String>,
+    pub failed: Option<String>,
 }
 
 /// Takes back what is selected, or everything.
-pub async fn rollback(
-    global: &Global,
-    args: &RollbackArgs,
-    cancel: CancellationToken,
-) -> Result<Exit, CliError> {
+pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, CliError> {
     if args.cluster.starts_with("dir:") {
         return Err(CliError::Usage(format!(
             "--cluster {}: farrier keeps no record in a directory of manifests; its history is version control \
@@ -53,8 +58,7 @@ pub async fn rollback(
             args.cluster
         )));
     }
-    let choice = session::cluster(&args.cluster)?;
-    let definitions = Settings::resolve(global)?.definitions;
+    let definitions = session.settings()?.definitions;
     let mut interest = Interest::of(&definitions);
     // Objects whose rollout the definitions have lost meanwhile can still be named.
     for object in &args.objects {
@@ -64,24 +68,18 @@ pub async fn rollback(
             None => drop(interest.daemon_sets.insert((first.to_owned(), name.to_owned()))),
         }
     }
-    let cluster = choice.open_for(interest, cancel.clone()).await?;
-    let taken = tokio::select! {
-        () = cancel.cancelled() => return Ok(Exit::Interrupted),
-        taken = take_back(cluster.as_ref(), &definitions, args) => taken?,
-    };
-    printer::result(&match global.output {
-        OutputForm::Table => text(&taken, args.dry_run),
-        OutputForm::Json => printer::json(&taken)?,
-    })?;
-    let failed = |taken: &Taken| taken.failed.is_some() || taken.step.error.is_some();
-    Ok(if taken.iter().any(failed) { Exit::Failed } else { Exit::Done })
+    let cluster = session.connect(&args.cluster, interest).await?.cluster;
+    let rolled = take_back(cluster.as_ref(), &definitions, &args).await?;
+    session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run))?;
+    let failed = |rolled: &Rolled| rolled.failed.is_some() || rolled.step.error.is_some();
+    Ok(if rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
 }
 
 async fn take_back(
     cluster: &dyn Cluster,
     definitions: &Definitions,
     args: &RollbackArgs,
-) -> Result<Vec<Taken>, CliError> {
+) -> Result<Vec<Rolled>, CliError> {
     let mut selected = args.objects.clone();
     let mut taken = take_back_copies(cluster, definitions, args).await?;
     for tries_left in (0..TRIES).rev() {
@@ -95,7 +93,7 @@ async fn take_back(
                 Err(error) if error.is_conflict() && tries_left > 0 => again.push(step.object),
                 outcome => {
                     let written = step.change.is_some();
-                    taken.push(Taken { step, failed: outcome.err().map(|error| chain(&error)), written });
+                    taken.push(Rolled { step, failed: outcome.err().map(|error| chain(&error)), written });
                 }
             }
         }
@@ -116,7 +114,7 @@ async fn take_back_copies(
     cluster: &dyn Cluster,
     definitions: &Definitions,
     args: &RollbackArgs,
-) -> Result<Vec<Taken>, CliError> {
+) -> Result<Vec<Rolled>, CliError> {
     let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
     let mut all = Vec::new();
     for spec in rollouts.filter(|spec| matches!(spec, RolloutSpec::PerKernel { .. })) {
@@ -170,7 +168,7 @@ async fn take_back_copies(
             error: None,
             change: None,
         };
-        all.push(Taken { step, failed, written: made > 0 });
+        all.push(Rolled { step, failed, written: made > 0 });
     }
     Ok(all)
 }
@@ -186,7 +184,7 @@ async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<Rollbac
     let snapshot = cluster.snapshot().await?;
     for (what, why) in &snapshot.unseen {
         if matches!(what, Seen::DaemonSets | Seen::Resources) {
-            printer::message(&format!("warning: {what} cannot be seen: {why}"));
+            output::message(&format!("warning: {what} cannot be seen: {why}"));
         }
     }
     plan::rollback(&snapshot, selected).map_err(|unknown| {
@@ -197,87 +195,4 @@ async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<Rollbac
             cluster.describe()
         ))
     })
-}
-
-/// A table of fields, and how to go on.
-fn text(taken: &[Taken], dry_run: bool) -> String {
-    if taken.is_empty() {
-        return "nothing to roll back: farrier has set nothing there\n".to_owned();
-    }
-    let mut table = printer::table(["OBJECT", "FIELD", "ACTION", "DETAIL"]);
-    let mut resume = Vec::new();
-    for Taken { step, failed, written } in taken {
-        let RollbackStep { object, fields, error, resume: command, change: _ } = step;
-        if let Some(error) = error {
-            table.add_row([object.as_str(), "", "failed", &printable(error)]);
-        }
-        for (field, outcome) in fields {
-            let (action, detail) = match (failed, outcome) {
-                (Some(failed), _) => ("failed", failed.clone()),
-                (None, RollbackOutcome::PutBack { from, to }) => ("put back", format!("{from} -> {to}")),
-                (None, RollbackOutcome::Released { holds }) => {
-                    ("release", format!("somebody else has set {holds} since, which stays"))
-                }
-                (None, RollbackOutcome::Nothing { why }) => ("nothing", why.clone()),
-            };
-            table.add_row([object.as_str(), field, action, &printable(&detail)]);
-        }
-        if *written && failed.is_none() {
-            resume.push(format!("  {command}\n"));
-        }
-    }
-    let mut text = format!("{}\n", table.trim_fmt());
-    if dry_run {
-        text.push_str("\nnothing was written (--dry-run)\n");
-    } else if !resume.is_empty() {
-        text.push_str(
-            "\nA running controller leaves these until another image is due. To let it set them again:\n",
-        );
-        text.push_str(&resume.concat());
-    }
-    text
-}
-
-/// A record is an annotation, which strangers may have written; a terminal must not take it for commands.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> Taken {
-        let change = plan::Change::Node(plan::NodeChange::default());
-        let differs = !matches!(outcome, RollbackOutcome::Nothing { .. });
-        let step = RollbackStep {
-            object: object.to_owned(),
-            fields: [("driver".to_owned(), outcome)].into(),
-            error: None,
-            resume: format!("kubectl annotate {object}"),
-            change: differs.then_some(change),
-        };
-        Taken { step, failed: failed.map(str::to_owned), written: differs }
-    }
-
-    #[test]
-    fn people_read_what_became_of_each_field_and_how_to_go_on() {
-        let put_back = || RollbackOutcome::PutBack { from: "new@1".to_owned(), to: "old:1".to_owned() };
-        let all = [
-            taken("a/put-back", put_back(), None),
-            taken("b/released", RollbackOutcome::Released { holds: "theirs:1".to_owned() }, None),
-            taken(
-                "c/nothing",
-                RollbackOutcome::Nothing { why: "it was rolled back before".to_owned() },
-                None,
-            ),
-            taken("d/failed", put_back(), Some("write DaemonSet d/failed: forbidden")),
-        ];
-        insta::assert_snapshot!(format!(
-            "{}---\n{}---\n{}",
-            text(&all, false),
-            text(&all, true),
-            text(&[], false)
-        ));
-    }
 }

@@ -2,52 +2,81 @@
 
 use std::sync::Arc;
 
+use clap::Args;
+
 use super::{
-    CliError, Exit, Stop,
-    args::{Global, OutputForm, RunArgs},
-    printer, serve, session,
+    CliError, Exit,
+    args::{ClusterArg, EngineArg, RegistryArg},
+    plan,
+    serve::{self, ServiceArgs},
+    session::{self, Session},
 };
 use crate::{
     cluster::Cluster,
     controller::{Controller, PassReport},
+    image::{Cpus, Memory},
     plan::Interest,
 };
 
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    #[command(flatten)]
+    pub registry: RegistryArg,
+    #[command(flatten)]
+    pub cluster: ClusterArg,
+    #[command(flatten)]
+    pub engine: EngineArg,
+    /// One pass, then exit
+    #[arg(long)]
+    pub once: bool,
+    /// Print what the run would do, and touch nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Seconds after which everything is looked up anew at the latest [default: 30 with dir:PATH, 60 with kube]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "once")]
+    pub interval: Option<u64>,
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    #[command(flatten)]
+    pub service: ServiceArgs,
+}
+
+/// How much is built at once.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Builds at the same time, at most [default: as many as there is room for]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel_builds: Option<u16>,
+    /// Processors for builds, such as 4 or 500m [default: this machine's]
+    #[arg(long, value_name = "NUMBER")]
+    pub build_cpus: Option<Cpus>,
+    /// Memory for builds, such as 8Gi [default: this machine's]
+    #[arg(long, value_name = "AMOUNT")]
+    pub build_memory: Option<Memory>,
+}
+
 /// Runs one pass, or the loop until a signal comes.
-pub async fn run(global: &Global, args: &RunArgs, stop: Stop) -> Result<Exit, CliError> {
-    let cancel = stop.cancel.clone();
-    let cluster = session::cluster(&args.cluster.cluster)?;
-    let mut controller =
-        session::controller(global, Some(&args.registry.registry), args.engine.engine, cancel.clone())?;
+pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
+    let mut controller = session.publisher(&args.registry, args.engine.engine)?;
     controller.limits = session::limits(&args.limits);
-    let connection = cluster.connect(Interest::of(&controller.definitions), cancel.clone()).await?;
+    let connection = session.connect(&args.cluster.cluster, Interest::of(&controller.definitions)).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
-        return super::plan::show(&controller, cluster.as_ref(), global.output).await;
+        return plan::show(session, &controller, cluster.as_ref()).await;
     }
     if !args.once {
-        return serve::serve(global, args, controller, connection, &stop).await;
+        return serve::serve(session, &args, controller, connection).await;
     }
-    let outcome = pass(&controller, cluster.as_ref(), global.output).await;
-    if cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
+    let outcome = pass(session, &controller, cluster.as_ref()).await;
+    if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
-async fn pass(controller: &Controller, cluster: &dyn Cluster, form: OutputForm) -> Result<Exit, CliError> {
+async fn pass(session: &Session, controller: &Controller, cluster: &dyn Cluster) -> Result<Exit, CliError> {
     let report = controller.pass(cluster).await?;
-    printer::result(&match form {
-        OutputForm::Table => report.text(),
-        OutputForm::Json => printer::json(&report)?,
-    })?;
-    Ok(exit_of(&report))
-}
-
-/// 3 when an outside system was out of reach, 1 when some target failed, else 0.
-fn exit_of(report: &PassReport) -> Exit {
-    if report.unreachable {
-        Exit::Unreachable
-    } else if report.failed() {
-        Exit::Failed
-    } else {
-        Exit::Done
-    }
+    session.show(&report, PassReport::text)?;
+    Ok(match (report.unreachable, report.failed()) {
+        (true, _) => Exit::Unreachable,
+        (false, true) => Exit::Failed,
+        (false, false) => Exit::Done,
+    })
 }

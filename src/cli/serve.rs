@@ -7,14 +7,11 @@ use std::{
     time::Duration,
 };
 
+use clap::Args;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    CliError, Exit, Stop,
-    args::{Global, RunArgs, ServiceArgs},
-    env_vars,
-};
+use super::{CliError, Exit, env_vars as vars, run::RunArgs, session::Session, settings::parse};
 use crate::{
     cluster::{Cluster, Fence, KubeCluster},
     controller::{
@@ -28,6 +25,24 @@ use crate::{
     },
     status::{KubeStatus, Place},
 };
+
+/// What a run without --once has around it.
+#[derive(Debug, Args)]
+pub struct ServiceArgs {
+    /// Of several farriers with the same lease, let one build and write [default: in a pod, with --cluster kube]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub leader_elect: Option<bool>,
+    /// The lease's name
+    #[arg(long, value_name = "NAME", default_value = "farrier")]
+    pub lease_name: String,
+    /// The lease's namespace [default: farrier's own]
+    #[arg(long, value_name = "NAMESPACE")]
+    pub lease_namespace: Option<String>,
+    /// Answer /metrics, /healthz and /readyz on this address, or `off` [default: 0.0.0.0:8080 in a pod with
+    /// --cluster kube, else off]
+    #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
+    pub listen: Option<String>,
+}
 
 /// How often the definitions are compared with what is in use.
 const DEFINITIONS_EVERY: Duration = Duration::from_secs(3);
@@ -45,11 +60,10 @@ pub struct Connection {
 
 /// Runs the loop until a signal comes: 0 after SIGTERM, which is how a service is stopped.
 pub async fn serve(
-    global: &Global,
+    session: &Session,
     args: &RunArgs,
     mut controller: Controller,
     connection: Connection,
-    stop: &Stop,
 ) -> Result<Exit, CliError> {
     let Connection { cluster, kube } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
@@ -64,7 +78,7 @@ pub async fn serve(
     }
     let resync = args.interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
     controller.reporter = Arc::new(Logs);
-    let configuration = definitions(global, &controller, &around);
+    let configuration = definitions(session, &controller, &around);
     let identity = identity();
     let (leads, lease) = leadership(&args.service, &mut controller, kube.as_deref(), &identity)?;
     let status = kube.as_deref().map(|kube| {
@@ -80,18 +94,18 @@ pub async fn serve(
         lease.release().await;
     }
     around.cancel();
-    Ok(if stop.is_termination() { Exit::Done } else { Exit::Interrupted })
+    Ok(if session.stop.is_termination() { Exit::Done } else { Exit::Interrupted })
 }
 
 /// The definitions in use, which change with the files of `--definitions`.
 fn definitions(
-    global: &Global,
+    session: &Session,
     controller: &Controller,
     around: &CancellationToken,
 ) -> watch::Receiver<Configuration> {
     let definitions = Arc::new(controller.definitions.clone());
     let (sender, receiver) = watch::channel(Configuration { definitions, error: None });
-    if global.definitions.is_some() {
+    if session.global.definitions.is_some() {
         let directory = controller.definitions.root.clone();
         tokio::spawn(watch_configuration(directory, DEFINITIONS_EVERY, sender, around.clone()));
     }
@@ -113,7 +127,7 @@ fn leadership(
         }
         return Ok((watch::channel(true).1, None));
     };
-    if !args.leader_elect.unwrap_or_else(env_vars::in_pod) {
+    if !args.leader_elect.unwrap_or_else(vars::in_pod) {
         return Ok((watch::channel(true).1, None));
     }
     let options = LeaseOptions {
@@ -133,15 +147,15 @@ fn leadership(
 /// The machine's name and a number that no other process has: a restart is another candidate, too.
 fn identity() -> String {
     let number = RandomState::new().hash_one(std::process::id());
-    format!("{}_{number:016x}", env_vars::host_name())
+    format!("{}_{number:016x}", vars::host_name())
 }
 
 /// `--listen`, or what a pod needs.
 fn listen(args: &ServiceArgs, kube: bool) -> Result<Option<SocketAddr>, CliError> {
     match args.listen.as_deref() {
-        None => Ok((kube && env_vars::in_pod()).then_some(LISTEN_IN_POD)),
+        None => Ok((kube && vars::in_pod()).then_some(LISTEN_IN_POD)),
         Some("off") => Ok(None),
-        Some(text) => super::settings::parse("--listen", text).map(Some),
+        Some(text) => parse("--listen", text).map(Some),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Turns arguments and the environment into what the commands use.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     str::FromStr,
@@ -9,17 +10,20 @@ use std::{
 
 use super::{
     CliError,
-    args::{Global, PlatformArgs},
+    args::{Global, PlatformArgs, TargetArgs},
     env_vars,
+    session::connect,
 };
 use crate::{
     cache::Cache,
+    controller::TargetError,
     definitions,
     headers::{FetchOptions, Fetcher},
-    image::Definitions,
+    image::{Definitions, ImageName},
     kernel::{Architecture, KernelTarget},
     net::{Net, NetOptions},
     registry::{CredentialFile, Keyring, RegistryOptions},
+    store::Store,
 };
 
 /// What every command works with.
@@ -47,13 +51,17 @@ impl Settings {
         Ok(Self { definitions, cache, fetcher, registry })
     }
 
-    /// How registries are reached, for commands that need nothing else of the definitions.
-    pub fn registry_options(global: &Global) -> Result<RegistryOptions, CliError> {
-        Self::registry_options_from(global, global.definitions.as_deref())
+    /// With the stored inputs of the registry that `--registry` names, where it is given.
+    pub fn with_store(mut self, location: Option<&str>) -> Result<Self, CliError> {
+        if let Some(location) = location {
+            let (location, registry) = connect(location, &self.registry)?;
+            self.fetcher = self.fetcher.with_store(Store::new(location, registry));
+        }
+        Ok(self)
     }
 
-    /// The same, with definitions of another directory, or with the built-in ones alone.
-    pub fn registry_options_from(
+    /// How registries are reached as the definitions of a directory say, or the built-in ones alone.
+    pub fn registry_options(
         global: &Global,
         definitions: Option<&Path>,
     ) -> Result<RegistryOptions, CliError> {
@@ -87,6 +95,11 @@ fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
 }
 
 /// The kernel target of the arguments; the operating system and architecture default to this machine's.
+pub fn target_of(args: &TargetArgs) -> Result<KernelTarget, CliError> {
+    target(&args.kernel, &args.platform)
+}
+
+/// The same, for one of several kernels.
 pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget, CliError> {
     let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
     let os = platform.os.clone().or(host.0).ok_or_else(|| {
@@ -115,6 +128,19 @@ where
     T::Err: std::fmt::Display,
 {
     text.parse().map_err(|error| CliError::Usage(format!("{argument}: {error}")))
+}
+
+/// The driver images that `--image` names; all must be defined.
+pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<ImageName>, CliError> {
+    let known = |name: &String| {
+        let name: ImageName = parse("--image", name)?;
+        if definitions.images.contains_key(&name) {
+            return Ok(name);
+        }
+        let known = definitions.images.keys().map(ToString::to_string).collect();
+        Err(TargetError::NoImage { name: name.to_string(), known }.into())
+    };
+    names.iter().map(known).collect()
 }
 
 /// `ID` and `VERSION_ID` of this machine's os-release.

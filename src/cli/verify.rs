@@ -1,25 +1,34 @@
-//! `farrier verify`: is a published image whole, checked, signed, and is it told where it came from?
+//! `farrier verify`: is a published image whole, checked and signed, and does it say where it came from?
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use tokio_util::sync::CancellationToken;
+use clap::Args;
 
-use super::{
-    CliError, Exit,
-    args::{Global, OutputForm, VerifyArgs},
-    printer, session, settings,
-};
-use crate::{
-    controller::VerifyReport,
-    engine::EngineChoice,
-    image::{ImageReference, Version},
-};
+use super::{CliError, Exit, env_vars as vars, output, session::Session, settings};
+use crate::{engine::EngineChoice, image::ImageReference};
+
+#[derive(Debug, Args)]
+pub struct VerifyArgs {
+    /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
+    #[arg(value_name = "IMAGE")]
+    pub image: String,
+    /// A public key, PEM, of which one must have signed; may be repeated [default: those of policy.requireSigned in
+    /// site.yaml, else that of imageSigning]
+    #[arg(long, value_name = "PEM")]
+    pub key: Vec<PathBuf>,
+    /// Read every blob and compare its digest, rather than ask whether it is there
+    #[arg(long)]
+    pub deep: bool,
+    /// Where the image is published: host[:port]/path, or oci:PATH for a layout directory
+    #[arg(long, env = vars::FARRIER_REGISTRY, value_name = "LOCATION", hide_env_values = true)]
+    pub registry: Option<String>,
+}
 
 /// Checks the image and prints a line for each check.
-pub async fn verify(global: &Global, args: &VerifyArgs, cancel: CancellationToken) -> Result<Exit, CliError> {
+pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliError> {
     let (layout, name) = place(&args.image)?;
     let location = layout.as_deref().or(args.registry.as_deref());
-    let controller = session::controller(global, location, EngineChoice::Auto, cancel)?;
+    let controller = session.controller(location, EngineChoice::Auto)?;
     let mut reference: ImageReference = settings::parse("image", name)?;
     // With --registry a name below its prefix is enough.
     if layout.is_none() && args.registry.is_some() && reference.repository.host().is_none() {
@@ -30,10 +39,7 @@ pub async fn verify(global: &Global, args: &VerifyArgs, cancel: CancellationToke
     }
     let keys = controller.verification_keys(&args.key).await?;
     let report = controller.verify(&reference, &keys, args.deep).await?;
-    printer::result(&match global.output {
-        OutputForm::Json => printer::json(&report)?,
-        OutputForm::Table => text(&report, &reference),
-    })?;
+    session.show(&report, |report| output::verify::text(report, &reference))?;
     Ok(if report.verified { Exit::Done } else { Exit::Failed })
 }
 
@@ -50,34 +56,4 @@ fn place(word: &str) -> Result<(Option<String>, &str), CliError> {
         ))
     })?;
     Ok((Some(format!("oci:{}", found.0)), found.1))
-}
-
-fn text(report: &VerifyReport, reference: &ImageReference) -> String {
-    let mut table = printer::table(["CHECK", "RESULT", "FOUND"]);
-    for check in &report.checks {
-        table.add_row([check.check, check.result.as_str(), &printable(&check.message)]);
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    let mut text: String =
-        table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect();
-    let mut said: Vec<&str> = Vec::new();
-    for check in &report.checks {
-        if let Some(hint) = check.hint.filter(|hint| !said.contains(hint)) {
-            said.push(hint);
-            text.extend(["hint (", check.check, "): ", hint, "\n"]);
-        }
-    }
-    let named = match reference.version {
-        Version::Tag(_) => format!("{reference}, {}", report.image),
-        Version::Digest(_) => report.image.clone(),
-    };
-    text.extend([named.as_str(), ": ", if report.verified { "verified" } else { "NOT verified" }, "\n"]);
-    text
-}
-
-/// Texts of registries must not steer a terminal.
-fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

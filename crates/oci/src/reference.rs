@@ -25,6 +25,16 @@ pub enum Version {
     Digest(Digest),
 }
 
+impl Version {
+    /// The tag, where it is one.
+    pub fn tag(&self) -> Option<&Tag> {
+        match self {
+            Self::Tag(tag) => Some(tag),
+            Self::Digest(_) => None,
+        }
+    }
+}
+
 /// `repository:tag` or `repository@digest`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ImageReference {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use super::BundleExportArgs;
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
-    cli::{CliError, args::BundleExportArgs, mirror::carrying, printer, settings},
+    cli::{CliError, mirror::carrying, output, settings},
     controller::{Carrying, Controller, Lacking},
     image::{ImageName, ImageReference, Repository, Version},
     kernel::KernelTarget,
@@ -33,8 +34,8 @@ pub(super) async fn contents(
         lacking.extend(not_kept);
         lacking.iter().for_each(tell);
         if !lacking.is_empty() && !args.incomplete {
-            printer::message(
-                "error: nothing was written, because the bundle would lack what is told above\n\
+            output::message(
+                "error: nothing was written, because the bundle would lack what is listed above\n\
                  hint: put it into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), name \
                  the images that are meant with --image, or pass --incomplete",
             );
@@ -48,7 +49,7 @@ pub(super) async fn contents(
 
 fn tell(Lacking { what, error, hint, unreachable: _ }: &Lacking) {
     let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
-    printer::message(&format!("missing: {what}: {error}{hint}"));
+    output::message(&format!("missing: {what}: {error}{hint}"));
 }
 
 /// A repository below the registry's prefix.
@@ -122,10 +123,7 @@ async fn referred(controller: &Controller, text: &str) -> Result<Content, CliErr
     let place = repository(&controller.location, name.as_str())?;
     let found = controller.registry.manifest(&place, &version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
-    let tag = match version {
-        Version::Tag(tag) => Some(tag),
-        Version::Digest(_) => None,
-    };
+    let tag = version.tag().cloned();
     let repository = name.as_str().to_owned();
     Ok(Content { kind: ContentKind::Image, repository, tag, digest: found.digest })
 }

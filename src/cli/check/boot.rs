@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::{Context, kernel::Kernel, subject::Checked};
 use crate::{
     boot::{self, BootError, BootRequest},
-    cli::{CliError, printer, session::BOOT_MEMORY},
+    cli::{CliError, output, session::BOOT_MEMORY},
     kmod::{BootReport, CheckReport},
 };
 
@@ -18,17 +18,17 @@ pub(super) async fn boot(
     checked: &Checked,
     report: CheckReport,
 ) -> Result<CheckReport, CliError> {
-    let entrypoint = boot::find_entrypoint(context.global.entrypoint.as_deref())?;
+    let entrypoint = boot::find_entrypoint(context.session.global.entrypoint.as_deref())?;
     let image = kernel.bootable(context).await?;
     let order = in_load_order(&report, checked);
     let (payload, modules) = gather(checked, &order)?;
     let count = modules.len();
     let plural = if count == 1 { "" } else { "s" };
-    printer::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
+    output::message(&format!("booting {} with {count} module{plural}", kernel.facts.release));
     let mut request = BootRequest::new(image, payload.path().to_owned(), modules.clone(), entrypoint);
     request.memory = Some(context.settings()?.cache.root().join(BOOT_MEMORY));
-    let mut shown = boot::boot_check(&request, &context.cancel).await?;
-    use_the_report_s_paths(&mut shown, &modules, &order, checked);
+    let mut shown = boot::boot_check(&request, &context.session.stop.cancel).await?;
+    use_paths_of_the_report(&mut shown, &modules, &order, checked);
     Ok(report.with_boot(shown))
 }
 
@@ -62,7 +62,7 @@ fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), 
 }
 
 /// The boot knows the gathered files; the report calls them as the static check does.
-fn use_the_report_s_paths(shown: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
+fn use_paths_of_the_report(shown: &mut BootReport, gathered: &[String], order: &[usize], checked: &Checked) {
     for module in &mut shown.modules {
         let place = gathered.iter().position(|path| *path == module.path);
         let index = place.and_then(|place| order.get(place));

@@ -240,7 +240,7 @@ async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<Open
     };
     let scratch = scratch()?;
     let archive = scratch.path().join("image.tar");
-    if !engine.export_image(name, &archive, &context.cancel).await? {
+    if !engine.export_image(name, &archive, &context.session.stop.cancel).await? {
         let message = format!("{} has no image {name}", engine.describe());
         return Err(named(message, "pull it first, or name it with its registry, without `docker:`"));
     }

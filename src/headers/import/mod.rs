@@ -19,6 +19,8 @@ use std::{
     sync::atomic::AtomicBool,
 };
 
+use serde::Serialize;
+
 pub use error::ImportError;
 
 use super::{
@@ -69,9 +71,11 @@ pub struct HeaderImport {
 }
 
 /// What became of an import.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// It was not known.
+    #[serde(rename = "imported")]
     New,
     /// The same content was there already; nothing was sent.
     Known,

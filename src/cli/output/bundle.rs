@@ -1,0 +1,160 @@
+//! A bundle as people and programs read it.
+
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+use super::indented_table;
+use crate::{
+    bundle::{Bundle, BundleIndex, Content, Imported, Listed, Taken, kind_name},
+    image::{Digest, Tag},
+    registry::RegistryLocation,
+};
+
+/// A bundle, for `-o json`: what `--since` reads again.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Listing<'a> {
+    id: &'a str,
+    file: String,
+    /// The file's bytes.
+    length: u64,
+    /// Bytes of its blobs, each counted once.
+    carried: u64,
+    /// Bytes of the blobs that only its base has.
+    in_base: u64,
+    #[serde(flatten)]
+    index: &'a BundleIndex,
+}
+
+impl<'a> Listing<'a> {
+    pub fn of(bundle: &'a Bundle) -> Self {
+        let (carried, in_base) = bundle.index().bytes();
+        Self {
+            id: bundle.id().as_str(),
+            file: bundle.path().display().to_string(),
+            length: bundle.length(),
+            carried,
+            in_base,
+            index: bundle.index(),
+        }
+    }
+}
+
+/// One of the contents after an import, for `-o json`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    kind: &'static str,
+    repository: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<&'a str>,
+    digest: &'a str,
+    /// `pushed`, `present`, `moved` or `conflict`.
+    outcome: &'static str,
+    /// What the tag holds instead, or held before it moved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holds: Option<&'a str>,
+}
+
+fn row((content, taken): &(Content, Taken)) -> Row<'_> {
+    let Content { kind, repository, tag, digest } = content;
+    let (outcome, holds) = match taken {
+        Taken::Pushed => ("pushed", None),
+        Taken::Present => ("present", None),
+        Taken::Moved { held } => ("moved", Some(held.as_str())),
+        Taken::Conflict { holds } => ("conflict", Some(Digest::as_str(holds))),
+    };
+    let tag = tag.as_ref().map(Tag::as_str);
+    Row { kind: kind_name(*kind), repository, tag, digest: digest.as_str(), outcome, holds }
+}
+
+/// What an import did, for `-o json`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImportReport<'a> {
+    id: &'a str,
+    registry: String,
+    contents: Vec<Row<'a>>,
+    sent_blobs: usize,
+    sent_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    definitions_written: Option<usize>,
+}
+
+impl<'a> ImportReport<'a> {
+    pub fn of(
+        id: &'a Digest,
+        location: &RegistryLocation,
+        imported: &'a Imported,
+        definitions_written: Option<usize>,
+    ) -> Self {
+        Self {
+            id: id.as_str(),
+            registry: location.to_string(),
+            contents: imported.contents.iter().map(row).collect(),
+            sent_blobs: imported.blobs,
+            sent_bytes: imported.sent,
+            definitions_written,
+        }
+    }
+}
+
+/// What is in it.
+pub fn listing(bundle: &Bundle) -> String {
+    let rows = bundle.index().contents.iter().map(|Listed { content, kernel, size, artifact_type: _ }| {
+        let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+        [kind_name(content.kind).to_owned(), name(content), kernel, HumanBytes(*size).to_string()]
+    });
+    format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), summary(bundle))
+}
+
+/// How many of what, and how large.
+pub fn summary(bundle: &Bundle) -> String {
+    let index = bundle.index();
+    let (carried, in_base) = index.bytes();
+    let mut kinds: Vec<(&str, usize)> = Vec::new();
+    for listed in &index.contents {
+        let kind = kind_name(listed.content.kind);
+        match kinds.last_mut() {
+            Some((last, count)) if *last == kind => *count += 1,
+            _ => kinds.push((kind, 1)),
+        }
+    }
+    let kinds: Vec<String> = kinds.into_iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let mut lines = vec![
+        format!("bundle   {}", bundle.id()),
+        format!("file     {}, {}", bundle.path().display(), HumanBytes(bundle.length())),
+        format!("made     by {} from {}", index.made_by, index.from),
+        format!("holds    {}", kinds.join(", ")),
+        format!("blobs    {}, {}, each once", index.carried().count(), HumanBytes(carried)),
+    ];
+    if let Some(base) = &index.base {
+        lines.push(format!("adds to  bundle {}, made from {}", base.id, base.from));
+        lines.push(format!("         which has {} more of its contents", HumanBytes(in_base)));
+    }
+    lines.join("\n")
+}
+
+/// What became of each.
+pub fn imported(imported: &Imported) -> String {
+    let rows = imported.contents.iter().map(|(content, taken)| {
+        let outcome = match taken {
+            Taken::Pushed => "pushed".to_owned(),
+            Taken::Present => "there already".to_owned(),
+            Taken::Moved { held } => format!("pushed; the tag held {held} before"),
+            Taken::Conflict { holds } => format!("conflict: the tag holds {holds}"),
+        };
+        [kind_name(content.kind).to_owned(), name(content), outcome]
+    });
+    let table = indented_table(["KIND", "NAME", "OUTCOME"], rows);
+    let Imported { blobs, sent, .. } = imported;
+    format!("{table}\nsent     {blobs} blobs, {}", HumanBytes(*sent))
+}
+
+fn name(content: &Content) -> String {
+    let Content { kind: _, repository, tag, digest } = content;
+    match tag {
+        Some(tag) => format!("{repository}:{tag}"),
+        None => format!("{repository}@{}", &digest.as_str()[..digest.as_str().len().min(19)]),
+    }
+}

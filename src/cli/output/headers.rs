@@ -1,0 +1,106 @@
+//! Header sets as people and programs read them.
+
+use serde::Serialize;
+
+use super::indented_table;
+use crate::{
+    headers::{HeaderSet, ListedHeaders, Outcome},
+    kmod::SymbolTable,
+};
+
+/// One header set, for `-o json`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ListedSet {
+    release: String,
+    arch: String,
+    compiler: Option<String>,
+    exported_symbols: Option<usize>,
+    /// `cache` or `registry`.
+    place: &'static str,
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    digest: Option<String>,
+    origin: Vec<String>,
+}
+
+impl From<&HeaderSet> for ListedSet {
+    fn from(headers: &HeaderSet) -> Self {
+        Self {
+            release: headers.facts.release.to_string(),
+            arch: headers.facts.arch.to_string(),
+            compiler: headers.compiler.map(|compiler| compiler.to_string()),
+            exported_symbols: headers.facts.symbols.as_ref().map(SymbolTable::len),
+            place: "cache",
+            path: headers.root.display().to_string(),
+            digest: None,
+            origin: headers.origin.clone(),
+        }
+    }
+}
+
+impl From<ListedHeaders> for ListedSet {
+    fn from(headers: ListedHeaders) -> Self {
+        let ListedHeaders { release, arch, compiler, exported_symbols, reference, digest, origin } = headers;
+        Self {
+            release,
+            arch,
+            compiler,
+            exported_symbols,
+            place: "registry",
+            path: reference,
+            digest: Some(digest.to_string()),
+            origin,
+        }
+    }
+}
+
+/// What became of an import, for `-o json`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeadersReport {
+    pub release: String,
+    pub arch: String,
+    pub outcome: Outcome,
+    pub compiler: Option<String>,
+    pub exported_symbols: Option<usize>,
+    pub content: Option<String>,
+    pub size: u64,
+    /// The tree in the cache.
+    pub path: Option<String>,
+    /// The artifact in the registry.
+    pub reference: Option<String>,
+    pub digest: Option<String>,
+    pub origin: Vec<String>,
+}
+
+/// A table of header sets.
+pub fn list(sets: &[ListedSet]) -> String {
+    let rows = sets.iter().map(|set| {
+        let ListedSet { release, arch, compiler, exported_symbols, place: _, path, digest: _, origin: _ } =
+            set;
+        let compiler = compiler.as_deref().unwrap_or("unknown").to_owned();
+        let symbols = exported_symbols.map_or_else(|| "none".to_owned(), |count| count.to_string());
+        [release.clone(), arch.clone(), compiler, symbols, path.clone()]
+    });
+    indented_table(["KERNEL", "ARCH", "COMPILER", "SYMBOLS", "PLACE"], rows)
+}
+
+/// What became of an import, and where the header set is.
+pub fn report(report: &HeadersReport) -> String {
+    let HeadersReport { release, arch, outcome, compiler, exported_symbols, path, reference, digest, .. } =
+        report;
+    let what = match outcome {
+        Outcome::New => "imported",
+        Outcome::Known => "known already",
+        Outcome::Replaced => "imported, in place of others",
+    };
+    let symbols =
+        exported_symbols.map_or_else(|| "no Module.symvers".to_owned(), |count| format!("{count} symbols"));
+    let about = compiler.as_ref().map(|compiler| format!(" ({compiler}, {symbols})")).unwrap_or_default();
+    let place = match (reference, digest) {
+        (Some(reference), Some(digest)) => format!("{reference}@{digest}"),
+        _ => path.clone().unwrap_or_default(),
+    };
+    format!("headers of {release} for {arch}{about}: {what}\n{place}")
+}

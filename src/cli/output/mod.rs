@@ -1,0 +1,84 @@
+//! What commands print: results to standard output, messages and progress to standard error. Every table stands here.
+
+pub mod bundle;
+pub mod gc;
+pub mod headers;
+pub mod preflight;
+mod progress;
+pub mod rollback;
+pub mod verify;
+
+use std::io::{self, IsTerminal, Write};
+
+use comfy_table::{Table, presets::NOTHING};
+use serde::Serialize;
+
+pub use progress::{Bar, Progress};
+
+use super::{args::OutputForm, env_vars};
+use crate::kmod::Style;
+
+/// Prints a result in the form that was asked for.
+pub fn show<T: Serialize + ?Sized>(
+    form: OutputForm,
+    value: &T,
+    text: impl FnOnce(&T) -> String,
+) -> io::Result<()> {
+    result(&match form {
+        OutputForm::Table => text(value),
+        OutputForm::Json => serde_json::to_string_pretty(value)?,
+    })
+}
+
+/// Writes text to standard output. A closed pipe (`| head`) is no error.
+pub fn result(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let end: &[u8] = if text.ends_with('\n') { b"" } else { b"\n" };
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(end)).and_then(|()| out.flush());
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}
+
+/// Writes a message to standard error. There is nowhere to report a failure of that.
+pub fn message(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Colours on a terminal, unless the environment says otherwise.
+pub fn style() -> Style {
+    let coloured = env_vars::colours().unwrap_or_else(|| io::stdout().is_terminal());
+    if coloured { Style::Coloured } else { Style::Plain }
+}
+
+/// A table without borders. A cell may have several lines.
+pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    lines(header, rows, (0, 2))
+}
+
+/// The same, with a blank before each column.
+pub fn indented_table<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> String {
+    lines(header, rows, (1, 1))
+}
+
+fn lines<const N: usize>(
+    header: [&str; N],
+    rows: impl IntoIterator<Item = [String; N]>,
+    padding: (u16, u16),
+) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding(padding);
+    }
+    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
+}
+
+/// Names, labels and annotations come from strangers: a terminal must not take them for commands.
+pub fn printable(text: &str) -> String {
+    text.replace(char::is_control, "\u{fffd}")
+}

@@ -1,0 +1,28 @@
+//! What `farrier preflight` answers, as people read it.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    cli::preflight::{Answer, Asked},
+    plan::readiness_table,
+};
+
+/// One table for each platform and set of needs, with the nodes that it is for.
+pub fn text(answer: &Answer<'_>) -> String {
+    let mut groups: BTreeMap<(bool, String, String), Vec<&str>> = BTreeMap::new();
+    for Asked { node, ready, next, message } in &answer.nodes {
+        let (kernel, table) = match (next, message) {
+            (Some(next), _) => (next.kernel.to_string(), readiness_table(next)),
+            (None, why) => (answer.kernel.clone(), format!("{}\n", why.as_deref().unwrap_or_default())),
+        };
+        groups.entry((*ready, kernel, table)).or_default().push(node);
+    }
+    let group = |((ready, kernel, table), nodes): ((bool, String, String), Vec<&str>)| {
+        let verdict = if ready { "ready" } else { "not ready" };
+        let some = nodes[..nodes.len().min(5)].join(", ");
+        let more = nodes.len().saturating_sub(5);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("{some}{more}: {verdict} for {kernel}\n{table}")
+    };
+    groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,141 @@
+//! How far work is, on standard error: spinners and bars on a terminal, plain lines elsewhere.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, IsTerminal as _},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::message;
+use crate::{
+    bundle::{Meter, Phase},
+    controller::{Reporter, Stage},
+};
+
+/// The progress of builds: a spinner for each target on a terminal, plain lines elsewhere.
+pub struct Progress {
+    bars: Option<MultiProgress>,
+    running: Mutex<BTreeMap<String, ProgressBar>>,
+}
+
+impl Progress {
+    /// Progress as standard error can show it.
+    pub fn new() -> Self {
+        let bars = io::stderr().is_terminal().then(MultiProgress::new);
+        Self { bars, running: Mutex::default() }
+    }
+
+    fn with_bar(&self, subject: &str, show: impl FnOnce(&ProgressBar)) {
+        let Some(bars) = &self.bars else { return };
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = running.entry(subject.to_owned()).or_insert_with(|| {
+            let bar = bars.add(ProgressBar::new_spinner());
+            if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix}: {wide_msg} [{elapsed}]") {
+                bar.set_style(style);
+            }
+            bar.set_prefix(subject.to_owned());
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        show(bar);
+    }
+}
+
+impl Reporter for Progress {
+    fn stage(&self, subject: &str, stage: Stage) {
+        if self.bars.is_none() {
+            message(&format!("{subject}: {stage}"));
+        }
+        self.with_bar(subject, |bar| bar.set_message(stage.to_string()));
+    }
+
+    fn output(&self, subject: &str, line: &str) {
+        self.with_bar(subject, |bar| bar.set_message(line.to_owned()));
+    }
+
+    fn note(&self, subject: &str, text: &str) {
+        let line = format!("{subject}: {text}");
+        match &self.bars {
+            // Through the bars, which would be torn otherwise; there is nowhere to report a failure of that.
+            Some(bars) => drop(bars.println(line)),
+            None => message(&line),
+        }
+    }
+
+    fn finished(&self, subject: &str, outcome: &str) {
+        match self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(subject) {
+            Some(bar) => bar.finish_with_message(outcome.to_owned()),
+            None => message(&format!("{subject}: {outcome}")),
+        }
+    }
+}
+
+/// Less than this is done before a line about it could be read.
+const WORTH_A_LINE: u64 = 64 << 20;
+
+/// The progress of a bundle: a bar on a terminal, a line for each tenth elsewhere.
+pub struct Bar {
+    bar: ProgressBar,
+    done: AtomicU64,
+}
+
+impl Bar {
+    pub fn new() -> Self {
+        let target = match io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let bar = ProgressBar::with_draw_target(None, target);
+        let template = "{prefix}: {bar:30} {bytes} of {total_bytes} {bytes_per_sec} [{elapsed}]";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        Self { bar, done: AtomicU64::new(0) }
+    }
+
+    /// A line, where no bar is drawn.
+    fn line(&self, how_far: impl std::fmt::Display) {
+        if self.bar.is_hidden() {
+            message(&format!("{}: {how_far}", self.bar.prefix()));
+        }
+    }
+}
+
+impl Meter for Bar {
+    fn begin(&self, phase: Phase, bytes: u64) {
+        self.done.store(0, Ordering::Relaxed);
+        self.bar.reset();
+        self.bar.set_length(bytes);
+        self.bar.set_prefix(match phase {
+            Phase::Resume => "verifying what an earlier run has written",
+            Phase::Export => "exporting",
+            Phase::Verify => "verifying",
+            Phase::Push => "pushing",
+        });
+        self.line(HumanBytes(bytes));
+    }
+
+    fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+        let total = self.bar.length().unwrap_or_default();
+        let before = self.done.fetch_add(bytes, Ordering::Relaxed);
+        let tenth = |done: u64| done * 10 / total.max(1);
+        let after = before + bytes;
+        if tenth(after) > tenth(before) && tenth(after) < 10 && total >= WORTH_A_LINE {
+            self.line(format!("{} of {}", HumanBytes(after), HumanBytes(total)));
+        }
+    }
+
+    fn end(&self) {
+        if !self.bar.is_hidden() {
+            self.bar.finish();
+            message("");
+        }
+    }
+}

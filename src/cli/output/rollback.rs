@@ -1,0 +1,94 @@
+//! What `farrier rollback` did, as people read it.
+
+use super::{indented_table, printable};
+use crate::{
+    cli::rollback::Rolled,
+    plan::{RollbackOutcome, RollbackStep},
+};
+
+/// A table of fields, and how to go on.
+pub fn text(rolled: &[Rolled], dry_run: bool) -> String {
+    if rolled.is_empty() {
+        return "nothing to roll back: farrier has set nothing there\n".to_owned();
+    }
+    let mut rows = Vec::new();
+    let mut resume = Vec::new();
+    for Rolled { step, failed, written } in rolled {
+        let RollbackStep { object, fields, error, resume: command, change: _ } = step;
+        let mut add = |field: &str, action: &str, detail: &str| {
+            rows.push([object.clone(), field.to_owned(), action.to_owned(), printable(detail)]);
+        };
+        if let Some(error) = error {
+            add("", "failed", error);
+        }
+        for (field, outcome) in fields {
+            match (failed, outcome) {
+                (Some(failed), _) => add(field, "failed", failed),
+                (None, RollbackOutcome::PutBack { from, to }) => {
+                    add(field, "put back", &format!("{from} -> {to}"));
+                }
+                (None, RollbackOutcome::Released { holds }) => {
+                    add(
+                        field,
+                        "release",
+                        &format!("it now holds {holds}, which farrier did not set and leaves"),
+                    );
+                }
+                (None, RollbackOutcome::Nothing { why }) => add(field, "nothing", why),
+            }
+        }
+        if *written && failed.is_none() {
+            resume.push(format!("  {command}\n"));
+        }
+    }
+    let mut text = indented_table(["OBJECT", "FIELD", "ACTION", "DETAIL"], rows);
+    if dry_run {
+        text.push_str("\nnothing was written (--dry-run)\n");
+    } else if !resume.is_empty() {
+        text.push_str(
+            "\nA running controller leaves these until another image is due. To let it set them again:\n",
+        );
+        text.push_str(&resume.concat());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{Change, NodeChange};
+
+    fn taken(object: &str, outcome: RollbackOutcome, failed: Option<&str>) -> Rolled {
+        let change = Change::Node(NodeChange::default());
+        let differs = !matches!(outcome, RollbackOutcome::Nothing { .. });
+        let step = RollbackStep {
+            object: object.to_owned(),
+            fields: [("driver".to_owned(), outcome)].into(),
+            error: None,
+            resume: format!("kubectl annotate {object}"),
+            change: differs.then_some(change),
+        };
+        Rolled { step, failed: failed.map(str::to_owned), written: differs }
+    }
+
+    #[test]
+    fn people_read_what_became_of_each_field_and_how_to_go_on() {
+        let put_back = || RollbackOutcome::PutBack { from: "new@1".to_owned(), to: "old:1".to_owned() };
+        let all = [
+            taken("a/put-back", put_back(), None),
+            taken("b/released", RollbackOutcome::Released { holds: "theirs:1".to_owned() }, None),
+            taken(
+                "c/nothing",
+                RollbackOutcome::Nothing { why: "it was rolled back before".to_owned() },
+                None,
+            ),
+            taken("d/failed", put_back(), Some("write DaemonSet d/failed: forbidden")),
+        ];
+        insta::assert_snapshot!(format!(
+            "{}---\n{}---\n{}",
+            text(&all, false),
+            text(&all, true),
+            text(&[], false)
+        ));
+    }
+}

@@ -1,0 +1,30 @@
+//! What `farrier verify` found, as people read it.
+
+use super::{printable, table};
+use crate::{
+    controller::VerifyReport,
+    image::{ImageReference, Version},
+};
+
+/// A line for each check, what to do about those that failed, and the verdict.
+pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
+    let mut text = table(
+        ["CHECK", "RESULT", "FOUND"],
+        report.checks.iter().map(|check| {
+            [check.check.to_owned(), check.result.as_str().to_owned(), printable(&check.message)]
+        }),
+    );
+    let mut said: Vec<&str> = Vec::new();
+    for check in &report.checks {
+        if let Some(hint) = check.hint.filter(|hint| !said.contains(hint)) {
+            said.push(hint);
+            text.extend(["hint (", check.check, "): ", hint, "\n"]);
+        }
+    }
+    let named = match reference.version {
+        Version::Tag(_) => format!("{reference}, {}", report.image),
+        Version::Digest(_) => report.image.clone(),
+    };
+    text.extend([named.as_str(), ": ", if report.verified { "verified" } else { "NOT verified" }, "\n"]);
+    text
+}
