@@ -54,7 +54,8 @@ impl LayoutRegistry {
         Ok(())
     }
 
-    pub(super) fn index(&self) -> Result<ImageIndex, RegistryError> {
+    /// What the layout lists, whoever wrote it; nothing without an `index.json`.
+    pub fn index(&self) -> Result<ImageIndex, RegistryError> {
         let path = self.root.join("index.json");
         let bytes = match read_bounded(&path) {
             Ok(bytes) => bytes,
@@ -85,15 +86,34 @@ impl LayoutRegistry {
                 Version::Digest(digest) => descriptor.digest == *digest && is_of(name, repository),
             }
         });
-        let Some(descriptor) = found else { return Ok(None) };
+        found.map(|descriptor| self.read(&descriptor)).transpose()
+    }
+
+    /// The manifest that a descriptor names.
+    pub fn read(&self, descriptor: &Descriptor) -> Result<StoredManifest, RegistryError> {
         let path = self.blob(&descriptor.digest);
         let action = format!("read {}", path.display());
         let bytes = read_bounded(&path).map_err(RegistryError::io(action.as_str()))?;
-        let digest = Digest::of(&bytes);
-        if digest != descriptor.digest {
-            return Err(RegistryError::Digest { action, wanted: descriptor.digest, found: digest });
+        let found = Digest::of(&bytes);
+        if found != descriptor.digest {
+            return Err(RegistryError::Digest { action, wanted: descriptor.digest.clone(), found });
         }
-        Ok(Some(StoredManifest { digest, media_type: descriptor.media_type, bytes }))
+        Ok(StoredManifest { digest: found, media_type: descriptor.media_type.clone(), bytes })
+    }
+
+    /// The file of a blob, whose content has the digest. Blocks.
+    pub fn verified_blob(&self, digest: &Digest) -> Result<PathBuf, RegistryError> {
+        let place = self.blob(digest);
+        let action = format!("read {}", place.display());
+        let file = File::open(&place).map_err(RegistryError::io(action.as_str()))?;
+        let mut from = Hashing { inner: file, hash: sha2::Sha256::new() };
+        io::copy(&mut from, &mut io::sink()).map_err(RegistryError::io(action.as_str()))?;
+        let found = Digest::from_sha256(&from.hash.finalize().into());
+        if found == *digest {
+            Ok(place)
+        } else {
+            Err(RegistryError::Digest { action, wanted: digest.clone(), found })
+        }
     }
 
     fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload, RegistryError> {

@@ -1,12 +1,9 @@
 //! Images that are checked: in a layout directory, in an engine, in a registry.
 
 use std::{
-    fs::{self, File},
-    io::Read,
+    fs,
     path::{Path, PathBuf},
 };
-
-use sha2::Digest as _;
 
 use super::{
     Context,
@@ -15,11 +12,11 @@ use super::{
 use crate::{
     cli::{CliError, env_vars, error::ImageCause, settings},
     engine::{self, EngineChoice},
-    image::{Digest, ImageReference, Repository, Version},
+    image::{ImageReference, Repository, Version},
     kernel::{Architecture, KernelRelease},
-    oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, MAX_MANIFEST, annotations},
+    oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, annotations},
     payload::{self, ImageLayers, ImageTree},
-    registry::{Registry, RemoteRegistry},
+    registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry},
 };
 
 /// An image whose layers are at hand.
@@ -57,7 +54,7 @@ impl OpenImage {
         if let [only] = &releases[..] {
             self.kernel = only.parse().ok();
         }
-        if releases.len() > 1 && context_free(&releases) {
+        if releases.len() > 1 && all_are_kernels(&releases) {
             let releases = releases.join(", ");
             return Err(CliError::Usage(format!(
                 "image {} has modules for {releases}: say which with --kernel",
@@ -88,8 +85,8 @@ impl OpenImage {
     }
 }
 
-/// Does every name stand for a kernel? `lib/modules/extra/` and the like do not ask a question.
-fn context_free(releases: &[String]) -> bool {
+/// Is every name a kernel release? `lib/modules/extra/` and the like are not.
+fn all_are_kernels(releases: &[String]) -> bool {
     releases.iter().all(|release| release.parse::<KernelRelease>().is_ok())
 }
 
@@ -114,32 +111,33 @@ fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
 /// An image of a layout directory, whoever wrote it.
 fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, ImageCause> {
     let (root, wanted) = split_place(place);
-    let index_file = root.join("index.json");
-    if !index_file.is_file() {
+    if !root.join("index.json").is_file() {
         let message = format!("{} is no image layout: it has no index.json", root.display());
         return Err(named(message, "give oci:PATH, oci:PATH:TAG or oci:PATH@sha256:..."));
     }
-    let index = ImageIndex::parse(&read_bounded(&index_file)?)?;
-    let mut descriptor = choose(&index, wanted)?.clone();
-    let mut bytes = read_blob(&root, &descriptor.digest)?;
+    let layout = LayoutRegistry::new(root);
+    let mut stored = layout.read(choose(&layout.index()?, wanted)?).map_err(damaged)?;
     // An index in the index: an image for several platforms.
-    if let AnyManifest::Index(inner) = AnyManifest::parse(&bytes)? {
-        descriptor = inner.for_architecture(arch.as_str())?.clone();
-        bytes = read_blob(&root, &descriptor.digest)?;
+    if let AnyManifest::Index(inner) = AnyManifest::parse(&stored.bytes)? {
+        stored = layout.read(inner.for_architecture(arch.as_str())?).map_err(damaged)?;
     }
-    let manifest = ImageManifest::parse(&bytes)?;
-    let mut files = Vec::new();
-    for layer in &manifest.layers {
-        let path = blob(&root, &layer.digest);
-        verify(&path, &layer.digest)?;
-        files.push(path);
-    }
+    let manifest = ImageManifest::parse(&stored.bytes)?;
+    let layers = manifest.layers.iter().map(|layer| layout.verified_blob(&layer.digest));
+    let files = layers.collect::<Result<_, _>>().map_err(damaged)?;
     Ok(OpenImage {
         name: word.to_owned(),
         layers: ImageLayers::Files(files),
         kernel: annotated(&manifest),
         _scratch: None,
     })
+}
+
+/// A digest that differs is damage here, not a transfer to repeat.
+fn damaged(error: RegistryError) -> ImageCause {
+    match error {
+        RegistryError::Digest { .. } => named(error.to_string(), "write the layout again"),
+        other => other.into(),
+    }
 }
 
 /// The directory, and what comes behind it: a path may hold colons, too.
@@ -189,45 +187,6 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
         _ => format!("the layout has {} images that are meant: {list}", found.len()),
     };
     Err(named(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
-}
-
-fn blob(root: &Path, digest: &Digest) -> PathBuf {
-    root.join("blobs/sha256").join(digest.hex())
-}
-
-fn read_blob(root: &Path, digest: &Digest) -> Result<Vec<u8>, ImageCause> {
-    let path = blob(root, digest);
-    let bytes = read_bounded(&path)?;
-    if Digest::of(&bytes) == *digest { Ok(bytes) } else { Err(damaged(&path)) }
-}
-
-fn read_bounded(path: &Path) -> Result<Vec<u8>, ImageCause> {
-    let fault = |source| ImageCause::Io { action: "read", path: path.to_owned(), source };
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(fault)?;
-    // One more than is allowed, so that what is too long is refused where it is parsed.
-    file.take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes).map_err(fault)?;
-    Ok(bytes)
-}
-
-fn verify(path: &Path, digest: &Digest) -> Result<(), ImageCause> {
-    let fault = |source| ImageCause::Io { action: "read", path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(fault)?;
-    let mut hash = sha2::Sha256::new();
-    let mut buffer = vec![0; 256 << 10];
-    loop {
-        let count = file.read(&mut buffer).map_err(fault)?;
-        match buffer.get(..count) {
-            Some(bytes) if !bytes.is_empty() => hash.update(bytes),
-            _ => break,
-        }
-    }
-    let found = Digest::from_sha256(&hash.finalize().into());
-    if found == *digest { Ok(()) } else { Err(damaged(path)) }
-}
-
-fn damaged(path: &Path) -> ImageCause {
-    named(format!("{} is damaged: its digest is another one", path.display()), "write the layout again")
 }
 
 /// An image of the local engine, as `docker save` gives it.

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::oci::media_type;
+use crate::{image::Digest, oci::media_type};
 
 fn index(names: &[&str]) -> ImageIndex {
     let manifests = names.iter().map(|name| Descriptor {
