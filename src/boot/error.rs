@@ -65,7 +65,7 @@ pub enum BootError {
         limit: u64,
     },
     /// The kernel did not come as far as its init process.
-    #[error("boot kernel {release}: its init process was not heard of; last lines: {}", last.join(" | "))]
+    #[error("boot kernel {release}: its init process did not report; last lines: {}", last.join(" | "))]
     NotStarted {
         /// The kernel.
         release: String,

@@ -96,7 +96,7 @@ impl Directory {
         replace_file(path, text, &edited, || ClusterError::Conflict {
             object: object.clone(),
             expected: change.expected.clone(),
-            found: "a file that somebody else is writing".to_owned(),
+            found: "a file that another program is writing".to_owned(),
         })
     }
 

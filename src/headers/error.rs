@@ -151,7 +151,7 @@ pub enum FetchError {
     },
     /// With `--offline`, what was never put where it could be had.
     #[error(
-        "find {what}: neither the cache nor the registry's store has it, and with --offline nobody else can be asked"
+        "find {what}: neither the cache nor the registry's store has it, and --offline forbids to ask any other host"
     )]
     NotKept {
         /// What is missing.
@@ -163,7 +163,7 @@ pub enum FetchError {
         source: Box<FetchError>,
     },
     /// There is no registry to keep anything in.
-    #[error("keep it beside the images: no registry was named")]
+    #[error("store it beside the images: no registry was named")]
     NoStore,
     /// A tree that cannot be packed for the store.
     #[error("pack for the store")]
@@ -290,7 +290,7 @@ impl FetchError {
                 "only files, directories and links are unpacked: make the archive again without it"
             }
             Self::Unpack { source: UnpackError::Limit(_), .. } => {
-                "the archive is larger than what it could be good for: make it of what is needed only (of a kernel's \
+                "the archive is larger than any header set or source: make it of what is needed only (of a kernel's \
                  build tree: tar --exclude='*.o' --exclude=.git), or give the directory itself"
             }
             Self::Unpack { source: UnpackError::Unsupported(_), .. } => {

@@ -124,7 +124,7 @@ impl Kernel {
     }
 }
 
-const NO_IMAGE_TO_BOOT: &str = "whose kernel this is is not known; name its image with --kernel-image FILE";
+const NO_IMAGE_TO_BOOT: &str = "the kernel family is not known; name the image with --kernel-image FILE";
 const NO_IMAGE: &str = "--kernel-image FILE (the kernel's vmlinuz or vmlinux) tells what its headers cannot";
 
 fn hint(family: &KernelFamily) -> String {

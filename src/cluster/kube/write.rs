@@ -355,7 +355,7 @@ fn present<'s>(
         }
     }
     if version.is_some_and(|version| !store.is_same_daemon_set(namespace, name, version)) {
-        let reason = "somebody else wrote to it".to_owned();
+        let reason = "another writer changed it".to_owned();
         return Err(ClusterError::Changed { action: action(), reason });
     }
     Ok(live)

@@ -46,7 +46,7 @@ enum LeaseError {
     #[error("{action} lease {lease}: no answer within {} ms", .waited.as_millis())]
     NoAnswer { action: &'static str, lease: String, waited: Duration },
     /// Somebody wrote it in between: looked at anew.
-    #[error("{action} lease {lease}: somebody else was faster")]
+    #[error("{action} lease {lease}: another replica wrote it first")]
     Overtaken { action: &'static str, lease: String },
 }
 
