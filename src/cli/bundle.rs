@@ -21,6 +21,7 @@ use super::{
     settings::{self, Settings},
 };
 use crate::{
+    blocking::blocking,
     bundle::{self, Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted},
     engine::EngineChoice,
     image::ImageReference,
@@ -132,7 +133,7 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted, CliEr
     let reference: ImageReference = settings::parse("--farrier-image", reference)?;
     let ImageReference { repository, version } = &reference;
     let Some(host) = repository.host() else {
-        return Err(CliError::Usage(format!("--farrier-image: {reference} names no registry")));
+        return Err(CliError::usage(format!("--farrier-image: {reference} names no registry")));
     };
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
     let registry =
@@ -210,12 +211,5 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit, Cl
 }
 
 async fn verify(file: PathBuf, meter: Arc<Bar>) -> Result<Verified, CliError> {
-    blocking(move || Bundle::open(&file)?.verify(meter.as_ref())).await
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, BundleError> + Send + 'static,
-) -> Result<T, CliError> {
-    let stopped = |error| CliError::Output(std::io::Error::other(error));
-    Ok(tokio::task::spawn_blocking(work).await.map_err(stopped)??)
+    Ok(blocking(move || Bundle::open(&file)?.verify(meter.as_ref())).await?)
 }

@@ -115,7 +115,7 @@ fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>, CliError> {
     for release in subjects.iter().filter_map(Subject::kernel) {
         match found {
             Some(other) if other != release => {
-                return Err(CliError::Usage(format!(
+                return Err(CliError::usage(format!(
                     "the images are for different kernels, {other} and {release}: check one at a time, or give --kernel"
                 )));
             }

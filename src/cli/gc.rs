@@ -9,10 +9,7 @@ use super::{
     session::Session,
     settings::parse,
 };
-use crate::{
-    controller::{GcError, GcOptions},
-    registry::RegistryLocation,
-};
+use crate::{controller::GcOptions, registry::RegistryLocation};
 
 #[derive(Debug, Args)]
 pub struct GcArgs {
@@ -29,15 +26,6 @@ pub struct GcArgs {
     /// Delete
     #[arg(long)]
     pub delete: bool,
-}
-
-impl From<GcError> for CliError {
-    fn from(error: GcError) -> Self {
-        match error {
-            GcError::Cluster(error) => Self::Cluster(error),
-            GcError::Target(error) => Self::Target(error),
-        }
-    }
 }
 
 /// Says what would go, or deletes it.

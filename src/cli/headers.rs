@@ -17,8 +17,8 @@ use super::{
 };
 use crate::{
     controller::TargetError,
-    headers::{FetchError, HeaderImport, HeaderLookup, HeaderSet, ImportSource, ImportedHeaders, Outcome},
-    kernel::{Architecture, KernelRelease, KernelTarget, match_family},
+    headers::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome},
+    kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{KernelFacts, SymbolTable},
     store::{Stored, header_tag},
 };
@@ -86,8 +86,13 @@ pub struct HeadersCollectArgs {
 pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit, CliError> {
     match command {
         HeadersCommand::Fetch(args) => {
-            let found = find(&session.settings()?, &settings::target_of(&args)?).await?;
-            session.show(&[ListedSet::from(&found)], |sets| output::headers::list(sets))?;
+            let found = match find(&session.settings()?, &settings::target_of(&args)?).await? {
+                HeaderLookup::Found(found) => found,
+                HeaderLookup::Missing { looked_for, hint } => {
+                    return Err(TargetError::HeadersMissing { looked_for, hint }.into());
+                }
+            };
+            session.show(&[ListedSet::from(found.as_ref())], |sets| output::headers::list(sets))?;
         }
         HeadersCommand::Import(args) => {
             let HeadersImportArgs { sources, kernel, arch, store, replace } = args;
@@ -120,7 +125,7 @@ async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliE
         parse("--kernel", &kernel)?
     } else {
         let text = fs::read_to_string(RUNNING).map_err(|error| {
-            CliError::Usage(format!("read the running kernel's release in {RUNNING}: {error}"))
+            CliError::usage(format!("read the running kernel's release in {RUNNING}: {error}"))
         })?;
         parse(RUNNING, text.trim())?
     };
@@ -184,19 +189,16 @@ fn reference(stored: &Stored, release: &KernelRelease, arch: Architecture) -> Re
 }
 
 /// The kernel's header set, as a build would find it.
-pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderSet, CliError> {
-    let family = match_family(&settings.definitions.families, target).ok_or_else(|| no_family(target))?;
-    match settings.fetcher.header_set(&family.spec.headers, &settings.definitions.root, target).await? {
-        HeaderLookup::Found(headers) => Ok(*headers),
-        HeaderLookup::Missing { looked_for, hint } => {
-            Err(TargetError::HeadersMissing { looked_for, hint }.into())
-        }
-    }
+pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup, CliError> {
+    let family = family(settings, target)?;
+    Ok(settings.fetcher.header_set(&family.spec.headers, &settings.definitions.root, target).await?)
 }
 
-/// No family: where headers would come from is not known.
-pub fn no_family(target: &KernelTarget) -> CliError {
-    CliError::Usage(format!(
-        "no kernel family matches {target}; add one to kernels/ of the definitions directory"
-    ))
+/// The kernel's family, without which it is not known where anything of the kernel comes from.
+pub fn family<'a>(settings: &'a Settings, target: &KernelTarget) -> Result<&'a KernelFamily, CliError> {
+    match_family(&settings.definitions.families, target).ok_or_else(|| {
+        CliError::usage(format!(
+            "no kernel family matches {target}; add one to kernels/ of the definitions directory"
+        ))
+    })
 }

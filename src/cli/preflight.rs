@@ -86,7 +86,7 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, C
 fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>, CliError> {
     for name in &args.node {
         if !snapshot.nodes.iter().any(|node| node.name == *name) {
-            return Err(CliError::Usage(format!("--node: the cluster has no node {name:?}")));
+            return Err(CliError::usage(format!("--node: the cluster has no node {name:?}")));
         }
     }
     let wanted = |node: &&NodeFacts| {
@@ -103,7 +103,7 @@ fn asked(args: &PreflightArgs, snapshot: &ClusterSnapshot) -> Result<Vec<String>
     };
     let found: Vec<String> = snapshot.nodes.iter().filter(wanted).map(|node| node.name.clone()).collect();
     if found.is_empty() {
-        return Err(CliError::Usage(
+        return Err(CliError::usage(
             "no node of the cluster is one of those that are asked about".to_owned(),
         ));
     }

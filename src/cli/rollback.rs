@@ -52,7 +52,7 @@ pub struct Rolled {
 /// Takes back what is selected, or everything.
 pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, CliError> {
     if args.cluster.starts_with("dir:") {
-        return Err(CliError::Usage(format!(
+        return Err(CliError::usage(format!(
             "--cluster {}: farrier keeps no record in a directory of manifests; its history is version control \
              (git revert)",
             args.cluster
@@ -188,7 +188,7 @@ async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<Rollbac
         }
     }
     plan::rollback(&snapshot, selected).map_err(|unknown| {
-        CliError::Usage(format!(
+        CliError::usage(format!(
             "roll back {}: there is no such object in {}; objects are namespace/name for a DaemonSet and Kind/name \
              for an operator's resource that a rollout names",
             unknown.join(" and "),

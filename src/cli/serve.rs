@@ -121,7 +121,7 @@ fn leadership(
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
     let Some(kube) = kube else {
         if args.leader_elect == Some(true) {
-            return Err(CliError::Usage(
+            return Err(CliError::usage(
                 "--leader-elect: there are leases only with --cluster kube".to_owned(),
             ));
         }

@@ -89,8 +89,8 @@ fn reach(global: &Global, definitions: &Definitions) -> Result<RegistryOptions, 
 fn existing_directory(path: &Path) -> Result<PathBuf, CliError> {
     match path.canonicalize() {
         Ok(path) if path.is_dir() => Ok(path),
-        Ok(path) => Err(CliError::Usage(format!("definitions {}: not a directory", path.display()))),
-        Err(error) => Err(CliError::Usage(format!("definitions {}: {error}", path.display()))),
+        Ok(path) => Err(CliError::usage(format!("definitions {}: not a directory", path.display()))),
+        Err(error) => Err(CliError::usage(format!("definitions {}: {error}", path.display()))),
     }
 }
 
@@ -103,10 +103,10 @@ pub fn target_of(args: &TargetArgs) -> Result<KernelTarget, CliError> {
 pub fn target(kernel: &str, platform: &PlatformArgs) -> Result<KernelTarget, CliError> {
     let host = if platform.os.is_none() || platform.os_version.is_none() { host_os() } else { (None, None) };
     let os = platform.os.clone().or(host.0).ok_or_else(|| {
-        CliError::Usage("no --os given, and this machine's os-release has no ID".to_owned())
+        CliError::usage("no --os given, and this machine's os-release has no ID".to_owned())
     })?;
     let os_version = platform.os_version.clone().or(host.1).ok_or_else(|| {
-        CliError::Usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned())
+        CliError::usage("no --os-version given, and this machine's os-release has no VERSION_ID".to_owned())
     })?;
     Ok(KernelTarget {
         os: parse("--os", &os)?,
@@ -127,7 +127,7 @@ where
     T: FromStr,
     T::Err: std::fmt::Display,
 {
-    text.parse().map_err(|error| CliError::Usage(format!("{argument}: {error}")))
+    text.parse().map_err(|error| CliError::usage(format!("{argument}: {error}")))
 }
 
 /// The driver images that `--image` names; all must be defined.

@@ -34,7 +34,7 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliErro
     if layout.is_none() && args.registry.is_some() && reference.repository.host().is_none() {
         let ImageReference { repository, version } = reference;
         let repository = controller.location.repository(repository.as_str());
-        let repository = repository.map_err(|error| CliError::Usage(format!("image: {error}")))?;
+        let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
         reference = ImageReference { repository, version };
     }
     let keys = controller.verification_keys(&args.key).await?;
@@ -50,7 +50,7 @@ fn place(word: &str) -> Result<(Option<String>, &str), CliError> {
     let split = ends.filter_map(|at| Some((rest.get(..at)?, rest.get(at + 1..)?)));
     let mut layouts = split.filter(|(path, _)| Path::new(path).join("index.json").is_file());
     let found = layouts.next().ok_or_else(|| {
-        CliError::Usage(format!(
+        CliError::usage(format!(
             "image: {word:?} is no image of a layout directory: give oci:PATH:NAME:TAG or oci:PATH:NAME@sha256:..., \
              where PATH holds an index.json"
         ))

@@ -54,7 +54,7 @@ fn tell(Lacking { what, error, hint, unreachable: _ }: &Lacking) {
 
 /// A repository below the registry's prefix.
 pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, CliError> {
-    location.repository(name).map_err(|error| CliError::Usage(error.to_string()))
+    location.repository(name).map_err(|error| CliError::usage(error.to_string()))
 }
 
 /// The images, and those that they need, as far as they are published for the kernels, and what is not.

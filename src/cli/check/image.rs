@@ -1,18 +1,20 @@
 //! Images that are checked: in a layout directory, in an engine, in a registry.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
 
 use super::{
     Context,
-    subject::{Checked, of_image, places},
+    subject::{Checked, places},
 };
 use crate::{
-    cli::{CliError, env_vars, error::ImageCause, settings},
+    cli::{
+        CliError, env_vars,
+        settings::{self, Settings},
+    },
     engine::{self, EngineChoice},
-    image::{ImageReference, Repository, Version},
+    image::{ImageReference, Version},
     kernel::{Architecture, KernelRelease},
     oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, annotations},
     payload::{self, ImageLayers, ImageTree},
@@ -27,7 +29,7 @@ pub(super) struct OpenImage {
     /// The kernel that it is for: from farrier's annotation, or the only one that it has modules of.
     pub kernel: Option<KernelRelease>,
     /// Holds what was fetched only for this check.
-    _scratch: Option<tempfile::TempDir>,
+    _scratch: Option<TempDir>,
 }
 
 impl OpenImage {
@@ -35,12 +37,21 @@ impl OpenImage {
     pub async fn open(context: &Context<'_>, word: &str) -> Result<Self, CliError> {
         let arch = settings::architecture(&context.args.platform)?;
         let image = if let Some(place) = word.strip_prefix("oci:") {
-            layout(word, place, arch).map_err(of_image(word))?
+            layout(word, place, arch)
         } else if let Some(name) = word.strip_prefix("docker:") {
-            in_engine(context, word, name).await.map_err(of_image(word))?
+            in_engine(context, word, name).await
         } else {
-            in_registry(context, word, arch).await?
+            let reference =
+                word.parse().ok().filter(|found: &ImageReference| found.repository.host().is_some());
+            let reference = reference.ok_or_else(|| {
+                CliError::usage(format!(
+                    "{word}: no such file or directory, and no image: those are oci:PATH[:TAG|@DIGEST], docker:REF or \
+                     host/repository:tag"
+                ))
+            })?;
+            in_registry(context.settings()?, reference, arch).await
         };
+        let image = image.map_err(|error| error.of_image(word))?;
         if image.kernel.is_some() || context.args.kernel.is_some() || context.args.host {
             return Ok(image);
         }
@@ -48,15 +59,13 @@ impl OpenImage {
     }
 
     fn with_its_only_kernel(mut self) -> Result<Self, CliError> {
-        let dest = scratch().map_err(of_image(&self.name))?;
-        let ImageTree { releases, .. } =
-            payload::unpack_image(&self.layers, dest.path(), None).map_err(of_image(&self.name))?;
+        let (_, ImageTree { releases, .. }) = self.unpack(None)?;
         if let [only] = &releases[..] {
             self.kernel = only.parse().ok();
         }
         if releases.len() > 1 && all_are_kernels(&releases) {
             let releases = releases.join(", ");
-            return Err(CliError::Usage(format!(
+            return Err(CliError::usage(format!(
                 "image {} has modules for {releases}: say which with --kernel",
                 self.name
             )));
@@ -66,15 +75,13 @@ impl OpenImage {
 
     /// Its modules for a kernel.
     pub fn read(&self, release: &KernelRelease) -> Result<Checked, CliError> {
-        let dest = scratch().map_err(of_image(&self.name))?;
-        let ImageTree { releases, firmware } =
-            payload::unpack_image(&self.layers, dest.path(), Some(release)).map_err(of_image(&self.name))?;
+        let (dest, ImageTree { releases, firmware }) = self.unpack(Some(release))?;
         if !releases.iter().any(|found| found == release.as_str()) {
             let has = match &releases[..] {
                 [] => "it has none below any lib/modules/<release>/".to_owned(),
                 some => format!("it has modules for {}", some.join(", ")),
             };
-            return Err(CliError::Usage(format!("image {} has no modules for {release}: {has}", self.name)));
+            return Err(CliError::usage(format!("image {} has no modules for {release}: {has}", self.name)));
         }
         let mut modules = payload::read_modules(dest.path())?;
         let of_release = format!("lib/modules/{release}/");
@@ -83,24 +90,18 @@ impl OpenImage {
         let files = places(dest.path(), &modules);
         Ok(Checked { modules, files, unpacked: vec![dest], firmware: Some(firmware) })
     }
+
+    fn unpack(&self, release: Option<&KernelRelease>) -> Result<(TempDir, ImageTree), CliError> {
+        let of_image = |error: CliError| error.of_image(&self.name);
+        let dest = tempfile::tempdir().map_err(|error| of_image(error.into()))?;
+        let tree = payload::unpack_image(&self.layers, dest.path(), release);
+        Ok((dest, tree.map_err(|error| of_image(error.into()))?))
+    }
 }
 
 /// Is every name a kernel release? `lib/modules/extra/` and the like are not.
 fn all_are_kernels(releases: &[String]) -> bool {
     releases.iter().all(|release| release.parse::<KernelRelease>().is_ok())
-}
-
-fn scratch() -> Result<tempfile::TempDir, ImageCause> {
-    let fault = |source| ImageCause::Io {
-        action: "make a directory in",
-        path: "the temporary directory".into(),
-        source,
-    };
-    tempfile::tempdir().map_err(fault)
-}
-
-fn named(message: impl Into<String>, hint: impl Into<String>) -> ImageCause {
-    ImageCause::Named { message: message.into(), hint: hint.into() }
 }
 
 /// The kernel of farrier's annotation.
@@ -109,11 +110,11 @@ fn annotated(manifest: &ImageManifest) -> Option<KernelRelease> {
 }
 
 /// An image of a layout directory, whoever wrote it.
-fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, ImageCause> {
+fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, CliError> {
     let (root, wanted) = split_place(place);
     if !root.join("index.json").is_file() {
         let message = format!("{} is no image layout: it has no index.json", root.display());
-        return Err(named(message, "give oci:PATH, oci:PATH:TAG or oci:PATH@sha256:..."));
+        return Err(CliError::hinted(message, "give oci:PATH, oci:PATH:TAG or oci:PATH@sha256:..."));
     }
     let layout = LayoutRegistry::new(root);
     let mut stored = layout.read(choose(&layout.index()?, wanted)?).map_err(damaged)?;
@@ -133,9 +134,9 @@ fn layout(word: &str, place: &str, arch: Architecture) -> Result<OpenImage, Imag
 }
 
 /// A digest that differs is damage here, not a transfer to repeat.
-fn damaged(error: RegistryError) -> ImageCause {
+fn damaged(error: RegistryError) -> CliError {
     match error {
-        RegistryError::Digest { .. } => named(error.to_string(), "write the layout again"),
+        RegistryError::Digest { .. } => CliError::hinted(error.to_string(), "write the layout again"),
         other => other.into(),
     }
 }
@@ -161,7 +162,7 @@ fn split_place(place: &str) -> (PathBuf, Option<&str>) {
 }
 
 /// The manifest that is meant: by digest, by its name, by the tag at its name's end, or the only one.
-fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor, ImageCause> {
+fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descriptor, CliError> {
     let name = |descriptor: &'i Descriptor| {
         descriptor.annotations.get(annotations::REF_NAME).map_or("", String::as_str)
     };
@@ -186,22 +187,25 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
         Some(wanted) if found.is_empty() => format!("the layout has no {wanted:?}; it has {list}"),
         _ => format!("the layout has {} images that are meant: {list}", found.len()),
     };
-    Err(named(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
+    Err(CliError::hinted(message, "name one of them: oci:PATH:NAME or oci:PATH@sha256:..."))
 }
 
 /// An image of the local engine, as `docker save` gives it.
-async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage, ImageCause> {
+async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage, CliError> {
     let env = env_vars::engine_env();
     // Podman's socket speaks the same language.
     let engine = match engine::connect(EngineChoice::Docker, &env).await {
         Ok(engine) => engine,
         Err(no_docker) => engine::connect(EngineChoice::Podman, &env).await.map_err(|_| no_docker)?,
     };
-    let scratch = scratch()?;
+    let scratch = tempfile::tempdir()?;
     let archive = scratch.path().join("image.tar");
     if !engine.export_image(name, &archive, &context.session.stop.cancel).await? {
         let message = format!("{} has no image {name}", engine.describe());
-        return Err(named(message, "pull it first, or name it with its registry, without `docker:`"));
+        return Err(CliError::hinted(
+            message,
+            "pull it first, or name it with its registry, without `docker:`",
+        ));
     }
     Ok(OpenImage {
         name: word.to_owned(),
@@ -212,31 +216,25 @@ async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<Open
 }
 
 /// An image of a registry; its layers are kept in the cache.
-async fn in_registry(context: &Context<'_>, word: &str, arch: Architecture) -> Result<OpenImage, CliError> {
-    let reference = word.parse::<ImageReference>().ok().filter(|found| found.repository.host().is_some());
-    let Some(ImageReference { repository, version }) = reference else {
-        return Err(CliError::Usage(format!(
-            "{word}: no such file or directory, and no image: those are oci:PATH[:TAG|@DIGEST], docker:REF or \
-             host/repository:tag"
-        )));
-    };
-    let settings = context.settings()?;
+async fn in_registry(
+    settings: &Settings,
+    reference: ImageReference,
+    arch: Architecture,
+) -> Result<OpenImage, CliError> {
     let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry);
-    let manifest = manifest(&remote, &repository, &version, arch).await.map_err(of_image(word))?;
+    let manifest = manifest(&remote, &reference, arch).await?;
     let directory = settings.cache.blobs();
-    let fault = |source| ImageCause::Io { action: "create", path: directory.clone(), source };
-    fs::create_dir_all(&directory).map_err(fault).map_err(of_image(word))?;
+    fs_err::create_dir_all(&directory)?;
     let mut files = Vec::new();
     for layer in &manifest.layers {
         let path = directory.join(layer.digest.hex());
         if !path.is_file() {
-            let fetched = remote.fetch_blob(&repository, &layer.digest, &path).await;
-            fetched.map_err(of_image(word))?;
+            remote.fetch_blob(&reference.repository, &layer.digest, &path).await?;
         }
         files.push(path);
     }
     Ok(OpenImage {
-        name: word.to_owned(),
+        name: reference.to_string(),
         layers: ImageLayers::Files(files),
         kernel: annotated(&manifest),
         _scratch: None,
@@ -246,11 +244,10 @@ async fn in_registry(context: &Context<'_>, word: &str, arch: Architecture) -> R
 /// The image's manifest, picked by architecture out of an index.
 async fn manifest(
     registry: &RemoteRegistry,
-    repository: &Repository,
-    version: &Version,
+    ImageReference { repository, version }: &ImageReference,
     arch: Architecture,
-) -> Result<ImageManifest, ImageCause> {
-    let missing = || named("the registry does not have it", "check the name and the tag");
+) -> Result<ImageManifest, CliError> {
+    let missing = || CliError::hinted("the registry does not have it", "check the name and the tag");
     let stored = registry.manifest(repository, version).await?.ok_or_else(missing)?;
     match AnyManifest::parse(&stored.bytes)? {
         AnyManifest::Image(manifest) => Ok(*manifest),

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
 use super::*;
 use crate::{image::Digest, oci::media_type};
@@ -16,7 +16,8 @@ fn index(names: &[&str]) -> ImageIndex {
 }
 
 fn chosen(index: &ImageIndex, wanted: Option<&str>) -> Result<String, String> {
-    let descriptor = choose(index, wanted).map_err(|error| error.to_string())?;
+    let message = |error: CliError| error.render().lines().next().unwrap()["error: ".len()..].to_owned();
+    let descriptor = choose(index, wanted).map_err(message)?;
     Ok(descriptor.annotations[annotations::REF_NAME].clone())
 }
 

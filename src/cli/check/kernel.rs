@@ -5,8 +5,7 @@ use std::{fs, path::Path};
 use super::Context;
 use crate::{
     cli::{CliError, headers, settings},
-    controller::TargetError,
-    headers::{KernelImage, KernelImageLookup, read_header_set, read_host},
+    headers::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::KernelFacts,
 };
@@ -46,8 +45,14 @@ impl Kernel {
             Self { facts, hint: None, target, image: None }
         } else {
             let target = settings::target(&release, &args.platform)?;
-            let found = headers::find(context.settings()?, &target).await.map_err(no_headers)?;
-            Self { facts: found.facts, hint: None, target: Some(target), image: None }
+            // A check that could not begin is no refused module: another exit code than for a build.
+            let facts = match headers::find(context.settings()?, &target).await? {
+                HeaderLookup::Found(found) => found.facts,
+                HeaderLookup::Missing { looked_for, hint } => {
+                    return Err(missing("headers", &looked_for, hint));
+                }
+            };
+            Self { facts, hint: None, target: Some(target), image: None }
         };
         match image {
             Some(image) => kernel.learn(context, image).await?,
@@ -78,18 +83,15 @@ impl Kernel {
         if let Some(target) = self.target.clone() {
             self.fetch_image(context, &target).await?;
         }
-        self.image.clone().ok_or_else(|| CliError::Usage(format!("--boot: {NO_IMAGE_TO_BOOT}")))
+        self.image.clone().ok_or_else(|| CliError::usage(format!("--boot: {NO_IMAGE_TO_BOOT}")))
     }
 
     async fn fetch_image(&mut self, context: &Context<'_>, target: &KernelTarget) -> Result<(), CliError> {
         let settings = context.settings()?;
-        let family =
-            match_family(&settings.definitions.families, target).ok_or_else(|| headers::no_family(target))?;
+        let family = headers::family(settings, target)?;
         match settings.fetcher.kernel_image(family, &settings.definitions.root, target).await? {
             KernelImageLookup::Found(image) => self.learn(context, *image).await,
-            KernelImageLookup::Missing { looked_for, hint } => {
-                Err(CliError::NoKernel { what: "image", looked_for, hint })
-            }
+            KernelImageLookup::Missing { looked_for, hint } => Err(missing("image", &looked_for, hint)),
         }
     }
 
@@ -135,14 +137,8 @@ fn hint(family: &KernelFamily) -> String {
     }
 }
 
-/// A check that could not begin is no refused module: another exit code than for a build.
-fn no_headers(error: CliError) -> CliError {
-    match error {
-        CliError::Target(TargetError::HeadersMissing { looked_for, hint }) => {
-            CliError::NoKernel { what: "headers", looked_for, hint }
-        }
-        other => other,
-    }
+fn missing(what: &str, looked_for: &str, hint: String) -> CliError {
+    CliError::hinted(format!("find the {what} of the kernel: there is no {looked_for}"), hint)
 }
 
 async fn given_image(
@@ -151,7 +147,7 @@ async fn given_image(
     arch: Architecture,
 ) -> Result<KernelImage, CliError> {
     if !path.is_file() {
-        return Err(CliError::Usage(format!("--kernel-image {}: there is no such file", path.display())));
+        return Err(CliError::usage(format!("--kernel-image {}: there is no such file", path.display())));
     }
     let release = context.args.kernel.as_deref();
     let release = release.map(|release| settings::parse("--kernel", release)).transpose()?;
@@ -174,12 +170,12 @@ fn release(
     let releases = args.headers.as_deref().map(releases_below).unwrap_or_default();
     match (&args.headers, &releases[..]) {
         (Some(_), [only]) => Ok(only.clone()),
-        (Some(root), [_, ..]) => Err(CliError::Usage(format!(
+        (Some(root), [_, ..]) => Err(CliError::usage(format!(
             "{} has headers of {}: say which with --kernel",
             root.display(),
             releases.join(", ")
         ))),
-        _ => Err(CliError::Usage(
+        _ => Err(CliError::usage(
             "which kernel? Give --kernel RELEASE (as `uname -r` prints it there), or --host for this machine's"
                 .to_owned(),
         )),

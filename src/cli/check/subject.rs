@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{Context, image::OpenImage};
 use crate::{
-    cli::{CliError, error::ImageCause},
+    cli::CliError,
     kernel::KernelRelease,
     kmod::{NeededTable, PayloadModule, SymbolTable},
     payload,
@@ -36,8 +36,8 @@ pub(super) struct Checked {
     pub files: Vec<PathBuf>,
     /// Directories that some of them lie in, for as long as they are needed.
     pub unpacked: Vec<TempDir>,
-    /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image, so
-    /// that nobody knows what else will be there.
+    /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image: then
+    /// it is not known what else will be there.
     pub firmware: Option<Vec<String>>,
 }
 
@@ -71,7 +71,7 @@ impl Subject {
             (payload::read_module(path)?.into_iter().collect(), Path::new(""))
         };
         if modules.is_empty() {
-            return Err(CliError::Usage(format!(
+            return Err(CliError::usage(format!(
                 "there is no module (.ko, .ko.gz, .ko.xz, .ko.zst) in {}",
                 path.display()
             )));
@@ -106,7 +106,7 @@ pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>, CliError> {
             let table = |text: String| SymbolTable::parse(&text).map_err(|error| error.to_string());
             let symbols = read_text(&file).map_err(|error| error.to_string()).and_then(table);
             let symbols =
-                symbols.map_err(|error| CliError::Usage(format!("--needs {}: {error}", file.display())))?;
+                symbols.map_err(|error| CliError::usage(format!("--needs {}: {error}", file.display())))?;
             tables.push(NeededTable { image: file.display().to_string(), symbols });
         }
     }
@@ -115,7 +115,7 @@ pub(super) fn needs(paths: &[PathBuf]) -> Result<Vec<NeededTable>, CliError> {
 
 /// The file itself, or every `Module.symvers` below the directory, in path order.
 fn table_files(path: &Path) -> Result<Vec<PathBuf>, CliError> {
-    let wrong = |reason: &str| CliError::Usage(format!("--needs {}: {reason}", path.display()));
+    let wrong = |reason: &str| CliError::usage(format!("--needs {}: {reason}", path.display()));
     let metadata = fs::metadata(path).map_err(|error| wrong(&error.to_string()))?;
     if !metadata.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -134,9 +134,4 @@ fn read_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(MAX_TABLE).read_to_string(&mut text)?;
     Ok(text)
-}
-
-/// Makes a fault of an image into an error that names it.
-pub(super) fn of_image<E: Into<ImageCause>>(image: &str) -> impl FnOnce(E) -> CliError {
-    move |source| CliError::Image { image: image.to_owned(), source: source.into() }
 }

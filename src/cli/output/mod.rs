@@ -15,7 +15,7 @@ use serde::Serialize;
 
 pub use progress::{Bar, Progress};
 
-use super::{args::OutputForm, env_vars};
+use super::{args::OutputForm, env_vars, error::OutputError};
 use crate::kmod::Style;
 
 /// Prints a result in the form that was asked for.
@@ -23,21 +23,21 @@ pub fn show<T: Serialize + ?Sized>(
     form: OutputForm,
     value: &T,
     text: impl FnOnce(&T) -> String,
-) -> io::Result<()> {
+) -> Result<(), OutputError> {
     result(&match form {
         OutputForm::Table => text(value),
-        OutputForm::Json => serde_json::to_string_pretty(value)?,
+        OutputForm::Json => serde_json::to_string_pretty(value).map_err(io::Error::from)?,
     })
 }
 
 /// Writes text to standard output. A closed pipe (`| head`) is no error.
-pub fn result(text: &str) -> io::Result<()> {
+pub fn result(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
     let end: &[u8] = if text.ends_with('\n') { b"" } else { b"\n" };
     let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(end)).and_then(|()| out.flush());
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
+        other => Ok(other?),
     }
 }
 
