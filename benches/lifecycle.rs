@@ -2,7 +2,7 @@
 //! the same modules there. Prints lines of `<what> <seconds>`, by the node's own clock; `ci/bench` makes the rows of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/it/support/mod.rs"]
 mod support;
 
 use std::time::Duration;

@@ -5,7 +5,7 @@
 //! The registry is a real one; the API server is the tests', which sends pages and events like the real one does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, missing_docs)]
 
-#[path = "../tests/support/mod.rs"]
+#[path = "../tests/it/support/mod.rs"]
 mod support;
 
 use std::{

@@ -1,0 +1,185 @@
+//! The templates in ci/templates, played: their own commands, over a real plan and a real registry.
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::{published::publish_planned, site::Site};
+use serde_json::Value;
+
+const KERNELS: [&str; 2] = ["6.1.0-901-amd64", "6.1.0-902-amd64"];
+/// A template whose farrier commands nobody plays would rot.
+const PLAYED: [&str; 4] = ["github-actions.yml", "gitlab-build.yml", "gitlab-ci.yml", "tekton.yaml"];
+
+fn templates() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("ci/templates")
+}
+
+/// The documents of a template.
+fn read(name: &str) -> Vec<Value> {
+    let text = fs::read_to_string(templates().join(name)).unwrap();
+    serde_saphyr::from_multiple(&text).unwrap()
+}
+
+/// Two nodes with different kernels, an image that both call for, and nothing published.
+struct Pipeline {
+    site: Site,
+}
+
+impl Pipeline {
+    fn new() -> Self {
+        let site = Site::new();
+        fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
+        for (name, kernel) in ["edge-1.yaml", "edge-2.yaml"].into_iter().zip(KERNELS) {
+            site.manifest(name, kernel);
+        }
+        Self { site }
+    }
+
+    /// Runs a template's script as the CI system does: in a shell, with these variables.
+    fn play(&self, script: &str, variables: &BTreeMap<String, String>) -> String {
+        let farrier = Path::new(env!("CARGO_BIN_EXE_farrier")).parent().unwrap();
+        let path = format!("{}:{}", farrier.display(), std::env::var("PATH").unwrap());
+        let settings = self.site.command::<&str>(&[]);
+        let mut shell = Command::new("sh");
+        shell.args(["-euc", script]).current_dir(self.site.path("")).env("PATH", path);
+        shell.envs(settings.get_envs().filter_map(|(key, value)| Some((key, value?)))).envs(variables);
+        let output = shell.output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}\n{stderr}");
+        format!("{}{stderr}", String::from_utf8_lossy(&output.stdout))
+    }
+
+    /// Publishes what is planned, as the builds would: then a build finds its image, and needs no engine.
+    fn publish(&self) {
+        let plan = self.site.farrier(&["plan", "-o", "json"]).exits(0).json();
+        assert_eq!(publish_planned(&plan).len(), KERNELS.len());
+    }
+
+    /// Plays the build for each entry of the matrix: each finds the image that is published for its kernel.
+    fn builds(&self, script: &str, matrix: &[BTreeMap<String, String>]) {
+        assert_eq!(matrix.len(), KERNELS.len());
+        self.publish();
+        for (variables, kernel) in matrix.iter().zip(KERNELS) {
+            let said = self.play(script, variables);
+            assert!(said.contains(kernel) && said.contains("sha256:"), "{said}");
+        }
+    }
+}
+
+fn strings(value: &Value) -> BTreeMap<String, String> {
+    let entries = value.as_object().unwrap().iter();
+    entries.map(|(key, value)| (key.clone(), value.as_str().unwrap().to_owned())).collect()
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_else(|| panic!("{value} is no text"))
+}
+
+/// A job's script, which is a list of commands.
+fn script(job: &Value) -> String {
+    job["script"].as_array().unwrap().iter().map(text).collect::<Vec<_>>().join("\n")
+}
+
+fn step<'a>(job: &'a Value, part: &str) -> &'a Value {
+    let mut steps = job["steps"].as_array().unwrap().iter();
+    steps.find(|step| step["run"].as_str().is_some_and(|run| run.contains(part))).unwrap()
+}
+
+#[test]
+fn github_actions() {
+    let pipeline = Pipeline::new();
+    let workflow = read("github-actions.yml").remove(0);
+    let jobs = &workflow["jobs"];
+    let output = pipeline.site.path("github-output");
+    let given = [("GITHUB_OUTPUT".to_owned(), output.display().to_string())].into();
+    pipeline.play(text(&step(&jobs["plan"], "farrier plan")["run"]), &given);
+    let said = fs::read_to_string(&output).unwrap();
+    let matrix: Value = serde_json::from_str(said.trim_end().strip_prefix("matrix=").unwrap()).unwrap();
+    let build = step(&jobs["build"], "farrier build");
+    // GitHub fills `${{ matrix.x }}` in.
+    let variables = |entry: &Value| {
+        let filled = strings(&build["env"]).into_iter().map(|(key, value)| {
+            let name = value.trim_start_matches("${{ matrix.").trim_end_matches(" }}");
+            (key, text(&entry[name]).to_owned())
+        });
+        filled.collect()
+    };
+    let entries: Vec<_> = matrix["include"].as_array().unwrap().iter().map(variables).collect();
+    pipeline.builds(text(&build["run"]), &entries);
+
+    // With nothing left to build, the condition of the second job holds it.
+    pipeline.play(text(&step(&jobs["plan"], "farrier plan")["run"]), &given);
+    let said = fs::read_to_string(&output).unwrap();
+    let empty = said.lines().last().unwrap().strip_prefix("matrix=").unwrap();
+    assert_eq!(text(&jobs["build"]["if"]), format!("needs.plan.outputs.matrix != '{empty}'"));
+}
+
+#[test]
+fn gitlab_ci() {
+    let pipeline = Pipeline::new();
+    let parent = read("gitlab-ci.yml").remove(0);
+    let child = read("gitlab-build.yml").remove(0);
+    let matrix = || -> Value {
+        pipeline.play(&script(&parent["plan"]), &BTreeMap::new());
+        let [artifact] = &parent["plan"]["artifacts"]["paths"].as_array().unwrap()[..] else { panic!() };
+        assert_eq!(*artifact, parent["images"]["trigger"]["include"][1]["artifact"]);
+        let text = fs::read_to_string(pipeline.site.path(artifact.as_str().unwrap())).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let found = matrix();
+    let entries = found["build"]["parallel"]["matrix"].as_array().unwrap();
+    pipeline.builds(&script(&child["build"]), &entries.iter().map(strings).collect::<Vec<_>>());
+    // GitLab lets the later file's job win key by key.
+    pipeline.play(&script(&matrix()["build"]), &BTreeMap::new());
+}
+
+#[test]
+fn tekton() {
+    let pipeline = Pipeline::new();
+    let documents = read("tekton.yaml");
+    let named = |name: &str| documents.iter().find(|found| found["metadata"]["name"] == name).unwrap();
+    let step = |task: &str| named(task)["spec"]["steps"][0]["script"].as_str().unwrap().to_owned();
+    let result = pipeline.site.path("result");
+    pipeline.play(&step("farrier-plan"), &[("MATRIX".to_owned(), result.display().to_string())].into());
+    let array: Vec<String> = serde_json::from_str(&fs::read_to_string(&result).unwrap()).unwrap();
+    let variables = |build: String| BTreeMap::from([("BUILD".to_owned(), build)]);
+    pipeline.builds(&step("farrier-build"), &array.into_iter().map(variables).collect::<Vec<_>>());
+
+    // The pipeline hands its tasks what they ask for.
+    for task in named("driver-images")["spec"]["tasks"].as_array().unwrap() {
+        let spec = &named(text(&task["taskRef"]["name"]))["spec"];
+        let declared = |list: &Value| -> Vec<String> {
+            let parameters = list.as_array().map(Vec::as_slice).unwrap_or_default().iter();
+            parameters.map(|item| text(&item["name"]).to_owned()).collect()
+        };
+        let mut given = [declared(&task["params"]), declared(&task["matrix"]["params"])].concat();
+        let mut asked = declared(&spec["params"]);
+        given.sort();
+        asked.sort();
+        assert_eq!(given, asked);
+    }
+}
+
+#[test]
+fn lines_are_for_a_shell() {
+    let pipeline = Pipeline::new();
+    let each = "farrier plan --matrix lines | while read -r image kernel os version arch; do\n\
+                farrier build \"$image\" --kernel \"$kernel\" --os \"$os\" --os-version \"$version\" --arch \"$arch\" --push\n\
+                done";
+    let page = fs::read_to_string(templates().join("../../docs/pipelines.md")).unwrap();
+    let said: String = page.lines().flat_map(|line| [line.trim(), "\n"]).collect();
+    assert!(said.contains(each), "docs/pipelines.md does not say what is tested:\n{each}");
+    let lines = pipeline.play("farrier plan --matrix lines", &BTreeMap::new());
+    assert_eq!(lines.lines().count(), KERNELS.len());
+    pipeline.publish();
+    // Nothing is left to build, and nothing is done.
+    assert_eq!(pipeline.play(each, &BTreeMap::new()), "");
+}
+
+#[test]
+fn there_is_no_template_that_is_not_played() {
+    assert_eq!(crate::support::site::entries(&templates()), PLAYED);
+}

@@ -1,0 +1,165 @@
+//! Images of other registries, copied below the prefix of the registry where images go: both are real ones.
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use crate::support::{
+    registry_process::{RegistryProcess, Wants},
+    site::Site,
+};
+use farrier::{
+    image::{Digest, Repository, Version},
+    oci::media_type,
+    registry::{Registry as _, RegistryOptions, RemoteRegistry},
+};
+use serde_json::{Value, json};
+
+const KERNEL: &str = "6.1.192-acme";
+
+/// A kernel whose headers lie in the definitions, and whose toolchain is an image of another registry.
+const FAMILY: &str = r#"apiVersion: farrier.dev/v1alpha1
+kind: KernelFamily
+metadata: {name: acme}
+spec:
+  match: {release: '.*-acme'}
+  headers: {tarball: {path: "headers/{{release}}"}}
+  toolchain: {image: "HOST/build/gcc:12"}
+"#;
+
+/// An image with two platforms under a tag, and its parts.
+struct Published {
+    index: Digest,
+    manifests: Vec<Digest>,
+    blobs: Vec<Digest>,
+}
+
+fn remote() -> RemoteRegistry {
+    RemoteRegistry::new("copies".to_owned(), &RegistryOptions::default())
+}
+
+fn repository(text: &str) -> Repository {
+    text.parse().unwrap()
+}
+
+fn tag(text: &str) -> Version {
+    Version::Tag(text.parse().unwrap())
+}
+
+/// Publishes an image whose content differs by its name and its platforms.
+async fn publish(place: &Repository, version: &str) -> Published {
+    let registry = remote();
+    let (mut parts, mut manifests, mut blobs) = (Vec::new(), Vec::new(), Vec::new());
+    for arch in ["amd64", "arm64"] {
+        let config =
+            json!({"architecture": arch, "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}});
+        let (config, layer) = (config.to_string().into_bytes(), format!("{place} for {arch}").into_bytes());
+        let described = |kind: &str, bytes: &[u8]| json!({"mediaType": kind, "digest": Digest::of(bytes).as_str(), "size": bytes.len()});
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": media_type::OCI_MANIFEST,
+            "config": described(media_type::OCI_CONFIG, &config),
+            "layers": [described(media_type::OCI_LAYER, &layer)],
+        });
+        let manifest = manifest.to_string().into_bytes();
+        for bytes in [&config, &layer] {
+            registry.push_bytes(place, bytes).await.unwrap();
+            blobs.push(Digest::of(bytes));
+        }
+        let digest = Digest::of(&manifest);
+        let own = Version::Digest(digest.clone());
+        registry.push_manifest(place, &own, media_type::OCI_MANIFEST, &manifest).await.unwrap();
+        let mut part = described(media_type::OCI_MANIFEST, &manifest);
+        part["platform"] = json!({"architecture": arch, "os": "linux"});
+        parts.push(part);
+        manifests.push(digest);
+    }
+    let index =
+        json!({"schemaVersion": 2, "mediaType": media_type::OCI_INDEX, "manifests": parts}).to_string();
+    let index =
+        registry.push_manifest(place, &tag(version), media_type::OCI_INDEX, index.as_bytes()).await.unwrap();
+    Published { index, manifests, blobs }
+}
+
+/// The build tree of a kernel that nobody has, as far as it is looked at here.
+fn write_headers(site: &Site) {
+    let build = format!("headers/{KERNEL}");
+    let text = format!("#define UTS_RELEASE \"{KERNEL}\"\n");
+    site.define(&format!("{build}/include/generated/utsrelease.h"), &text);
+    site.define(
+        &format!("{build}/include/config/auto.conf"),
+        "CONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\nCONFIG_X86_64=y\nCONFIG_64BIT=y\n",
+    );
+    site.define(&format!("{build}/Module.symvers"), "0x12345678\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n");
+    site.define(&format!("{build}/Makefile"), "VERSION = 6\n");
+    for tool in ["scripts/basic/fixdep", "scripts/mod/modpost"] {
+        site.define(&format!("{build}/{tool}"), "\u{7f}ELF\u{2}\u{1}\u{1}");
+        let executable = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(site.definitions().join(&build).join(tool), executable).unwrap();
+    }
+}
+
+/// What `farrier mirror` says of copies.
+#[track_caller]
+fn mirrored(site: &Site) -> Vec<Value> {
+    let target = ["--kernel", KERNEL, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+    let run = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0);
+    let reports = run.json();
+    reports.as_array().unwrap().iter().filter(|report| report["kind"] == "mirror").cloned().collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_with_all_their_platforms_are_copied_and_stand_in_for_a_registry_that_is_gone() {
+    let mut origin = RegistryProcess::start(Wants::default());
+    let host = origin.host.clone();
+    let toolchain = publish(&repository(&format!("{host}/build/gcc")), "12").await;
+    let base = publish(&repository(&format!("{host}/base")), "1").await;
+    let pinned = publish(&repository(&format!("{host}/pinned")), "1").await;
+
+    let site = Site::new();
+    site.define("kernels/00-acme.yaml", &FAMILY.replace("HOST", &host));
+    write_headers(&site);
+    fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
+    let hello = fs::read_to_string(site.definitions().join("images/hello.yaml")).unwrap();
+    let (head, _rollout) = hello.split_once("  rollout:").unwrap();
+    let runtime =
+        |base: &str| format!("{head}  runtime: {{base: {{image: \"{base}\"}}, entrypoint: [insmod]}}\n");
+    site.define("images/hello.yaml", &runtime(&format!("{host}/base:1")));
+    let other = runtime(&format!("{host}/pinned@{}", pinned.index))
+        .replace("name: hello}\nspec", "name: other}\nspec");
+    site.define("images/other.yaml", &other.replace("farrier_hello]", "farrier_other]"));
+    site.manifest("edge-2.yaml", KERNEL);
+
+    let copies = mirrored(&site);
+    assert_eq!(copies.len(), 3, "{copies:#?}");
+    assert!(copies.iter().all(|copy| copy["new"] == true), "{copies:#?}");
+    assert!(mirrored(&site).iter().all(|copy| copy["new"] == false));
+
+    // Everything is there: by tag, and what went by its digest under a tag made from it.
+    let below = format!("{}/mirror/{}", site.location, host.replace(':', "-"));
+    let digest_tag = format!("digest-{}", pinned.index.hex());
+    for (name, version, original) in
+        [("build/gcc", "12", &toolchain), ("base", "1", &base), ("pinned", digest_tag.as_str(), &pinned)]
+    {
+        let place = repository(&format!("{below}/{name}"));
+        let found = remote().manifest(&place, &tag(version)).await.unwrap().unwrap();
+        assert_eq!((&found.digest, found.media_type.as_str()), (&original.index, media_type::OCI_INDEX));
+        for part in &original.manifests {
+            assert!(remote().manifest(&place, &Version::Digest(part.clone())).await.unwrap().is_some());
+        }
+        for blob in &original.blobs {
+            assert!(remote().has_blob(&place, blob).await.unwrap(), "{name}: {blob}");
+        }
+    }
+
+    // The plan is the same one when the other registry is gone, as long as nobody insists on asking it.
+    let hashes = |plan: &Value| -> Vec<Value> {
+        let builds = plan["builds"].as_array().unwrap();
+        assert_eq!(builds.len(), 2, "{plan:#}");
+        builds.iter().map(|build| build["cell"]["inputHash"].clone()).collect()
+    };
+    let before = site.farrier(&["plan", "-o", "json"]).exits(0).json();
+    origin.stop();
+    let offline = site.farrier(&["plan", "--offline", "-o", "json"]).exits(0).json();
+    assert_eq!(hashes(&offline), hashes(&before));
+    assert!(hashes(&before).iter().all(Value::is_string), "{before:#}");
+    let online = site.farrier(&["plan", "-o", "json"]);
+    assert_eq!(online.code, Some(3), "{online}");
+}

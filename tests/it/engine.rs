@@ -1,0 +1,347 @@
+//! Both engines for real: the Docker daemon behind its socket, and the buildah command.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use farrier::{
+    archive::UnpackError,
+    engine::{
+        BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, EngineKind, FileLog,
+        connect,
+    },
+};
+use tokio_util::sync::CancellationToken;
+
+/// The engine that the machine, or the script that runs the tests, has started.
+fn engine_env() -> EngineEnv {
+    EngineEnv { docker_host: std::env::var("DOCKER_HOST").ok(), ..EngineEnv::default() }
+}
+
+/// Collects lines, and can be waited on for one.
+#[derive(Default)]
+struct Lines {
+    seen: Mutex<Vec<String>>,
+    changed: tokio::sync::Notify,
+}
+
+impl Lines {
+    fn has(&self, text: &str) -> bool {
+        self.seen.lock().unwrap().iter().any(|line| line.contains(text))
+    }
+
+    async fn wait_for(&self, text: &str) {
+        loop {
+            let changed = self.changed.notified();
+            if self.seen.lock().unwrap().iter().any(|line| line == text) {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl BuildLog for Lines {
+    fn line(&self, line: &str) {
+        self.seen.lock().unwrap().push(line.to_owned());
+        self.changed.notify_waiters();
+    }
+}
+
+/// A static busybox and its applets, as a tar: the smallest thing that can run a step.
+fn root_fs() -> &'static Path {
+    static ROOT_FS: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, tar) = ROOT_FS.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        run(Command::new("apt-get").args(["download", "-q", "busybox-static"]).current_dir(dir.path()));
+        run(Command::new("sh")
+            .current_dir(dir.path())
+            .args(["-c", "dpkg-deb -x busybox-static_*.deb unpacked"]));
+        let root = dir.path().join("root");
+        let bin = root.join("bin");
+        for path in [&bin, &root.join("tmp")] {
+            fs::create_dir_all(path).unwrap();
+        }
+        let unpacked = dir.path().join("unpacked");
+        let busybox = [unpacked.join("bin/busybox"), unpacked.join("usr/bin/busybox")];
+        fs::copy(busybox.iter().find(|path| path.is_file()).unwrap(), bin.join("busybox")).unwrap();
+        for applet in ["sh", "cat", "mkdir", "ln", "mknod", "sleep", "nc", "true", "chmod", "ls", "rm"] {
+            std::os::unix::fs::symlink("busybox", bin.join(applet)).unwrap();
+        }
+        let tar = dir.path().join("rootfs.tar");
+        run(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."));
+        (dir, tar)
+    });
+    tar
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// An engine with a base image of this test's own.
+struct Bench {
+    engine: Arc<dyn Engine>,
+    base: String,
+    work: tempfile::TempDir,
+    log: Arc<Lines>,
+    cancel: CancellationToken,
+}
+
+impl Bench {
+    async fn new(choice: EngineChoice, name: &str) -> Self {
+        let engine = connect(choice, &engine_env()).await.unwrap();
+        let base = format!("localhost/farrier-test/{name}-{}:1", std::process::id());
+        let bench = Self {
+            engine,
+            base,
+            work: tempfile::tempdir().unwrap(),
+            log: Arc::default(),
+            cancel: CancellationToken::new(),
+        };
+        let mut job = bench.job("base", "FROM scratch\nADD rootfs.tar /\n");
+        job.context = vec![ContextEntry { dest: "rootfs.tar".into(), from: root_fs().to_owned() }];
+        bench.engine.build_image(&job, &bench.base).await.unwrap();
+        assert!(bench.engine.has_image(&bench.base).await.unwrap());
+        bench
+    }
+
+    fn job(&self, id: &str, dockerfile: &str) -> BuildJob {
+        BuildJob {
+            id: format!("test-{id}-{}", std::process::id()),
+            dockerfile: dockerfile.to_owned(),
+            context: Vec::new(),
+            log: Arc::clone(&self.log) as Arc<dyn BuildLog>,
+            cancel: self.cancel.clone(),
+        }
+    }
+
+    /// A template's two stages around some steps.
+    fn modules(&self, steps: &str) -> BuildJob {
+        let base = &self.base;
+        self.job(
+            "modules",
+            &format!("FROM {base} AS modules\n{steps}\nFROM scratch\nCOPY --from=modules /out /\n"),
+        )
+    }
+
+    async fn payload(&self, job: &BuildJob) -> Result<PathBuf, EngineError> {
+        let dest = self.work.path().join("payload");
+        fs::create_dir(&dest).unwrap();
+        self.engine.build_payload(job, &dest).await.map(|()| dest)
+    }
+
+    /// What this test's images and jobs left in the engine, the base apart. Other tests run beside this one.
+    fn leftovers(&self) -> Vec<String> {
+        let pid = std::process::id().to_string();
+        match self.engine.kind() {
+            EngineKind::Docker => {
+                let label = format!("label=farrier.dev/build=test-modules-{pid}");
+                let list = |args: &[&str]| run(Command::new("docker").args(args).args(["--filter", &label]));
+                let found = list(&["ps", "-aq"]) + &list(&["images", "-aq"]);
+                found.lines().map(str::to_owned).collect()
+            }
+            EngineKind::Buildah => {
+                let format = ["containers", "-a", "--noheading", "--format", "{{.ImageName}}"];
+                let containers = run(Command::new("buildah").args(format));
+                let dirs = fs::read_dir("/var/lib/containers").unwrap();
+                let dirs = dirs.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+                let ours = format!("farrier-run-test-modules-{pid}");
+                // Those of other tests that run now are made from other images.
+                containers
+                    .lines()
+                    .filter(|image| image.contains(&self.base))
+                    .map(str::to_owned)
+                    .chain(dirs.filter(|name| name.starts_with(&ours)))
+                    .collect()
+            }
+        }
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let tool = match self.engine.kind() {
+            EngineKind::Docker => "docker",
+            EngineKind::Buildah => "buildah",
+        };
+        let _ = Command::new(tool).args(["rmi", "--force", &self.base]).output();
+    }
+}
+
+async fn payload_round_trip(choice: EngineChoice) {
+    let bench = Bench::new(choice, "payload").await;
+    let source = bench.work.path().join("source");
+    fs::create_dir_all(source.join("deep/er")).unwrap();
+    fs::write(source.join("deep/er/run.sh"), "#!/bin/sh\ncat \"$1\"\n").unwrap();
+    fs::set_permissions(source.join("deep/er/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink("er", source.join("deep/link")).unwrap();
+    let mut job = bench.modules(
+        "COPY sources/ /src/\n\
+         RUN mkdir -p /out/lib/modules && cd /src/x && ./deep/link/run.sh deep/er/run.sh > /out/lib/modules/a.ko \
+         && ln -s a.ko /out/lib/modules/b.ko && ln /out/lib/modules/a.ko /out/hard && chmod 0640 /out/hard \
+         && echo to-stdout && echo to-stderr >&2",
+    );
+    job.context = vec![ContextEntry { dest: "sources/x".into(), from: source }];
+    let dest = bench.payload(&job).await.unwrap();
+    let modules = dest.join("lib/modules");
+    assert_eq!(fs::read_to_string(modules.join("a.ko")).unwrap(), "#!/bin/sh\ncat \"$1\"\n");
+    assert_eq!(fs::read_link(modules.join("b.ko")).unwrap(), Path::new("a.ko"));
+    assert_eq!(fs::metadata(dest.join("hard")).unwrap().permissions().mode() & 0o7777, 0o640);
+    assert!(bench.log.has("to-stdout") && bench.log.has("to-stderr"));
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+async fn failed_step(choice: EngineChoice) {
+    let bench = Bench::new(choice, "fail").await;
+    let log_path = bench.work.path().join("logs/build.log");
+    let log = Arc::new(FileLog::create(&log_path, |_| {}).unwrap());
+    let mut job = bench.modules("RUN echo 'a.c:1:2: error: bad thing' >&2; exit 17");
+    job.log = Arc::clone(&log) as Arc<dyn BuildLog>;
+    let error = bench.payload(&job).await.unwrap_err();
+    let EngineError::Step { message } = &error else { panic!("{error:?}") };
+    assert!(message.starts_with("RUN echo") && message.ends_with("exit code 17"), "{message}");
+    assert!(!error.is_transient());
+    let (diagnosis, tail) = log.finish();
+    assert_eq!(diagnosis.unwrap().to_string(), "a.c:1:2: bad thing");
+    assert!(tail.iter().any(|line| line == "a.c:1:2: error: bad thing"));
+    assert!(fs::read_to_string(&log_path).unwrap().contains("bad thing"));
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+async fn no_network(choice: EngineChoice) {
+    let bench = Bench::new(choice, "net").await;
+    let server = tokio::net::TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let reached = tokio::spawn(async move { server.accept().await.is_ok() });
+    // Host and bridge addresses alike; an interface other than lo has a line with a colon.
+    let job = bench.modules(&format!(
+        "RUN mkdir /out; for to in 127.0.0.1 172.17.0.1; do nc -w 2 $to {port} </dev/null && exit 5; done; \
+         while read line; do case \"$line\" in lo:*|Inter*|face*) ;; *:*) exit 6;; esac; done < /proc/net/dev"
+    ));
+    bench.payload(&job).await.unwrap();
+    assert!(!reached.is_finished());
+    reached.abort();
+}
+
+async fn missing_out(choice: EngineChoice) {
+    let bench = Bench::new(choice, "noout").await;
+    let error = bench.payload(&bench.modules("RUN true")).await.unwrap_err();
+    assert_eq!(error.to_string(), "build step failed: the modules stage left no /out");
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+async fn hostile_payload(choice: EngineChoice) {
+    let bench = Bench::new(choice, "hostile").await;
+    // buildah's steps may not make devices; its builds are tried with what they may make.
+    let job = bench.modules("RUN mkdir /out && (mknod /out/mem c 1 1 || mknod /out/fifo p)");
+    let error = bench.payload(&job).await.unwrap_err();
+    assert!(matches!(error, EngineError::Payload(UnpackError::Kind(..))), "{error:?}");
+    let left = fs::read_dir(bench.work.path().join("payload")).unwrap().count();
+    assert_eq!(left, 0, "a refused payload leaves nothing of itself");
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+async fn cancelled(choice: EngineChoice) {
+    let bench = Bench::new(choice, "cancel").await;
+    let job = bench.modules("RUN echo started-now && sleep 600");
+    let started = std::time::Instant::now();
+    let (result, ()) = tokio::join!(bench.payload(&job), async {
+        // The step's own words, not the line that announces it.
+        bench.log.wait_for("started-now").await;
+        bench.cancel.cancel();
+    });
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(started.elapsed().as_secs() < 60);
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+/// The same for an image that was to be kept, with a step that does not listen: neither it nor a container
+/// of it is there.
+async fn cancelled_image(choice: EngineChoice) {
+    let bench = Bench::new(choice, "kept").await;
+    let job = bench.job(
+        "modules",
+        &format!("FROM {}\nRUN trap '' TERM INT; echo started-now; while :; do sleep 1; done\n", bench.base),
+    );
+    let name = format!("{}-never", bench.base);
+    let (result, ()) = tokio::join!(bench.engine.build_image(&job, &name), async {
+        bench.log.wait_for("started-now").await;
+        bench.cancel.cancel();
+    });
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert!(!bench.engine.has_image(&name).await.unwrap());
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+/// Cancelled at once, while the context is on its way: nothing has been made yet.
+async fn cancelled_early(choice: EngineChoice) {
+    let bench = Bench::new(choice, "early").await;
+    bench.cancel.cancel();
+    let result = bench.payload(&bench.modules("RUN mkdir /out")).await;
+    assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+async fn archive_is_readable(choice: EngineChoice) {
+    let bench = Bench::new(choice, "archive").await;
+    let dest = bench.work.path().join("image.tar");
+    bench.engine.build_archive(&bench.modules("RUN mkdir /out && echo x > /out/file"), &dest).await.unwrap();
+    let shown = run(Command::new("skopeo").arg("inspect").arg(format!("docker-archive:{}", dest.display())));
+    assert!(shown.contains("\"Layers\""), "{shown}");
+    let files: Vec<_> =
+        fs::read_dir(bench.work.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(files, ["image.tar"]);
+    assert_eq!(bench.leftovers(), [""; 0]);
+}
+
+async fn unknown_instruction(choice: EngineChoice) {
+    let bench = Bench::new(choice, "syntax").await;
+    let error = bench.payload(&bench.modules("RNU true")).await.unwrap_err();
+    assert!(matches!(&error, EngineError::Step { message } if message.contains("RNU")), "{error:?}");
+}
+
+async fn refused_pull(choice: EngineChoice) {
+    let engine = connect(choice, &engine_env()).await.unwrap();
+    // Nobody listens there: a fault that may pass, not a refusal.
+    let error = engine.pull("127.0.0.1:1/farrier/none:1", None).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    assert!(!engine.has_image("127.0.0.1:1/farrier/none:1").await.unwrap());
+}
+
+macro_rules! on_both_engines {
+    ($($case:ident),* $(,)?) => {
+        mod docker {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() {
+                super::$case(super::EngineChoice::Docker).await;
+            })*
+        }
+        mod buildah {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $case() {
+                super::$case(super::EngineChoice::Buildah).await;
+            })*
+        }
+    };
+}
+
+on_both_engines!(
+    payload_round_trip,
+    failed_step,
+    no_network,
+    missing_out,
+    hostile_payload,
+    cancelled,
+    cancelled_early,
+    cancelled_image,
+    archive_is_readable,
+    unknown_instruction,
+    refused_pull,
+);

@@ -1,0 +1,422 @@
+//! What goes wrong in the field, with the real parts: one clear message, the right exit code, nothing half
+//! done.
+use std::{fs, path::Path, process::Command};
+
+use crate::support::{
+    fake_http::{Answer, FakeHttp, answer},
+    kernels,
+    registry_process::{PASSWORD, USER, Wants},
+    site::{FIRST_IMAGE, Run, Site},
+};
+
+/// A pass with exit code 1 or 3 after which cluster and registry are as they were.
+#[track_caller]
+fn fails(site: &Site, image: &str, code: i32) -> Run {
+    let (manifests, tags) = (site.manifests(), site.tags(image));
+    let run = site.run_once().exits(code);
+    assert_eq!(site.manifests(), manifests, "{run}");
+    assert_eq!(site.tags(image), tags, "{run}");
+    run
+}
+
+/// The lines below and with the given words, for snapshots.
+fn failure(site: &Site, run: &Run, words: &str) -> String {
+    let lines = run.stdout.lines().skip_while(|line| !line.contains(words));
+    let mut lines = lines.enumerate().take_while(|(at, line)| *at == 0 || line.starts_with("  "));
+    let lines: Vec<&str> = lines.by_ref().map(|(_, line)| line).collect();
+    site.neutral(&lines.join("\n"))
+}
+
+/// A server that gives the same answer to everybody, and the runtime that it lives in.
+fn server(script: Answer) -> (tokio::runtime::Runtime, FakeHttp) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let server = runtime.block_on(FakeHttp::start(vec![script; 100]));
+    (runtime, server)
+}
+
+/// The driver compiles for the older kernel and not for the newer one.
+#[test]
+fn a_compile_error_on_one_kernel() {
+    let kernels = kernels::newest();
+    let site = Site::new();
+    let newer = &kernels.newer;
+    site.define(
+        "sources/hello/Kbuild",
+        &format!(
+            "obj-m := farrier_hello.o\nifeq ($(KERNELRELEASE),{newer})\nccflags-y += -DCHANGED\nendif\n"
+        ),
+    );
+    site.edit(
+        "sources/hello/farrier_hello.c",
+        "\tpr_info",
+        "#ifdef CHANGED\n\tkfree_changed(1);\n#endif\n\tpr_info",
+    );
+    site.manifest("edge-1.yaml", &kernels.older);
+    site.canary(newer);
+
+    let run = site.run_once().exits(1);
+    run.line(&format!("built     hello for {}", kernels.older));
+    let error = failure(&site, &run, "failed    hello for").replace(newer, "KERNEL");
+    insta::assert_snapshot!(error, @r"
+    failed    hello for KERNEL: compile failed: /build/farrier_hello.c:8:9: implicit declaration of function 'kfree_changed'; did you mean 'free_pages'? [-Werror=implicit-function-declaration]
+              hint: the whole log is SITE/cache/logs/hello-KERNEL-HASH.log; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)
+    ");
+    assert_eq!(site.tags("hello"), [format!("1.0-{}-debian12-amd64", kernels.older)]);
+    assert_eq!(site.image(), FIRST_IMAGE);
+
+    // The log is where the hint says, whole; the next pass leaves it alone: nothing is compiled.
+    let hint = run.line("the whole log is");
+    let log = hint.split_once("log is ").unwrap().1.split_once(';').unwrap().0;
+    assert!(fs::read_to_string(log).unwrap().contains("make"));
+    let written = fs::metadata(log).unwrap().modified().unwrap();
+    let again = fails(&site, "hello", 1);
+    again.line("held back");
+    again.line("farrier_hello.c:");
+    assert_eq!(fs::metadata(log).unwrap().modified().unwrap(), written);
+    site.build("hello", newer, &["--push"]).exits(1).line("the same inputs failed");
+
+    // An input changes: it is compiled again.
+    site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
+    site.build("hello", newer, &[]).exits(1).line("compile failed");
+    site.edit("images/hello.yaml", "version: \"1.0\"", "version: \"1.1\"");
+    site.edit("sources/hello/farrier_hello.c", "#ifdef CHANGED", "#if 0");
+    site.run_once().exits(0).line("rewrote");
+}
+
+#[test]
+fn headers_that_no_suite_has() {
+    let site = Site::new();
+    site.canary("6.1.0-999-amd64");
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello"), @r"
+    failed    hello for 6.1.0-999-amd64: no headers for this kernel: package linux-headers-6.1.0-999-amd64 (amd64) in bookworm, bookworm-security
+              hint: add the suite that has it to the family's `suites`, or bring the headers as a tarball; or import them: `farrier headers import SOURCE... --kernel 6.1.0-999-amd64`, or on a node that runs this kernel `farrier headers collect`, both with --registry
+    ");
+}
+
+#[test]
+fn a_toolchain_without_the_compiler() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    // An own copy of the built-in family, under its file name, replaces it.
+    site.define(
+        "kernels/10-debian-12.yaml",
+        "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: debian-12}\nspec:\n  \
+         match: {os: [debian], osVersion: '12'}\n  headers: {apt: {packages: [\"linux-headers-{{release}}\"], \
+         suites: [bookworm, bookworm-security]}}\n  toolchain: {bootstrap: {suite: bookworm, include: [gcc-11, make]}}\n",
+    );
+    site.canary(&kernel);
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
+    failed    hello for KERNEL: the kernel was built with gcc 12, which the toolchain image of family debian-12 lacks; it offers gcc 11
+              hint: add the package of gcc 12 to the toolchain of kernels family debian-12, or name an image that has it
+    ");
+    fails(&site, "hello", 1).line("held back");
+}
+
+#[test]
+fn modules_that_the_kernel_would_refuse() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    // The second module is required and not there.
+    site.edit("images/hello.yaml", "[farrier_hello]", "[farrier_hello, farrier_other]");
+    site.canary(&kernel);
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
+    failed    hello for KERNEL: check refused the modules: module farrier_other is required, and the payload does not hold it
+              | payload on KERNEL (amd64): refused
+              | refused: module farrier_other is required, and the payload does not hold it
+              |   help: look in the build log why it was not compiled or not installed under /out
+              | MODULE         VERDICT  REASON
+              | farrier_hello  loads
+              hint: the modules do not fit this kernel: see the report above
+    ");
+}
+
+#[test]
+fn an_engine_that_is_not_running() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    let socket = site.path("dead.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let before = site.manifests();
+    let address = format!("unix://{}", socket.display());
+    let run =
+        site.finish(site.command(&["run", "--once"]).env("DOCKER_HOST", &address).spawn().unwrap()).exits(3);
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
+    failed    hello for KERNEL: no build engine: docker at unix://SITE/dead.sock: Connection refused (os error 111)
+              hint: start the Docker daemon (`systemctl start docker`) or Podman's socket, or install buildah and run as root; --engine chooses one of them
+    ");
+    assert_eq!((site.manifests(), site.tags("hello").len()), (before, 0));
+}
+
+#[test]
+fn a_registry_that_refuses_connections() {
+    let kernel = kernels::newest().newer;
+    let mut site = Site::new();
+    site.canary(&kernel);
+    site.registry.stop();
+    let run = fails(&site, "hello", 3);
+    insta::assert_snapshot!(site.neutral(run.line("skip")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: reach REGISTRY to fetch manifest of drivers/headers:KERNEL-amd64: error sending request: client error (Connect): tcp connect error: Connection refused (os error 111) (check that the registry runs and that REGISTRY is its address)");
+}
+
+#[test]
+fn a_registry_that_answers_500() {
+    let kernel = kernels::newest().newer;
+    let mut site = Site::new();
+    site.canary(&kernel);
+    let (_runtime, server) = server(answer(500, "out of order"));
+    site.location = format!("{}/drivers", server.host);
+    let before = site.manifests();
+    let run = site.run_once().exits(3);
+    insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
+    assert_eq!(site.manifests(), before);
+    assert!((2..=10).contains(&server.requests().len()), "{:?}", server.requests());
+}
+
+#[test]
+fn a_registry_that_wants_credentials() {
+    let kernel = kernels::newest().newer;
+    let site = Site::with_registry(Wants { password: true, ..Wants::default() });
+    site.canary(&kernel);
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(site.neutral(run.line("docker login")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY refused to fetch manifest of drivers/headers:KERNEL-amd64: it wants credentials, and no credentials file has none for REGISTRY (docker login REGISTRY, with a user who may do this, or check the name of the repository)");
+
+    let login = Command::new("skopeo")
+        .args(["login", "--tls-verify=false", "--username", USER, "--password", PASSWORD, "--authfile"])
+        .arg(site.path("docker/config.json"))
+        .arg(&site.registry.host)
+        .output()
+        .unwrap();
+    assert!(login.status.success(), "{}", String::from_utf8_lossy(&login.stderr));
+    site.run_once().exits(0).line("rewrote");
+}
+
+/// A file system of a few megabytes; it is unmounted on drop. Mounting takes root, or sudo.
+struct SmallDisk<'a>(&'a Path);
+
+impl<'a> SmallDisk<'a> {
+    fn mount(at: &'a Path, size: &str) -> Self {
+        let mounted =
+            as_root("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "farrier"]).arg(at).output();
+        let mounted = mounted.expect("run mount");
+        assert!(mounted.status.success(), "as root: {}", String::from_utf8_lossy(&mounted.stderr));
+        Self(at)
+    }
+}
+
+impl Drop for SmallDisk<'_> {
+    fn drop(&mut self) {
+        let _ = as_root("umount").arg(self.0).status();
+    }
+}
+
+fn as_root(program: &str) -> Command {
+    if rustix::process::geteuid().is_root() {
+        return Command::new(program);
+    }
+    let mut command = Command::new("sudo");
+    command.args(["-n", program]);
+    command
+}
+
+/// The payload fits and its layer does not.
+#[test]
+fn a_disk_that_is_full_in_the_middle_of_a_layer() {
+    let kernel = kernels::newest().newer;
+    // With the toolchain in the engine, the layer is the first thing that is too large for the disk.
+    let warm = Site::new();
+    warm.canary(&kernel);
+    warm.run_once().exits(0);
+    let site = Site::new();
+    let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
+    let grown = template
+        .replace("    rm -rf /build\n", "    rm -rf /build; head -c 3M /dev/urandom > /out/firmware\n");
+    assert_ne!(template, grown);
+    site.define("templates/kbuild.Dockerfile.hbs", &grown);
+    site.canary(&kernel);
+    let cache = site.path("small");
+    fs::create_dir(&cache).unwrap();
+    let _disk = SmallDisk::mount(&cache, "5M");
+    fs::remove_dir_all(site.cache()).unwrap();
+    std::os::unix::fs::symlink(&cache, site.cache()).unwrap();
+    site.link_shared();
+
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r#"
+    failed    hello for KERNEL: write layer entry "firmware": No space left on device (os error 28) at path "SITE/cache/WORK"
+              hint: the disk is full: free some room; nothing incomplete was left
+    "#);
+}
+
+#[test]
+fn a_download_that_is_cut_short() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    let (_runtime, server) = server(answer(200, "the first half").cut_short_by(1000));
+    let sha256 = "0".repeat(64);
+    let from = format!("{{url: {{url: \"http://{}/hello.tar.gz\", sha256: \"{sha256}\"}}}}", server.host);
+    site.edit("images/hello.yaml", "{path: {path: sources/hello}}", &from);
+    site.canary(&kernel);
+    let run = fails(&site, "hello", 3);
+    let text =
+        failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL").replace(&server.host, "SERVER");
+    insta::assert_snapshot!(text, @r"
+    failed    hello for KERNEL: download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
+              hint: the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source
+    ");
+    assert!((2..=10).contains(&server.requests().len()));
+}
+
+/// Kernel releases that are no kernel releases: on a node it is left alone, on the command line refused.
+#[test]
+fn hostile_kernel_releases() {
+    let site = Site::new();
+    for release in ["6.1.0$(reboot)", "../../etc"] {
+        let run = site.build("hello", release, &[]).exits(2);
+        assert!(run.stderr.contains("--kernel: kernel release"), "{run}");
+        site.canary(release);
+        let node = site.cluster().join("edge-2.yaml");
+        let text = fs::read_to_string(&node).unwrap();
+        fs::write(&node, text.replace(&format!("full: {release}"), "full: 6.1.0")).unwrap();
+        let run = fails(&site, "hello", 0);
+        run.line("NODES LEFT ALONE");
+        run.line("edge-2");
+        run.line("nothing to do");
+    }
+    insta::assert_snapshot!(site.build("hello", "../../etc", &[]).stderr, @r#"error: --kernel: kernel release "../../etc" holds the character '/'; only letters, digits and `._+~-` are possible"#);
+}
+
+#[test]
+fn a_tag_that_holds_other_inputs() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    site.run_once().exits(0);
+    let published = site.image();
+
+    // Other inputs under the same tag: a conflict, and everything stays.
+    site.edit("images/hello.yaml", "makeArgs: \"\"", "makeArgs: V=1");
+    let run = fails(&site, "hello", 1);
+    insta::assert_snapshot!(site.neutral(run.line("conflict  ")).replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      conflict  REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 has inputs HASH, wanted HASH; change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite");
+    let build = site.build("hello", &kernel, &["--push"]).exits(1);
+    insta::assert_snapshot!(site.neutral(&build.stderr).replace(&kernel, "KERNEL"), @r"
+    error: REGISTRY/drivers/hello:1.0-KERNEL-debian12-amd64 holds an image of other inputs
+    hint: a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite
+    ");
+    assert_eq!(site.image(), published);
+    assert!(published.ends_with(tagged(&site, &kernel).as_str()));
+
+    site.edit("images/hello.yaml", "  version:", "  onConflict: overwrite\n  version:");
+    site.run_once().exits(0).line("rewrote");
+    assert_ne!(site.image(), published);
+    assert!(site.image().ends_with(tagged(&site, &kernel).as_str()));
+    site.run_once().exits(0).line("nothing to do");
+}
+
+fn tagged(site: &Site, kernel: &str) -> String {
+    site.inspect(&format!("hello:1.0-{kernel}-debian12-amd64"))["Digest"].as_str().unwrap().to_owned()
+}
+
+/// A tag pattern without the kernel: neither image is built, so none can take the other's place.
+#[test]
+fn two_kernels_with_one_tag() {
+    let kernels = kernels::newest();
+    let site = Site::new();
+    site.edit("images/hello.yaml", "  version:", "  tags: [\"{{version}}\"]\n  version:");
+    site.manifest("edge-1.yaml", &kernels.older);
+    site.canary(&kernels.newer);
+    let run = fails(&site, "hello", 1);
+    let line = site.neutral(run.line("tag collision"));
+    insta::assert_snapshot!(line.replace(&kernels.older, "OLDER").replace(&kernels.newer, "NEWER"), @"hello  OLDER (debian 12, amd64)  1      skip    tag collision: REGISTRY/drivers/hello:1.0 would also be NEWER (debian 12, amd64); give `tags` what tells them apart");
+    assert_eq!(site.tags("hello"), [""; 0]);
+}
+
+#[test]
+fn definitions_with_mistakes() {
+    let site = Site::new();
+    site.canary("6.1.0-1-amd64");
+    site.edit("images/hello.yaml", "  template: kbuild", "  tempalte: kbuild");
+    let run = fails(&site, "hello", 2);
+    insta::assert_snapshot!(run.stderr, @r#"
+    error: images/hello.yaml:6:3: unknown field "tempalte"; known: version, template, vars, sources, patches, needs, exposes, nodes, kernels, modules, check, reuse, runtime, output, build, tags, onConflict, rollout
+      6 |   tempalte: kbuild
+        |   ^
+    error: images/hello.yaml:5:3: field "template" is missing
+      5 |   version: "1.0"
+        |   ^
+    2 mistakes in the definitions
+    "#);
+}
+
+#[test]
+fn a_misspelt_variable_in_a_template() {
+    let site = Site::new();
+    site.canary("6.1.0-1-amd64");
+    site.define(
+        "templates/own.Dockerfile.hbs",
+        "FROM {{toolchain}} AS modules\n\nRUN make K={{kernel.relase}}\n",
+    );
+    site.edit("images/hello.yaml", "template: kbuild", "template: own");
+    let run = fails(&site, "hello", 2);
+    insta::assert_snapshot!(run.stderr, @r#"
+    error: templates/own.Dockerfile.hbs:3:1: there is no variable kernel.relase for driver image "hello"
+      3 | RUN make K={{kernel.relase}}
+        | ^
+    1 mistake in the definitions
+    "#);
+}
+
+#[test]
+fn commands_that_are_wrong() {
+    let site = Site::new();
+    let wrong = |args: &[&str]| site.neutral(&site.farrier(args).exits(2).stderr);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "kubernetes"]), @r#"error: --cluster: "kubernetes" is none of kube, kube:CONTEXT and dir:PATH"#);
+    insta::assert_snapshot!(wrong(&["run", "--once", "--cluster", "dir:/nonesuch"]), @"error: open /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["plan", "--registry", "not a registry"]), @r#"error: --registry: "not a registry" is not a registry: wanted host[:port][/prefix] or oci:PATH, the host needs a dot or a port, or to be localhost"#);
+    insta::assert_snapshot!(wrong(&["plan", "--definitions", "/nonesuch"]), @"error: definitions /nonesuch: No such file or directory (os error 2)");
+    insta::assert_snapshot!(wrong(&["render", "nonesuch", "--kernel", "6.1.0-1-amd64"]), @"error: no driver image is named nonesuch; there is broken, hello");
+}
+
+/// Archives that reach outside or are cut short: nothing of them is used, nothing is published or rewritten.
+#[test]
+fn sources_that_are_no_whole_and_honest_archives() {
+    let site = Site::new();
+    site.canary(&kernels::newest().newer);
+    site.edit("images/hello.yaml", "path: sources/hello}", "path: sources/hello.archive}");
+    let archive = site.definitions().join("sources/hello.archive");
+    for name in ["../escaped", "/escaped"] {
+        let mut header = tar::Header::new_ustar();
+        // Put in as it is: the crate's own setter refuses such a name.
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_size(0);
+        header.set_mode(0o644);
+        header.set_cksum();
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append(&header, &[][..]).unwrap();
+        fs::write(&archive, builder.into_inner().unwrap()).unwrap();
+        let run = fails(&site, "hello", 1);
+        run.line(&format!("entry {name:?} would be outside the archive's own tree"));
+        run.line("look where it came from");
+    }
+
+    let whole = site.path("hello.run");
+    let made = Command::new("makeself")
+        .args(["--nox11", "--gzip"])
+        .arg(site.definitions().join("sources/hello"))
+        .arg(&whole)
+        .args(["hello", "true"])
+        .output()
+        .expect("run makeself (Debian package makeself)");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let bytes = fs::read(&whole).unwrap();
+    fs::write(&archive, &bytes[..bytes.len() - 10]).unwrap();
+    let run = fails(&site, "hello", 1);
+    run.line("archive is truncated: its header says that");
+    run.line("fetch it again");
+
+    // The whole one is the same source as its directory.
+    fs::write(&archive, bytes).unwrap();
+    site.run_once().exits(0).line("built     hello for");
+}

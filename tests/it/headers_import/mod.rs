@@ -1,0 +1,415 @@
+//! Header sets that the user brings: every form, every way in which they are wrong, and how they are found again.
+mod bench;
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::Command,
+    time::UNIX_EPOCH,
+};
+
+use bench::{AARCH64, Bench, RELEASE, family, request, rpm, target};
+use farrier::{
+    headers::{FetchError, HeaderImport, HeaderLookup, ImportError, ImportSource, Outcome, TreeError},
+    image::Digest,
+    kernel::Architecture,
+    oci::Descriptor,
+    registry::{self, RegistryLocation, RegistryOptions},
+    store::{Item, Kind, Store, header_tag},
+};
+
+#[tokio::test]
+async fn the_same_content_is_the_same_set_whatever_it_came_in() {
+    let bench = Bench::new();
+    bench.tree("linux");
+    let directory = bench.import(&[&bench.path("linux")]).await.unwrap();
+    assert_eq!(directory.outcome, Outcome::New);
+    assert_eq!(directory.headers.facts.symbols.as_ref().unwrap().len(), 1);
+    assert_eq!(directory.headers.compiler.unwrap().to_string(), "gcc 12");
+    let root = &directory.headers.root;
+    assert_eq!(
+        fs::read_link(root.join(format!("usr/lib/modules/{RELEASE}/build"))).unwrap(),
+        Path::new(&format!("../../../src/linux-headers-{RELEASE}"))
+    );
+    let build = root.join(format!("usr/src/linux-headers-{RELEASE}"));
+    assert_eq!(fs::metadata(build.join("Makefile")).unwrap().modified().unwrap(), UNIX_EPOCH);
+    assert!(bench.path("linux/Makefile").is_file(), "the user's tree stays");
+
+    // The package that `make bindeb-pkg` makes.
+    bench.tree(&format!("package/usr/src/linux-headers-{RELEASE}"));
+    bench.link(&format!("/usr/src/linux-headers-{RELEASE}"), &format!("package/lib/modules/{RELEASE}/build"));
+    bench.write("package/usr/share/doc/x/copyright", "");
+    bench.write(
+        "package/DEBIAN/control",
+        "Package: x\nVersion: 1\nArchitecture: amd64\nMaintainer: x <x@example.com>\nDescription: x\n",
+    );
+    let deb = bench.path("x.deb");
+    let made = Command::new("dpkg-deb").arg("-b").arg(bench.path("package")).arg(&deb).output().unwrap();
+    assert!(made.status.success(), "{made:?}");
+
+    let archives = [
+        bench.tar(&["--mtime=@5", "--owner=7", "--sort=name"], "a.tar", "linux"),
+        bench.tar(&["--gzip", "--mode=g+w"], "b.tar.gz", "linux"),
+        bench.tar(&["--xz"], "c.tar.xz", "linux"),
+        bench.tar(&["--zstd"], "d.tar.zst", "linux"),
+        deb,
+    ];
+    for archive in archives {
+        let imported = bench.import(&[&archive]).await.unwrap();
+        assert_eq!(imported.outcome, Outcome::Known, "{}", archive.display());
+        assert_eq!(imported.content, directory.content);
+        assert_eq!(imported.headers.root, directory.headers.root);
+    }
+    bench.write("linux/include/linux/module.h", "struct other;\n");
+    let error = bench.import(&[&bench.path("linux")]).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Import(ImportError::Different { .. })), "{error}");
+    assert!(error.hint().unwrap().contains("--replace"));
+    let request = HeaderImport { replace: true, ..request(&[&bench.path("linux")]) };
+    let replaced = bench.fetcher("cache").import_headers(request).await.unwrap();
+    assert_eq!(replaced.outcome, Outcome::Replaced);
+    assert_ne!(replaced.content, directory.content);
+}
+
+#[tokio::test]
+async fn a_separate_build_directory_and_its_sources_become_one_tree() {
+    let bench = Bench::new();
+    bench.write("src/Makefile", "VERSION = 6\n");
+    bench.write("src/init/main.c", "");
+    bench.write("src/drivers/net/dummy.c", "");
+    bench.write("src/include/linux/module.h", "struct module;\n");
+    bench.write("src/arch/x86/Makefile", "");
+    bench.write("src/scripts/Makefile.build", "");
+    bench.write("src/scripts/gdb/vmlinux-gdb.py", "");
+    bench.configured("obj");
+    bench.write("obj/.config", "");
+    bench.write("obj/vmlinux", "much");
+    bench.write("obj/certs/signing_key.pem", "PRIVATE KEY");
+    bench.write("obj/scripts/basic/fixdep.o", "");
+    let src = bench.path("src").canonicalize().unwrap();
+    bench.write("obj/Makefile", format!("# Automatically generated\ninclude {}/Makefile\n", src.display()));
+    bench.link(src.to_str().unwrap(), "obj/source");
+    bench.link(&format!("{}/scripts/gdb/vmlinux-gdb.py", src.display()), "obj/scripts/gdb/vmlinux-gdb.py");
+    bench.link(&format!("{}/scripts/gdb/vmlinux-gdb.py", src.display()), "obj/scripts/gdb/again.py");
+    let (obj_tar, src_tar) = (bench.tar(&[], "obj.tar", "obj"), bench.tar(&[], "src.tar", "src"));
+
+    // The directory alone: its sources are on this machine.
+    let together = bench.import(&[&bench.path("obj")]).await.unwrap();
+    let build = together.headers.root.join(format!("usr/src/linux-headers-{RELEASE}"));
+    assert_eq!(fs::read_to_string(build.join("Makefile")).unwrap(), "VERSION = 6\n");
+    for file in
+        [".config", "Module.symvers", "include/linux/module.h", "scripts/Makefile.build", "arch/x86/Makefile"]
+    {
+        assert!(build.join(file).is_file(), "{file}");
+    }
+    for file in ["vmlinux", "certs", "drivers", "init", "source", "scripts/basic/fixdep.o"] {
+        assert!(fs::symlink_metadata(build.join(file)).is_err(), "{file}");
+    }
+    assert_eq!(fs::read_link(build.join("scripts/gdb/again.py")).unwrap(), Path::new("vmlinux-gdb.py"));
+
+    // Elsewhere, where nothing of it is.
+    fs::rename(bench.path("src"), bench.path("moved")).unwrap();
+    let error = bench.refused(&obj_tar).await;
+    assert!(matches!(&error, FetchError::Import(ImportError::NoSourceTree { .. })), "{error}");
+    for sources in [[&*obj_tar, &*src_tar], [&*src_tar, &*obj_tar]] {
+        let apart = bench.fetcher("other").import_headers(request(&sources)).await.unwrap();
+        assert_eq!(apart.content, together.content);
+    }
+}
+
+#[tokio::test]
+async fn modules_without_headers_are_told_apart() {
+    let bench = Bench::new();
+    bench.link("/home/me/linux", &format!("packed/lib/modules/{RELEASE}/build"));
+    bench.write(&format!("packed/lib/modules/{RELEASE}/kernel/x.ko"), "");
+    let packed = bench.tar(&[], "linux-6.1.192-x86.tar", "packed");
+    let error = bench.refused(&packed).await;
+    assert!(error.to_string().ends_with("build leads to /home/me/linux, which is not there"), "{error}");
+    assert!(error.hint().unwrap().contains("make tar-pkg"));
+    bench.tree("linux");
+    bench.import(&[&packed, &bench.path("linux")]).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_node_has_what_its_packages_link_to() {
+    let bench = Bench::new();
+    let (build, common) =
+        (format!("host/usr/src/linux-headers-{RELEASE}"), "host/usr/src/linux-headers-common");
+    bench.configured(&build);
+    bench.write(&format!("{build}/Makefile"), "include /usr/src/linux-headers-common/Makefile\n");
+    bench.write(&format!("{common}/Makefile"), "VERSION = 6\n");
+    fs::create_dir_all(bench.path("host/usr/lib/linux-kbuild-6.1")).unwrap();
+    fs::rename(bench.path(&format!("{build}/scripts")), bench.path("host/usr/lib/linux-kbuild-6.1/scripts"))
+        .unwrap();
+    bench.link("../../lib/linux-kbuild-6.1/scripts", &format!("{build}/scripts"));
+    bench.link(&format!("/usr/src/linux-headers-{RELEASE}"), &format!("host/lib/modules/{RELEASE}/build"));
+    bench.link("/usr/src/linux-headers-common", &format!("host/lib/modules/{RELEASE}/source"));
+    bench.write("host/usr/src/other/secret", "");
+    bench.write("host/etc/shadow", "secret");
+    let node = HeaderImport { sources: vec![ImportSource::Node(bench.path("host"))], ..request(&[]) };
+    let imported = bench.with_store("cache").import_headers(node.clone()).await.unwrap();
+    let root = &imported.headers.root;
+    assert!(root.join("usr/lib/linux-kbuild-6.1/scripts/mod/modpost").is_file());
+    assert_eq!(
+        fs::read_link(root.join(format!("usr/lib/modules/{RELEASE}/source"))).unwrap(),
+        Path::new("../../../src/linux-headers-common")
+    );
+    assert!(!root.join("usr/src/other").exists() && !root.join("etc").exists());
+    let known = bench.with_store("other").import_headers(node.clone()).await.unwrap();
+    assert_eq!(known.outcome, Outcome::Known);
+
+    bench.link("/etc/shadow", &format!("{build}/include/shadow"));
+    let error = bench.fetcher("third").import_headers(node).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Import(ImportError::Escapes { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_not_this_kernels_header_set_is_refused() {
+    let bench = Bench::new();
+    bench.tree("linux");
+    let write = |path: &str, text: &str| bench.write(&format!("linux/{path}"), text);
+    let linux = bench.path("linux");
+
+    write("include/generated/utsrelease.h", "#define UTS_RELEASE \"6.1.192-acme+\"\n");
+    let error = bench.refused(&linux).await;
+    assert!(matches!(&error, FetchError::Tree(TreeError::Release { .. })), "{error}");
+    bench.configured("linux");
+
+    write("include/config/auto.conf", "CONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\nCONFIG_ARM64=y\n");
+    assert!(matches!(bench.refused(&linux).await, FetchError::Tree(TreeError::Architecture { .. })));
+    write("include/config/auto.conf", "CONFIG_X86_64=y\n");
+    assert!(matches!(bench.refused(&linux).await, FetchError::Import(ImportError::NoCompiler { .. })));
+    bench.configured("linux");
+
+    bench.program("linux/scripts/mod/modpost", AARCH64);
+    let error = bench.refused(&linux).await;
+    assert_eq!(
+        error.to_string(),
+        "run scripts/mod/modpost of the header set on amd64: it is a program for arm64"
+    );
+    assert!(error.hint().unwrap().contains("make modules_prepare"));
+    fs::remove_file(linux.join("scripts/mod/modpost")).unwrap();
+    assert!(matches!(bench.refused(&linux).await, FetchError::Import(ImportError::NoTool { .. })));
+    bench.configured("linux");
+
+    fs::remove_file(linux.join("Module.symvers")).unwrap();
+    let imported = bench.with_store("cache").import_headers(request(&[&linux])).await.unwrap();
+    assert!(imported.headers.facts.symbols.is_none());
+    let notes = imported.stored.unwrap().annotations;
+    assert_eq!(notes["farrier.dev/exported-symbols"], "none");
+}
+
+#[tokio::test]
+async fn links_that_lead_out_are_refused() {
+    let bench = Bench::new();
+    bench.tree("linux");
+    for target in ["/etc/passwd", "../../../../../../../../../../../../etc/passwd", "../../../elsewhere"] {
+        bench.link(target, "linux/include/linux/out.h");
+        for source in [bench.tar(&[], "out.tar", "linux"), bench.path("linux")] {
+            let error = bench.refused(&source).await;
+            assert!(
+                matches!(&error, FetchError::Import(ImportError::Escapes { target: said, .. }) if said == target),
+                "{error}"
+            );
+        }
+    }
+}
+
+/// An archive of one entry.
+fn archive(bench: &Bench, kind: tar::EntryType, name: &str, size: u64) -> PathBuf {
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(size);
+    header.set_mode(0o644);
+    let mut builder = tar::Builder::new(Vec::new());
+    let path = bench.path("bad.tar.gz");
+    if name.len() > 100 {
+        builder.append_data(&mut header, name, std::io::empty()).unwrap();
+    } else {
+        header.set_path(name).unwrap();
+        header.set_cksum();
+        builder.append(&header, std::io::empty()).unwrap();
+    }
+    let mut gzip =
+        flate2::write::GzEncoder::new(fs::File::create(&path).unwrap(), flate2::Compression::fast());
+    gzip.write_all(&builder.into_inner().unwrap()).unwrap();
+    gzip.finish().unwrap();
+    path
+}
+
+#[tokio::test]
+async fn hostile_and_damaged_archives_leave_nothing() {
+    let bench = Bench::new();
+    for kind in [tar::EntryType::Char, tar::EntryType::Block, tar::EntryType::Fifo] {
+        let error = bench.refused(&archive(&bench, kind, "linux/dev", 0)).await;
+        let text = error.hint().unwrap();
+        assert!(text.starts_with("only files, directories and links"), "{text}");
+    }
+    let levels = format!("{}x", "d/".repeat(100_000));
+    let bomb = archive(&bench, tar::EntryType::Regular, "linux/include/zeros", 5 << 30);
+    let error = bench.refused(&bomb).await;
+    assert_eq!(
+        std::error::Error::source(&error).unwrap().to_string(),
+        "archive holds more than 4294967296 bytes"
+    );
+    assert!(error.hint().unwrap().contains("tar --exclude"));
+    // What would be left out anyway is no way around it.
+    let error = bench.refused(&archive(&bench, tar::EntryType::Regular, "linux/zeros.o", 40 << 30)).await;
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("passed over"));
+    let error = bench.refused(&archive(&bench, tar::EntryType::Regular, &levels, 0)).await;
+    assert_eq!(
+        std::error::Error::source(&error).unwrap().to_string(),
+        "archive holds more than 64 directories inside each other"
+    );
+
+    bench.tree("linux");
+    let whole = bench.tar(&["--gzip"], "whole.tar.gz", "linux");
+    let bytes = fs::read(&whole).unwrap();
+    for cut in [bytes.len() / 2, bytes.len() - 1] {
+        fs::write(&whole, &bytes[..cut]).unwrap();
+        let error = bench.refused(&whole).await;
+        assert!(matches!(error, FetchError::Unpack { .. }), "{error}");
+    }
+    assert!(matches!(
+        bench.refused(&bench.path("absent")).await,
+        FetchError::Import(ImportError::Absent { .. })
+    ));
+    // A directory of so many levels cannot even be named.
+    bench.write(&format!("linux/include/{}x", "d/".repeat(70)), "");
+    let error = bench.refused(&bench.path("linux")).await;
+    assert!(error.to_string().contains("64 directories inside each other"), "{error}");
+}
+
+#[tokio::test]
+async fn everybody_finds_what_the_store_has() {
+    let bench = Bench::new();
+    bench.tree("linux");
+    let first = bench.with_store("one");
+    let missing = first.header_set(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let HeaderLookup::Missing { hint, .. } = missing else { panic!("found") };
+    assert!(hint.contains("farrier headers import") && hint.contains("farrier headers collect"), "{hint}");
+
+    let imported = first.import_headers(request(&[&bench.path("linux")])).await.unwrap();
+    let stored = imported.stored.unwrap();
+    // Another machine, with a family that would not find it.
+    let second = bench.with_store("two");
+    let identity = second.header_identity(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    assert_eq!(identity.as_deref(), Some(imported.content.hex()));
+    let found = second.header_set(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let HeaderLookup::Found(found) = found else { panic!("missing") };
+    assert_eq!(found.origin, ["directory linux"]);
+    let built =
+        |root: &Path| fs::read(root.join(format!("usr/lib/modules/{RELEASE}/build/Module.symvers"))).unwrap();
+    assert_eq!(built(&found.root), built(&imported.headers.root));
+
+    let again = second.import_headers(request(&[&bench.tar(&[], "x.tar", "linux")])).await.unwrap();
+    assert_eq!((again.outcome, again.stored.unwrap().digest), (Outcome::Known, stored.digest.clone()));
+
+    bench.write("linux/include/linux/module.h", "struct other;\n");
+    let error = second.import_headers(request(&[&bench.path("linux")])).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Import(ImportError::Different { .. })), "{error}");
+    let replace = HeaderImport { replace: true, ..request(&[&bench.path("linux")]) };
+    let replaced = second.import_headers(replace).await.unwrap();
+    assert_eq!(replaced.outcome, Outcome::Replaced);
+    let identity = first.header_identity(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    assert_eq!(identity.as_deref(), Some(replaced.content.hex()));
+    let listed = first.stored_header_sets().await.unwrap();
+    assert_eq!((listed.len(), listed[0].exported_symbols), (1, Some(1)));
+    assert_eq!(listed[0].release, RELEASE);
+}
+
+/// Puts bytes where the header set of the release is looked for.
+async fn put(bench: &Bench, layer: &[u8], notes: &[(&str, &str)]) {
+    bench.write("layer", layer);
+    let location = RegistryLocation::Layout(bench.path("registry"));
+    let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
+    let tag = header_tag(&RELEASE.parse().unwrap(), Architecture::Amd64).unwrap();
+    let digest = Digest::of(layer);
+    let layer = Descriptor::new("x/y", digest, layer.len() as u64);
+    let annotations = notes.iter().map(|(key, value)| (format!("farrier.dev/{key}"), (*value).to_owned()));
+    let file = bench.path("layer");
+    let item = Item {
+        kind: Kind::Headers,
+        tag: &tag,
+        file: &file,
+        layer: &layer,
+        annotations: annotations.collect(),
+    };
+    Store::new(location, registry).replace(&item).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_lies_is_not_believed() {
+    let bench = Bench::new();
+    put(&bench, b"x", &[("kernel-release", "6.1.0\u{1b}[2J")]).await;
+    let fetcher = bench.with_store("cache");
+    let error = fetcher.header_identity(&family(), Path::new("/"), &target()).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Import(ImportError::Annotation { .. })), "{error}");
+    assert!(!error.to_string().contains('\u{1b}'));
+
+    bench.tree("linux");
+    let layer = fs::read(bench.tar(&[], "linux.tar", "linux")).unwrap();
+    let stated = Digest::of(b"other");
+    let notes =
+        [("kernel-release", RELEASE), ("architecture", "amd64"), ("headers-content", stated.as_str())];
+    put(&bench, &layer, &notes).await;
+    let error = fetcher.header_set(&family(), Path::new("/"), &target()).await.unwrap_err();
+    assert!(matches!(&error, FetchError::Import(ImportError::Content { .. })), "{error}");
+    assert_eq!(fs::read_dir(bench.path("cache/headers")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn rpm_packages_are_imported() {
+    let bench = Bench::new();
+    let build = format!("usr/src/kernels/{RELEASE}");
+    bench.tree(&format!("devel/{build}"));
+    bench.link(&format!("/{build}"), &format!("devel/usr/lib/modules/{RELEASE}/build"));
+    let package = rpm(&bench, "kernel-devel.rpm", "devel");
+    let imported = bench.with_store("cache").import_headers(request(&[&package])).await.unwrap();
+    let root = &imported.headers.root;
+    assert!(root.join(&build).join("include/linux/module.h").is_file());
+    assert_eq!(
+        fs::read_link(root.join(format!("usr/lib/modules/{RELEASE}/build"))).unwrap(),
+        Path::new("../../../src/kernels").join(RELEASE)
+    );
+    assert_eq!(imported.headers.facts.symbols.as_ref().unwrap().len(), 1);
+    // What the package's own files are in says nothing about what is in them.
+    let same = bench.fetcher("other").import_headers(request(&[&bench.path("devel")])).await.unwrap();
+    assert_eq!(same.content, imported.content);
+}
+
+/// `farrier headers import` and the code that it ends with.
+fn import_ends_with(bench: &Bench, source: &Path, kernel: &str) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_farrier"))
+        .args(["headers", "import", "--kernel", kernel, "--arch", "amd64"])
+        .arg(source)
+        .arg("--cache-dir")
+        .arg(bench.path("cache"))
+        .env_remove("FARRIER_REGISTRY")
+        .output()
+        .unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+/// 2: what was named is not what it should be. Nothing of this machine or of an outside system failed.
+#[test]
+fn a_source_that_is_not_the_kernels_headers_is_a_mistake_of_the_command() {
+    let bench = Bench::new();
+    bench.tree("linux");
+    let linux = bench.path("linux");
+    assert_eq!(import_ends_with(&bench, &linux, RELEASE).0, Some(0));
+    for (source, kernel, words) in [
+        (linux.clone(), "6.1.192-other", "6.1.192-ACME+"),
+        (bench.path("absent"), RELEASE, "there is no such file or directory"),
+    ] {
+        let (code, said) = import_ends_with(&bench, &source, kernel);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(words), "{said}");
+    }
+    let whole = bench.tar(&["--gzip"], "whole.tar.gz", "linux");
+    let bytes = fs::read(&whole).unwrap();
+    fs::write(&whole, &bytes[..bytes.len() / 2]).unwrap();
+    let (code, said) = import_ends_with(&bench, &whole, RELEASE);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("whole.tar.gz") && said.contains("hint:"), "{said}");
+}

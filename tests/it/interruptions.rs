@@ -1,0 +1,184 @@
+//! Stopped, killed, and two at once: nothing is left, nothing is lost, and the next run completes.
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Child, Command},
+};
+
+use crate::support::{
+    docker, kernels,
+    site::{FIRST_IMAGE, Run, Site, entries, wait_until},
+};
+
+/// A template whose compile waits, when the source has this file, for a container that is watched from outside.
+const SLOW: &str = "rm -rf /build; sleep 120\n";
+
+/// A site whose canary's image takes two minutes to compile.
+fn slow_site(kernel: &str) -> Site {
+    let site = Site::new();
+    let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
+    site.define("templates/kbuild.Dockerfile.hbs", &template.replace("rm -rf /build\n", SLOW));
+    site.canary(kernel);
+    site
+}
+
+fn make_quick(site: &Site) {
+    site.edit("templates/kbuild.Dockerfile.hbs", SLOW, "rm -rf /build\n");
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args(["-s", name, &pid.to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// SIGTERM in the middle of a compile.
+#[test]
+fn a_run_that_is_told_to_stop() {
+    let kernel = kernels::newest().newer;
+    let site = slow_site(&kernel);
+    let before = site.manifests();
+    let child = site.start(&["run", "--once"]);
+    wait_until("the compile", || docker::runs_container_of(child.id()));
+    signal(child.id(), "TERM");
+    // `finish` looks at containers, images and temporary files.
+    let run = site.finish(child).exits(130);
+    run.line("stopping: cleaning up");
+    assert_eq!((site.manifests(), site.tags("hello").len()), (before, 0));
+
+    // An interruption is no failure to be remembered.
+    make_quick(&site);
+    site.run_once().exits(0).line("rewrote");
+}
+
+/// SIGKILL in the middle of a compile: the next run completes, and removes what was left in the cache.
+#[test]
+fn a_run_that_is_killed() {
+    let kernel = kernels::newest().newer;
+    let site = slow_site(&kernel);
+    let mut child = site.start(&["run", "--once"]);
+    wait_until("the compile", || docker::runs_container_of(child.id()));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
+    // The engine ends a build whose client is gone, in its own time.
+    wait_until("the engine to stop the step", || !docker::runs_container_of(child.id()));
+
+    docker::remove_left_by(child.id());
+
+    make_quick(&site);
+    site.run_once().exits(0).line("rewrote");
+    assert_eq!(entries(&site.cache().join("work")), [""; 0]);
+}
+
+/// Killed between publishing and rolling out, as far as the next run can see: the image is not built again.
+#[test]
+fn a_run_that_ended_before_its_rollout() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    let built = site.build("hello", &kernel, &["--push", "-o", "json"]).exits(0).json();
+    let run = site.run_once().exits(0);
+    run.line("rewrote");
+    assert!(!run.stdout.contains("built  "), "{run}");
+    assert_eq!(site.image(), built["pinned"]);
+}
+
+/// Two farriers on one cache, registry and cluster: one image, one value.
+#[test]
+fn two_runs_at_once() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    let (first, second) = (site.start(&["run", "--once"]), site.start(&["run", "--once"]));
+    let runs = [first, second].map(|child| {
+        let output = child.wait_with_output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    });
+    assert!(runs.iter().any(|(code, _)| *code == Some(0)), "{runs:?}");
+    // The slower one may find the field changed under its hands, which it reports; never more than that.
+    assert!(runs.iter().all(|(code, _)| matches!(code, Some(0 | 1))), "{runs:?}");
+    assert_eq!(site.tags("hello").len(), 1);
+    let tag = site.inspect(&format!("hello:1.0-{kernel}-debian12-amd64"));
+    assert!(site.image().ends_with(tag["Digest"].as_str().unwrap()));
+    site.run_once().exits(0).line("nothing to do");
+}
+
+/// Two farriers on different machines build the same image for one registry: each has a cache of its own.
+struct Two {
+    site: Site,
+    elsewhere: Site,
+    kernel: String,
+}
+
+impl Two {
+    fn new() -> Self {
+        let kernel = kernels::newest().newer;
+        // The engine has its toolchain, so that both take about as long.
+        Site::new().build("hello", &kernel, &[]).exits(0);
+        Self { site: Site::new(), elsewhere: Site::new(), kernel }
+    }
+
+    fn start(&self, site: &Site) -> Child {
+        let target = ["build", "hello", "--kernel", &self.kernel, "--os", "debian", "--os-version", "12"];
+        let mut command = site.command(&[&target[..], &["--arch", "amd64", "--push", "-o", "json"]].concat());
+        command.env("FARRIER_REGISTRY", &self.site.location).spawn().unwrap()
+    }
+
+    /// Both say that they have published one and the same image; the tag had no other at any time, and beside it
+    /// everything stands once.
+    fn published_one(&self, runs: &[Run; 2]) {
+        let digests: BTreeSet<String> =
+            runs.iter().map(|run| run.json()["digest"].as_str().unwrap().to_owned()).collect();
+        let digest = digests.first().unwrap();
+        assert_eq!(digests.len(), 1, "{digests:?}");
+        let [tag] = &self.site.tags("hello")[..] else { panic!("one tag: {:?}", self.site.tags("hello")) };
+        let hex = digest.strip_prefix("sha256:").unwrap();
+        assert_eq!(self.site.registry.ever_tagged("drivers/hello", tag), [hex]);
+        let beside = self.site.inspect_raw(&format!("hello:sha256-{hex}"));
+        let listed: Vec<&str> = beside["manifests"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["digest"].as_str().unwrap())
+            .collect();
+        assert_eq!((listed.len(), listed.iter().collect::<BTreeSet<_>>().len()), (3, 3), "{beside}");
+        for one in listed {
+            assert_eq!(self.site.inspect_raw(&format!("hello@{one}"))["subject"]["digest"], *digest);
+        }
+    }
+}
+
+#[test]
+fn two_farriers_that_publish_the_same_at_once_end_with_one_image() {
+    let two = Two::new();
+    let children = [two.start(&two.site), two.start(&two.elsewhere)];
+    let runs = children.map(|child| Run::of(child).exits(0));
+    two.published_one(&runs);
+}
+
+/// One of them is held up in the middle of its push, while the other publishes all of it.
+#[test]
+fn a_farrier_that_publishes_late_what_another_has_published() {
+    let two = Two::new();
+    let late = two.start(&two.elsewhere);
+    wait_until("its first upload", || two.site.registry.requests("POST") > 0);
+    signal(late.id(), "STOP");
+    let run = Run::of(two.start(&two.site));
+    signal(late.id(), "CONT");
+    let late = Run::of(late).exits(0);
+    two.published_one(&[run.exits(0), late]);
+}
+
+/// A loop ends at the first signal, with its interval still to wait.
+#[test]
+fn a_loop_with_nothing_to_do() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    site.run_once().exits(0);
+    let child = site.start(&["run", "--interval", "3600"]);
+    let asked = site.registry.requests("GET");
+    wait_until("its pass", || site.registry.requests("GET") > asked);
+    signal(child.id(), "INT");
+    site.finish(child).exits(130);
+}

@@ -1,0 +1,463 @@
+//! The live cluster adapter against an API server with faults.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use crate::support::kube_api::{FakeApi, Fate, Fault, Kind, Requests, objects};
+use farrier::{
+    cluster::{Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions},
+    image::OperatorResource,
+    plan::{
+        Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, Interest, NodeChange, PodRestart, Seen,
+    },
+};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+const OLD: &str = "example.test/ofed:1";
+const NEW: &str = "example.test/ofed:2";
+
+/// A server with two nodes and a DaemonSet whose pods run.
+fn cluster() -> FakeApi {
+    let api = FakeApi::start();
+    api.create(objects::node("a", "6.1.0-1-amd64"));
+    api.create(objects::node("b", "6.1.0-1-amd64"));
+    api.create_as("owner", objects::daemon_set("drivers", "ofed", OLD));
+    api.run_daemon_sets(true, |_| Fate::Ready);
+    api
+}
+
+fn interest() -> Interest {
+    Interest {
+        labels: [objects::KERNEL_LABEL.to_owned()].into(),
+        daemon_sets: [("drivers".to_owned(), "ofed".to_owned())].into(),
+        resources: [OperatorResource::NicClusterPolicy].into(),
+    }
+}
+
+async fn connect(api: &FakeApi) -> Arc<KubeCluster> {
+    let directory = tempfile::tempdir().unwrap();
+    let options = KubeOptions {
+        kubeconfig: Some(api.kubeconfig(directory.path())),
+        discovery_interval: Duration::from_millis(20),
+        ..KubeOptions::default()
+    };
+    KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap()
+}
+
+/// Snapshots until one is so.
+async fn until(
+    cluster: &KubeCluster,
+    what: &str,
+    condition: impl Fn(&ClusterSnapshot) -> bool,
+) -> ClusterSnapshot {
+    let wait = async {
+        loop {
+            let snapshot = cluster.snapshot().await.unwrap();
+            if condition(&snapshot) {
+                return snapshot;
+            }
+            cluster.changed().await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(90), wait).await;
+    waited.unwrap_or_else(|_| panic!("not in a minute and a half: {what}"))
+}
+
+fn kernel_of<'a>(snapshot: &'a ClusterSnapshot, node: &str) -> &'a str {
+    snapshot.nodes.iter().find(|facts| facts.name == node).map_or("", |facts| &facts.kernel_version)
+}
+
+fn ofed(snapshot: &ClusterSnapshot) -> &DaemonSetFacts {
+    snapshot.daemon_sets.iter().find(|facts| facts.name == "ofed").unwrap()
+}
+
+/// The rewrite of the one image, planned from this snapshot.
+fn rewrite(snapshot: &ClusterSnapshot) -> Change {
+    let of = |image: &str| BTreeMap::from([("driver".to_owned(), image.to_owned())]);
+    Change::DaemonSet(DaemonSetChange {
+        namespace: "drivers".to_owned(),
+        name: "ofed".to_owned(),
+        version: ofed(snapshot).live.as_ref().map(|live| live.version.clone()),
+        expected: of(OLD),
+        images: of(NEW),
+        affinity: None,
+        annotations: BTreeMap::from([("farrier.dev/record".to_owned(), "{}".to_owned())]),
+        proof: Vec::new(),
+    })
+}
+
+fn image_in(api: &FakeApi) -> String {
+    let daemon_set = api.get("daemonsets.apps", "drivers", "ofed").unwrap();
+    daemon_set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()
+}
+
+fn patches() -> Requests {
+    Requests::verb("patch").resource("daemonsets.apps")
+}
+
+/// Nodes, DaemonSets and pods have been listed and are watched, so that the next change comes by a watch.
+async fn watched(api: &FakeApi, cluster: &KubeCluster) -> ClusterSnapshot {
+    let snapshot = until(cluster, "all pods are seen", |snapshot| snapshot.pods.len() == 2).await;
+    api.until("everything is watched", |api| {
+        ["nodes", "daemonsets.apps", "pods"].iter().all(|resource| api.open_watches(resource) == 1)
+    })
+    .await;
+    snapshot
+}
+
+#[tokio::test]
+async fn a_rewrite_takes_the_image_and_nothing_else_and_is_in_the_next_snapshot() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    assert_eq!(snapshot.pods.len(), 2);
+    kube.apply(&rewrite(&snapshot)).await.unwrap();
+    assert_eq!(image_in(&api), NEW);
+    let next = kube.snapshot().await.unwrap();
+    assert_eq!(ofed(&next).containers[0].image, NEW);
+    let managed = api.get("daemonsets.apps", "drivers", "ofed").unwrap()["metadata"]["managedFields"].take();
+    let ours: Vec<_> =
+        managed.as_array().unwrap().iter().filter(|entry| entry["manager"] == "farrier").collect();
+    assert_eq!(ours.len(), 1);
+    assert_eq!(ours[0]["operation"], "Apply");
+    let fields = json!({
+        "f:metadata": {"f:annotations": {"f:farrier.dev/record": {}}},
+        "f:spec": {"f:template": {"f:spec": {"f:containers": {
+            "k:{\"name\":\"driver\"}": {".": {}, "f:image": {}, "f:name": {}},
+        }}}},
+    });
+    assert_eq!(ours[0]["fieldsV1"], fields);
+}
+
+#[tokio::test]
+async fn the_api_server_goes_away_and_comes_back() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    watched(&api, &kube).await;
+    api.go_away();
+    api.set_kernel("a", "6.1.0-2-amd64");
+    let meanwhile = kube.snapshot().await.unwrap();
+    assert_eq!(kernel_of(&meanwhile, "a"), "6.1.0-1-amd64", "what was known is still at hand");
+    api.come_back();
+    until(&kube, "the change is seen", |snapshot| kernel_of(snapshot, "a") == "6.1.0-2-amd64").await;
+    assert_eq!(
+        api.count(&Requests::verb("list").resource("nodes")),
+        1,
+        "the watch went on from where it was"
+    );
+}
+
+#[tokio::test]
+async fn a_write_waits_for_the_server_to_come_back() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.fail(patches(), Fault::Drop, 1);
+    api.fail(patches(), Fault::Unavailable, 1);
+    api.fail(patches(), Fault::Internal, 1);
+    kube.apply(&rewrite(&snapshot)).await.unwrap();
+    assert_eq!(image_in(&api), NEW);
+    assert_eq!(api.count(&patches()), 4);
+}
+
+#[tokio::test]
+async fn a_write_to_a_server_that_stays_away_is_a_transient_fault() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.go_away();
+    let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert!(error.is_transient() && matches!(error, ClusterError::Unavailable { .. }), "{error}");
+    assert!(error.to_string().starts_with("write DaemonSet drivers/ofed: "), "{error}");
+    assert_eq!(image_in(&api), OLD);
+}
+
+#[tokio::test]
+async fn a_busy_server_is_asked_again_after_its_retry_after() {
+    let api = cluster();
+    api.fail(Requests::verb("list").resource("nodes"), Fault::TooManyRequests(1), 1);
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    assert_eq!(snapshot.nodes.len(), 2);
+    api.fail(patches(), Fault::TooManyRequests(1), 1);
+    kube.apply(&rewrite(&snapshot)).await.unwrap();
+    assert_eq!(api.count(&patches()), 2);
+}
+
+#[tokio::test]
+async fn after_410_everything_is_listed_again_and_nothing_is_missed() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    watched(&api, &kube).await;
+    api.hold_watches("nodes");
+    api.set_kernel("a", "6.1.0-2-amd64");
+    api.delete("nodes", "", "b");
+    api.compact();
+    api.release_watches("nodes");
+    until(&kube, "what was missed is seen", |snapshot| {
+        snapshot.nodes.len() == 1 && kernel_of(snapshot, "a") == "6.1.0-2-amd64"
+    })
+    .await;
+    assert_eq!(api.count(&Requests::verb("list").resource("nodes")), 2);
+}
+
+#[tokio::test]
+async fn a_list_whose_token_expires_begins_anew() {
+    let api = cluster();
+    api.load((0..600).map(|number| objects::node(&format!("n{number:03}"), "6.1.0-1-amd64")));
+    api.fail(Requests::verb("list").resource("nodes").query("continue="), Fault::Gone, 1);
+    let kube = connect(&api).await;
+    let snapshot = until(&kube, "all nodes", |snapshot| snapshot.nodes.len() == 602).await;
+    let names: std::collections::BTreeSet<&str> =
+        snapshot.nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names.len(), 602);
+}
+
+#[tokio::test]
+async fn errors_of_lists_and_watches_pass() {
+    let api = cluster();
+    for resource in ["nodes", "daemonsets.apps", "pods"] {
+        api.fail(Requests::verb("list").resource(resource), Fault::Internal, 1);
+        api.fail(Requests::verb("watch").resource(resource), Fault::Drop, 1);
+    }
+    let kube = connect(&api).await;
+    watched(&api, &kube).await;
+    api.set_kernel("b", "6.1.0-2-amd64");
+    until(&kube, "a change is seen", |snapshot| kernel_of(snapshot, "b") == "6.1.0-2-amd64").await;
+}
+
+#[tokio::test]
+async fn a_slow_watch_delays_and_a_write_from_what_is_stale_is_refused() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.hold_watches("daemonsets.apps");
+    let patch = json!({"spec": {"template": {"spec": {"containers": [
+        {"name": "driver", "image": "example.test/other:3"},
+    ]}}}});
+    api.patch_as("somebody", "daemonsets.apps", "drivers", "ofed", &patch);
+    assert_eq!(ofed(&kube.snapshot().await.unwrap()).containers[0].image, OLD);
+    let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert!(error.is_conflict(), "{error}");
+    assert_eq!(image_in(&api), "example.test/other:3");
+    api.release_watches("daemonsets.apps");
+    until(&kube, "the other image is seen", |snapshot| {
+        ofed(snapshot).containers[0].image == "example.test/other:3"
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() {
+    let api = cluster();
+    api.deny("list", "daemonsets.apps");
+    let kube = connect(&api).await;
+    let snapshot = until(&kube, "a snapshot", |_| true).await;
+    assert_eq!(snapshot.nodes.len(), 2);
+    let told = &snapshot.unseen[&Seen::DaemonSets];
+    for part in ["system:serviceaccount:farrier:farrier", "list", "daemonsets", "apps"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+    assert!(api.writes().is_empty());
+    api.allow("list", "daemonsets.apps");
+    let snapshot = until(&kube, "the right is there", |snapshot| !snapshot.daemon_sets.is_empty()).await;
+    assert!(!snapshot.unseen.contains_key(&Seen::DaemonSets));
+}
+
+#[tokio::test]
+async fn without_nodes_there_is_no_snapshot_until_they_may_be_read() {
+    let api = cluster();
+    api.deny("list", "nodes");
+    let kube = connect(&api).await;
+    let error = kube.snapshot().await.unwrap_err();
+    assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");
+    assert!(error.to_string().contains("nodes"), "{error}");
+    api.allow("list", "nodes");
+    let wait = async {
+        while kube.snapshot().await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_forbidden_write_names_its_rule() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.deny("patch", "daemonsets.apps");
+    let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");
+    let told = format!("{error}\n{}", error.hint().unwrap_or_default());
+    assert!(told.contains("patch") && told.contains("daemonsets"), "{told}");
+    assert_eq!(api.count(&patches()), 1, "asking again does not help");
+}
+
+#[tokio::test]
+async fn a_daemon_set_that_was_deleted_is_not_made_anew() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.hold_watches("daemonsets.apps");
+    api.delete("daemonsets.apps", "drivers", "ofed");
+    kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert!(api.get("daemonsets.apps", "drivers", "ofed").is_none());
+    // Nor is its namesake written to.
+    api.create_as("owner", objects::daemon_set("drivers", "ofed", OLD));
+    kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert_eq!(image_in(&api), OLD);
+    api.release_watches("daemonsets.apps");
+    let next = until(&kube, "the new one is seen", |snapshot| {
+        let uid = api.get("daemonsets.apps", "drivers", "ofed").unwrap()["metadata"]["uid"].take();
+        snapshot
+            .daemon_sets
+            .iter()
+            .any(|facts| facts.live.as_ref().is_some_and(|live| uid == live.version.uid.as_str()))
+    })
+    .await;
+    kube.apply(&rewrite(&next)).await.unwrap();
+    assert_eq!(image_in(&api), NEW);
+}
+
+#[tokio::test]
+async fn a_write_whose_answer_is_lost_is_made_once() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.fail(patches(), Fault::LoseAnswer, 1);
+    // Tried again it is no news, or somebody else's for all that can be told: the next plan sees it.
+    if let Err(error) = kube.apply(&rewrite(&snapshot)).await {
+        assert!(error.is_conflict(), "{error}");
+    }
+    assert_eq!(image_in(&api), NEW);
+    assert_eq!(api.get("daemonsets.apps", "drivers", "ofed").unwrap()["metadata"]["generation"], 2);
+    until(&kube, "the new image is seen", |snapshot| ofed(snapshot).containers[0].image == NEW).await;
+}
+
+#[tokio::test]
+async fn hostile_labels_and_annotations_are_facts_like_others() {
+    let api = cluster();
+    let hostile = ["$(reboot)", "a\nb: c", "\u{202e}\u{0}", "' or 1=1 --", "../../etc/passwd"].join("");
+    let mut node = objects::node("hostile", "6.1.0-1-amd64");
+    node["metadata"]["labels"][objects::KERNEL_LABEL] = json!(hostile.repeat(100));
+    node["metadata"]["annotations"] =
+        json!({"farrier.dev/next-kernel": hostile, "other": "x".repeat(200_000)});
+    let mut empty = objects::node("empty", "");
+    empty["metadata"]["labels"] = json!({});
+    empty["status"] = json!({});
+    api.load([node, empty]);
+    let kube = connect(&api).await;
+    let snapshot = until(&kube, "all nodes", |snapshot| snapshot.nodes.len() == 4).await;
+    let facts = snapshot.nodes.iter().find(|facts| facts.name == "hostile").unwrap();
+    assert_eq!(facts.annotations, BTreeMap::from([("farrier.dev/next-kernel".to_owned(), hostile.clone())]));
+    let change = NodeChange {
+        name: "hostile".to_owned(),
+        annotations: BTreeMap::from([("farrier.dev/told".to_owned(), Some(hostile.clone()))]),
+        ..NodeChange::default()
+    };
+    // The server refuses the label that nobody could have written; it is a finding, no crash.
+    let error = kube.apply(&Change::Node(change)).await.unwrap_err();
+    assert!(matches!(error, ClusterError::Rejected { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn an_operators_kind_may_appear_later_and_go_again() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = until(&kube, "a snapshot without it", |_| true).await;
+    assert!(snapshot.resources.is_empty() && snapshot.unseen.is_empty(), "{:?}", snapshot.unseen);
+    api.install(Kind::nic_cluster_policy());
+    let spec = json!({"ofedDriver": {"version": "1"}});
+    api.create(objects::resource("mellanox.com/v1alpha1", "NicClusterPolicy", "nic-cluster-policy", &spec));
+    let snapshot = until(&kube, "the resource is seen", |snapshot| !snapshot.resources.is_empty()).await;
+    assert_eq!(*snapshot.resources[0].spec, spec);
+    api.uninstall("nicclusterpolicies.mellanox.com");
+    until(&kube, "the resource is gone", |snapshot| snapshot.resources.is_empty()).await;
+}
+
+#[tokio::test]
+async fn bookmarks_keep_quiet_watches_from_listing_again_and_nothing_is_written() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    watched(&api, &kube).await;
+    for round in 0..3 {
+        api.create(json!({
+            "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": {"name": format!("noise-{round}"), "namespace": "elsewhere"},
+        }));
+        api.bookmark();
+        // What comes behind the bookmark shows that it has been read.
+        let kernel = format!("6.1.0-{}-amd64", round + 2);
+        api.set_kernel("a", &kernel);
+        until(&kube, "a change is seen", |snapshot| kernel_of(snapshot, "a") == kernel).await;
+        api.patch_as(
+            "me",
+            "daemonsets.apps",
+            "drivers",
+            "ofed",
+            &json!({"metadata": {"labels": {"round": kernel}}}),
+        );
+        api.bookmark();
+        let seen = |snapshot: &ClusterSnapshot| {
+            ofed(snapshot).live.as_ref().is_some_and(|live| live.labels.get("round") == Some(&kernel))
+        };
+        until(&kube, "the DaemonSet's label is seen", seen).await;
+        let watches = api.count(&Requests::verb("watch").resource("nodes"));
+        api.go_away();
+        api.come_back();
+        api.until("the nodes are watched again", |api| {
+            api.count(&Requests::verb("watch").resource("nodes")) > watches && api.open_watches("nodes") == 1
+        })
+        .await;
+    }
+    for resource in ["nodes", "daemonsets.apps", "pods"] {
+        assert_eq!(api.count(&Requests::verb("list").resource(resource)), 1, "{resource}");
+    }
+    assert!(api.writes().is_empty(), "{:?}", api.writes());
+}
+
+struct Closed;
+
+impl Fence for Closed {
+    fn closed(&self) -> Option<String> {
+        Some("the lease is somebody else's".to_owned())
+    }
+}
+
+#[tokio::test]
+async fn behind_a_closed_fence_no_request_is_made() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    kube.set_fence(Arc::new(Closed));
+    let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert!(error.to_string().contains("the lease is somebody else's"), "{error}");
+    assert!(api.writes().is_empty());
+}
+
+#[tokio::test]
+async fn a_budget_refuses_an_eviction_in_the_servers_words() {
+    let api = cluster();
+    api.create(objects::budget("drivers", "keep", "ofed", 2));
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    let pod = &snapshot.pods[0];
+    let restart = |uid: &str| {
+        Change::Restart(PodRestart {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: uid.to_owned(),
+            why: "its node has another kernel".to_owned(),
+        })
+    };
+    let error = kube.apply(&restart(&pod.version.uid)).await.unwrap_err();
+    assert!(matches!(error, ClusterError::Disruption { .. }), "{error}");
+    assert!(error.to_string().contains("disruption budget"), "{error}");
+    assert_eq!(api.count(&Requests::verb("create").subresource("eviction")), 1, "it is not pressed");
+    api.delete("poddisruptionbudgets.policy", "drivers", "keep");
+    kube.apply(&restart("of-another-pod")).await.unwrap_err();
+    assert!(api.get("pods", &pod.namespace, &pod.name).is_some(), "another pod of this name is not touched");
+    kube.apply(&restart(&pod.version.uid)).await.unwrap();
+    assert!(api.get("pods", &pod.namespace, &pod.name).is_none());
+}

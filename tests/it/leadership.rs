@@ -1,0 +1,129 @@
+//! Who may write: leases at an API server, held, lost, given back and taken over.
+use std::time::{Duration, Instant};
+
+use crate::support::kube_api::{FakeApi, Fault, Requests};
+use farrier::{
+    cluster::Fence,
+    runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign},
+};
+
+/// Client-go's proportions, in a tenth of the time.
+const TIMING: Timing = Timing {
+    lease: Duration::from_secs(2),
+    renew_deadline: Duration::from_secs(1),
+    retry: Duration::from_millis(100),
+};
+
+/// An API server with farrier's namespace.
+fn cluster() -> FakeApi {
+    let api = FakeApi::start();
+    api.create(serde_json::json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}}));
+    api
+}
+
+fn candidate(api: &FakeApi, identity: &str) -> (Leadership, LeaseTask) {
+    let options = LeaseOptions {
+        namespace: "farrier".to_owned(),
+        name: "farrier".to_owned(),
+        identity: identity.to_owned(),
+        timing: TIMING,
+    };
+    campaign(api.client(), options)
+}
+
+async fn until(leadership: &Leadership, leads: bool) {
+    let mut watch = leadership.watch();
+    let wait = watch.wait_for(|now| *now == leads);
+    tokio::time::timeout(Duration::from_secs(30), wait).await.expect("it never came true").unwrap();
+}
+
+fn lease(api: &FakeApi) -> serde_json::Value {
+    api.get("leases.coordination.k8s.io", "farrier", "farrier").unwrap()["spec"].clone()
+}
+
+#[tokio::test]
+async fn of_two_started_together_one_leads_and_hands_over_when_it_stops() {
+    let api = cluster();
+    let (a, a_task) = candidate(&api, "a");
+    let (b, b_task) = candidate(&api, "b");
+    let (mut a_watch, mut b_watch) = (a.watch(), b.watch());
+    let first_is_a = tokio::select! {
+        leads = a_watch.wait_for(|leads| *leads) => leads.is_ok(),
+        leads = b_watch.wait_for(|leads| *leads) => leads.is_err(),
+    };
+    let ((first, first_task), (second, second_task)) =
+        if first_is_a { ((a, a_task), (b, b_task)) } else { ((b, b_task), (a, a_task)) };
+    assert_eq!(first.closed(), None);
+    assert!(second.closed().unwrap().contains("held by another farrier"), "{:?}", second.closed());
+    let spec = lease(&api);
+    assert_eq!(spec["leaseTransitions"], 0);
+
+    let stopped = Instant::now();
+    first_task.release().await;
+    assert!(first.closed().is_some());
+    until(&second, true).await;
+    assert!(stopped.elapsed() < TIMING.lease, "it is given back, not waited for");
+    assert_eq!(second.closed(), None);
+    assert_eq!(lease(&api)["leaseTransitions"], 1);
+    second_task.release().await;
+    assert_eq!(lease(&api)["holderIdentity"], "");
+}
+
+#[test]
+fn a_killed_leader_is_followed_when_its_time_is_over_and_its_fence_is_closed_by_then() {
+    let api = cluster();
+    let killed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (first, _first_task) = killed.block_on(async {
+        let (leadership, task) = candidate(&api, "a");
+        until(&leadership, true).await;
+        (leadership, task)
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (second, second_task) = candidate(&api, "b");
+        assert_eq!(first.closed(), None);
+        let died = Instant::now();
+        killed.shutdown_background();
+        until(&second, true).await;
+        assert!(died.elapsed() >= TIMING.lease.saturating_sub(TIMING.retry * 3), "{:?}", died.elapsed());
+        assert!(first.closed().is_some(), "never two writers");
+        second_task.release().await;
+    });
+}
+
+#[tokio::test]
+async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over() {
+    let api = cluster();
+    let (leadership, task) = candidate(&api, "a");
+    until(&leadership, true).await;
+    let cut = Instant::now();
+    let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), Fault::Hang);
+    until(&leadership, false).await;
+    assert!(leadership.closed().is_some());
+    // Others may think so after the lease's whole length at the earliest.
+    assert!(cut.elapsed() < TIMING.lease, "{:?}", cut.elapsed());
+
+    api.take_back(fault);
+    until(&leadership, true).await;
+    assert_eq!(leadership.closed(), None);
+    task.release().await;
+}
+
+#[tokio::test]
+async fn a_lease_that_may_not_be_written_is_never_led_by() {
+    let api = cluster();
+    let forbidden =
+        api.fail_always(Requests::verb("create").resource("leases.coordination.k8s.io"), Fault::Forbidden);
+    let (leadership, task) = candidate(&api, "a");
+    let asked = Requests::verb("create").resource("leases.coordination.k8s.io");
+    let wait = async {
+        while api.count(&asked) < 3 {
+            tokio::time::sleep(TIMING.retry).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), wait).await.unwrap();
+    assert!(leadership.closed().is_some());
+    api.take_back(forbidden);
+    until(&leadership, true).await;
+    task.release().await;
+}

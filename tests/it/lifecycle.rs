@@ -1,0 +1,388 @@
+//! The life of a driver container on a node: a virtual machine with the distribution's kernel, on which containers
+//! are started as their DaemonSets say, probed, ended, killed and started again.
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
+
+use farrier::{headers::KernelImage, kernel::KernelRelease};
+use tempfile::TempDir;
+
+use crate::support::{
+    node_vm::{ContainerSpec, Node, NodeTree, Started, depmod, image_tree},
+    ofed,
+    packages::{fixture_modules, kernel_image, releases, run},
+    virtual_machine::entrypoint,
+};
+
+/// For a container to get ready, on a busy host and in software.
+const LIMIT: Duration = Duration::from_mins(1);
+
+fn newest() -> KernelRelease {
+    releases("6.1.0-", "-amd64").pop().expect("the host's suites have a 6.1 kernel")
+}
+
+/// The node itself: what a manifest asks for is what a process finds, so that the other tests can rely on it.
+#[test]
+fn a_container_runs_as_its_manifest_says() {
+    let kernel = kernel_image(&newest());
+    let tree = NodeTree::new(&kernel, &[]);
+    let script = Path::new("/bin/sh");
+    let image = image_tree(script);
+    let entrypoint = image.path().join("usr/bin/driver-entrypoint");
+    fs::remove_file(&entrypoint).unwrap();
+    fs::write(
+        &entrypoint,
+        "#!/bin/sh\ntrap 'exit 7' TERM\necho \"$$ $1 $SITE\"\n/bin/busybox mount --bind /usr /run/mellanox/drivers/usr\n\
+         : > /host/usr/written\n: > /only-here\n/bin/busybox touch /run/udev/x 2> /dev/null || echo read-only\n\
+         : > /run/mellanox/drivers/.driver-ready\nwhile :; do /bin/busybox usleep 10000; done\n",
+    )
+    .unwrap();
+    fs::set_permissions(&entrypoint, fs::Permissions::from_mode(0o755)).unwrap();
+    tree.image("script", image.path());
+    tree.write("/run/placeholder", "");
+    let mut node = Node::boot(&kernel, tree);
+
+    let spec = ContainerSpec::read("mofed.yaml", "mofed-container").with_env("SITE", "it's here");
+    node.sh("mkdir -p /run/mellanox/drivers/usr");
+    let started = node.start(&spec, "script", &["driver-entrypoint", "mofed"]);
+    node.await_startup(&started, Duration::from_secs(20));
+    // Its process has a namespace of its own, and its variables; /run/udev is read-only.
+    let log = node.log(&started);
+    assert!(log.starts_with("1 mofed it's here\n") && log.ends_with("read-only\n"), "{log}");
+    // A bidirectional mount's own mounts are the node's too, another mount's files, and nothing else.
+    assert_eq!(node.sh("ls /run/mellanox/drivers/usr/bin/driver-entrypoint /usr/written").lines().count(), 2);
+    assert!(!node.holds("[ -e /only-here ]"));
+    let mounts = node.sh("cat /proc/self/mountinfo");
+    assert_eq!(mounts.matches(" - overlay ").count(), 1, "{mounts}");
+    let probe = node.probe(&started, spec.liveness.as_ref());
+    assert_eq!((probe.status, probe.text.as_str()), (1, ""), "no mlx5_core is loaded");
+    assert_eq!(node.terminate(&started), 7);
+
+    // Killed, it leaves its mount on the node, and starts with a fresh layer.
+    let again = node.start(&spec, "script", &["driver-entrypoint", "mofed"]);
+    node.await_startup(&again, Duration::from_secs(20));
+    node.kill(&again);
+    assert!(node.holds("[ -e /run/mellanox/drivers/usr/bin/driver-entrypoint ]"));
+}
+
+/// Modules of the image and of the host, those compressed in every way; parameters; and a module in use.
+#[test]
+fn a_drivers_modules_come_from_the_image_and_from_the_host() {
+    let release = newest();
+    let kernel = kernel_image(&release);
+    let tree = NodeTree::new(&kernel, &["mlx5_core", "rdma_ucm"]);
+    tree.compress_modules();
+    let image = image_tree(&entrypoint());
+    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    fs::copy(fixture_modules(&release).join("farrier_good.ko"), updates.join("farrier_good.ko")).unwrap();
+    depmod(&kernel, image.path());
+    tree.image("site", image.path());
+    let mut node = Node::boot(&kernel, tree);
+    let before = node.loaded();
+
+    let spec = ContainerSpec::read("generic.yaml", "site-driver");
+    let started = node.start(&spec, "site", &["driver-entrypoint"]);
+    node.await_startup(&started, LIMIT);
+    node.assert_probes_pass(&started);
+    let loaded = node.loaded();
+    for module in
+        ["farrier_good", "mlx5_core", "mlxfw", "psample", "rdma_ucm", "rdma_cm", "ib_uverbs", "ib_core"]
+    {
+        assert!(loaded.iter().any(|name| name == module), "{module} is not among {loaded:?}");
+    }
+
+    // A process has the device open: it is named, nothing that others need is gone, and the node goes on.
+    node.sh("sleep 600 < /dev/infiniband/rdma_cm > /dev/null 2>&1 & echo $! > /tmp/user");
+    let user = node.sh("cat /tmp/user");
+    let status = node.terminate(&started);
+    let log = node.log(&started);
+    assert_ne!(status, 0, "{log}");
+    let who = format!("process {} (sleep) with /dev/infiniband/rdma_cm open", user.trim());
+    assert!(log.contains("unload rdma_ucm") && log.contains(&who), "{log}");
+    assert!(node.loaded().contains(&"rdma_ucm".to_owned()));
+    assert!(!node.holds("ls /run/farrier/*.ready"), "a driver that stops is not ready");
+
+    // Started again it finds what is there; and once nothing is in the way, all of its modules go.
+    let again = node.start(&spec, "site", &["driver-entrypoint"]);
+    node.await_startup(&again, LIMIT);
+    node.sh("kill $(cat /tmp/user)");
+    let status = node.terminate(&again);
+    assert_eq!(status, 0, "{}", node.log(&again));
+    let left: Vec<String> = node.loaded().into_iter().filter(|name| !before.contains(name)).collect();
+    for module in ["farrier_good", "mlx5_core", "rdma_ucm"] {
+        assert!(!left.iter().any(|name| name == module), "{left:?}");
+    }
+}
+
+/// Both generations' stacks, and what stands on them.
+const IN_TREE: [&str; 6] = ["mlx5_core", "mlx5_ib", "rdma_ucm", "nvme-rdma", "9pnet_rdma", "rdma_rxe"];
+const MOFED: [&str; 2] = ["driver-entrypoint", "mofed"];
+
+/// The `srcversion` of a module in an image.
+fn source_version(image: &TempDir, release: &KernelRelease, module: &str) -> String {
+    let base = image.path().to_str().unwrap();
+    let arguments = ["-b", base, "-k", release.as_str(), "-F", "srcversion", module];
+    run(Command::new("modinfo").args(arguments)).trim().to_owned()
+}
+
+/// A node on which the in-tree drivers are loaded, as after its boot, and the container of a MOFED image.
+struct MofedNode {
+    node: Node,
+    spec: ContainerSpec,
+    /// What is loaded when no container has run.
+    in_tree: Vec<String>,
+    ours: String,
+}
+
+impl MofedNode {
+    fn boot() -> Self {
+        let release = newest();
+        let kernel = kernel_image(&release);
+        let image = ofed::image(&kernel);
+        let tree = NodeTree::new(&kernel, &IN_TREE);
+        tree.image("mofed", image.path());
+        let mut node = Node::boot(&kernel, tree);
+        node.sh("modprobe mlx5_ib && modprobe rdma_ucm");
+        let spec = ContainerSpec::read("mofed.yaml", "mofed-container")
+            .with_env("RESTORE_DRIVER_ON_POD_TERMINATION", "true");
+        let in_tree = sorted(node.loaded());
+        let ours = source_version(&image, &release, "mlx5_core");
+        assert!(!ours.is_empty());
+        Self { node, spec, in_tree, ours }
+    }
+
+    fn start(&mut self) -> Started {
+        let spec = self.spec.clone();
+        self.node.start(&spec, "mofed", &MOFED)
+    }
+
+    /// Starts a container that becomes ready, and looks at what it promises to others.
+    fn run(&mut self) -> Started {
+        let started = self.start();
+        self.node.await_startup(&started, LIMIT);
+        self.node.assert_probes_pass(&started);
+        assert_eq!(self.node.source_version("mlx5_core").as_ref(), Some(&self.ours));
+        self.node.sh("ls /run/mellanox/drivers/.driver-ready");
+        // Headers for those that are compiled against it, on the node; once, however often it was started.
+        self.node.sh("ls /run/mellanox/drivers/usr/src/ofa_kernel/default/Module.symvers");
+        assert_eq!(self.exposed(), 1);
+        started
+    }
+
+    fn exposed(&mut self) -> usize {
+        self.node.sh("cat /proc/self/mountinfo").matches(" /run/mellanox/drivers/usr/src ").count()
+    }
+
+    /// Starts a container that must refuse; what it says.
+    fn refused(&mut self) -> String {
+        let before = sorted(self.node.loaded());
+        let started = self.start();
+        let status = self.node.await_end(&started);
+        let log = self.node.log(&started);
+        assert_eq!(status, 1, "{log}");
+        assert_eq!(sorted(self.node.loaded()), before, "a refusal leaves the node as it was: {log}");
+        assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+        log
+    }
+
+    /// Ends a container, after which the node is as it was before the first.
+    fn stop(&mut self, started: &Started) {
+        let status = self.node.terminate(started);
+        let log = self.node.log(started);
+        assert_eq!(status, 0, "{log}");
+        assert_eq!(sorted(self.node.loaded()), self.in_tree, "{log}");
+        assert_eq!(self.node.source_version("mlx5_core"), None, "Debian's own modules have no srcversion");
+        assert!(!self.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+        assert_eq!(self.exposed(), 0, "{log}");
+        assert_eq!(self.node.sh("ls /etc/modprobe.d"), "", "the node's next boot loads its own drivers");
+    }
+}
+
+fn sorted(mut names: Vec<String>) -> Vec<String> {
+    names.sort();
+    names
+}
+
+/// Start, stop, start, kill, start: each time what the contract says, and in the end the node as it was.
+#[test]
+fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
+    let mut mofed = MofedNode::boot();
+    let started = mofed.run();
+    let log = mofed.node.log(&started);
+    println!("{log}");
+    assert!(mofed.node.loaded().iter().any(|name| name == "mlx_compat"));
+    mofed.stop(&started);
+    println!("{}", mofed.node.log(&started));
+
+    // Killed when it was ready, it leaves all of it; the next one finds its drivers loaded, and does not touch them.
+    let started = mofed.run();
+    mofed.node.kill(&started);
+    assert!(mofed.node.holds("ls /run/mellanox/drivers/.driver-ready"));
+    let identity = "ls -di /sys/module/mlx5_core /sys/module/ib_core";
+    let before = mofed.node.sh(identity);
+    let started = mofed.run();
+    assert_eq!(mofed.node.sh(identity), before, "{}", mofed.node.log(&started));
+    mofed.stop(&started);
+
+    // Killed on the way, with nothing loaded, with the first of ours, with some.
+    for moment in
+        ["[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]", "[ -e /sys/module/ib_core ]"]
+    {
+        let started = mofed.start();
+        assert!(mofed.node.await_that(moment, LIMIT), "{moment}: {}", mofed.node.log(&started));
+        mofed.node.kill(&started);
+        let started = mofed.run();
+        mofed.stop(&started);
+    }
+}
+
+/// What must not be unloaded under somebody's feet: it is named, with what to do, and the node goes on as it was.
+#[test]
+fn mofed_refuses_what_would_hurt_and_says_who_is_in_the_way() {
+    let mut mofed = MofedNode::boot();
+
+    mofed.node.sh("modprobe nvme-rdma");
+    let log = mofed.refused();
+    assert!(log.contains("nvme_rdma") && log.contains("UNLOAD_STORAGE_MODULES"), "{log}");
+    let careful = mofed.spec.clone();
+    mofed.spec = careful.clone().with_env("UNLOAD_STORAGE_MODULES", "true");
+    mofed.in_tree = sorted(mofed.node.loaded());
+    let started = mofed.run();
+    assert!(
+        !mofed.node.loaded().iter().any(|name| name == "nvme_rdma"),
+        "it would use drivers that are gone"
+    );
+    mofed.stop(&started);
+    mofed.node.sh("rmmod nvme-rdma && rmmod nvme-fabrics && rmmod nvme-core");
+    mofed.spec = careful;
+
+    mofed.node.sh("modprobe rdma_rxe");
+    let log = mofed.refused();
+    assert!(log.contains("rdma_rxe") && log.contains("UNLOAD_THIRD_PARTY_RDMA_MODULES"), "{log}");
+    mofed.node.sh("rmmod rdma_rxe");
+
+    // One that nobody listed.
+    mofed.node.sh("modprobe 9pnet_rdma");
+    let log = mofed.refused();
+    assert!(log.contains("module 9pnet_rdma uses rdma_cm"), "{log}");
+    mofed.node.sh("rmmod 9pnet_rdma && rmmod 9pnet");
+
+    // A process. The operator's pod does not see it; one with hostPID does.
+    mofed.node.sh("sleep 600 < /dev/infiniband/rdma_cm > /dev/null 2>&1 & echo $! > /tmp/user");
+    let log = mofed.refused();
+    assert!(log.contains("unload rdma_ucm: 1 reference(s)") && log.contains("unknown user"), "{log}");
+    mofed.spec.host_pid = true;
+    let log = mofed.refused();
+    let user = mofed.node.sh("cat /tmp/user");
+    let who = format!("process {} (sleep) with /dev/infiniband/rdma_cm open", user.trim());
+    assert!(log.contains(&who), "{log}");
+    mofed.spec.host_pid = false;
+    mofed.node.sh("kill $(cat /tmp/user)");
+
+    // What those had needed of others is still there.
+    mofed.in_tree = sorted(mofed.node.loaded());
+
+    // A second container of its kind waits for nobody, and harms nothing.
+    let started = mofed.run();
+    let own = mofed.spec.name.clone();
+    mofed.spec.name = "mofed-container-2".to_owned();
+    let second = mofed.start();
+    let status = mofed.node.await_end(&second);
+    let log = mofed.node.log(&second);
+    assert_eq!(status, 1, "{log}");
+    assert!(log.contains("/run/mellanox/drivers/.lock"), "{log}");
+    mofed.spec.name = own;
+    mofed.node.assert_probes_pass(&started);
+    mofed.node.sh("ls /run/mellanox/drivers/.driver-ready");
+    mofed.stop(&started);
+}
+
+/// A GPU driver's image: the operators take the same one for nvidia-peermem.
+fn gpu_image(kernel: &KernelImage, modules: &[&str], gpus: u32) -> TempDir {
+    let image = image_tree(&entrypoint());
+    let updates = image.path().join("lib/modules").join(kernel.release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    let built = ofed::gpu_modules(&kernel.release);
+    for module in modules {
+        fs::copy(built.join(module), updates.join(module)).unwrap();
+    }
+    depmod(kernel, image.path());
+    // Of the operator's ConfigMap.
+    fs::create_dir(image.path().join("drivers")).unwrap();
+    fs::write(image.path().join("drivers/nvidia.conf"), format!("gpus={gpus}\n")).unwrap();
+    let tool = image.path().join("usr/bin/nvidia-smi");
+    fs::write(&tool, "#!/bin/sh\nlsmod | grep nvidia_uvm\n").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    image
+}
+
+/// All of the stack: the GPU driver without a GPU and with one, peer memory that waits for both drivers and follows
+/// them, of today and of the first generation.
+#[test]
+fn gpu_and_peer_memory_come_and_go_with_ofed() {
+    const GPU: [&str; 4] = ["nvidia.ko", "nvidia-uvm.ko", "nvidia-modeset.ko", "nvidia-peermem.ko"];
+    let release = newest();
+    let kernel = kernel_image(&release);
+    let tree = NodeTree::new(&kernel, &["mlx5_ib", "ipmi_devintf"]);
+    tree.image("mofed", ofed::image(&kernel).path());
+    tree.image("gpu", gpu_image(&kernel, &GPU, 1).path());
+    tree.image("gpu-without", gpu_image(&kernel, &GPU, 0).path());
+    tree.image("nv-peer-mem", gpu_image(&kernel, &["nv_peer_mem.ko"], 1).path());
+    let mut node = Node::boot(&kernel, tree);
+    node.sh("modprobe mlx5_ib; mkdir -p /run/nvidia/validations");
+    let gpu_spec = ContainerSpec::read("nvidia-driver.yaml", "nvidia-driver-ctr");
+    let peermem_spec = ContainerSpec::read("nvidia-driver.yaml", "nvidia-peermem-ctr");
+    let mofed_spec = ContainerSpec::read("mofed.yaml", "mofed-container")
+        .with_env("RESTORE_DRIVER_ON_POD_TERMINATION", "true");
+    // The image's own entrypoint, which the manifest's command replaces.
+    let entrypoint = ["nvidia-driver", "init"];
+
+    let gpu = node.start(&gpu_spec, "gpu-without", &entrypoint);
+    let status = node.await_end(&gpu);
+    let log = node.log(&gpu);
+    assert_eq!(status, 1, "{log}");
+    assert!(log.contains("no NVIDIA GPU was found by the driver (ENODEV)"), "{log}");
+    assert!(log.contains("NVRM: No NVIDIA GPU found."), "{log}");
+    assert_eq!(node.sh("cat /proc/self/mountinfo").matches(" /run/nvidia/driver").count(), 0, "{log}");
+
+    let peermem = node.start(&peermem_spec, "gpu", &entrypoint);
+    let mofed = node.start(&mofed_spec, "mofed", &MOFED);
+    node.await_startup(&mofed, LIMIT);
+    assert_ne!(node.probe(&peermem, peermem_spec.startup.as_ref()).status, 0, "there is no GPU driver yet");
+    let gpu = node.start(&gpu_spec, "gpu", &entrypoint);
+    node.await_startup(&gpu, LIMIT);
+    // The driver's user space is the node's.
+    node.sh("ls /run/nvidia/driver/usr/bin/nvidia-smi && chroot /run/nvidia/driver nvidia-smi");
+    node.await_startup(&peermem, LIMIT);
+    assert!(node.holds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&peermem));
+
+    // OFED goes and comes: peer memory makes way, and follows.
+    let status = node.terminate(&mofed);
+    assert_eq!(status, 0, "{}", node.log(&mofed));
+    assert!(!node.holds("[ -e /sys/module/nvidia_peermem ]"), "{}", node.log(&mofed));
+    let mofed = node.start(&mofed_spec, "mofed", &MOFED);
+    node.await_startup(&mofed, LIMIT);
+    assert!(node.await_that("[ -e /sys/module/nvidia_peermem ]", LIMIT), "{}", node.log(&peermem));
+    node.assert_probes_pass(&peermem);
+
+    // The pod ends; peer memory is unloaded with the driver, and nothing of it is left.
+    assert_eq!(node.terminate(&peermem), 0, "{}", node.log(&peermem));
+    let status = node.terminate(&gpu);
+    let log = node.log(&gpu);
+    println!("{log}");
+    assert_eq!(status, 0, "{log}");
+    assert!(!node.loaded().iter().any(|name| name.starts_with("nvidia")), "{log}");
+    assert_eq!(node.sh("cat /proc/self/mountinfo").matches(" /run/nvidia/driver").count(), 0, "{log}");
+
+    // The first generation's, a DaemonSet of its own.
+    let old_spec = ContainerSpec::read("nv-peer-mem.yaml", "nv-peer-mem-container");
+    let old = node.start(&old_spec, "nv-peer-mem", &["driver-entrypoint", "nv-peer-mem"]);
+    let gpu = node.start(&gpu_spec, "gpu", &entrypoint);
+    node.await_startup(&gpu, LIMIT);
+    node.await_startup(&old, LIMIT);
+    node.assert_probes_pass(&old);
+    let log = node.log(&old);
+    assert_eq!(node.terminate(&old), 0, "{log}");
+    assert!(!node.holds("[ -e /sys/module/nv_peer_mem ]"), "{log}");
+    assert_eq!(node.terminate(&gpu), 0, "{}", node.log(&gpu));
+    assert_eq!(node.terminate(&mofed), 0, "{}", node.log(&mofed));
+}

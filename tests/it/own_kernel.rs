@@ -1,0 +1,197 @@
+//! A kernel that its user compiled, with enforced signatures: what the static check says of its modules, and what the
+//! kernel itself does with them.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::{
+    own_kernel::{OwnKernel, own_kernel},
+    packages::run,
+    site::Site,
+    virtual_machine::{boot, entrypoint, outcomes},
+};
+use farrier::{
+    boot::{BootRequest, boot_check},
+    cluster::KubeOptions,
+    kmod::{BootOutcome, SignatureHash, SigningRule, Verdict},
+    net::SecretReader,
+    payload,
+    signing::ModuleSigner,
+    site::{KeySource, ModuleSigning, Signed},
+};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+const HELLO: &str = "farrier_hello.ko";
+
+/// The small module, compiled without farrier; nobody has signed it.
+fn unsigned(kernel: &OwnKernel, work: &Path) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/definitions/sources/hello");
+    kernel.compile(&sources, work).join(HELLO)
+}
+
+/// A copy of a module, signed with the key and certificate of a PEM file by the kernel's own tool.
+fn signed(kernel: &OwnKernel, module: &Path, key: &Path, to: &Path) -> PathBuf {
+    fs::create_dir_all(to).unwrap();
+    let copy = to.join(module.file_name().unwrap());
+    fs::copy(module, &copy).unwrap();
+    kernel.sign_file(key, &copy);
+    copy
+}
+
+/// A key and a certificate of somebody whom the kernel does not know.
+fn stranger(work: &Path) -> PathBuf {
+    let pem = work.join("stranger.pem");
+    run(Command::new("openssl")
+        .args([
+            "req",
+            "-new",
+            "-nodes",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-subj",
+            "/CN=stranger",
+            "-outform",
+            "PEM",
+        ])
+        .arg("-out")
+        .arg(&pem)
+        .arg("-keyout")
+        .arg(&pem));
+    // Both are written to the one file only when they are given one after the other.
+    let text = fs::read_to_string(&pem).unwrap();
+    assert!(text.contains("PRIVATE KEY") && text.contains("BEGIN CERTIFICATE"), "{text}");
+    pem
+}
+
+/// `farrier check` of one module against the headers of its package, without definitions.
+fn check(site: &Site, kernel: &OwnKernel, module: &Path, args: &[&str]) -> crate::support::site::Run {
+    let headers = site.path("headers");
+    if !headers.exists() {
+        kernel.install_headers(&headers);
+    }
+    let (module, headers) = (module.display().to_string(), headers.display().to_string());
+    let common = ["check", &module, "--headers", &headers, "--kernel", kernel.release.as_str(), "-o", "json"];
+    site.farrier(&[&common, args].concat())
+}
+
+fn rules(report: &Value, verdict: &str) -> Vec<String> {
+    let findings = report["modules"][0]["findings"].as_array().unwrap().iter();
+    let of_verdict = findings.filter(|finding| finding["verdict"] == verdict);
+    of_verdict.map(|finding| finding["rule"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_release_keeps_its_plus_and_its_upper_case() {
+    let kernel = own_kernel();
+    assert!(kernel.release.as_str().ends_with("-Acme+"), "{}", kernel.release);
+    let work = tempfile::tempdir().unwrap();
+    let module = unsigned(&kernel, work.path());
+    let vermagic = run(Command::new("modinfo").args(["-F", "vermagic"]).arg(module));
+    assert!(vermagic.starts_with(&format!("{} ", kernel.release)), "{vermagic}");
+    assert!(vermagic.contains("modversions"), "{vermagic}");
+}
+
+/// The headers alone tell that an unsigned module is refused; whose signature is right only the kernel knows.
+#[test]
+fn the_static_check_refuses_what_is_not_signed() {
+    let (kernel, site) = (own_kernel(), Site::new());
+    let module = unsigned(&kernel, &site.path("work"));
+    let report = check(&site, &kernel, &module, &[]).exits(1).json();
+    assert_eq!(report["verdict"], "refused");
+    assert_eq!(rules(&report, "refused"), ["signature"], "{report:#}");
+
+    let module = signed(&kernel, &module, &kernel.signing_key(), &site.path("signed"));
+    let report = check(&site, &kernel, &module, &[]).exits(0).json();
+    assert_eq!(rules(&report, "refused"), [""; 0], "{report:#}");
+    assert_eq!(rules(&report, "unknown"), ["signature"], "{report:#}");
+}
+
+/// The tool that signs makes the same bytes, and the one that takes signatures off finds both parts.
+#[tokio::test]
+async fn the_kernels_tools_take_farriers_signature_for_their_own() {
+    let kernel = own_kernel();
+    let work = tempfile::tempdir().unwrap();
+    let module = unsigned(&kernel, &work.path().join("work"));
+    let ours = work.path().join("ours").join(HELLO);
+    fs::create_dir(work.path().join("ours")).unwrap();
+    fs::copy(&module, &ours).unwrap();
+    let spec = ModuleSigning {
+        key: KeySource::File(kernel.signing_key()),
+        passphrase: None,
+        certificate: kernel.certificate(),
+        signed: Signed::Replace,
+    };
+    let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());
+    let certificate = ModuleSigner::open(&spec, work.path(), secrets).unwrap();
+    let signer = certificate.load().await.unwrap();
+    let (hash, rule) = (SignatureHash::Sha256, SigningRule { replace: true, previous: None });
+    let how = payload::ModuleSigning { certificate: &certificate, signer: &signer, hash, rule: &rule };
+    payload::sign_modules(ours.parent().unwrap(), &how).unwrap();
+
+    let theirs = signed(&kernel, &module, &kernel.signing_key(), &work.path().join("theirs"));
+    assert!(fs::read(&ours).unwrap() == fs::read(theirs).unwrap(), "sign-file makes other bytes");
+    assert!(kernel.extract_module_sig("-0", &ours) == fs::read(&module).unwrap(), "the module alone");
+    let message = work.path().join("message.der");
+    fs::write(&message, kernel.extract_module_sig("-s", &ours)).unwrap();
+    run(Command::new("openssl")
+        .args(["cms", "-verify", "-binary", "-inform", "DER", "-noverify", "-nointern", "-out", "/dev/null"])
+        .arg("-in")
+        .arg(message)
+        .arg("-content")
+        .arg(module)
+        .arg("-certfile")
+        .arg(kernel.signing_key()));
+}
+
+#[test]
+fn the_boot_check_agrees() {
+    let (kernel, site) = (own_kernel(), Site::new());
+    let module = unsigned(&kernel, &site.path("work"));
+    let (vmlinuz, entrypoint) = (kernel.vmlinuz().display().to_string(), entrypoint().display().to_string());
+    let boot = ["--boot", "--kernel-image", &vmlinuz, "--entrypoint", &entrypoint];
+    let report = check(&site, &kernel, &module, &boot).exits(1).json();
+    let shown = &report["boot"]["modules"][0];
+    assert_eq!(report["boot"]["kernel"], kernel.release.as_str());
+    assert_eq!(shown["outcome"], "refused", "{report:#}");
+    assert_eq!(shown["error"], "EKEYREJECTED", "{report:#}");
+
+    let module = signed(&kernel, &module, &kernel.signing_key(), &site.path("signed"));
+    let report = check(&site, &kernel, &module, &boot).exits(0).json();
+    assert_eq!(report["boot"]["modules"][0]["outcome"], "loaded", "{report:#}");
+}
+
+/// One boot: without a signature, with a stranger's, with the kernel's, and the kernel's own module.
+#[tokio::test]
+async fn the_kernel_takes_its_own_key_alone() {
+    let kernel = own_kernel();
+    let work = tempfile::tempdir().unwrap();
+    let payload = work.path().join("payload");
+    let none = unsigned(&kernel, &work.path().join("work"));
+    let stranger = stranger(work.path());
+    fs::create_dir_all(payload.join("unsigned")).unwrap();
+    fs::copy(&none, payload.join("unsigned").join(HELLO)).unwrap();
+    signed(&kernel, &none, &stranger, &payload.join("stranger"));
+    signed(&kernel, &none, &kernel.signing_key(), &payload.join("own"));
+    fs::copy(kernel.own_module(), payload.join("crc7.ko")).unwrap();
+
+    let modules = ["unsigned", "stranger", "own"].map(|directory| format!("{directory}/{HELLO}"));
+    let mut request = BootRequest::new(kernel.image(), payload.clone(), modules.to_vec(), entrypoint());
+    request.tried_alone = true;
+    let report = boot(&request).await;
+    let [unsigned, stranger, own] = &report.modules[..] else { panic!("{report:#?}") };
+    for (module, words) in [(unsigned, "Loading of unsigned module is rejected"), (stranger, "rejected")] {
+        let BootOutcome::Refused { error, .. } = &module.outcome else { panic!("{report:#?}") };
+        assert_eq!(error, "EKEYREJECTED", "{report:#?}");
+        assert!(module.outcome.messages().iter().any(|line| line.contains(words)), "{report:#?}");
+    }
+    assert_eq!(own.outcome, BootOutcome::Loaded, "{report:#?}");
+    assert_eq!(report.verdict(), Verdict::Refused);
+
+    let request = BootRequest::new(kernel.image(), payload, vec!["crc7.ko".to_owned()], entrypoint());
+    let report = boot_check(&request, &CancellationToken::new()).await.unwrap();
+    assert_eq!(*outcomes(&report)["crc7"], BootOutcome::Loaded, "{report:#?}");
+}

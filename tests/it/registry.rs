@@ -1,0 +1,386 @@
+//! Registries and layouts with the real parts: Debian's docker-registry, skopeo, the Docker engine; and a
+//! scripted server for answers that no real registry gives on request.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::Arc,
+};
+
+use crate::support::{
+    fake_http::{Answer, FakeHttp, answer},
+    registry_process::{PASSWORD, RegistryProcess, USER, Wants},
+};
+use farrier::{
+    image::{Digest, Repository, Version},
+    net::{Net, NetOptions},
+    oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble, media_type},
+    registry::{
+        CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload,
+    },
+};
+
+fn remote(options: &RegistryOptions) -> Arc<dyn Registry> {
+    Arc::new(RemoteRegistry::new("test".to_owned(), options))
+}
+
+fn plain() -> Arc<dyn Registry> {
+    remote(&RegistryOptions::default())
+}
+
+fn repository(host: &str, path: &str) -> Repository {
+    format!("{host}/{path}").parse().unwrap()
+}
+
+fn tag(text: &str) -> Version {
+    Version::Tag(text.parse().unwrap())
+}
+
+/// A layer with one file of a mebibyte, in `directory`.
+fn layer(directory: &Path, name: &str) -> (PathBuf, Layer) {
+    let path = directory.join(name);
+    let mut content = vec![0; 1 << 20];
+    for (at, byte) in content.iter_mut().enumerate() {
+        *byte = (at.wrapping_mul(at) >> 9).to_le_bytes()[0] ^ name.as_bytes()[0];
+    }
+    let mut writer = LayerWriter::new(fs::File::create(&path).unwrap(), 0);
+    let kind = EntryKind::File { size: content.len() as u64, content: &mut &content[..] };
+    writer.entry(Path::new(name), 0o644, kind).unwrap();
+    (path, writer.finish().unwrap().0)
+}
+
+fn assembled(base: Option<&Base>, layers: &[Layer]) -> Assembled {
+    let labels = BTreeMap::from([("farrier.test".to_owned(), "yes".to_owned())]);
+    let notes = BTreeMap::from([("farrier.dev/os".to_owned(), "debian-12".to_owned())]);
+    let env = BTreeMap::from([("A".to_owned(), "b".to_owned())]);
+    assemble(&Assembly {
+        base,
+        entrypoint_layer: None,
+        layers,
+        entrypoint: &["driver-entrypoint".to_owned()],
+        env: &env,
+        labels: &labels,
+        annotations: &notes,
+        architecture: "amd64",
+    })
+    .unwrap()
+}
+
+/// Pushes a base of one layer, and an image of it and one layer more; returns the image and what was sent.
+async fn push_two(
+    registry: &dyn Registry,
+    repository: &Repository,
+    directory: &Path,
+) -> Result<(Assembled, Vec<Upload>), RegistryError> {
+    let lower = layer(directory, "lower");
+    let upper = layer(directory, "upper");
+    let base = assembled(None, std::slice::from_ref(&lower.1));
+    let base = Base::parse(&base.manifest, &base.config, "amd64").unwrap();
+    let image = assembled(Some(&base), std::slice::from_ref(&upper.1));
+    let mut uploads = Vec::new();
+    for (path, layer) in [&lower, &upper] {
+        uploads.push(registry.push_blob(repository, &layer.digest, path).await?);
+    }
+    uploads.push(registry.push_bytes(repository, &image.config).await?);
+    let pushed =
+        registry.push_manifest(repository, &tag("1"), media_type::OCI_MANIFEST, &image.manifest).await?;
+    assert_eq!(pushed, image.digest);
+    Ok((image, uploads))
+}
+
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output =
+        Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("run {program}: {e}"));
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn inspect(arguments: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&run("skopeo", &[&["inspect"], arguments].concat())).unwrap()
+}
+
+#[tokio::test]
+async fn pushed_images_are_what_skopeo_sees_and_are_sent_once() {
+    let server = RegistryProcess::start(Wants::default());
+    let directory = tempfile::tempdir().unwrap();
+    let repository = repository(&server.host, "drivers/mstflint");
+    let registry = plain();
+    assert!(registry.tags(&repository).await.unwrap().is_empty());
+    assert!(registry.manifest(&repository, &tag("1")).await.unwrap().is_none());
+
+    let (image, uploads) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
+    assert!(uploads.iter().all(|upload| matches!(upload, Upload::Sent(1..))), "{uploads:?}");
+    let seen = inspect(&["--tls-verify=false", &format!("docker://{repository}:1")]);
+    assert_eq!(seen["Digest"], image.digest.as_str());
+    assert_eq!(seen["Layers"].as_array().unwrap().len(), 2);
+    assert_eq!(seen["Labels"]["farrier.test"], "yes");
+
+    let posts = server.requests("POST");
+    let (_, again) = push_two(registry.as_ref(), &repository, directory.path()).await.unwrap();
+    assert_eq!(again, [Upload::Present; 3]);
+    assert_eq!(server.requests("POST"), posts, "the second push started an upload");
+
+    let stored =
+        registry.manifest(&repository, &Version::Digest(image.digest.clone())).await.unwrap().unwrap();
+    assert_eq!((stored.bytes, stored.media_type.as_str()), (image.manifest, media_type::OCI_MANIFEST));
+    assert_eq!(registry.tags(&repository).await.unwrap(), ["1".parse().unwrap()]);
+    assert!(!registry.has_blob(&repository, &Digest::of(b"absent")).await.unwrap());
+
+    let out = directory.path().join("fetched");
+    registry.fetch_blob(&repository, &image.config_digest, &out).await.unwrap();
+    assert_eq!(fs::read(&out).unwrap(), image.config);
+}
+
+#[tokio::test]
+async fn docker_pulls_what_was_pushed() {
+    let server = RegistryProcess::start(Wants::default());
+    let directory = tempfile::tempdir().unwrap();
+    let repository = repository(&server.host, "farrier-test/pull");
+    let (image, _) = push_two(plain().as_ref(), &repository, directory.path()).await.unwrap();
+    let reference = format!("{repository}@{}", image.digest);
+    run("docker", &["pull", "--quiet", &reference]);
+    let config = run("docker", &["image", "inspect", "--format", "{{json .Config}}", &reference]);
+    run("docker", &["image", "rm", &reference]);
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["Entrypoint"][0], "driver-entrypoint");
+    assert_eq!(config["Env"][0], "A=b");
+}
+
+#[tokio::test]
+async fn layouts_are_what_skopeo_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().join("images");
+    let layout = LayoutRegistry::new(root.clone());
+    let repository: Repository = "drivers/mstflint".parse().unwrap();
+    let (image, _) = push_two(&layout, &repository, directory.path()).await.unwrap();
+    let (_, again) = push_two(&layout, &repository, directory.path()).await.unwrap();
+    assert_eq!(again, [Upload::Present; 3]);
+    let kernel = tag("25.10-1.2.8.0-0-6.1.0-47-amd64-debian12-amd64");
+    layout.push_manifest(&repository, &kernel, media_type::OCI_MANIFEST, &image.manifest).await.unwrap();
+    for version in [&tag("1"), &kernel] {
+        let seen = inspect(&[&format!("oci:{}:{repository}{version}", root.display())]);
+        assert_eq!(seen["Digest"], image.digest.as_str());
+    }
+    // Every blob is read and hashed by the copy.
+    let (from, to) = (format!("oci:{}:{repository}:1", root.display()), directory.path().join("copy"));
+    run("skopeo", &["copy", "--quiet", &from, &format!("dir:{}", to.display())]);
+}
+
+fn login(directory: &Path, host: &str, password: &str) -> CredentialFile {
+    use base64::Engine as _;
+    let auth = base64::engine::general_purpose::STANDARD.encode(format!("{USER}:{password}"));
+    let path = directory.join(format!("config-{}.json", password.len()));
+    fs::write(&path, serde_json::json!({"auths": {host: {"auth": auth}}}).to_string()).unwrap();
+    CredentialFile::new(Some(path))
+}
+
+#[tokio::test]
+async fn certificates_and_passwords() {
+    let server = RegistryProcess::start(Wants { tls: true, password: true, ..Wants::default() });
+    let directory = tempfile::tempdir().unwrap();
+    let repository = repository(&server.host, "drivers/x");
+    let ask = |credentials: CredentialFile, ca_file: Option<PathBuf>| {
+        let net = Net::new(NetOptions { ca_file, ..NetOptions::default() }).unwrap();
+        let registry = remote(&RegistryOptions { credentials: credentials.into(), net });
+        let repository = repository.clone();
+        async move { registry.tags(&repository).await }
+    };
+    let right = login(directory.path(), &server.host, PASSWORD);
+
+    let error = ask(right.clone(), None).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
+    assert!(!error.is_transient(), "{error:?}");
+    assert!(error.hint().unwrap().contains("--ca-file"), "{:?}", error.hint());
+
+    let error = ask(CredentialFile::default(), Some(server.ca_file())).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
+    assert!(error.hint().unwrap().starts_with(&format!("docker login {}", server.host)));
+    let wrong = login(directory.path(), &server.host, "hammer");
+    let error = ask(wrong, Some(server.ca_file())).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Denied { .. }) && !error.is_transient(), "{error:?}");
+    assert!(!error.to_string().contains("hammer"), "{error}");
+
+    assert!(ask(right.clone(), Some(server.ca_file())).await.unwrap().is_empty());
+    let net = Net::new(NetOptions { ca_file: Some(server.ca_file()), ..NetOptions::default() }).unwrap();
+    let options = RegistryOptions { credentials: right.into(), net };
+    push_two(remote(&options).as_ref(), &repository, directory.path()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_registry_that_is_not_running() {
+    let mut server = RegistryProcess::start(Wants::default());
+    let repository = repository(&server.host, "x");
+    let registry = plain();
+    registry.tags(&repository).await.unwrap();
+    server.stop();
+    for registry in [registry, plain()] {
+        let error = registry.tags(&repository).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Unreachable { .. }) && error.is_transient(), "{error:?}");
+    }
+}
+
+async fn tags_of(script: Vec<Answer>) -> (Vec<Result<usize, RegistryError>>, FakeHttp) {
+    let calls = script.len();
+    let fake = FakeHttp::start(script).await;
+    let registry = plain();
+    let mut results = Vec::new();
+    for _ in 0..calls {
+        results.push(registry.tags(&repository(&fake.host, "drivers/x")).await.map(|tags| tags.len()));
+    }
+    (results, fake)
+}
+
+const TAGS: &str = r#"{"name":"drivers/x","tags":["1","2","not/a tag"]}"#;
+
+#[tokio::test]
+async fn server_faults_are_transient_and_refusals_are_not() {
+    let denied = r#"{"errors":[{"code":"DENIED","message":"not for you"}]}"#;
+    let script = vec![answer(500, "oops"), answer(429, ""), answer(403, denied), answer(200, TAGS)];
+    let (results, _) = tags_of(script).await;
+    for (result, wanted) in results.iter().zip([500, 429]) {
+        let error = result.as_ref().unwrap_err();
+        assert!(matches!(error, RegistryError::Server { status, .. } if *status == wanted), "{error:?}");
+        assert!(error.is_transient());
+    }
+    let error = results[2].as_ref().unwrap_err();
+    assert!(!error.is_transient() && error.to_string().ends_with("DENIED: not for you"), "{error}");
+    assert_eq!(*results[3].as_ref().unwrap(), 2);
+}
+
+#[tokio::test]
+async fn garbage_is_quoted_in_printable_form() {
+    let page = "<html>\x1b[2J\r\n<h1>Welcome to the hotel</h1>".to_owned() + &"x".repeat(10_000);
+    let fake = FakeHttp::start(vec![answer(200, &page), answer(200, &page), answer(302, "")]).await;
+    let repository = repository(&fake.host, "drivers/x");
+    let registry = plain();
+    let errors = [
+        registry.tags(&repository).await.unwrap_err(),
+        registry.manifest(&repository, &tag("1")).await.unwrap_err(),
+        registry.manifest(&repository, &tag("1")).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, RegistryError::Protocol { .. }) && !error.is_transient(), "{error:?}");
+        let text = error.to_string();
+        assert!(text.len() < 400 && !text.chars().any(char::is_control), "{text:?}");
+    }
+}
+
+#[tokio::test]
+async fn content_that_belies_its_digest() {
+    let wanted = Digest::of(b"wanted");
+    let fake = FakeHttp::start_with(|_| {
+        vec![
+            answer(200, "something else"),
+            answer(200, r#"{"schemaVersion":2}"#),
+            answer(200, r#"{"schemaVersion":2}"#).header("Docker-Content-Digest", Digest::of(b"wanted")),
+        ]
+    })
+    .await;
+    let repository = repository(&fake.host, "drivers/x");
+    let directory = tempfile::tempdir().unwrap();
+    let registry = plain();
+    let blob = registry.fetch_blob(&repository, &wanted, &directory.path().join("blob")).await.unwrap_err();
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
+    let manifest = registry.manifest(&repository, &Version::Digest(wanted.clone())).await.unwrap_err();
+    let tagged = registry.manifest(&repository, &tag("1")).await.unwrap_err();
+    for error in [blob, manifest, tagged] {
+        assert!(matches!(error, RegistryError::Digest { wanted: ref w, .. } if *w == wanted), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_blob_that_breaks_off() {
+    let whole = Digest::of(b"whole");
+    let fake = FakeHttp::start(vec![answer(200, "who").header("Content-Length", 5)]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let to = directory.path().join("blob");
+    let error = plain().fetch_blob(&repository(&fake.host, "x"), &whole, &to).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
+}
+
+#[tokio::test]
+async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
+    let elsewhere = FakeHttp::start(vec![answer(200, "content")]).await;
+    let redirect = format!("http://{}/blob?signature=x", elsewhere.host);
+    let fake = FakeHttp::start_with(|host| {
+        let challenge = format!(r#"Bearer realm="http://{host}/token",service="registry""#);
+        vec![
+            answer(401, "").header("WWW-Authenticate", challenge),
+            answer(200, r#"{"token":"abc","expires_in":300}"#),
+            answer(200, TAGS),
+            answer(200, TAGS),
+            answer(307, "").header("Location", redirect),
+        ]
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let credentials = login(directory.path(), &fake.host, PASSWORD);
+    let registry = remote(&RegistryOptions { credentials: credentials.into(), ..RegistryOptions::default() });
+    let repository = repository(&fake.host, "drivers/x");
+    registry.tags(&repository).await.unwrap();
+    registry.tags(&repository).await.unwrap();
+    registry.fetch_blob(&repository, &Digest::of(b"content"), &directory.path().join("blob")).await.unwrap();
+
+    let requests = fake.requests();
+    let authorizations: Vec<_> = requests.iter().map(|r| r.header("authorization")).collect();
+    assert_eq!(authorizations[0], None);
+    assert!(authorizations[1].unwrap().starts_with("Basic "));
+    assert_eq!(authorizations[2..], [Some("Bearer abc"); 3]);
+    assert_eq!(requests[1].target, "/token?scope=repository%3Adrivers%2Fx%3Apull&service=registry");
+    assert_eq!(elsewhere.requests()[0].header("authorization"), None);
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_is_renewed_once() {
+    let fake = FakeHttp::start_with(|host| {
+        let challenge = format!(r#"Bearer realm="http://{host}/token""#);
+        let refusal = || answer(401, "").header("WWW-Authenticate", &challenge);
+        vec![refusal(), answer(200, r#"{"token":"1"}"#), refusal(), refusal()]
+    })
+    .await;
+    let error = plain().tags(&repository(&fake.host, "x")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
+    assert_eq!(fake.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn upload_locations_of_every_form() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("blob");
+    fs::write(&file, "content").unwrap();
+    let digest = Digest::of(b"content");
+    let encoded = digest.to_string().replace(':', "%3A");
+    for (location, target) in [
+        ("/v2/x/up/1", format!("/v2/x/up/1?digest={encoded}")),
+        ("/v2/x/up/1?state=a%2Fb", format!("/v2/x/up/1?state=a%2Fb&digest={encoded}")),
+        ("http://HOST/v2/x/up/1?_state=z", format!("/v2/x/up/1?_state=z&digest={encoded}")),
+        ("up/1", format!("/v2/x/blobs/uploads/up/1?digest={encoded}")),
+    ] {
+        let fake = FakeHttp::start_with(|host| {
+            let location = location.replace("HOST", host);
+            vec![answer(404, ""), answer(202, "").header("Location", location), answer(201, "")]
+        })
+        .await;
+        let sent = plain().push_blob(&repository(&fake.host, "x"), &digest, &file).await.unwrap();
+        assert_eq!(sent, Upload::Sent(7));
+        let put = &fake.requests()[2];
+        assert_eq!((put.method.as_str(), &put.target), ("PUT", &target));
+        assert_eq!(put.body, b"content");
+        assert_eq!(put.header("content-length"), Some("7"));
+    }
+}
+
+#[tokio::test]
+async fn tags_come_in_pages_from_one_host() {
+    let fake = FakeHttp::start(vec![
+        answer(200, r#"{"tags":["1"]}"#).header("Link", r#"</v2/x/tags/list?n=1&last=1>; rel="next""#),
+        answer(200, r#"{"tags":["2"]}"#).header("Link", r#"<http://other.example/v2/>; rel="next""#),
+    ])
+    .await;
+    let tags = plain().tags(&repository(&fake.host, "x")).await.unwrap();
+    assert_eq!(tags.len(), 2);
+    assert_eq!(fake.requests()[1].target, "/v2/x/tags/list?n=1&last=1");
+}

@@ -1,0 +1,71 @@
+//! The same inputs give the same image, bill and provenance: on another day, in another directory, with another cache and
+//! another engine.
+use std::collections::BTreeMap;
+
+use crate::support::{kernels, site::Site};
+use farrier::{
+    cache::Cache,
+    headers::{FetchOptions, Fetcher},
+    image::Digest,
+    kernel::{Architecture, BootstrapSpec},
+};
+
+/// Digests of the image and of all that stands beside it, by its kind.
+fn built(engine: &str, kernel: &str) -> BTreeMap<String, String> {
+    let site = Site::new();
+    let target = ["build", "hello", "--kernel", kernel, "--os", "debian", "--os-version", "12"];
+    let mut command = site.command(&[&target[..], &["--arch", "amd64", "--push", "-o", "json"]].concat());
+    command.env("FARRIER_ENGINE", engine).current_dir(site.path("definitions"));
+    let run = site.finish(command.spawn().unwrap()).exits(0).json();
+    assert_eq!(run["outcome"], "built", "{engine}");
+    let image = run["digest"].as_str().unwrap();
+    let beside = site.inspect_raw(&format!("hello:{}", image.replace(':', "-")));
+    let mut digests = BTreeMap::from([("image".to_owned(), image.to_owned())]);
+    for one in beside["manifests"].as_array().unwrap() {
+        let kind = one["artifactType"].as_str().unwrap().to_owned();
+        digests.insert(kind, one["digest"].as_str().unwrap().to_owned());
+    }
+    digests
+}
+
+#[test]
+fn another_directory_time_cache_and_engine() {
+    let kernel = kernels::newest().newer;
+    let first = built("docker", &kernel);
+    let kinds: Vec<&str> = first.keys().map(String::as_str).collect();
+    assert_eq!(
+        kinds,
+        [
+            "application/vnd.cyclonedx+json",
+            "application/vnd.farrier.check-report.v1+json",
+            "application/vnd.in-toto+json",
+            "image",
+        ]
+    );
+    assert_eq!(built("docker", &kernel), first);
+    assert_eq!(built("buildah", &kernel), first);
+}
+
+/// A root file system that is made again from the same packages: in the cache of one machine there is only ever one, and this
+/// is what another machine has.
+#[tokio::test]
+async fn a_root_file_system_that_is_made_again() {
+    let spec = BootstrapSpec {
+        suite: "bookworm".to_owned(),
+        extra_suites: Vec::new(),
+        components: Vec::new(),
+        include: ["make", "perl", "kmod"].map(str::to_owned).to_vec(),
+        mirror: None,
+        signed_by: None,
+    };
+    let mut made = Vec::new();
+    for _ in 0..2 {
+        let directory = tempfile::tempdir().unwrap();
+        let cache = Cache::open(directory.path().join("cache")).unwrap();
+        let fetcher = Fetcher::new(cache, FetchOptions::default());
+        let found = fetcher.bootstrap(&spec, Architecture::Amd64).await.unwrap();
+        assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
+        made.push((found.digest, found.diff_id, found.size));
+    }
+    assert_eq!(made[0], made[1]);
+}

@@ -1,0 +1,72 @@
+//! The committed JSON Schemas are those of the types.
+use std::{env, fs, path::Path};
+
+use farrier::definitions::schema;
+
+/// Compares a committed file; with `UPDATE_SCHEMA=1` writes it.
+fn is_current_file(name: &str, current: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    if env::var_os("UPDATE_SCHEMA").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, current).unwrap();
+    }
+    let committed = fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == current, "{name} is not current; run UPDATE_SCHEMA=1 cargo test --test schema");
+}
+
+fn is_current(name: &str, schema: &serde_json::Value) {
+    let current = format!("{}\n", serde_json::to_string_pretty(schema).unwrap());
+    is_current_file(&format!("schema/{name}"), &current);
+}
+
+#[test]
+fn the_definition_of_driver_builds_is_current() {
+    is_current_file("deploy/crds/driverbuild.yaml", &farrier::status::crd_yaml().unwrap());
+}
+
+#[test]
+fn the_schema_of_driver_images_is_current() {
+    is_current("driverimage.json", &schema::driver_image());
+}
+
+#[test]
+fn the_schema_of_kernel_families_is_current() {
+    is_current("kernelfamily.json", &schema::kernel_family());
+}
+
+#[test]
+fn the_schema_of_announced_kernels_is_current() {
+    is_current("announcedkernels.json", &schema::announced_kernels());
+}
+
+#[test]
+fn the_schema_of_sites_is_current() {
+    is_current("site.json", &schema::site());
+}
+
+#[test]
+fn the_schema_of_the_check_report_is_current() {
+    is_current("checkreport.json", &schema::check_report());
+}
+
+/// Every mapping refuses what it does not know, as the reader does.
+#[test]
+fn the_schemas_refuse_unknown_fields() {
+    fn check(schema: &serde_json::Value, path: &str) {
+        if let Some(object) = schema.as_object() {
+            if object.contains_key("properties") {
+                assert_eq!(object.get("additionalProperties"), Some(&false.into()), "{path}");
+            }
+            for (key, value) in object {
+                check(value, &format!("{path}/{key}"));
+            }
+        }
+        for (index, value) in schema.as_array().into_iter().flatten().enumerate() {
+            check(value, &format!("{path}/{index}"));
+        }
+    }
+    check(&schema::driver_image(), "DriverImage");
+    check(&schema::kernel_family(), "KernelFamily");
+    check(&schema::announced_kernels(), "AnnouncedKernels");
+    check(&schema::site(), "Site");
+}

@@ -1,0 +1,402 @@
+//! Images signed as `cosign` accepts it, verified by farrier, and held where a signature is required and missing.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::{
+    cosign::{accepts, cosign},
+    kernels,
+    kube_api::{FakeApi, Fault, Requests},
+    site::Site,
+};
+use farrier::{
+    cluster::KubeOptions,
+    net::SecretReader,
+    site::{SecretKey, SecretSource},
+};
+use serde_json::{Value, json};
+
+/// Makes a key pair in the definitions directory: `NAME.key` and `NAME.pem`.
+fn key(site: &Site, name: &str, options: &[&str]) {
+    let private = site.definitions().join(format!("{name}.key"));
+    let public = site.definitions().join(format!("{name}.pem"));
+    let run = |args: &[&str]| {
+        let output =
+            Command::new("openssl").args(args).output().expect("run openssl (Debian package openssl)");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let (private, public) = (private.display().to_string(), public.display().to_string());
+    run(&[&["genpkey", "-out", &private], options].concat());
+    run(&["pkey", "-in", &private, "-pubout", "-out", &public]);
+}
+
+const P256: &[&str] = &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"];
+const RSA: &[&str] = &["-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:3072"];
+
+fn site_yaml(site: &Site, spec: &str) {
+    let head = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: here}\nspec:\n";
+    site.define("site.yaml", &format!("{head}{spec}"));
+}
+
+const SIGNING: &str = "  imageSigning: {key: {file: site.key}}\n";
+
+/// The published image by digest.
+fn pinned(site: &Site, kernel: &str) -> String {
+    let name = format!("hello:1.0-{kernel}-debian12-amd64");
+    format!("{}/hello@{}", site.location, site.inspect(&name)["Digest"].as_str().unwrap())
+}
+
+#[track_caller]
+fn rows(site: &Site, args: &[&str], code: i32) -> Vec<(String, String, String)> {
+    let report = site.farrier(&[&["verify", "-o", "json"], args].concat()).exits(code).json();
+    assert_eq!(report["verified"], code == 0);
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let checks = report["checks"].as_array().unwrap().iter();
+    checks.map(|row| (text(&row["check"]), text(&row["result"]), text(&row["message"]))).collect()
+}
+
+#[track_caller]
+fn result<'a>(rows: &'a [(String, String, String)], check: &str) -> (&'a str, &'a str) {
+    let (_, result, message) = rows.iter().find(|row| row.0 == check).expect(check);
+    (result, message)
+}
+
+/// Both kinds of keys: what farrier signs, cosign verifies, the image and each of the statements about it.
+#[test]
+fn cosign_accepts_what_farrier_signs() {
+    let kernel = kernels::newest().newer;
+    for (kind, options) in [("ecdsa", P256), ("rsa", RSA)] {
+        let site = Site::new();
+        key(&site, "site", options);
+        key(&site, "other", P256);
+        site_yaml(&site, SIGNING);
+        site.build("hello", &kernel, &["--push"]).exits(0);
+        let image = pinned(&site, &kernel);
+        let home = site.path("home");
+        fs::create_dir_all(&home).unwrap();
+        let public = site.definitions().join("site.pem").display().to_string();
+        let verify =
+            ["verify", "--key", &public, "--insecure-ignore-tlog", "--allow-insecure-registry", &image];
+        let said = accepts(&home, &verify);
+        assert!(said.contains("\"cosign container image signature\""), "{kind}: {said}");
+        for predicate in ["cyclonedx", "slsaprovenance1", "https://farrier.dev/check-report/v1"] {
+            let args = ["verify-attestation", "--key", &public, "--insecure-ignore-tlog"];
+            let more = ["--allow-insecure-registry", "--type", predicate, &image];
+            let said = accepts(&home, &[&args[..], &more].concat());
+            assert!(said.contains("application/vnd.in-toto+json"), "{kind} {predicate}: {said}");
+        }
+        let other = site.definitions().join("other.pem").display().to_string();
+        let refused =
+            ["verify", "--key", &other, "--insecure-ignore-tlog", "--allow-insecure-registry", &image];
+        assert!(!cosign(&home, &refused).status.success(), "{kind}: another key must not do");
+
+        // farrier's own verification, with the site's key, a named one, and a wrong one.
+        let all = rows(&site, &["--deep", &image], 0);
+        assert!(all.iter().all(|(_, result, _)| result == "ok"), "{all:?}");
+        assert!(result(&all, "bill of materials").1.contains("components, signed"), "{all:?}");
+        rows(&site, &["--key", &public, &image], 0);
+        let wrong = rows(&site, &["--key", &other, &image], 1);
+        assert_eq!(result(&wrong, "signature").0, "failed");
+        assert_eq!(result(&wrong, "provenance"), ("failed", "no accepted key has signed it"));
+        let table = site.farrier(&["verify", "--key", &other, &image]).exits(1);
+        table.line("hint (signature)");
+        table.line("NOT verified");
+    }
+}
+
+/// A key in site.yaml signs what is there without building; a second time nothing is written. What is not signed is not
+/// rolled out where the policy asks for it, and says so.
+#[test]
+fn a_required_signature() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    key(&site, "site", P256);
+    key(&site, "foreign", P256);
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let image = pinned(&site, &kernel);
+    let plain = rows(&site, &[&image], 0);
+    assert_eq!(result(&plain, "signature").0, "skipped");
+
+    site_yaml(&site, "  policy: {requireSigned: [site.pem]}\n");
+    let before = site.manifests();
+    let held = site.run_once().exits(1);
+    held.line("is not signed as policy.requireSigned asks: it has no signature");
+    assert_eq!(site.manifests(), before);
+    let status = site.farrier(&["plan", "-o", "json"]).json();
+    assert_eq!(status["rollouts"][0]["reason"], "not-signed");
+    assert_eq!(result(&rows(&site, &[&image], 1), "signature"), ("absent", "it has no signature"));
+
+    site_yaml(&site, &format!("{SIGNING}  policy: {{requireSigned: [site.pem]}}\n"));
+    site.farrier(&["plan"]).line("lacks the site's signature");
+    let run = site.run_once().exits(0);
+    run.line("signed    hello");
+    run.line("rewrote");
+    assert_eq!(site.image(), image, "signed as it is, not built again");
+    rows(&site, &[&image], 0);
+    let writes = site.registry.requests("PUT");
+    site.run_once().exits(0).line("nothing to do");
+    fs::remove_dir_all(site.cache().join("records/signed")).unwrap();
+    site.build("hello", &kernel, &["--push"]).exits(0).line("up to date");
+    assert_eq!(site.registry.requests("PUT"), writes, "a signature that is there is not made twice");
+
+    // A good signature by a key that the policy does not name.
+    site_yaml(&site, "  policy: {requireSigned: [foreign.pem]}\n");
+    site.run_once().exits(1).line("its signature is not by an accepted key");
+}
+
+/// Without a key the pass asks nothing more than before.
+#[test]
+fn an_unsigned_site_asks_for_no_signatures() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    site.run_once().exits(0);
+    let before = site.registry.requests("GET");
+    site.run_once().exits(0).line("nothing to do");
+    let asked = site.registry.requests("GET") - before;
+    assert_eq!(
+        asked, 3,
+        "what the tag names, what the DaemonSet names, and the record of the kernels that were seen"
+    );
+    let image = site.image();
+    let all = rows(&site, &[&image], 0);
+    assert_eq!(result(&all, "check report").0, "ok");
+    assert_eq!(result(&all, "bill of materials").0, "ok");
+    assert_eq!(result(&all, "provenance").0, "ok");
+    assert_eq!(
+        result(&rows(&site, &["--registry", &site.location, "hello:none"], 1), "manifest").0,
+        "absent"
+    );
+}
+
+/// A key that cannot sign is found before anything is compiled.
+#[test]
+fn a_key_that_cannot_be_used() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site_yaml(&site, SIGNING);
+    let run = site.build("hello", &kernel, &["--push"]).exits(2);
+    run.line("site.key");
+    key(&site, "site", &["-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384"]);
+    let run = site.build("hello", &kernel, &["--push"]).exits(2);
+    run.line("neither an ECDSA key over P-256 nor an RSA key");
+    assert!(site.tags("hello").is_empty());
+}
+
+/// A layout directory with `hello`, signed: the image as `verify` takes it, and the directory of its blobs.
+fn in_a_layout(site: &Site, kernel: &str) -> (String, PathBuf) {
+    let layout = site.path("layout");
+    let location = format!("oci:{}", layout.display());
+    site.build("hello", kernel, &["--push", "--registry", &location]).exits(0);
+    let name = format!("{location}:hello:1.0-{kernel}-debian12-amd64");
+    (name, layout.join("blobs/sha256"))
+}
+
+/// The blob that a manifest of the layout names, where the manifest is the one that `is_it`.
+fn blob_of(blobs: &Path, is_it: impl Fn(&Value) -> bool) -> PathBuf {
+    for entry in fs::read_dir(blobs).unwrap().map(Result::unwrap) {
+        let Ok(manifest) = serde_json::from_slice::<Value>(&fs::read(entry.path()).unwrap()) else {
+            continue;
+        };
+        if let (true, Some(layers)) = (is_it(&manifest), manifest["layers"].as_array()) {
+            let digest = layers.last().unwrap()["digest"].as_str().unwrap();
+            return blobs.join(digest.strip_prefix("sha256:").unwrap());
+        }
+    }
+    panic!("no such manifest in {}", blobs.display());
+}
+
+/// Another byte in the middle: the length stays.
+fn damage(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// A layout directory is verified as a registry is, and whatever is damaged or gone in it has its line.
+#[test]
+fn a_layout_in_which_something_was_changed() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    key(&site, "site", P256);
+    site_yaml(&site, SIGNING);
+    let (image, blobs) = in_a_layout(&site, &kernel);
+    let all = rows(&site, &["--deep", &image], 0);
+    assert!(all.iter().all(|(_, result, _)| result == "ok"), "{all:?}");
+
+    let report = "application/vnd.farrier.check-report.v1+json";
+    for (check, what) in [
+        ("blobs", "application/vnd.oci.image.config.v1+json"),
+        ("check report", report),
+        ("bill of materials", "application/vnd.cyclonedx+json"),
+        ("provenance", "application/vnd.in-toto+json"),
+    ] {
+        let path = blob_of(&blobs, |manifest| {
+            let is_image = manifest["artifactType"].is_null()
+                && manifest["annotations"]["farrier.dev/kernel-release"].is_string();
+            manifest["artifactType"] == what || (check == "blobs" && is_image)
+        });
+        let whole = fs::read(&path).unwrap();
+        damage(&path);
+        let found = rows(&site, &["--deep", &image], 1);
+        let (said, message) = result(&found, check);
+        assert_eq!(said, "failed", "{check}: {found:?}");
+        assert!(message.contains("sha256:"), "{check}: {message}");
+        fs::remove_file(&path).unwrap();
+        let found = rows(&site, &[&image], 1);
+        assert_eq!(result(&found, check).0, "failed", "{check}: {found:?}");
+        fs::write(&path, whole).unwrap();
+        rows(&site, &["--deep", &image], 0);
+    }
+
+    // The tag's file itself, with other content under the same digest.
+    let signature = blob_of(&blobs, |manifest| {
+        manifest["layers"][0]["annotations"]["dev.cosignproject.cosign/signature"].is_string()
+            && manifest["layers"][0]["mediaType"] == "application/vnd.dev.cosign.simplesigning.v1+json"
+    });
+    damage(&signature);
+    let found = rows(&site, &[&image], 1);
+    let (said, message) = result(&found, "signature");
+    assert_eq!(said, "failed");
+    assert!(message.starts_with("its signature cannot be read"), "{message}");
+}
+
+/// Whoever can write to the registry can put other documents beside an image, and cannot sign them.
+#[test]
+fn documents_that_were_put_in_the_place_of_ours() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    key(&site, "site", P256);
+    site_yaml(&site, SIGNING);
+    site.build("hello", &kernel, &["--push"]).exits(0);
+    let image = pinned(&site, &kernel);
+    rows(&site, &[&image], 0);
+    replace(&site, &image, "application/vnd.in-toto+json", |content| {
+        content["predicate"]["runDetails"]["builder"]["version"]["farrier"] = "6.6.6".into();
+    });
+    let found = rows(&site, &[&image], 1);
+    let differs = "what is signed differs from what stands beside the image";
+    assert_eq!(result(&found, "provenance"), ("failed", differs));
+    assert_eq!(result(&found, "check report").0, "ok");
+    replace(&site, &image, "application/vnd.farrier.check-report.v1+json", |content| {
+        content["report"]["modules"] = json!([]);
+    });
+    assert_eq!(result(&rows(&site, &[&image], 1), "check report"), ("failed", differs));
+}
+
+/// Stores a changed form of a document, and lists it as the one referrer of its kind.
+fn replace(site: &Site, image: &str, kind: &str, change: impl Fn(&mut Value)) {
+    let digest = image.split_once('@').unwrap().1;
+    let list = format!("hello:{}", digest.replace(':', "-"));
+    let mut index = site.inspect_raw(&list);
+    let entries = index["manifests"].as_array_mut().unwrap();
+    let entry = entries.iter_mut().find(|entry| entry["artifactType"] == kind).unwrap();
+    let mut manifest = site.inspect_raw(&format!("hello@{}", entry["digest"].as_str().unwrap()));
+    let base = format!("http://{}/v2/drivers/hello", site.registry.host);
+    let work = tempfile::tempdir().unwrap();
+    let layer = manifest["layers"][0]["digest"].as_str().unwrap().to_owned();
+    let mut content: Value = serde_json::from_str(&curl(&["-L", &format!("{base}/blobs/{layer}")])).unwrap();
+    change(&mut content);
+    let (digest, length) = (describe(&content), content.to_string().len());
+    let file = work.path().join("file");
+    fs::write(&file, content.to_string()).unwrap();
+    let data = format!("@{}", file.display());
+    let headers = curl(&["-X", "POST", "-D", "-", &format!("{base}/blobs/uploads/")]);
+    let location =
+        headers.lines().find_map(|line| line.strip_prefix("Location: ")).unwrap().trim().to_owned();
+    let binary = "Content-Type: application/octet-stream";
+    curl(&["-X", "PUT", "-H", binary, "--data-binary", &data, &format!("{location}&digest={digest}")]);
+    manifest["layers"][0]["digest"] = digest.into();
+    manifest["layers"][0]["size"] = length.into();
+    let put = |content: &Value, version: &str| {
+        fs::write(&file, content.to_string()).unwrap();
+        let media_type = format!("Content-Type: {}", content["mediaType"].as_str().unwrap());
+        let url = format!("{base}/manifests/{version}");
+        curl(&["-X", "PUT", "-H", &media_type, "--data-binary", &data, &url]);
+    };
+    let digest = describe(&manifest);
+    put(&manifest, &digest);
+    entry["digest"] = digest.into();
+    entry["size"] = manifest.to_string().len().into();
+    put(&index, list.strip_prefix("hello:").unwrap());
+}
+
+fn describe(content: &Value) -> String {
+    use sha2::Digest as _;
+    format!("sha256:{}", hex::encode(sha2::Sha256::digest(content.to_string().as_bytes())))
+}
+
+fn curl(args: &[&str]) -> String {
+    let output =
+        Command::new("curl").args(["-sSf"]).args(args).output().expect("run curl (Debian package curl)");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn secret(name: &str, data: &[(&str, String)]) -> Value {
+    let data: serde_json::Map<String, Value> =
+        data.iter().map(|(key, value)| ((*key).to_owned(), value.as_str().into())).collect();
+    json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"namespace": "farrier", "name": name}, "data": data})
+}
+
+#[tokio::test]
+async fn secrets_of_a_cluster() {
+    let api = FakeApi::start();
+    // base64 of "anvil".
+    api.create(secret("key", &[("other", "YW52aWw=".to_owned()), ("tls.key", "YW52aWw=".to_owned())]));
+    let directory = tempfile::tempdir().unwrap();
+    let kubeconfig = Some(api.kubeconfig(directory.path()));
+    let options = KubeOptions { kubeconfig, context: Some("test".to_owned()), ..KubeOptions::default() };
+    let reader = SecretReader::new(PathBuf::new(), options);
+    let source = |name: &str, key: &str| {
+        let [namespace, name, key] = ["farrier", name, key].map(str::to_owned);
+        SecretSource::Secret(SecretKey { namespace, name, key })
+    };
+    assert_eq!(reader.read(&source("key", "tls.key")).await.unwrap().as_bytes(), b"anvil");
+    let error = reader.read(&source("key", "absent")).await.unwrap_err();
+    assert_eq!(error.to_string(), "read Secret farrier/key: it has no key \"absent\"; it has other, tls.key");
+    let error = reader.read(&source("absent", "key")).await.unwrap_err();
+    assert!(error.hint().unwrap().starts_with("create Secret farrier/absent"), "{error}");
+    api.fail(Requests::verb("get").resource("secrets"), Fault::Forbidden, 1);
+    let error = reader.read(&source("key", "tls.key")).await.unwrap_err();
+    assert!(error.hint().unwrap().contains("allow farrier to `get` Secret farrier/key"), "{error}");
+    assert!(!error.is_transient());
+}
+
+/// The Secrets are those of the cluster that `--cluster` names, whatever the kubeconfig's current context is.
+#[test]
+fn a_key_in_the_cluster_of_the_named_context() {
+    let kernel = kernels::newest().newer;
+    let (api, elsewhere) = (FakeApi::start(), FakeApi::start());
+    let site = Site::new();
+    key(&site, "site", P256);
+    let pem = site.definitions().join("site.key");
+    let output = Command::new("base64").arg("-w0").arg(&pem).output().unwrap();
+    api.create(secret("signing", &[("key.pem", String::from_utf8(output.stdout).unwrap())]));
+    fs::remove_file(pem).unwrap();
+    site_yaml(&site, "  imageSigning: {key: {secret: {namespace: farrier, name: signing, key: key.pem}}}\n");
+    let cluster = |name: &str, api: &FakeApi| json!({"name": name, "cluster": {"server": api.url()}});
+    let context = |name: &str| json!({"name": name, "context": {"cluster": name, "user": "me"}});
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "elsewhere",
+        "clusters": [cluster("elsewhere", &elsewhere), cluster("ours", &api)],
+        "users": [{"name": "me", "user": {"token": "of-the-test"}}],
+        "contexts": [context("elsewhere"), context("ours")],
+    });
+    fs::write(site.path("kubeconfig"), config.to_string()).unwrap();
+    let prebuild = |cluster: &str| {
+        let target = ["--kernel", &kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+        let args = [&["prebuild", "--image", "hello", "--cluster", cluster][..], &target].concat();
+        let mut command = site.command(&args);
+        command.env("KUBECONFIG", site.path("kubeconfig"));
+        site.finish(command.spawn().unwrap())
+    };
+    prebuild("kube").exits(2).line("create Secret farrier/signing");
+    prebuild("kube:ours").exits(0);
+    let public = site.definitions().join("site.pem").display().to_string();
+    rows(&site, &["--key", &public, &pinned(&site, &kernel)], 0);
+}

@@ -1,0 +1,428 @@
+//! A site's network with the real parts: Debian's docker-registry with certificates on both sides, mirrors, a proxy that
+//! counts, and `--offline`.
+
+use std::{fs, net::TcpListener as StdListener, path::Path, process::Command};
+
+use crate::support::{
+    certificates::{Authority, LATER, PAST, tls},
+    fake_http::{FakeHttp, answer},
+    registry_process::{RegistryProcess, Wants},
+    tls_archive::TlsArchive,
+    tunnels::Tunnels,
+};
+use farrier::{
+    cache::Cache,
+    fault::chain,
+    headers::{FetchError, FetchOptions, Fetcher},
+    image::{Digest, Repository, SourceSpec, Version},
+    net::{Net, NetError, NetOptions},
+    oci::media_type,
+    registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry},
+    site::SiteSpec,
+};
+use serde_json::json;
+
+const ALL_NAMES: &str = "IP:127.0.0.1, IP:0.0.0.0, DNS:registry.test";
+
+fn net(site: serde_json::Value, root: &Path, offline: bool) -> Net {
+    let site: SiteSpec = serde_json::from_value(site).unwrap();
+    Net::new(NetOptions { site, root: root.to_owned(), offline, ..NetOptions::default() }).unwrap()
+}
+
+fn registry(net: &Net) -> RemoteRegistry {
+    let options = RegistryOptions { net: net.clone(), ..RegistryOptions::default() };
+    RemoteRegistry::new("test".to_owned(), &options)
+}
+
+/// With nothing said about anything.
+fn plain() -> RemoteRegistry {
+    registry(&Net::default())
+}
+
+fn repository(text: impl AsRef<str>) -> Repository {
+    text.as_ref().parse().unwrap()
+}
+
+fn tag(text: &str) -> Version {
+    Version::Tag(text.parse().unwrap())
+}
+
+/// Puts an artifact of one blob into a repository, and gives the manifest's and the blob's digest.
+async fn publish(registry: &RemoteRegistry, repository: &Repository, content: &[u8]) -> (Digest, Digest) {
+    registry.push_bytes(repository, content).await.unwrap();
+    registry.push_bytes(repository, b"{}").await.unwrap();
+    let blob = Digest::of(content);
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": media_type::OCI_MANIFEST,
+        "config": {"mediaType": "application/vnd.oci.empty.v1+json", "digest": Digest::of(b"{}").as_str(), "size": 2},
+        "layers": [{"mediaType": "application/octet-stream", "digest": blob.as_str(), "size": content.len()}],
+    });
+    let bytes = manifest.to_string().into_bytes();
+    let pushed =
+        registry.push_manifest(repository, &tag("1"), media_type::OCI_MANIFEST, &bytes).await.unwrap();
+    (pushed, blob)
+}
+
+#[tokio::test]
+async fn certificates_on_both_sides() {
+    let (ours, other) = (Authority::new(), Authority::new());
+    ours.issue("server", ALL_NAMES, LATER);
+    ours.issue("client", "DNS:farrier.test", LATER);
+    ours.issue("old-client", "DNS:farrier.test", PAST);
+    other.issue("client", "DNS:farrier.test", LATER);
+    let server = RegistryProcess::start_with_tls(&tls(&ours, "server", Some(&ours.ca_file())));
+    let place = repository(format!("{}/drivers/x", server.host));
+    let ask = async |client: Option<(&Authority, &str)>| {
+        let mut host = json!({"host": server.host, "caFile": "ca.pem"});
+        if let Some((authority, name)) = client {
+            host["clientCertificate"] = json!(authority.path(&format!("{name}.pem")));
+            host["clientKey"] = json!({"file": authority.path(&format!("{name}.key"))});
+        }
+        let net = net(json!({"hosts": [host]}), ours.directory.path(), false);
+        registry(&net).tags(&place).await
+    };
+    assert_eq!(ask(Some((&ours, "client"))).await.unwrap(), []);
+    for client in [None, Some((&ours, "old-client")), Some((&other, "client"))] {
+        let error = ask(client).await.unwrap_err();
+        assert!(!error.is_transient(), "{}", chain(&error));
+        let hint = error.hint().unwrap();
+        let wanted = format!("set `clientCertificate` and `clientKey` of {} in site.yaml", server.host);
+        assert!(hint.starts_with(&wanted), "{hint}: {}", chain(&error));
+    }
+    // A key that is none, and one of another certificate, are told before anybody is asked.
+    let broken = ours.path("broken.pem");
+    fs::write(&broken, "no key").unwrap();
+    for key in [broken, ours.path("server.key")] {
+        let host = json!({"host": server.host, "caFile": "ca.pem", "clientCertificate": ours.path("client.pem"),
+                          "clientKey": {"file": key}});
+        let net = net(json!({"hosts": [host]}), ours.directory.path(), false);
+        let error = registry(&net).tags(&place).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Options { .. }) && !error.is_transient(), "{error:?}");
+        assert!(
+            error.to_string().starts_with(&format!("site.yaml, host {}: client", server.host)),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_servers_certificate() {
+    let ours = Authority::new();
+    ours.issue("expired", ALL_NAMES, PAST);
+    ours.issue("elsewhere", "DNS:elsewhere.test", LATER);
+    ours.issue("good", ALL_NAMES, LATER);
+    for (certificate, trusted, wanted) in [
+        ("expired", true, "renew the certificate of "),
+        ("elsewhere", true, "ask for the host by a name that its certificate has"),
+        ("good", false, "has a certificate of your own authority, set --ca-file"),
+    ] {
+        let server = RegistryProcess::start_with_tls(&tls(&ours, certificate, None));
+        let hosts = if trusted { json!([{"host": "127.0.0.1", "caFile": "ca.pem"}]) } else { json!([]) };
+        let net = net(json!({"hosts": hosts}), ours.directory.path(), false);
+        let error = registry(&net).tags(&repository(format!("{}/x", server.host))).await.unwrap_err();
+        assert!(!error.is_transient(), "{}", chain(&error));
+        let hint = error.hint().unwrap();
+        assert!(hint.contains(wanted), "{certificate}: {hint}: {}", chain(&error));
+    }
+}
+
+#[tokio::test]
+async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
+    let (empty, full) = (RegistryProcess::start(Wants::default()), RegistryProcess::start(Wants::default()));
+    let mut gone = RegistryProcess::start(Wants::default());
+    gone.stop();
+    let content = b"a base image's layer";
+    let (digest, blob) =
+        publish(&plain(), &repository(format!("{}/hub/library/debian", full.host)), content).await;
+    let site = json!({"mirrors": [
+        {"from": "docker.io", "to": [gone.host]},
+        {"from": "docker.io/library", "to": [
+            format!("{}/hub/library", gone.host),
+            format!("{}/hub/library", empty.host),
+            format!("{}/hub/library", full.host)
+        ]}
+    ]});
+    let directory = tempfile::tempdir().unwrap();
+    // Offline: Docker Hub itself may not even be looked for.
+    let reader = registry(&net(site, directory.path(), true));
+    let short = repository("debian");
+    let found = reader.manifest(&short, &tag("1")).await.unwrap().unwrap();
+    assert_eq!(found.digest, digest);
+    let out = directory.path().join("layer");
+    reader.fetch_blob(&short, &blob, &out).await.unwrap();
+    assert_eq!(fs::read(&out).unwrap(), content);
+    assert!(reader.has_blob(&short, &blob).await.unwrap());
+    assert_eq!(reader.tags(&short).await.unwrap().len(), 1);
+    assert!(empty.requests("GET") > 0, "the empty mirror was not asked");
+    // A mirror that cannot be reached may have what the others lack.
+    let error = reader.manifest(&short, &tag("2")).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
+    // What farrier publishes is where it was put.
+    let rule = json!({"mirrors": [{"from": full.host, "to": [gone.host]}]});
+    let publisher =
+        registry(&net(rule, directory.path(), false)).publishing_below(format!("{}/hub", full.host));
+    let own = repository(format!("{}/hub/library/debian", full.host));
+    assert_eq!(publisher.manifest(&own, &tag("1")).await.unwrap().unwrap().digest, digest);
+}
+
+#[tokio::test]
+async fn a_mirror_that_lies_about_a_digest_is_passed_over() {
+    let liar = FakeHttp::start(vec![answer(200, "something else"), answer(200, "something else")]).await;
+    let honest = FakeHttp::start(vec![answer(200, "what was asked for")]).await;
+    let (wanted, directory) = (Digest::of(b"what was asked for"), tempfile::tempdir().unwrap());
+    let out = directory.path().join("blob");
+    let error = plain().fetch_blob(&repository(format!("{}/x", liar.host)), &wanted, &out).await.unwrap_err();
+    assert!(matches!(&error, RegistryError::Digest { found, .. } if *found == Digest::of(b"something else")));
+    assert!(!out.exists(), "a lie was kept");
+    let site = json!({"mirrors": [{"from": "r.test", "to": [liar.host, honest.host]}]});
+    let reader = registry(&net(site, directory.path(), true));
+    reader.fetch_blob(&repository("r.test/x"), &wanted, &out).await.unwrap();
+    assert_eq!(fs::read(&out).unwrap(), b"what was asked for");
+}
+
+#[tokio::test]
+async fn proxies_and_who_is_reached_without() {
+    let ours = Authority::new();
+    ours.issue("server", ALL_NAMES, LATER);
+    let server = RegistryProcess::start_with_tls(&tls(&ours, "server", None));
+    let port = server.host.rsplit(':').next().unwrap();
+    let proxy = Tunnels::start(server.host.clone()).await;
+    let ask = async |host: &str, no_proxy: serde_json::Value, password: &str| {
+        let site = json!({
+            "proxy": {"https": format!("http://me:{password}@{}", proxy.host), "noProxy": no_proxy},
+            "hosts": [{"host": host, "caFile": "ca.pem"}],
+        });
+        let net = net(site, ours.directory.path(), true);
+        registry(&net).tags(&repository(format!("{host}:{port}/x"))).await
+    };
+    // A name that only the proxy knows, and an address of this machine that is none of loopback.
+    for (at, host) in ["registry.test", "0.0.0.0"].into_iter().enumerate() {
+        assert_eq!(ask(host, json!([]), "secret").await.unwrap(), []);
+        assert_eq!(proxy.opened(), at + 1);
+    }
+    assert_eq!(ask("0.0.0.0", json!(["0.0.0.0/8"]), "secret").await.unwrap(), []);
+    assert_eq!(ask("127.0.0.1", json!([]), "secret").await.unwrap(), []);
+    assert_eq!(proxy.opened(), 2, "the proxy was asked for who is reached without");
+    let error = ask("registry.test", json!([]), "wrong").await.unwrap_err();
+    assert!(!chain(&error).contains("wrong"), "{}", chain(&error));
+
+    // Offline, the environment's proxy is a host like any other.
+    let environment = serde_json::from_value(json!({"https": format!("http://{}", proxy.host)})).unwrap();
+    let site = serde_json::from_value(json!({"hosts": [{"host": "registry.test"}]})).unwrap();
+    let options = NetOptions { site, environment, offline: true, ..NetOptions::default() };
+    let error = registry(&Net::new(options).unwrap()).tags(&repository("registry.test/x")).await.unwrap_err();
+    let wanted =
+        format!("list tags of x, through the environment's proxy, needs {}, which --offline", proxy.host);
+    assert!(error.to_string().starts_with(&wanted), "{error}");
+}
+
+/// A host of this machine that must not be asked.
+struct Forbidden {
+    host: String,
+    listener: StdListener,
+}
+
+impl Forbidden {
+    fn new() -> Self {
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        Self { host: listener.local_addr().unwrap().to_string(), listener }
+    }
+
+    /// Nobody has knocked.
+    fn was_not_asked(&self) {
+        let error = self.listener.accept().unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    }
+}
+
+#[track_caller]
+fn is_forbidden(error: &RegistryError, host: &str, who: &str) {
+    assert!(matches!(error, RegistryError::Net(NetError::Offline { .. })), "{error:?}");
+    let wanted = format!("{who} needs {host}, which --offline forbids: nothing names it");
+    assert_eq!(error.to_string(), wanted);
+    assert!(error.hint().unwrap().contains(&format!("add `- host: {host}` to `hosts` in site.yaml")));
+    assert!(!error.is_transient());
+}
+
+#[tokio::test]
+async fn offline_a_registry_leads_nowhere_else() {
+    let (forbidden, directory) = (Forbidden::new(), tempfile::tempdir().unwrap());
+    let elsewhere = format!("http://{}/blob", forbidden.host);
+    let realm = format!("Bearer realm=\"http://{}/token\",service=\"x\"", forbidden.host);
+    let fake = FakeHttp::start(vec![
+        answer(307, "").header("location", &elsewhere),
+        answer(401, "").header("www-authenticate", &realm),
+        answer(404, ""),
+        answer(202, "").header("location", &elsewhere),
+    ])
+    .await;
+    let named = net(json!({"hosts": [{"host": fake.host}]}), directory.path(), true);
+    let (registry, place) = (registry(&named), repository(format!("{}/drivers/x", fake.host)));
+    let (digest, out) = (Digest::of(b"x"), directory.path().join("x"));
+
+    let error = registry.fetch_blob(&place, &digest, &out).await.unwrap_err();
+    let sent = format!("(sent on by {})", fake.host);
+    is_forbidden(&error, &forbidden.host, &format!("fetch blob {digest} of drivers/x {sent}"));
+    let error = registry.tags(&place).await.unwrap_err();
+    is_forbidden(&error, &forbidden.host, &format!("list tags of drivers/x (token) {sent}"));
+    let error = registry.push_bytes(&place, b"x").await.unwrap_err();
+    is_forbidden(&error, &forbidden.host, &format!("push blob {digest} to drivers/x {sent}"));
+    let unnamed = repository(format!("{}/drivers/x", forbidden.host));
+    let error = registry.manifest(&unnamed, &tag("1")).await.unwrap_err();
+    is_forbidden(&error, &forbidden.host, "fetch manifest of drivers/x:1");
+    forbidden.was_not_asked();
+    assert_eq!(fake.requests().len(), 4);
+}
+
+fn source(url: &str, content: &[u8]) -> SourceSpec {
+    let digest = Digest::of(content);
+    serde_json::from_value(json!({"name": "ofed", "from": {"url": {"url": url, "sha256": digest.hex()}}}))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::open(directory.path().join("cache")).unwrap();
+    let fetcher = |net: &Net| Fetcher::new(cache.clone(), FetchOptions::default()).with_net(net.clone());
+    let forbidden = Forbidden::new();
+    let address = format!("http://{}/pub/x.txt?raw=1", forbidden.host);
+    let error = fetcher(&net(json!({}), directory.path(), true))
+        .source(&source(&address, b"text"), Path::new("/"))
+        .await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, FetchError::Net(NetError::Offline { .. })), "{error:?}");
+    let wanted = format!("source ofed needs {}, which --offline forbids: nothing names it", forbidden.host);
+    assert_eq!(error.to_string(), wanted);
+
+    let first = FakeHttp::start(vec![answer(404, "")]).await;
+    let second = FakeHttp::start(vec![answer(200, "text")]).await;
+    let rules = json!({"mirrors": [{
+        "from": format!("http://{}/pub/", forbidden.host),
+        "to": [format!("http://{}/files", first.host), format!("http://{}", second.host)],
+    }]});
+    let mirrored = fetcher(&net(rules, directory.path(), true));
+    let found = mirrored.source(&source(&address, b"text"), Path::new("/")).await.unwrap();
+    assert_eq!(fs::read(found.root.join("x.txt")).unwrap(), b"text");
+    assert_eq!(first.requests()[0].target, "/files/x.txt?raw=1");
+    assert_eq!(second.requests()[0].target, "/x.txt?raw=1");
+    // Where it came from is no part of what it is.
+    assert!(!found.origin.contains(&second.host), "{}", found.origin);
+
+    // A redirect to another host is a hop like the first one.
+    let sending = FakeHttp::start(vec![answer(302, "").header("location", &address)]).await;
+    let named = fetcher(&net(json!({"hosts": [{"host": sending.host}]}), directory.path(), true));
+    let address = format!("http://{}/y", sending.host);
+    let error = named.source(&source(&address, b"other"), Path::new("/")).await.unwrap_err();
+    let wanted = format!("source ofed (sent on by {}) needs {}, which", sending.host, forbidden.host);
+    assert!(error.to_string().starts_with(&wanted), "{error}");
+    forbidden.was_not_asked();
+}
+
+#[tokio::test]
+async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::open(directory.path().join("cache")).unwrap();
+    let forbidden = Forbidden::new();
+    let net = net(json!({}), directory.path(), true);
+    let fetcher = Fetcher::new(cache, FetchOptions::default()).with_net(net);
+    let mirror = format!("http://{}/debian", forbidden.host);
+    let apt = json!({"name": "x", "from": {"apt": {"package": "x-dkms", "suites": ["bookworm"], "mirror": mirror}}});
+    let apt: SourceSpec = serde_json::from_value(apt).unwrap();
+    let error = fetcher.source_identity(&apt, Path::new("/")).await.unwrap_err();
+    let wanted = |who: &str| {
+        format!("apt for {who} needs {}, which --offline forbids: nothing names it", forbidden.host)
+    };
+    assert_eq!(error.to_string(), wanted("suite bookworm"));
+    let bootstrap =
+        serde_json::from_value(json!({"suite": "bookworm", "include": ["make"], "mirror": mirror})).unwrap();
+    let error = fetcher.bootstrap(&bootstrap, farrier::kernel::Architecture::Amd64).await.unwrap_err();
+    assert_eq!(error.to_string(), wanted("a root file system of bookworm"));
+    forbidden.was_not_asked();
+}
+
+/// apt's own word on what it read.
+#[tokio::test]
+async fn apt_goes_through_the_sites_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::open(directory.path().join("cache")).unwrap();
+    let proxy = FakeHttp::start(vec![answer(404, ""); 20]).await;
+    let site = json!({"proxy": {"http": format!("http://{}", proxy.host)}});
+    let fetcher = Fetcher::new(cache, FetchOptions::default()).with_net(net(site, directory.path(), false));
+    let apt = json!({"name": "x", "from": {"apt":
+        {"package": "x-dkms", "suites": ["bookworm"], "mirror": "http://archive.test/debian"}}});
+    let apt: SourceSpec = serde_json::from_value(apt).unwrap();
+    assert!(fetcher.source_identity(&apt, Path::new("/")).await.is_err());
+    let asked = proxy.requests();
+    assert!(
+        asked.iter().any(|request| request.target == "http://archive.test/debian/dists/bookworm/InRelease"),
+        "{asked:?}"
+    );
+}
+
+/// The archive has a certificate of the site's own authority, and wants one from who asks.
+#[tokio::test]
+async fn apt_shows_and_checks_certificates_of_the_site() {
+    let ours = Authority::new();
+    ours.issue("server", "IP:127.0.0.1, DNS:archive.test", LATER);
+    ours.issue("client", "DNS:farrier.test", LATER);
+    // apt asks the second one by its name, which only the proxy knows.
+    for name in ["127.0.0.1", "archive.test"] {
+        let archive = TlsArchive::start(&ours);
+        let proxy = Tunnels::start(archive.host.clone()).await;
+        let read = async |client: bool| {
+            let mut host = json!({"host": name, "caFile": "ca.pem"});
+            if client {
+                host["clientCertificate"] = json!("client.pem");
+                host["clientKey"] = json!({"file": "client.key"});
+            }
+            let site =
+                json!({"hosts": [host], "proxy": {"https": format!("http://me:secret@{}", proxy.host)}});
+            let directory = tempfile::tempdir().unwrap();
+            let cache = Cache::open(directory.path().join("cache")).unwrap();
+            let fetcher =
+                Fetcher::new(cache, FetchOptions::default()).with_net(net(site, ours.directory.path(), true));
+            let source = json!({"name": "x", "from": {"apt": {
+                "package": "x-dkms", "suites": ["stable"], "components": ["main"],
+                "mirror": format!("https://{name}:{}/", archive.port()), "signedBy": archive.keyring(),
+            }}});
+            let source: SourceSpec = serde_json::from_value(source).unwrap();
+            let found = fetcher.source(&source, Path::new("/")).await?;
+            Ok::<_, FetchError>(fs::read_to_string(found.root.join("usr/src/x-1.0/x.c")).unwrap())
+        };
+        assert_eq!(read(true).await.map_err(|error| chain(&error)), Ok("int x;\n".to_owned()), "{name}");
+        assert_eq!(proxy.opened() > 0, name == "archive.test", "{name}");
+        assert!(matches!(read(false).await, Err(FetchError::Program { .. })), "{name}");
+    }
+}
+
+fn farrier(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_farrier")).args(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn the_command_says_who_needs_what() {
+    let directory = tempfile::tempdir().unwrap();
+    let (definitions, cache) = (directory.path().join("definitions"), directory.path().join("cache"));
+    fs::create_dir(&definitions).unwrap();
+    let site = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: here}\nspec:\n  hosts: [{host: here.test}]\n";
+    fs::write(definitions.join("site.yaml"), site).unwrap();
+    let arguments =
+        ["--offline", "--definitions", definitions.to_str().unwrap(), "--cache-dir", cache.to_str().unwrap()];
+    let fetch = ["headers", "fetch", "--kernel", "6.1.0-1-amd64", "--os", "debian", "--os-version", "12"];
+    let (code, words) = farrier(&[&arguments[..], &fetch].concat());
+    assert_eq!(code, Some(2), "{words}");
+    assert!(
+        words.contains("error: apt for suite bookworm") && words.contains("which --offline forbids"),
+        "{words}"
+    );
+    assert!(words.contains("hint: if farrier may ask it, add `- host: "), "{words}");
+
+    fs::write(definitions.join("site.yaml"), site.replace("here.test", "https://here.test/")).unwrap();
+    let (code, words) = farrier(&[&arguments[..], &fetch].concat());
+    assert_eq!(code, Some(2), "{words}");
+    assert!(words.contains("site.yaml:5:18: \"https://here.test/\" is not a host"), "{words}");
+}
