@@ -2,7 +2,7 @@
 //! initramfs holds, reports each step on a serial port of its own, and ends the machine.
 
 use std::{
-    fmt, fs,
+    fs,
     fs::{File, OpenOptions},
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
@@ -20,24 +20,7 @@ use rustix::{
     termios::{OptionalActions, speed, tcdrain, tcgetattr, tcsetattr},
 };
 
-use crate::{complain, isolated, kmsg::KernelLog};
-
-/// What init could not do.
-struct Fault {
-    action: String,
-    source: io::Error,
-}
-
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.action, self.source)
-    }
-}
-
-fn fault<E: Into<io::Error>>(action: impl Into<String>) -> impl FnOnce(E) -> Fault {
-    let action = action.into();
-    move |source| Fault { action, source: source.into() }
-}
+use crate::{complain, error::Error, files, isolated, kmsg::KernelLog};
 
 /// Works and ends the machine. Outside of one it only says what is wrong.
 pub(crate) fn main() -> ExitCode {
@@ -45,8 +28,8 @@ pub(crate) fn main() -> ExitCode {
         complain("boot-check is for the init process of farrier's virtual machines");
         return ExitCode::from(2);
     }
-    if let Err(fault) = run() {
-        complain(&fault.to_string());
+    if let Err(error) = run() {
+        complain(&error.to_string());
     }
     // Not power off: that needs ACPI, and QEMU ends at a restart too (`-no-reboot`).
     let Err(error) = reboot(RebootCommand::Restart) else { return ExitCode::SUCCESS };
@@ -55,32 +38,33 @@ pub(crate) fn main() -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn run() -> Result<(), Fault> {
+fn run() -> Result<(), Error> {
     for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
-        mount(kind, place, kind, MountFlags::empty(), None).map_err(fault(format!("mount {place}")))?;
+        let mounted = mount(kind, place, kind, MountFlags::empty(), None).map_err(io::Error::from);
+        mounted.map_err(Error::on("mount", place))?;
     }
-    let text = |path: &str| fs::read_to_string(path).map_err(fault(format!("read {path}")));
-    let work = Work::parse(&text(WORK_PATH)?)
-        .map_err(|error| fault("read the work list")(io::Error::other(error)))?;
-    let key =
-        Key::from_text(&text(KEY_PATH)?).ok_or_else(|| fault("read the key")(io::Error::other("no key")))?;
+    let text = |path: &str| fs::read_to_string(path).map_err(Error::on("read", path));
+    let work =
+        Work::parse(&text(WORK_PATH)?).map_err(|why| Error::new(format!("read the work list: {why}"), ""))?;
+    let key = Key::from_text(&text(KEY_PATH)?).ok_or_else(|| Error::new("read the key: no key", ""))?;
     // What runs from here on cannot read it any more.
-    fs::remove_file(KEY_PATH).map_err(fault("remove the key"))?;
+    fs::remove_file(KEY_PATH).map_err(Error::on("remove", "the key"))?;
     let mut report = Report::open(&work.report, key)?;
     let kernel = uname().release().to_string_lossy().into_owned();
     report.send(&Record::Hello { version: VERSION.to_owned(), kernel })?;
     let worked = steps(&work, &mut report);
-    if let Err(fault) = &worked {
-        report.send(&Record::Fault { message: fault.to_string() })?;
+    if let Err(error) = &worked {
+        report.send(&Record::Fault { message: error.to_string() })?;
     }
     report.send(&Record::End { records: report.number })?;
     worked
 }
 
-fn steps(work: &Work, report: &mut Report) -> Result<(), Fault> {
-    let mut machine = Machine { log: KernelLog::open().map_err(fault("open /dev/kmsg"))?, oopsed: oopsed() };
+fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
+    let mut machine =
+        Machine { log: KernelLog::open().map_err(Error::on("open", "/dev/kmsg"))?, oopsed: oopsed() };
     // Before this `quiet` kept the boot fast; from here on each message may be the last one.
-    fs::write("/proc/sys/kernel/printk", "8").map_err(fault("raise the console's log level"))?;
+    fs::write("/proc/sys/kernel/printk", "8").map_err(Error::on("raise", "the console's log level"))?;
     let mut loaded = Vec::new();
     for (number, step) in work.steps.iter().enumerate() {
         let stays = machine.load(number, step, report)?;
@@ -105,10 +89,10 @@ struct Machine {
 
 impl Machine {
     /// Is the module in the kernel afterwards?
-    fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Fault> {
+    fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
         report.send(&Record::Loading { step: number })?;
         self.log.read();
-        let ended = isolated::load(&step.path, &step.parameters).map_err(fault("start a process"))?;
+        let ended = isolated::load(&step.path, &step.parameters).map_err(Error::on("start", "a process"))?;
         let messages = self.log.read();
         let oops = self.look_for_oops(ended);
         let stays = ended == Ended::Done;
@@ -119,11 +103,11 @@ impl Machine {
     }
 
     /// Last in, first out.
-    fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Fault> {
+    fn unload_all(&mut self, loaded: &mut Vec<(usize, &Step)>, report: &mut Report) -> Result<(), Error> {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading { step: number })?;
             self.log.read();
-            let ended = isolated::unload(&step.name).map_err(fault("start a process"))?;
+            let ended = isolated::unload(&step.name).map_err(Error::on("start", "a process"))?;
             let messages = self.log.read();
             let oops = self.look_for_oops(ended);
             report.send(&Record::Unloaded { step: number, ended, oops, messages })?;
@@ -140,8 +124,8 @@ impl Machine {
 
 /// `TAINT_DIE`, bit 7 (`Documentation/admin-guide/tainted-kernels.rst`): there was an oops or a BUG.
 fn oopsed() -> bool {
-    let taint = fs::read_to_string("/proc/sys/kernel/tainted").unwrap_or_default();
-    taint.trim().parse::<u64>().is_ok_and(|taint| taint & (1 << 7) != 0)
+    let taint = files::text("/proc/sys/kernel/tainted").and_then(|taint| taint.parse::<u64>().ok());
+    taint.is_some_and(|taint| taint & (1 << 7) != 0)
 }
 
 /// The line that `initcall_debug` logs before a module's initialisation (`init/main.c`, `do_one_initcall`).
@@ -157,24 +141,28 @@ struct Report {
 }
 
 impl Report {
-    fn open(device: &str, key: Key) -> Result<Self, Fault> {
+    fn open(device: &str, key: Key) -> Result<Self, Error> {
         let flags = OFlags::NOCTTY.bits().cast_signed();
         let port = OpenOptions::new().read(true).write(true).custom_flags(flags).open(device);
-        let port = port.map_err(fault(format!("open {device}")))?;
-        let mut settings = tcgetattr(&port).map_err(fault(format!("look at {device}")))?;
-        settings.make_raw();
-        // A virtual port has no speed, but the kernel waits for one that has when it drains the port.
-        settings.set_speed(speed::B115200).map_err(fault("set the report's speed"))?;
-        tcsetattr(&port, OptionalActions::Now, &settings).map_err(fault(format!("set up {device}")))?;
+        let port = port.map_err(Error::on("open", device))?;
+        Self::set_up(&port).map_err(Error::on("set up", device))?;
         Ok(Self { port, key, number: 0 })
     }
 
+    fn set_up(port: &File) -> io::Result<()> {
+        let mut settings = tcgetattr(port)?;
+        settings.make_raw();
+        // A virtual port has no speed, but the kernel waits for one that has when it drains the port.
+        settings.set_speed(speed::B115200)?;
+        Ok(tcsetattr(port, OptionalActions::Now, &settings)?)
+    }
+
     /// Returns when the record has left the machine: what comes next may be its end.
-    fn send(&mut self, record: &Record) -> Result<(), Fault> {
+    fn send(&mut self, record: &Record) -> Result<(), Error> {
         let line = record.line(&self.key, self.number);
         self.number += 1;
-        self.port.write_all(line.as_bytes()).map_err(fault("write the report"))?;
-        tcdrain(&self.port).map_err(fault("drain the report's port"))
+        let written = self.port.write_all(line.as_bytes()).and_then(|()| Ok(tcdrain(&self.port)?));
+        written.map_err(Error::on("write", "the report"))
     }
 }
 

@@ -1,53 +1,63 @@
-//! Adapter: files on the node that others read while they are written: they are there in full, or not at all.
+//! Adapter: files on the node. What others read while it is written is there in full, or not at all.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-use crate::{fault::Fault, node::Node};
+use crate::{error::Error, node::Node};
+
+/// A file's text without white space around it; `None` where it cannot be read.
+pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+/// What is in a directory, sorted; nothing where it cannot be read.
+pub(crate) fn entries(directory: impl AsRef<Path>) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
+}
+
+/// `None` for what is not there.
+pub(crate) fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
 
 /// Writes a file below `/run` or `/host`, and the directories above it.
-pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), Fault> {
-    let path = node.paths.at(path);
-    let fault = Fault::on(node, "write", &path);
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(&fault)?;
-    }
-    let beside = beside(&path);
-    fs::write(&beside, contents).and_then(|()| fs::rename(&beside, &path)).map_err(&fault)
+pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), Error> {
+    let at = node.paths.at(path);
+    // No other tool takes this name for its own: those of modprobe.d end in `.conf`, those of udev in `.rules`.
+    let beside = node.paths.at(&format!("{path}.new"));
+    let written = at.parent().map_or(Ok(()), fs::create_dir_all);
+    let written = written.and_then(|()| fs::write(&beside, contents)).and_then(|()| fs::rename(&beside, &at));
+    written.map_err(Error::on("write", path))
 }
 
 /// Removes a file. Returns whether it was there.
-pub(crate) fn remove(node: &Node<'_>, path: &str) -> Result<bool, Fault> {
-    let path = node.paths.at(path);
-    match fs::remove_file(&path) {
-        Ok(()) => Ok(true),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(false)
-        }
-        Err(error) => Err(Fault::on(node, "remove", &path)(error)),
-    }
+pub(crate) fn remove(node: &Node<'_>, path: &str) -> Result<bool, Error> {
+    let removed = if_there(fs::remove_file(node.paths.at(path))).map_err(Error::on("remove", path))?;
+    Ok(removed.is_some())
 }
 
 /// Says that the drivers are ready: the file that a startup probe looks for.
-pub(crate) fn set_ready(node: &Node<'_>, path: &str) -> Result<(), Fault> {
+pub(crate) fn set_ready(node: &Node<'_>, path: &str) -> Result<(), Error> {
     write(node, path, "")?;
     node.log.step(format!("ready: wrote {path}"));
     Ok(())
 }
 
-/// Takes that back; nothing to do where nobody said it.
-pub(crate) fn clear_ready(node: &Node<'_>, path: &str) -> Result<(), Fault> {
+/// Takes that back; nothing to do where the file is not there.
+pub(crate) fn clear_ready(node: &Node<'_>, path: &str) -> Result<(), Error> {
     if remove(node, path)? {
         node.log.step(format!("removed {path}"));
     }
     Ok(())
-}
-
-/// A name that no other tool takes for its own: those of modprobe.d end in `.conf`, those of udev in `.rules`.
-fn beside(path: &Path) -> PathBuf {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    path.with_file_name(name)
 }

@@ -2,19 +2,16 @@
 //! it worked for, and that must not be the one that reports.
 
 use std::{
-    ffi::CString,
-    fs::{self, File},
-    io,
+    fs, io,
     os::unix::process::ExitStatusExt,
+    path::Path,
     process::{Command, ExitCode, exit},
 };
 
 use driver_entrypoint::report::{Ended, ReadBack};
-use rustix::{
-    fs::OFlags,
-    io::Errno,
-    system::{delete_module, finit_module},
-};
+use rustix::io::Errno;
+
+use crate::{files, kernel};
 
 /// First argument of the process that loads a module: its file and its parameters follow.
 pub(crate) const LOAD: &str = "load-module";
@@ -33,28 +30,17 @@ pub(crate) fn unload(name: &str) -> io::Result<Ended> {
 
 /// What `load` starts.
 pub(crate) fn load_and_exit(path: &str, parameters: &str) -> ExitCode {
-    let load = || {
-        let parameters = CString::new(parameters).map_err(|_| Errno::INVAL)?;
-        let file = File::open(path).map_err(|error| errno(&error))?;
-        finit_module(file, &parameters, 0)
-    };
-    exit_with(load())
+    exit_with(kernel::insert_file(Path::new(path), parameters, 0))
 }
 
 /// What `unload` starts.
 pub(crate) fn unload_and_exit(name: &str) -> ExitCode {
-    // What it means is in kernel/module/main.c: try_stop_module() does not wait, and says EWOULDBLOCK.
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let name = CString::new(name).map_err(|_| Errno::INVAL);
-    exit_with(name.and_then(|name| delete_module(&name, flags)))
+    exit_with(kernel::remove(name))
 }
 
 /// What user space sees of a module.
 pub(crate) fn read_back(name: &str) -> ReadBack {
-    let attribute = |file: &str| {
-        let text = fs::read_to_string(format!("/sys/module/{name}/{file}")).unwrap_or_default();
-        text.trim_end().to_owned()
-    };
+    let attribute = |file: &str| files::text(format!("/sys/module/{name}/{file}")).unwrap_or_default();
     let modules = fs::read_to_string("/proc/modules").unwrap_or_default();
     ReadBack {
         listed: modules.lines().any(|line| line.split(' ').next() == Some(name)),
@@ -76,8 +62,4 @@ fn in_a_process(arguments: &[&str]) -> io::Result<Ended> {
         (Some(number), _) => Ended::Error(number),
         (None, signal) => Ended::Killed(signal.unwrap_or_default()),
     })
-}
-
-fn errno(error: &io::Error) -> Errno {
-    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

@@ -1,13 +1,7 @@
 //! The kernel's calls that change something, behind one trait; and the adapter that makes them. What the kernel
-//! tells in `/proc` and `/sys` is read below [`Paths`](crate::paths::Paths), so that tests give it as files.
+//! tells in `/proc` and `/sys` is read below [`Paths`](crate::node::Paths), so that tests give it as files.
 
-use std::{
-    ffi::CString,
-    fs::{self, File},
-    path::Path,
-    thread,
-    time::Duration,
-};
+use std::{ffi::CString, fs::File, io, path::Path, thread, time::Duration};
 
 use rustix::{
     fs::OFlags,
@@ -17,6 +11,8 @@ use rustix::{
 };
 
 use crate::{
+    error::LoadRefusal,
+    files,
     kmsg::KernelLog,
     modules::file::{Compression, ModuleFile},
 };
@@ -27,14 +23,6 @@ const COMPRESSED_FILE: i32 = 4;
 /// Lines of the kernel's log that an error shows at most.
 const MAX_MESSAGES: usize = 8;
 
-/// What the kernel answers when it does not take a module.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct LoadRefusal {
-    pub(crate) errno: Errno,
-    /// What it logged meanwhile, oldest first, the last lines only.
-    pub(crate) messages: Vec<String>,
-}
-
 /// What this program asks of the kernel. All of it can be undone or done again.
 pub(crate) trait Kernel {
     /// `uname -r`.
@@ -44,11 +32,11 @@ pub(crate) trait Kernel {
     /// Unloads a module; one that is in use is left alone (`EAGAIN`).
     fn unload(&self, name: &str) -> Result<(), Errno>;
     /// `mount --rbind`.
-    fn bind(&self, from: &Path, to: &Path) -> Result<(), Errno>;
+    fn bind(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// `umount --lazy`, with everything mounted below.
-    fn unmount(&self, place: &Path) -> Result<(), Errno>;
+    fn unmount(&self, place: &Path) -> io::Result<()>;
     /// `mount --make-rprivate` and the like.
-    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> Result<(), Errno>;
+    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()>;
     /// Waits: for devices to come up, for a reference to be given back.
     fn pause(&self, time: Duration);
 }
@@ -72,21 +60,19 @@ impl Kernel for Linux {
     }
 
     fn unload(&self, name: &str) -> Result<(), Errno> {
-        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-        // What the flag means is in kernel/module/main.c: try_stop_module() does not wait, and says EWOULDBLOCK.
-        delete_module(&name, OFlags::NONBLOCK.bits().cast_signed())
+        remove(name)
     }
 
-    fn bind(&self, from: &Path, to: &Path) -> Result<(), Errno> {
-        mount_bind_recursive(from, to)
+    fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
+        Ok(mount_bind_recursive(from, to)?)
     }
 
-    fn unmount(&self, place: &Path) -> Result<(), Errno> {
-        unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
+    fn unmount(&self, place: &Path) -> io::Result<()> {
+        Ok(unmount(place, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
     }
 
-    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> Result<(), Errno> {
-        mount_change(place, flags)
+    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
+        Ok(mount_change(place, flags)?)
     }
 
     fn pause(&self, time: Duration) {
@@ -97,27 +83,33 @@ impl Kernel for Linux {
 /// By its file where the kernel reads that form: it alone can then tell where the module is from, as some kernels
 /// want to know (LoadPin, IMA).
 fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
-    let parameters = CString::new(parameters).map_err(|_| Errno::INVAL)?;
-    let errno = |error: &std::io::Error| Errno::from_io_error(error).unwrap_or(Errno::IO);
     let flags = match file.compression {
         Compression::None => Some(0),
-        compression => {
-            (kernels_compression().as_deref() == Some(compression.name())).then_some(COMPRESSED_FILE)
-        }
+        // What the kernel decompresses by itself.
+        compression => (files::text("/sys/module/compression").as_deref() == Some(compression.name()))
+            .then_some(COMPRESSED_FILE),
     };
     if let Some(flags) = flags {
-        let opened = File::open(&file.path).map_err(|error| errno(&error))?;
-        match finit_module(opened, &parameters, flags) {
+        match insert_file(&file.path, parameters, flags) {
             // Built without the decompressor after all.
             Err(Errno::OPNOTSUPP | Errno::INVAL) if flags == COMPRESSED_FILE => {}
             answer => return answer,
         }
     }
     let bytes = file.read().map_err(|_| Errno::IO)?;
-    init_module(&bytes, &parameters)
+    init_module(&bytes, &CString::new(parameters).map_err(|_| Errno::INVAL)?)
 }
 
-/// What the kernel decompresses by itself.
-fn kernels_compression() -> Option<String> {
-    fs::read_to_string("/sys/module/compression").ok().map(|text| text.trim().to_owned())
+/// Loads a module by its file.
+pub(crate) fn insert_file(path: &Path, parameters: &str, flags: i32) -> Result<(), Errno> {
+    let parameters = CString::new(parameters).map_err(|_| Errno::INVAL)?;
+    let file = File::open(path).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    finit_module(file, &parameters, flags)
+}
+
+/// Unloads a module; one that is in use, or that has no exit function, is left alone.
+pub(crate) fn remove(name: &str) -> Result<(), Errno> {
+    let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+    // What the flag means is in kernel/module/main.c: try_stop_module() does not wait, and says EWOULDBLOCK.
+    delete_module(&name, OFlags::NONBLOCK.bits().cast_signed())
 }

@@ -2,17 +2,13 @@
 //! process is gone, however it went.
 
 use std::{
-    fmt,
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, Write},
 };
 
-use rustix::{
-    fs::{FlockOperation, flock},
-    io::Errno,
-};
+use rustix::fs::{FlockOperation, flock};
 
-use crate::{fault::Fault, node::Node};
+use crate::{error::Error, files, node::Node};
 
 /// Held as long as this lives.
 #[derive(Debug)]
@@ -20,62 +16,26 @@ pub(crate) struct Lock {
     _file: File,
 }
 
-/// Why there is no lock.
-#[derive(Debug)]
-pub(crate) enum LockError {
-    /// Another process has it.
-    Held { path: String, by: String },
-    /// The file cannot be had.
-    Fault(Fault),
-}
-
-impl fmt::Display for LockError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Held { path, by } => {
-                write!(f, "the driver container is already running on this node: {path} is locked by {by}")
-            }
-            Self::Fault(fault) => fault.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for LockError {}
-
-impl LockError {
-    /// What to do about it.
-    pub(crate) fn hint(&self) -> &'static str {
-        match self {
-            Self::Held { .. } => "wait until the other pod has ended; this one is started again by then",
-            Self::Fault(fault) => fault.hint(),
-        }
-    }
-}
-
 impl Lock {
     /// Takes the lock, and writes our process id into it (what `/run/nvidia/nvidia-driver.pid` holds, too).
-    pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<Self, LockError> {
+    pub(crate) fn take(node: &Node<'_>, path: &str) -> Result<Self, Error> {
         let place = node.paths.at(path);
-        let fault = Fault::on(node, "lock", &place);
-        let fault = |error: io::Error| LockError::Fault(fault(error));
-        if let Some(directory) = place.parent() {
-            fs::create_dir_all(directory).map_err(fault)?;
-        }
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&place);
-        let mut file = options.map_err(fault)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(LockError::Held { path: path.to_owned(), by: holder(node, &mut file) });
+        let directory = place.parent().map_or(Ok(()), fs::create_dir_all);
+        let mut options = OpenOptions::new();
+        let open = |()| options.read(true).write(true).create(true).truncate(false).open(&place);
+        let mut file = directory.and_then(open).map_err(Error::on("lock", path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                let by = holder(node, &mut file);
+                return Err(Error::new(
+                    format!("the driver container is already running on this node: {path} is locked by {by}"),
+                    "wait until the other pod has ended; this one is started again by then",
+                ));
             }
-            Err(errno) => return Err(fault(errno.into())),
+            locked => locked.map_err(Error::on("lock", path))?,
         }
-        let write = |file: &mut File| {
-            file.set_len(0)?;
-            file.rewind()?;
-            writeln!(file, "{}", std::process::id())
-        };
-        write(&mut file).map_err(fault)?;
+        let written = file.set_len(0).and_then(|()| file.rewind());
+        written.and_then(|()| writeln!(file, "{}", std::process::id())).map_err(Error::on("lock", path))?;
         Ok(Self { _file: file })
     }
 }
@@ -87,8 +47,8 @@ fn holder(node: &Node<'_>, file: &mut File) -> String {
     let Some(id) = read.ok().and_then(|_| text.trim().parse::<u32>().ok()) else {
         return "another process".to_owned();
     };
-    match fs::read_to_string(node.paths.at(&format!("/proc/{id}/comm"))) {
-        Ok(command) if id != std::process::id() => format!("process {id} ({})", command.trim()),
+    match files::text(node.paths.at(&format!("/proc/{id}/comm"))) {
+        Some(command) if id != std::process::id() => format!("process {id} ({command})"),
         _ => format!("process {id} of another container"),
     }
 }

@@ -4,7 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod boot_check;
-mod fault;
+mod error;
 mod files;
 mod isolated;
 mod kernel;
@@ -14,7 +14,6 @@ mod log;
 mod modules;
 mod mounts;
 mod node;
-mod paths;
 mod personality;
 mod signals;
 #[cfg(test)]
@@ -22,7 +21,13 @@ mod testing;
 
 use std::{env, path::Path, process::ExitCode};
 
-use personality::{generic, mofed, nv_peer_mem, nvidia};
+use personality::{
+    generic, mofed,
+    nvidia::{
+        self,
+        peer_memory::{self, PeerMemory},
+    },
+};
 
 /// The personality that is also called by this name.
 const NVIDIA_DRIVER: &str = "nvidia-driver";
@@ -54,12 +59,10 @@ fn main() -> ExitCode {
             None => misused(USAGE),
         },
         [NVIDIA_DRIVER, ref rest @ ..] => nvidia_driver(rest),
-        ["nv-peer-mem", ref rest @ ..] => {
-            match nv_peer_mem::Options::parse(rest, |name| env::var(name).ok()) {
-                Some(options) => personality::run(|node, signals| nv_peer_mem::run(node, &options, signals)),
-                None => misused(nv_peer_mem::USAGE),
-            }
-        }
+        ["nv-peer-mem", ref rest @ ..] => match PeerMemory::nv_peer_mem(rest, |name| env::var(name).ok()) {
+            Some(peer_memory) => personality::run(|node, signals| peer_memory.run(node, signals)),
+            None => misused(peer_memory::USAGE),
+        },
         _ => misused(USAGE),
     }
 }

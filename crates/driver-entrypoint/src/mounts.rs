@@ -8,7 +8,7 @@ use std::{
 
 use rustix::mount::MountPropagationFlags;
 
-use crate::{fault::Fault, node::Node};
+use crate::{error::Error, node::Node};
 
 /// Mounts on top of each other that are undone at most: more is no container that died but a loop.
 const MAX_DEPTH: usize = 64;
@@ -24,23 +24,19 @@ struct Mount {
 
 /// Binds a directory, with all that is mounted below it, onto a place. What a container that was killed left there
 /// goes first: it is of another image.
-pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Fault> {
+pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error> {
     conceal(node, to)?;
     let (source, target) = (node.paths.at(from), node.paths.at(to));
-    fs::create_dir_all(&target).map_err(Fault::on(node, "create", &target))?;
+    fs::create_dir_all(&target).map_err(Error::on("create", to))?;
     if from == "/" {
         leave_out_sysfs(node)?;
         part_root(node)?;
     }
     let bound = node.kernel.bind(&source, &target);
-    bound.map_err(|errno| Fault::between(node, "bind-mount", &source, &target)(errno.into()))?;
+    bound.map_err(Error::on("bind-mount", format!("{from} onto {to}")))?;
     node.log.step(format!("exposed {from} at {to}"));
-    if !mounts(node)?
-        .iter()
-        .rev()
-        .find(|mount| mount.point == Path::new(to))
-        .is_some_and(|mount| mount.shared)
-    {
+    let mounts = mounts(node)?;
+    if !mounts.iter().rev().find(|mount| mount.point == Path::new(to)).is_some_and(|mount| mount.shared) {
         node.log.warn(format!(
             "{to} is not shared: neither the host nor other pods see it. Give its volume mountPropagation: Bidirectional"
         ));
@@ -49,7 +45,7 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Fault>
 }
 
 /// Undoes [`expose`], as often as it was done. A place that the container runtime itself mounted is left alone.
-pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Fault> {
+pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
     let target = node.paths.at(to);
     for _ in 0..MAX_DEPTH {
         let mounts = mounts(node)?;
@@ -59,7 +55,7 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Fault> {
         if parent.is_some_and(|parent| parent.point == Path::new("/")) && is_volume(to) {
             break;
         }
-        node.kernel.unmount(&target).map_err(|errno| Fault::on(node, "unmount", &target)(errno.into()))?;
+        node.kernel.unmount(&target).map_err(Error::on("unmount", to))?;
         node.log.step(format!("unmounted {to}"));
     }
     Ok(())
@@ -72,27 +68,25 @@ fn is_volume(place: &str) -> bool {
 
 /// What is mounted below `/sys` must not come along with the root: it would keep the container's cgroups alive. The
 /// known order: all of it unbindable, then `/sys` itself private again, which lets that one be bound.
-fn leave_out_sysfs(node: &Node<'_>) -> Result<(), Fault> {
-    let sys = node.paths.at("/sys");
-    let change = |flags| {
-        let changed = node.kernel.propagation(&sys, flags);
-        changed.map_err(|errno| Fault::on(node, "change the propagation of", &sys)(errno.into()))
-    };
-    change(MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
-    change(MountPropagationFlags::PRIVATE)
+fn leave_out_sysfs(node: &Node<'_>) -> Result<(), Error> {
+    propagate(node, "/sys", MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
+    propagate(node, "/sys", MountPropagationFlags::PRIVATE)
 }
 
 /// Runtimes share a container's root where one of its volumes is bidirectional. A copy of a shared mount is its peer: with
 /// the copy's `/proc` and `/dev`, taken away at the end, the container's own would go.
-fn part_root(node: &Node<'_>) -> Result<(), Fault> {
-    let root = node.paths.at("/");
-    let changed = node.kernel.propagation(&root, MountPropagationFlags::PRIVATE);
-    changed.map_err(|errno| Fault::on(node, "change the propagation of", &root)(errno.into()))
+fn part_root(node: &Node<'_>) -> Result<(), Error> {
+    propagate(node, "/", MountPropagationFlags::PRIVATE)
 }
 
-fn mounts(node: &Node<'_>) -> Result<Vec<Mount>, Fault> {
-    let path = node.paths.at("/proc/self/mountinfo");
-    let text = fs::read(&path).map_err(Fault::on(node, "read", &path))?;
+fn propagate(node: &Node<'_>, place: &str, flags: MountPropagationFlags) -> Result<(), Error> {
+    let changed = node.kernel.propagation(&node.paths.at(place), flags);
+    changed.map_err(Error::on("change the propagation of", place))
+}
+
+fn mounts(node: &Node<'_>) -> Result<Vec<Mount>, Error> {
+    let path = "/proc/self/mountinfo";
+    let text = fs::read(node.paths.at(path)).map_err(Error::on("read", path))?;
     Ok(String::from_utf8_lossy(&text).lines().filter_map(mount).collect())
 }
 

@@ -4,8 +4,6 @@
 //! in hexadecimal digits, and HMAC-SHA256 (RFC 2104) over number and record, keyed with a secret that only
 //! farrier and the init process know. So neither a kernel message nor a repeated line passes for a record.
 
-use std::fmt::Write as _;
-
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
@@ -117,12 +115,8 @@ impl Record {
     /// The line for this record, with the newline.
     pub fn line(&self, key: &Key, number: u64) -> String {
         let body = self.encode();
-        let mut line = format!("{number} ");
-        hex(&mut line, &body);
-        line.push(' ');
-        hex(&mut line, &mac(key, number, &body).finalize().into_bytes());
-        line.push('\n');
-        line
+        let code = mac(key, number, &body).finalize().into_bytes();
+        format!("{number} {} {}\n", hex::encode(body), hex::encode(code))
     }
 
     /// The number and the record of a line, without its newline; `None` for one that nobody with the key wrote.
@@ -133,7 +127,7 @@ impl Record {
         if words.next().is_some() || !number.bytes().all(|digit| digit.is_ascii_digit()) {
             return None;
         }
-        let (number, body, code) = (number.parse().ok()?, unhex(body)?, unhex(code)?);
+        let (number, body, code) = (number.parse().ok()?, hex::decode(body).ok()?, hex::decode(code).ok()?);
         mac(key, number, &body).verify_slice(&code).ok()?;
         Some((number, Self::decode(&body)?))
     }
@@ -241,40 +235,22 @@ impl Fields {
 fn mac(key: &Key, number: u64, body: &[u8]) -> Hmac<Sha256> {
     // A block of SHA-256 is 64 bytes: RFC 2104 pads a shorter key with zeros.
     let mut block = [0; 64];
-    for (place, byte) in block.iter_mut().zip(key.0) {
-        *place = byte;
-    }
+    block[..16].copy_from_slice(&key.0);
     let mut mac = Hmac::<Sha256>::new(&block.into());
     mac.update(&number.to_be_bytes());
     mac.update(body);
     mac
 }
 
-/// Appends bytes as hexadecimal digits.
-fn hex(out: &mut String, bytes: &[u8]) {
-    for byte in bytes {
-        // Writing to a string does not fail.
-        let _ = write!(out, "{byte:02x}");
-    }
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
-    let (pairs, []) = text.as_bytes().as_chunks::<2>() else { return None };
-    pairs.iter().map(|&[high, low]| Some(digit(high)? << 4 | digit(low)?)).collect()
-}
-
 impl Key {
     /// The form in which the initramfs holds it: 32 hexadecimal digits.
     pub fn to_text(&self) -> String {
-        let mut text = String::new();
-        hex(&mut text, &self.0);
-        text
+        hex::encode(self.0)
     }
 
     /// Reads [`Key::to_text`].
     pub fn from_text(text: &str) -> Option<Self> {
-        Some(Self(unhex(text.trim())?.try_into().ok()?))
+        Some(Self(hex::decode(text.trim()).ok()?.try_into().ok()?))
     }
 }
 

@@ -6,7 +6,10 @@ use rustix::process::{WaitOptions, waitpid};
 use signal_hook::{
     consts::{SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM},
     iterator::Signals as Iterator,
+    low_level::signal_name,
 };
+
+use crate::error::Error;
 
 /// What the operators' containers end at.
 const ENDING: [i32; 5] = [SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM];
@@ -17,6 +20,11 @@ pub(crate) trait Ending {
     fn asked(&mut self) -> Option<&'static str>;
     /// Waits until it is asked to.
     fn wait(&mut self) -> &'static str;
+    /// Ends a start between two steps, where it was asked to.
+    fn go_on(&mut self) -> Result<(), Error> {
+        let ended = |signal| Error::new(format!("{signal} came before the drivers were ready"), "");
+        self.asked().map_or(Ok(()), |signal| Err(ended(signal)))
+    }
 }
 
 /// The process's signals, from now on.
@@ -50,12 +58,5 @@ fn reap() {
 }
 
 fn name(signal: i32) -> Option<&'static str> {
-    match signal {
-        SIGHUP => Some("SIGHUP"),
-        SIGINT => Some("SIGINT"),
-        SIGQUIT => Some("SIGQUIT"),
-        SIGPIPE => Some("SIGPIPE"),
-        SIGTERM => Some("SIGTERM"),
-        _ => None,
-    }
+    ENDING.contains(&signal).then(|| signal_name(signal))?
 }

@@ -5,7 +5,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     rc::Rc,
     time::Duration,
@@ -15,11 +15,14 @@ use rustix::{io::Errno, mount::MountPropagationFlags};
 use tempfile::TempDir;
 
 use crate::{
-    kernel::{Kernel, LoadRefusal},
+    error::LoadRefusal,
+    kernel::Kernel,
     log::Log,
-    modules::{file::ModuleFile, loaded::Loaded},
-    node::Node,
-    paths::Paths,
+    modules::{
+        file::{ModuleFile, Origin},
+        loaded::Loaded,
+    },
+    node::{Node, Paths},
     signals::Ending,
 };
 
@@ -69,11 +72,11 @@ impl Ending for EndsWhenReady<'_> {
 struct Shared(Rc<RefCell<Vec<u8>>>);
 
 impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.borrow_mut().write(bytes)
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
@@ -155,11 +158,17 @@ impl Bench {
         fs::write(path, elf_module(&info)).unwrap();
     }
 
+    /// Says in `/proc/modules` that these are loaded.
+    pub(crate) fn loaded_lines(&self, names: &[&str]) {
+        let lines: Vec<String> = names.iter().map(|name| format!("{name} 1 0 - Live 0x0")).collect();
+        self.file("/proc/modules", &lines.join("\n"));
+    }
+
     /// Loads modules of the host, as the node had them before the container.
     pub(crate) fn loaded_from_host(&self, names: &[&str]) {
         for name in names {
             let path = self.at(&format!("/host/lib/modules/{RELEASE}/kernel/{name}.ko"));
-            let (_, file) = ModuleFile::of(&path).unwrap();
+            let (_, file) = ModuleFile::of(&path, Origin::Host).unwrap();
             self.kernel.load(&file, "").unwrap();
         }
         self.calls();
@@ -239,7 +248,7 @@ impl Kernel for FakeKernel {
     }
 
     fn load(&self, file: &ModuleFile, parameters: &str) -> Result<(), LoadRefusal> {
-        let (name, _) = ModuleFile::of(&file.path).unwrap();
+        let (name, _) = ModuleFile::of(&file.path, file.origin).unwrap();
         let from = if self.paths.name(&file.path).starts_with("/host/") { "host" } else { "image" };
         let parameters = if parameters.is_empty() { String::new() } else { format!(" {parameters}") };
         let info = file.info().unwrap();
@@ -282,7 +291,7 @@ impl Kernel for FakeKernel {
         Ok(())
     }
 
-    fn bind(&self, from: &Path, to: &Path) -> Result<(), Errno> {
+    fn bind(&self, from: &Path, to: &Path) -> io::Result<()> {
         let (from, to) = (self.paths.name(from), self.paths.name(to));
         self.call(format!("bind {from} {to}"), || {
             let mut mounts = self.mounts();
@@ -297,7 +306,7 @@ impl Kernel for FakeKernel {
         Ok(())
     }
 
-    fn unmount(&self, place: &Path) -> Result<(), Errno> {
+    fn unmount(&self, place: &Path) -> io::Result<()> {
         let place = self.paths.name(place);
         self.call(format!("unmount {place}"), || {
             let mut mounts = self.mounts();
@@ -308,7 +317,7 @@ impl Kernel for FakeKernel {
         Ok(())
     }
 
-    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> Result<(), Errno> {
+    fn propagation(&self, place: &Path, flags: MountPropagationFlags) -> io::Result<()> {
         let kind = if flags.contains(MountPropagationFlags::PRIVATE) { "private" } else { "runbindable" };
         self.call(format!("make {} {kind}", self.paths.name(place)), || {});
         Ok(())

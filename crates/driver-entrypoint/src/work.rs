@@ -1,6 +1,6 @@
 //! The work list: what init does in the virtual machine. Text, a line for each step, its fields parted by tabs.
 
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 
 /// Where the initramfs holds the work list.
 pub const WORK_PATH: &str = "/farrier/work";
@@ -31,21 +31,6 @@ pub struct Step {
     pub parameters: String,
 }
 
-/// Why a text is no work list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkError {
-    /// The line, from 1 on.
-    line: usize,
-}
-
-impl fmt::Display for WorkError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "line {} of the work list is not understood", self.line)
-    }
-}
-
-impl std::error::Error for WorkError {}
-
 impl Work {
     /// The text. Fields hold no tab and no newline: what would break the form is left out.
     pub fn to_text(&self) -> String {
@@ -60,8 +45,9 @@ impl Work {
         text
     }
 
-    /// Reads [`Work::to_text`].
-    pub fn parse(text: &str) -> Result<Self, WorkError> {
+    /// Reads [`Work::to_text`]. The error says which line is not understood.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let wrong = |line: usize| Err(format!("line {line} of the work list is not understood"));
         let mut work = Self { report: String::new(), alone: false, steps: Vec::new() };
         for (number, line) in text.lines().enumerate() {
             let fields: Vec<&str> = line.split('\t').collect();
@@ -74,10 +60,10 @@ impl Work {
                     path: path.to_owned(),
                     parameters: parameters.to_owned(),
                 }),
-                _ => return Err(WorkError { line: number + 1 }),
+                _ => return wrong(number + 1),
             }
         }
-        if work.report.is_empty() { Err(WorkError { line: 1 }) } else { Ok(work) }
+        if work.report.is_empty() { wrong(1) } else { Ok(work) }
     }
 }
 
@@ -113,7 +99,7 @@ mod tests {
     #[test]
     fn other_text_is_refused_at_its_line() {
         let error = Work::parse("report\t/dev/ttyS1\nmode\tslow\n").unwrap_err();
-        assert_eq!(error.to_string(), "line 2 of the work list is not understood");
+        assert_eq!(error, "line 2 of the work list is not understood");
         assert!(Work::parse("").is_err());
     }
 }

@@ -8,10 +8,14 @@ use std::{
 
 use object::{Endianness, Object, ObjectSection, read::elf::ElfFile64};
 
-use super::{error::ModuleError, kernel_name};
+use super::kernel_name;
+use crate::error::Error;
 
 /// Bytes that a module has at most, decompressed: what claims to have more is no module.
 const MAX_SIZE: u64 = 1 << 30;
+
+/// What to do about an image whose modules cannot be loaded by anybody.
+pub(super) const REBUILD: &str = "rebuild the image; farrier check names what is wrong with its modules";
 
 /// How a module's file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,16 +38,26 @@ impl Compression {
     }
 }
 
+/// Whose tree a module is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Origin {
+    /// The driver image's own.
+    Image,
+    /// The host's, or that of another driver container.
+    Host,
+}
+
 /// A file with a module in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ModuleFile {
     pub(crate) path: PathBuf,
     pub(crate) compression: Compression,
+    pub(crate) origin: Origin,
 }
 
 impl ModuleFile {
     /// The module's name and file, if a path ends as those of modules do.
-    pub(crate) fn of(path: &Path) -> Option<(String, Self)> {
+    pub(crate) fn of(path: &Path, origin: Origin) -> Option<(String, Self)> {
         let name = path.file_name()?.to_str()?;
         let endings = [
             (".ko", Compression::None),
@@ -53,7 +67,7 @@ impl ModuleFile {
         ];
         endings.into_iter().find_map(|(ending, compression)| {
             let name = name.strip_suffix(ending).filter(|name| !name.is_empty())?;
-            Some((kernel_name(name), Self { path: path.to_owned(), compression }))
+            Some((kernel_name(name), Self { path: path.to_owned(), compression, origin }))
         })
     }
 
@@ -77,10 +91,11 @@ impl ModuleFile {
     }
 
     /// What it says about itself.
-    pub(crate) fn info(&self) -> Result<ModuleInfo, ModuleError> {
-        let path = || self.path.to_string_lossy().into_owned();
-        let bytes = self.read().map_err(|source| ModuleError::Unreadable { path: path(), source })?;
-        ModuleInfo::parse(&bytes).map_err(|why| ModuleError::Malformed { path: path(), why })
+    pub(crate) fn info(&self) -> Result<ModuleInfo, Error> {
+        let path = self.path.to_string_lossy();
+        let bytes = self.read().map_err(Error::on("read", path.clone()))?;
+        ModuleInfo::parse(&bytes)
+            .map_err(|why| Error::new(format!("{path} is no kernel module: {why}"), REBUILD))
     }
 }
 
@@ -93,8 +108,6 @@ pub(crate) struct ModuleInfo {
     pub(crate) soft: SoftDependencies,
     /// Hash over its sources; empty where it was built without.
     pub(crate) source_version: String,
-    /// `MODULE_VERSION`.
-    pub(crate) version: String,
     /// The linker's note on what it linked; empty where it was told to leave none.
     pub(crate) build_id: Vec<u8>,
 }
@@ -123,6 +136,12 @@ impl SoftDependencies {
 }
 
 impl ModuleInfo {
+    /// Tells it from another module of its name: by `srcversion`; by the linker's note where it has none, as it is
+    /// with modules without a version on kernels without `CONFIG_MODULE_SRCVERSION_ALL`.
+    pub(crate) fn identity(&self) -> Option<String> {
+        identity(&self.source_version, &self.build_id)
+    }
+
     /// Of a 64-bit module: farrier's kernels are.
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let elf = ElfFile64::<Endianness>::parse(bytes).map_err(|_| "not a 64-bit ELF file")?;
@@ -140,11 +159,19 @@ impl ModuleInfo {
                 }
                 "softdep" => info.soft.add(value),
                 "srcversion" => value.trim().clone_into(&mut info.source_version),
-                "version" => value.trim().clone_into(&mut info.version),
                 _ => {}
             }
         }
         Ok(info)
+    }
+}
+
+/// See [`ModuleInfo::identity`].
+pub(super) fn identity(source_version: &str, build_id: &[u8]) -> Option<String> {
+    match (source_version, build_id) {
+        ("", []) => None,
+        ("", build_id) => Some(hex::encode(build_id)),
+        (source_version, _) => Some(source_version.to_owned()),
     }
 }
 
@@ -163,7 +190,6 @@ mod tests {
             depends: vec!["ib_core".into(), "mlx_compat".into()],
             soft: SoftDependencies { before: vec!["crc32c".into()], after: vec!["mlx5_ib".into()] },
             source_version: "ABC123".into(),
-            version: "25.10".into(),
             build_id: Vec::new(),
         }
     }
@@ -186,7 +212,7 @@ mod tests {
         ] {
             let path = directory.path().join(format!("mlx5-core.{ending}"));
             fs::write(&path, &bytes).unwrap();
-            let (name, file) = ModuleFile::of(&path).unwrap();
+            let (name, file) = ModuleFile::of(&path, Origin::Image).unwrap();
             assert_eq!((name.as_str(), file.compression), ("mlx5_core", compression));
             assert_eq!(file.read().unwrap(), module, "{ending}");
             assert_eq!(file.info().unwrap(), expected(), "{ending}");
@@ -199,12 +225,12 @@ mod tests {
     #[test]
     fn other_files_are_no_modules() {
         for name in ["x.ko.debug", ".ko", "modules.dep", "x.ko.bz2"] {
-            assert_eq!(ModuleFile::of(Path::new(name)), None, "{name}");
+            assert_eq!(ModuleFile::of(Path::new(name), Origin::Image), None, "{name}");
         }
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("x.ko");
         fs::write(&path, "text").unwrap();
-        let error = ModuleFile::of(&path).unwrap().1.info().unwrap_err();
+        let error = ModuleFile::of(&path, Origin::Image).unwrap().1.info().unwrap_err();
         assert!(error.to_string().ends_with("x.ko is no kernel module: not a 64-bit ELF file"), "{error}");
     }
 }

@@ -2,37 +2,20 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
-use super::{error::ModuleError, file::ModuleFile, kernel_name};
-use crate::node::Node;
-
-/// Whose tree a module is from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Origin {
-    /// The driver image's own.
-    Image,
-    /// The host's, or that of another driver container.
-    Host,
-}
-
-/// What a name stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    File {
-        file: ModuleFile,
-        origin: Origin,
-    },
-    /// A part of the kernel: always there.
-    BuiltIn,
-}
+use super::{
+    file::{ModuleFile, Origin},
+    kernel_name,
+};
+use crate::{error::Error, files::if_there, node::Node};
 
 /// The modules of some trees. The first tree that has a name wins.
 #[derive(Debug, Default)]
 pub(crate) struct Index {
-    files: BTreeMap<String, (ModuleFile, Origin)>,
+    files: BTreeMap<String, ModuleFile>,
     built_in: BTreeSet<String>,
     places: Vec<PathBuf>,
     release: String,
@@ -40,7 +23,7 @@ pub(crate) struct Index {
 
 impl Index {
     /// The image's modules before the host's, for the running kernel.
-    pub(crate) fn of_node(node: &Node<'_>) -> Result<Self, ModuleError> {
+    pub(crate) fn of_node(node: &Node<'_>) -> Result<Self, Error> {
         let release = node.kernel.release();
         let image = node.paths.image_modules(&release);
         let host = node.paths.host_modules(&release);
@@ -48,52 +31,37 @@ impl Index {
     }
 
     /// The host's modules alone: what was there before the driver container.
-    pub(crate) fn of_host(node: &Node<'_>) -> Result<Self, ModuleError> {
+    pub(crate) fn of_host(node: &Node<'_>) -> Result<Self, Error> {
         let release = node.kernel.release();
         let host = node.paths.host_modules(&release);
         Self::read(&release, &[(Origin::Host, host)])
     }
 
     /// Trees such as `/lib/modules/<release>`, in the order in which they win. One that is not there holds nothing.
-    pub(crate) fn read(release: &str, trees: &[(Origin, PathBuf)]) -> Result<Self, ModuleError> {
+    pub(crate) fn read(release: &str, trees: &[(Origin, PathBuf)]) -> Result<Self, Error> {
         let mut index = Self { release: release.to_owned(), ..Self::default() };
         for (origin, directory) in trees {
             index.places.push(directory.clone());
             for file in tree(directory, *origin)? {
-                if let Some((name, file)) = ModuleFile::of(&file) {
-                    index.files.entry(name).or_insert((file, *origin));
+                if let Some((name, file)) = ModuleFile::of(&file, *origin) {
+                    index.files.entry(name).or_insert(file);
                 }
             }
             let built_in = text(&directory.join("modules.builtin"))?.unwrap_or_default();
-            let names = built_in.lines().filter_map(|line| ModuleFile::of(Path::new(line)));
+            let names = built_in.lines().filter_map(|line| ModuleFile::of(Path::new(line), *origin));
             index.built_in.extend(names.map(|(name, _)| name));
         }
         Ok(index)
     }
 
-    /// A file before what is built in.
-    pub(crate) fn find(&self, name: &str) -> Option<Found> {
-        let name = kernel_name(name);
-        match self.files.get(&name) {
-            Some((file, origin)) => Some(Found::File { file: file.clone(), origin: *origin }),
-            None => self.built_in.contains(&name).then_some(Found::BuiltIn),
-        }
-    }
-
-    /// Like [`Index::find`], and where it is not there, where it was looked for.
-    pub(crate) fn require(&self, name: &str, needed_by: Option<&str>) -> Result<Found, ModuleError> {
-        self.find(name).ok_or_else(|| self.missing(name, needed_by))
+    /// The file that a name stands for.
+    pub(crate) fn file(&self, name: &str) -> Option<&ModuleFile> {
+        self.files.get(&kernel_name(name))
     }
 
     /// The file that the image itself has for a name.
     pub(crate) fn of_image(&self, name: &str) -> Option<&ModuleFile> {
-        let (file, origin) = self.files.get(&kernel_name(name))?;
-        (*origin == Origin::Image).then_some(file)
-    }
-
-    /// Like [`Index::of_image`], and where it is not there, where it was looked for.
-    pub(crate) fn require_of_image(&self, name: &str) -> Result<&ModuleFile, ModuleError> {
-        self.of_image(name).ok_or_else(|| self.missing(name, None))
+        self.file(name).filter(|file| file.origin == Origin::Image)
     }
 
     /// Is it a part of the kernel, whatever files there are?
@@ -101,25 +69,32 @@ impl Index {
         self.built_in.contains(&kernel_name(name))
     }
 
-    /// Whose tree a name's file is from.
-    pub(crate) fn origin(&self, name: &str) -> Option<Origin> {
-        self.files.get(&kernel_name(name)).map(|(_, origin)| *origin)
+    /// Is there a file of that name, or is it a part of the kernel?
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.file(name).is_some() || self.is_built_in(name)
     }
 
-    fn missing(&self, name: &str, needed_by: Option<&str>) -> ModuleError {
-        ModuleError::Missing {
-            name: kernel_name(name),
-            release: self.release.clone(),
-            places: self.places.iter().map(|place| place.display().to_string()).collect(),
-            needed_by: needed_by.map(str::to_owned),
-        }
+    /// A name is nowhere: where it was looked for.
+    pub(crate) fn missing(&self, name: &str, needed_by: Option<&str>) -> Error {
+        let needed_by = needed_by.map(|by| format!(", which {by} needs,")).unwrap_or_default();
+        let places: Vec<String> = self.places.iter().map(|place| place.display().to_string()).collect();
+        Error::new(
+            format!(
+                "module {}{needed_by} is not there for kernel {}: looked in {}",
+                kernel_name(name),
+                self.release,
+                places.join(" and ")
+            ),
+            "this image was not built for the running kernel, or the host's /lib/modules is not mounted at \
+             /host/lib/modules",
+        )
     }
 }
 
 /// The files of a tree, those that win first. `modules.dep` has settled that already, and saves reading thousands
 /// of directory entries; it is not followed where it names what is not there. In an image it may be that of the
 /// topmost layer alone: the others' files come after those that it lists.
-fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, ModuleError> {
+fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     if let Some(list) = text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
@@ -147,37 +122,26 @@ fn rank(directory: &Path, file: &Path) -> usize {
     }
 }
 
-fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), ModuleError> {
-    let unreadable = |source| ModuleError::Unreadable { path: directory.display().to_string(), source };
-    let entries = match fs::read_dir(directory) {
-        Ok(entries) => entries,
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            return Ok(());
-        }
-        Err(error) => return Err(unreadable(error)),
-    };
+fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
+    let unreadable = Error::on("read", directory.to_string_lossy());
+    let Some(entries) = if_there(fs::read_dir(directory)).map_err(&unreadable)? else { return Ok(()) };
     for entry in entries {
-        let entry = entry.map_err(unreadable)?;
-        let kind = entry.file_type().map_err(unreadable)?;
+        let entry = entry.map_err(&unreadable)?;
+        let kind = entry.file_type().map_err(&unreadable)?;
         // `build` and `source` are links to whole kernel trees. A link to a module is a file like any other
         // (weak-updates holds nothing else).
         if kind.is_dir() {
             walk(&entry.path(), files)?;
-        } else if ModuleFile::of(&entry.path()).is_some() && entry.path().is_file() {
+        } else if ModuleFile::of(&entry.path(), Origin::Host).is_some() && entry.path().is_file() {
             files.push(entry.path());
         }
     }
     Ok(())
 }
 
-fn text(path: &Path) -> Result<Option<String>, ModuleError> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).into_owned())),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(None)
-        }
-        Err(source) => Err(ModuleError::Unreadable { path: path.display().to_string(), source }),
-    }
+fn text(path: &Path) -> Result<Option<String>, Error> {
+    let bytes = if_there(fs::read(path)).map_err(Error::on("read", path.to_string_lossy()))?;
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 #[cfg(test)]
@@ -196,17 +160,16 @@ mod tests {
         }
         bench.file(&format!("/host/lib/modules/{RELEASE}/modules.builtin"), "kernel/lib/crc-t10dif.ko\n");
         let index = Index::of_node(&bench.node()).unwrap();
-        let place = |name: &str| match index.find(name) {
-            Some(Found::File { file, .. }) => Some(bench.node().paths.name(&file.path)),
-            _ => None,
-        };
+        let place = |name: &str| index.file(name).map(|file| bench.node().paths.name(&file.path));
         assert_eq!(place("a"), Some(format!("/lib/modules/{RELEASE}/updates/a.ko")));
         assert_eq!(place("c"), Some(format!("/lib/modules/{RELEASE}/extra/c.ko")));
         assert_eq!(place("b"), Some(format!("/host/lib/modules/{RELEASE}/kernel/b.ko")));
-        assert_eq!(index.find("crc_t10dif"), Some(Found::BuiltIn));
-        assert_eq!((index.origin("a"), index.origin("b")), (Some(Origin::Image), Some(Origin::Host)));
+        assert!(index.has("crc_t10dif") && place("crc_t10dif").is_none());
+        let origin = |name: &str| index.file(name).map(|file| file.origin);
+        assert_eq!((origin("a"), origin("b")), (Some(Origin::Image), Some(Origin::Host)));
+        assert!(!index.has("d"));
         assert_eq!(
-            index.require("d", Some("a")).unwrap_err().to_string().split(": ").next().unwrap(),
+            index.missing("d", Some("a")).to_string().split(": ").next().unwrap(),
             format!("module d, which a needs, is not there for kernel {RELEASE}")
         );
     }
@@ -220,10 +183,10 @@ mod tests {
         }
         bench.file(&format!("{tree}/modules.dep"), "kernel/a.ko:\nkernel/gone.ko: kernel/a.ko\n");
         let index = Index::of_host(&bench.node()).unwrap();
-        let Some(Found::File { file, .. }) = index.find("a") else { panic!() };
-        assert!(file.path.ends_with("kernel/a.ko"));
-        assert_eq!(index.find("gone"), None);
+        assert!(index.file("a").unwrap().path.ends_with("kernel/a.ko"));
+        assert!(!index.has("gone"));
     }
+
     /// A layer that is put on another image brings the list of its own modules alone.
     #[test]
     fn an_image_of_several_layers_has_the_modules_of_all() {

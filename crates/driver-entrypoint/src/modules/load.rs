@@ -5,14 +5,13 @@ use std::collections::BTreeSet;
 use rustix::io::Errno;
 
 use super::{
-    error::ModuleError,
-    file::ModuleFile,
-    index::{Found, Index, Origin},
+    file::{ModuleFile, Origin, REBUILD},
+    index::Index,
     kernel_name,
     loaded::Loaded,
     parameters::Parameters,
 };
-use crate::node::Node;
+use crate::{error::Error, node::Node};
 
 /// What there is to load from, and with.
 pub(crate) struct Loader<'a> {
@@ -26,14 +25,13 @@ pub(crate) struct Loader<'a> {
 pub(crate) struct Step {
     pub(crate) name: String,
     pub(crate) file: ModuleFile,
-    pub(crate) origin: Origin,
     /// A soft dependency: what does not come in is only said.
     pub(crate) optional: bool,
 }
 
 impl Loader<'_> {
     /// Loads a module with what it needs. Returns the names of those that were not loaded before, in order.
-    pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, ModuleError> {
+    pub(crate) fn load(&self, name: &str) -> Result<Vec<String>, Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let mut done = Vec::new();
         for step in self.plan(name, &loaded)? {
@@ -50,19 +48,14 @@ impl Loader<'_> {
     }
 
     /// Loads what a module needs of a tree, and not the module itself, as if only `loaded` were loaded.
-    pub(crate) fn load_needs(
-        &self,
-        name: &str,
-        from: Origin,
-        loaded: &Loaded,
-    ) -> Result<Vec<String>, ModuleError> {
+    pub(crate) fn load_needs(&self, name: &str, from: Origin, loaded: &Loaded) -> Result<Vec<String>, Error> {
         let mut done = Vec::new();
         let name = kernel_name(name);
         for step in self.plan(&name, loaded)? {
             // What stands upon a module of another tree waits for its turn.
             let needs = step.file.info()?.depends;
-            let ready = needs.iter().all(|need| self.index.origin(need).is_none_or(|origin| origin == from));
-            if step.origin == from && step.name != name && ready && self.insert(&step)? {
+            let ready = needs.iter().all(|need| self.index.file(need).is_none_or(|file| file.origin == from));
+            if step.file.origin == from && step.name != name && ready && self.insert(&step)? {
                 done.push(step.name);
             }
         }
@@ -70,19 +63,19 @@ impl Loader<'_> {
     }
 
     /// What has to be loaded for a module, in order: nothing when it is loaded or built in.
-    pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, ModuleError> {
+    pub(crate) fn plan(&self, name: &str, loaded: &Loaded) -> Result<Vec<Step>, Error> {
         let mut walk =
             Walk { loader: self, loaded, path: Vec::new(), done: BTreeSet::new(), steps: Vec::new() };
         walk.visit(&kernel_name(name), None, false)?;
         Ok(walk.steps)
     }
 
-    /// Was it loaded by this? `EEXIST`: somebody was faster, which is as good.
-    fn insert(&self, step: &Step) -> Result<bool, ModuleError> {
-        let Step { name, file, origin, optional: _ } = step;
+    /// Was it loaded by this? `EEXIST`: another process was faster, which is as good.
+    fn insert(&self, step: &Step) -> Result<bool, Error> {
+        let Step { name, file, optional: _ } = step;
         let parameters = self.parameters.of(name);
-        let (path, from) =
-            (self.node.paths.name(&file.path), if *origin == Origin::Host { " of the host" } else { "" });
+        let path = self.node.paths.name(&file.path);
+        let from = if file.origin == Origin::Host { " of the host" } else { "" };
         match self.node.kernel.load(file, &parameters) {
             Ok(()) => {
                 let with =
@@ -91,7 +84,7 @@ impl Loader<'_> {
                 Ok(true)
             }
             Err(refusal) if refusal.errno == Errno::EXIST => Ok(false),
-            Err(refusal) => Err(ModuleError::Refused { name: name.clone(), path, parameters, refusal }),
+            Err(refusal) => Err(Error::Refused { name: name.clone(), path, parameters, refusal }),
         }
     }
 }
@@ -105,7 +98,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    fn visit(&mut self, name: &str, needed_by: Option<&str>, optional: bool) -> Result<(), ModuleError> {
+    fn visit(&mut self, name: &str, needed_by: Option<&str>, optional: bool) -> Result<(), Error> {
         if self.loaded.contains(name) || self.done.contains(name) {
             return Ok(());
         }
@@ -114,15 +107,13 @@ impl Walk<'_> {
             if optional {
                 return Ok(());
             }
-            let names = self.path.iter().cloned().chain([name.to_owned()]).collect();
-            return Err(ModuleError::Cycle { names });
+            let names = format!("{} -> {name}", self.path.join(" -> "));
+            return Err(Error::new(format!("modules need each other: {names}"), REBUILD));
         }
-        let (file, origin) = match self.loader.index.find(name) {
-            Some(Found::File { file, origin }) => (file, origin),
-            Some(Found::BuiltIn) => return Ok(()),
-            // Soft dependencies are often aliases, or parts of the kernel.
-            None if optional => return Ok(()),
-            None => return self.loader.index.require(name, needed_by).map(|_| ()),
+        let Some(file) = self.loader.index.file(name) else {
+            // Soft dependencies are often aliases.
+            let is_fine = optional || self.loader.index.is_built_in(name);
+            return if is_fine { Ok(()) } else { Err(self.loader.index.missing(name, needed_by)) };
         };
         let info = file.info()?;
         let more = self.loader.parameters.soft_dependencies(name);
@@ -135,7 +126,7 @@ impl Walk<'_> {
         }
         self.path.pop();
         self.done.insert(name.to_owned());
-        self.steps.push(Step { name: name.to_owned(), file, origin, optional });
+        self.steps.push(Step { name: name.to_owned(), file: file.clone(), optional });
         for after in info.soft.after.iter().chain(&more.after) {
             self.visit(after, Some(name), true)?;
         }
@@ -148,7 +139,7 @@ mod tests {
     use super::*;
     use crate::testing::{Bench, RELEASE, elf_module};
 
-    fn load(bench: &Bench, name: &str) -> Result<Vec<String>, ModuleError> {
+    fn load(bench: &Bench, name: &str) -> Result<Vec<String>, Error> {
         let node = bench.node();
         let index = Index::of_node(&node)?;
         Loader { node: &node, index: &index, parameters: &Parameters::read(&node.paths) }.load(name)

@@ -5,8 +5,11 @@ use std::{
     fs,
 };
 
-use super::{error::ModuleError, file::ModuleInfo, kernel_name};
-use crate::paths::Paths;
+use super::{
+    file::{ModuleInfo, identity},
+    kernel_name,
+};
+use crate::{error::Error, files, node::Paths};
 
 /// A loaded module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,40 +28,37 @@ pub(crate) struct Loaded(BTreeMap<String, Module>);
 
 impl Loaded {
     /// At this moment.
-    pub(crate) fn read(paths: &Paths) -> Result<Self, ModuleError> {
-        let path = paths.at("/proc/modules");
-        let text = fs::read_to_string(&path)
-            .map_err(|source| ModuleError::Unreadable { path: paths.name(&path), source })?;
+    pub(crate) fn read(paths: &Paths) -> Result<Self, Error> {
+        let path = "/proc/modules";
+        let text = fs::read_to_string(paths.at(path)).map_err(Error::on("read", path))?;
         let modules = text.lines().filter_map(|line| {
             // name size references users, state address; users is "-" or a list with a comma after each.
             let mut fields = line.split_whitespace();
             let (name, _, references) = (fields.next()?, fields.next()?, fields.next()?);
             let users = fields.next().unwrap_or("-").split(',');
             let holders = users.filter(|user| !matches!(*user, "" | "-" | "[permanent]"));
-            let version = fs::read_to_string(paths.at(&format!("/sys/module/{name}/srcversion")));
+            let version = files::text(paths.at(&format!("/sys/module/{name}/srcversion")));
             let module = Module {
                 // "-" where the kernel cannot unload modules.
                 references: references.parse().unwrap_or_default(),
                 holders: holders.map(kernel_name).collect(),
-                source_version: version.unwrap_or_default().trim().to_owned(),
+                source_version: version.unwrap_or_default(),
             };
             Some((name.to_owned(), module))
         });
         Ok(Self(modules.collect()))
     }
 
-    /// Is a file's module the one that is loaded under its name? By `srcversion`; by the linker's note where the file
-    /// has none, as it is with modules without a version on kernels without `CONFIG_MODULE_SRCVERSION_ALL`.
+    /// Is a file's module the one that is loaded under its name?
     pub(crate) fn is(&self, paths: &Paths, name: &str, file: &ModuleInfo) -> bool {
+        self.identity(paths, name).is_some_and(|loaded| file.identity() == Some(loaded))
+    }
+
+    /// Tells a loaded module from another of its name; see [`ModuleInfo::identity`].
+    pub(crate) fn identity(&self, paths: &Paths, name: &str) -> Option<String> {
         let name = kernel_name(name);
-        let Some(module) = self.get(&name) else { return false };
-        if !file.source_version.is_empty() {
-            return module.source_version == file.source_version;
-        }
         let note = fs::read(paths.at(&format!("/sys/module/{name}/notes/.note.gnu.build-id")));
-        module.source_version.is_empty()
-            && !file.build_id.is_empty()
-            && note.is_ok_and(|note| note == file.build_id)
+        identity(&self.get(&name)?.source_version, &note.unwrap_or_default())
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&Module> {

@@ -1,9 +1,12 @@
 //! Module parameters and soft dependencies: `/drivers/<module>.conf`, `modprobe.d` and the kernel's command line.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use super::{file::SoftDependencies, kernel_name};
-use crate::paths::Paths;
+use crate::{
+    files::{entries, text},
+    node::Paths,
+};
 
 /// Where `modprobe` looks, in its order; a file of the same name in an earlier directory hides a later one.
 const MODPROBE_DIRECTORIES: [&str; 4] =
@@ -30,7 +33,7 @@ impl Parameters {
         for text in files.values() {
             parameters.add_modprobe(text);
         }
-        parameters.add_command_line(&fs::read_to_string(paths.at("/proc/cmdline")).unwrap_or_default());
+        parameters.add_command_line(&text(paths.at("/proc/cmdline")).unwrap_or_default());
         for (name, text) in conf_files(&paths.at("/drivers")) {
             let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
             parameters.add(&name, &lines.collect::<Vec<_>>().join(" "));
@@ -82,10 +85,9 @@ impl Parameters {
 
 /// The `.conf` files of a directory by their names without that ending. What cannot be read holds nothing.
 fn conf_files(directory: &Path) -> BTreeMap<String, String> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let files = entries.filter_map(|entry| {
-        let name = entry.file_name().to_str()?.strip_suffix(".conf")?.to_owned();
-        Some((name, fs::read_to_string(entry.path()).ok()?))
+    let files = entries(directory).into_iter().filter_map(|path| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".conf")?.to_owned();
+        Some((name, text(path)?))
     });
     files.collect()
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::{error::ModuleError, kernel_name, loaded::Loaded, users};
-use crate::node::Node;
+use super::{kernel_name, loaded::Loaded, users};
+use crate::{error::Error, node::Node};
 
 /// How often a module that is in use is tried again. References of a device that is just going away, or of a
 /// work queue, are given back after moments.
@@ -13,7 +13,7 @@ const TRIES: u32 = 10;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
 /// Unloads a module. Returns whether it was loaded.
-pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, ModuleError> {
+pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     let name = kernel_name(name);
     let mut tries = 1;
     loop {
@@ -30,54 +30,54 @@ pub(crate) fn unload(node: &Node<'_>, name: &str) -> Result<bool, ModuleError> {
                 tries += 1;
                 node.kernel.pause(BETWEEN_TRIES);
             }
-            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(in_the_way(node, name, errno)?),
-            Err(errno) => return Err(ModuleError::Kept { name, errno }),
+            Err(errno @ (Errno::AGAIN | Errno::BUSY)) => return Err(in_the_way(node, &name, errno)?),
+            Err(errno) => return Err(Error::kept(&name, errno)),
         }
     }
 }
 
-/// Unloads modules in this order; those that are not loaded are passed over. Returns the names of those that were
-/// unloaded. It stops at the first that does not go, and `done` then says what went before.
-pub(crate) fn unload_all<S: AsRef<str>>(
-    node: &Node<'_>,
-    names: &[S],
-    done: &mut Vec<String>,
-) -> Result<(), ModuleError> {
+/// Unloads modules in this order, up to the first that does not go; those that are not loaded are passed over.
+/// Returns the names of those that were unloaded.
+pub(crate) fn unload_all<S: AsRef<str>>(node: &Node<'_>, names: &[S]) -> Result<Vec<String>, Error> {
+    let mut done = Vec::new();
     for name in names {
         if unload(node, name.as_ref())? {
             done.push(kernel_name(name.as_ref()));
         }
     }
-    Ok(())
+    Ok(done)
+}
+
+/// References that no module holds, and the processes behind them.
+pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Error> {
+    let module = loaded.get(name)?;
+    let references =
+        module.references.checked_sub(module.holders.len()).filter(|&references| references > 0)?;
+    let by = users::processes(&node.paths, users::devices(&kernel_name(name)));
+    Some(Error::InUse { name: kernel_name(name), references, by })
 }
 
 /// Says whether processes stand in the way of unloading a module, before anything is unloaded. References that no
 /// process seems to hold are no reason: they may go with the modules that go first.
-pub(crate) fn check_processes(node: &Node<'_>, loaded: &Loaded, name: &str) -> Result<(), ModuleError> {
-    let Some(module) = loaded.get(name) else { return Ok(()) };
-    let references = module.references.saturating_sub(module.holders.len());
-    if references == 0 {
-        return Ok(());
+pub(crate) fn check_processes(node: &Node<'_>, loaded: &Loaded, name: &str) -> Result<(), Error> {
+    match in_use(node, loaded, name) {
+        Some(Error::InUse { by, .. }) if by.is_empty() => Ok(()),
+        Some(error) => Err(error),
+        None => Ok(()),
     }
-    let by = users::processes(&node.paths, users::devices(&kernel_name(name)));
-    if by.is_empty() { Ok(()) } else { Err(ModuleError::InUse { name: kernel_name(name), references, by }) }
 }
 
-fn is_free_of_modules(node: &Node<'_>, name: &str) -> Result<bool, ModuleError> {
+fn is_free_of_modules(node: &Node<'_>, name: &str) -> Result<bool, Error> {
     Ok(Loaded::read(&node.paths)?.get(name).is_none_or(|module| module.holders.is_empty()))
 }
 
-fn in_the_way(node: &Node<'_>, name: String, errno: Errno) -> Result<ModuleError, ModuleError> {
+fn in_the_way(node: &Node<'_>, name: &str, errno: Errno) -> Result<Error, Error> {
     let loaded = Loaded::read(&node.paths)?;
-    Ok(match loaded.get(&name) {
+    Ok(match loaded.get(name) {
         Some(module) if !module.holders.is_empty() => {
-            ModuleError::Held { by: module.holders.iter().cloned().collect(), name }
+            Error::Held { name: name.to_owned(), by: module.holders.iter().cloned().collect() }
         }
-        Some(module) if module.references > 0 => {
-            let by = users::processes(&node.paths, users::devices(&name));
-            ModuleError::InUse { name, references: module.references, by }
-        }
-        _ => ModuleError::Kept { name, errno },
+        _ => in_use(node, &loaded, name).unwrap_or_else(|| Error::kept(name, errno)),
     })
 }
 
@@ -110,9 +110,7 @@ mod tests {
         let loaded = Loaded::read(&bench.node().paths).unwrap();
         let order = loaded.with_holders(&["ib_core", "absent"]);
         assert_eq!(order, ["mlx5_ib", "ib_uverbs", "ib_core"]);
-        let mut done = Vec::new();
-        unload_all(&bench.node(), &order, &mut done).unwrap();
-        assert_eq!(done, order);
+        assert_eq!(unload_all(&bench.node(), &order).unwrap(), order);
         assert_eq!(bench.loaded(), Vec::<String>::new());
     }
 

@@ -1,23 +1,11 @@
 //! Which processes use a driver: who has its device files open, or mapped.
 
-use std::{fmt, fs, path::Path};
+use std::{fs, path::Path};
 
-use crate::paths::Paths;
-
-/// A process that uses a device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Process {
-    pub(crate) id: u32,
-    pub(crate) command: String,
-    /// Such as `/dev/infiniband/uverbs0`.
-    pub(crate) device: String,
-}
-
-impl fmt::Display for Process {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} ({}) with {} open", self.id, self.command, self.device)
-    }
-}
+use crate::{
+    files::{entries, text},
+    node::Paths,
+};
 
 /// How the device files begin whose users hold a module.
 pub(crate) fn devices(module: &str) -> &'static [&'static str] {
@@ -30,26 +18,24 @@ pub(crate) fn devices(module: &str) -> &'static [&'static str] {
     }
 }
 
-/// The processes that have such files open or mapped: those that this container sees, which is all of the node's
-/// with `hostPID` only.
-pub(crate) fn processes(paths: &Paths, devices: &[&str]) -> Vec<Process> {
-    let entries = fs::read_dir(paths.at("/proc")).into_iter().flatten().flatten();
-    let mut found: Vec<Process> = entries
-        .filter_map(|entry| {
-            let id = entry.file_name().to_str()?.parse().ok()?;
-            let device = open_device(&entry.path(), devices)?;
-            let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            Some(Process { id, command: command.trim().to_owned(), device })
-        })
-        .collect();
-    found.sort_by_key(|process| process.id);
-    found
+/// The processes that have such files open or mapped, such as `process 12 (ucx) with /dev/infiniband/uverbs0 open`:
+/// those that this container sees, which is all of the node's with `hostPID` only.
+pub(crate) fn processes(paths: &Paths, devices: &[&str]) -> Vec<String> {
+    let process = |entry: &Path| {
+        let id: u32 = entry.file_name()?.to_str()?.parse().ok()?;
+        let device = open_device(entry, devices)?;
+        let command = text(entry.join("comm")).unwrap_or_default();
+        Some((id, format!("process {id} ({command}) with {device} open")))
+    };
+    let mut found: Vec<_> = entries(paths.at("/proc")).iter().filter_map(|entry| process(entry)).collect();
+    found.sort();
+    found.into_iter().map(|(_, process)| process).collect()
 }
 
 fn open_device(process: &Path, devices: &[&str]) -> Option<String> {
     let is_one = |path: &str| devices.iter().any(|device| path.starts_with(device));
-    let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-    let mut open = open.filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.to_str()?.to_owned()));
+    let open = entries(process.join("fd"));
+    let mut open = open.iter().filter_map(|entry| Some(fs::read_link(entry).ok()?.to_str()?.to_owned()));
     if let Some(path) = open.find(|path| is_one(path)) {
         return Some(path);
     }

@@ -1,11 +1,11 @@
 //! `generic MODULE...`: loads modules, says that they are there, and unloads them at the end.
 
 use crate::{
+    error::Error,
     files,
     lock::Lock,
-    modules::{error::ModuleError, index::Index, kernel_name, load::Loader, parameters::Parameters, unload},
+    modules::{index::Index, is_module_name, kernel_name, load::Loader, parameters::Parameters, unload},
     node::Node,
-    personality::Error,
     signals::Ending,
 };
 
@@ -19,13 +19,15 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// `[--keep] MODULE...`; what else there is, is none of it.
+    /// `[--keep] MODULE...`; `None` where there is anything else.
     pub(crate) fn parse(arguments: &[&str]) -> Option<Self> {
         let mut options = Self { modules: Vec::new(), keep: false };
         for argument in arguments {
             match *argument {
                 "--keep" => options.keep = true,
-                name if is_module_name(name) => options.modules.push(kernel_name(name)),
+                name if is_module_name(name) && !name.starts_with(['-', '_']) => {
+                    options.modules.push(kernel_name(name));
+                }
                 _ => return None,
             }
         }
@@ -36,11 +38,6 @@ impl Options {
     fn file(&self, ending: &str) -> String {
         format!("/run/farrier/{}.{ending}", self.modules.first().map_or("none", String::as_str))
     }
-}
-
-fn is_module_name(name: &str) -> bool {
-    name.starts_with(|first: char| first.is_ascii_alphanumeric())
-        && name.chars().all(|character| character.is_ascii_alphanumeric() || "_-".contains(character))
 }
 
 /// From start to stop.
@@ -60,7 +57,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
                 return Ok(());
             }
             // Those that were there before us too: a container that was killed left them.
-            Ok(stop(node, &options.modules, &loaded)?)
+            stop(node, &options.modules, &loaded)
         }
         Err(error) => {
             if let Err(second) = stop(node, &[], &loaded) {
@@ -81,9 +78,7 @@ fn start(
     let parameters = Parameters::read(&node.paths);
     let from = Loader { node, index: &index, parameters: &parameters };
     for name in &options.modules {
-        if let Some(signal) = ending.asked() {
-            return Err(Error::Ended { signal });
-        }
+        ending.go_on()?;
         let new = from.load(name)?;
         if !new.contains(name) {
             node.log.step(format!("module {name} is there already"));
@@ -94,13 +89,13 @@ fn start(
 }
 
 /// The modules that were asked for, last first, and then what was loaded for their sake, where nothing else uses it.
-fn stop(node: &Node<'_>, modules: &[String], loaded: &[String]) -> Result<(), ModuleError> {
+fn stop(node: &Node<'_>, modules: &[String], loaded: &[String]) -> Result<(), Error> {
     for name in modules.iter().rev() {
         unload::unload(node, name)?;
     }
     for name in loaded.iter().rev() {
         match unload::unload(node, name) {
-            Err(ModuleError::Held { .. } | ModuleError::InUse { .. }) => {
+            Err(Error::Held { .. } | Error::InUse { .. }) => {
                 node.log.step(format!("module {name} stays: something else uses it"));
             }
             other => {

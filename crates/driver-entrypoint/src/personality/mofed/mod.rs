@@ -10,22 +10,17 @@ mod stack;
 mod tests;
 mod udev;
 
-use std::{fs, io};
-
 pub(crate) use settings::Settings;
 use sriov::State;
 use stack::{Comparison, PEER_MEMORY, Stack};
 
 use crate::{
-    fault::Fault,
+    error::Error,
     files,
     lock::Lock,
-    modules::{
-        error::ModuleError, index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload,
-    },
+    modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     mounts,
     node::Node,
-    personality::Error,
     signals::Ending,
 };
 
@@ -86,9 +81,7 @@ impl Container<'_> {
                 node.log.step(format!(
                     "{module} is {there}, and {image} in this image: the drivers are replaced"
                 ));
-                if let Some(signal) = ending.asked() {
-                    return Err(Error::Ended { signal });
-                }
+                ending.go_on()?;
                 self.replace(&loaded)?;
             }
         }
@@ -102,7 +95,7 @@ impl Container<'_> {
                 .warn(format!("this image has no {from}: no peer memory can be built against these drivers"));
         }
         self.restore_network()?;
-        Ok(files::set_ready(node, &settings.ready)?)
+        files::set_ready(node, &settings.ready)
     }
 
     fn stop(&self) -> Result<(), Error> {
@@ -126,7 +119,7 @@ impl Container<'_> {
         let Self { node, settings, stack, .. } = self;
         self.check_peer_memory(loaded)?;
         let leaving = stack.in_the_way(loaded)?;
-        unload::unload_all(node, &PEER_MEMORY, &mut Vec::new())?;
+        unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         self.write_udev_rules()?;
         files::write(node, &settings.blacklist_file, &self.blacklist())?;
@@ -139,14 +132,13 @@ impl Container<'_> {
         // In-tree modules must come back at the node's next boot, before any container runs.
         files::remove(node, &settings.blacklist_file)?;
         node.log.step(format!("removed {}", settings.blacklist_file));
-        Ok(replaced?)
+        replaced
     }
 
-    fn exchange(&self, loaded: &Loaded, leaving: &[String], taken_out: &[String]) -> Result<(), ModuleError> {
+    fn exchange(&self, loaded: &Loaded, leaving: &[String], taken_out: &[String]) -> Result<(), Error> {
         let Self { node, stack, .. } = self;
         stack.load_host_needs(loaded, leaving)?;
-        let mut gone = Vec::new();
-        let exchanged = unload::unload_all(node, leaving, &mut gone).and_then(|()| stack.load(taken_out));
+        let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: putting back the host's");
             if let Err(error) = self.put_back(taken_out) {
@@ -168,18 +160,19 @@ impl Container<'_> {
         }
         self.check_peer_memory(&loaded)?;
         let leaving = stack.in_the_way(&loaded)?;
-        unload::unload_all(node, &PEER_MEMORY, &mut Vec::new())?;
+        unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
         node.log.step("putting back the host's drivers");
         let names = union(self.taken_out(), &leaving);
         self.note_taken_out(&names)?;
         files::write(node, &self.state_file("replacing"), "")?;
-        let mut gone = Vec::new();
-        if let Err(error) = unload::unload_all(node, &leaving, &mut gone) {
+        if let Err(error) = unload::unload_all(node, &leaving) {
             node.log.warn("the image's drivers stay loaded");
+            let staying = Loaded::read(&node.paths)?;
+            let gone: Vec<String> = leaving.into_iter().filter(|name| !staying.contains(name)).collect();
             stack.load(&gone)?;
             files::remove(node, &self.state_file("replacing"))?;
-            return Err(error.into());
+            return Err(error);
         }
         self.load_host(&names)?;
         self.restore_network()?;
@@ -188,34 +181,33 @@ impl Container<'_> {
         Ok(())
     }
 
-    fn check_peer_memory(&self, loaded: &Loaded) -> Result<(), ModuleError> {
+    fn check_peer_memory(&self, loaded: &Loaded) -> Result<(), Error> {
         PEER_MEMORY.iter().try_for_each(|name| unload::check_processes(self.node, loaded, name))
     }
 
     /// After a failure half-way: what is loaded of ours goes, what was loaded of the host's comes.
-    fn put_back(&self, names: &[String]) -> Result<(), ModuleError> {
+    fn put_back(&self, names: &[String]) -> Result<(), Error> {
         let loaded = Loaded::read(&self.node.paths)?;
         let is_ours = |name: &&str| {
             let info = self.stack.loader.index.of_image(name).and_then(|file| file.info().ok());
             info.is_some_and(|info| loaded.is(&self.node.paths, name, &info))
         };
         let ours: Vec<&str> = loaded.names().filter(is_ours).collect();
-        unload::unload_all(self.node, &loaded.with_holders(&ours), &mut Vec::new())?;
-        self.load_host(names)?;
-        Ok(())
+        unload::unload_all(self.node, &loaded.with_holders(&ours))?;
+        self.load_host(names)
     }
 
     /// Those that the host has; `names` are in the order in which they were unloaded.
-    fn load_host(&self, names: &[String]) -> Result<(), ModuleError> {
+    fn load_host(&self, names: &[String]) -> Result<(), Error> {
         for name in names.iter().rev() {
-            if self.host.index.find(name).is_some() {
+            if self.host.index.has(name) {
                 self.host.load(name)?;
             }
         }
         Ok(())
     }
 
-    fn conceal(&self) -> Result<(), Fault> {
+    fn conceal(&self) -> Result<(), Error> {
         let (_, to) = self.settings.exposed();
         mounts::conceal(self.node, &to)
     }
@@ -229,7 +221,7 @@ impl Container<'_> {
         format!("{why}\n{}\n", lines.join("\n"))
     }
 
-    fn write_udev_rules(&self) -> Result<(), Fault> {
+    fn write_udev_rules(&self) -> Result<(), Error> {
         let Self { node, settings, .. } = self;
         if !settings.udev_rules {
             return Ok(());
@@ -245,7 +237,7 @@ impl Container<'_> {
     }
 
     /// What a container that was killed kept is older, and from before it unloaded anything: it counts.
-    fn save_network(&self, loaded: &Loaded) -> Result<(), Fault> {
+    fn save_network(&self, loaded: &Loaded) -> Result<(), Error> {
         let file = self.state_file("sriov");
         if State::kept(self.node, &file).is_some() || !loaded.contains("mlx5_core") {
             return Ok(());
@@ -258,7 +250,7 @@ impl Container<'_> {
         state.keep(self.node, &file)
     }
 
-    fn restore_network(&self) -> Result<(), Fault> {
+    fn restore_network(&self) -> Result<(), Error> {
         let file = self.state_file("sriov");
         if let Some(state) = State::kept(self.node, &file) {
             state.restore(self.node, self.settings.bind_delay);
@@ -269,11 +261,11 @@ impl Container<'_> {
 
     /// The modules that containers took out since the node's boot, in the order in which they were unloaded.
     fn taken_out(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.node.paths.at(&self.state_file("replaced"))).unwrap_or_default();
-        text.lines().map(str::to_owned).collect()
+        let names = files::text(self.node.paths.at(&self.state_file("replaced"))).unwrap_or_default();
+        names.lines().map(str::to_owned).collect()
     }
 
-    fn note_taken_out(&self, names: &[String]) -> Result<(), Fault> {
+    fn note_taken_out(&self, names: &[String]) -> Result<(), Error> {
         files::write(self.node, &self.state_file("replaced"), &names.join("\n"))
     }
 
@@ -296,18 +288,13 @@ fn union(mut names: Vec<String>, others: &[String]) -> Vec<String> {
 /// Does udev give an NVIDIA interface a name with its port, such as `enp8s0f0np0`? From its database, where the pod
 /// mounts it.
 fn names_have_ports(node: &Node<'_>) -> bool {
-    let interfaces = fs::read_dir(node.paths.at("/sys/class/net")).into_iter().flatten().flatten();
-    let mut names = interfaces.filter_map(|interface| {
-        let read = |file: &str| -> io::Result<String> { fs::read_to_string(interface.path().join(file)) };
-        read("device/vendor").ok().filter(|vendor| vendor.trim() == "0x15b3")?;
-        let number = read("ifindex").ok()?.trim().to_owned();
-        let data = fs::read_to_string(node.paths.at(&format!("/run/udev/data/n{number}"))).ok()?;
-        data.lines().find_map(|line| line.strip_prefix("E:ID_NET_NAME_PATH=")).map(str::to_owned)
-    });
-    names.any(|name| {
-        name.char_indices().rev().nth(2).is_some_and(|(at, _)| {
-            let end = name.get(at..).unwrap_or_default();
-            end.strip_prefix("np").is_some_and(|port| matches!(port, "0" | "1" | "2" | "3"))
-        })
+    files::entries(node.paths.at("/sys/class/net")).iter().any(|interface| {
+        let name = || {
+            files::text(interface.join("device/vendor")).filter(|vendor| vendor == "0x15b3")?;
+            let number = files::text(interface.join("ifindex"))?;
+            let data = files::text(node.paths.at(&format!("/run/udev/data/n{number}")))?;
+            data.lines().find_map(|line| line.strip_prefix("E:ID_NET_NAME_PATH=")).map(str::to_owned)
+        };
+        name().is_some_and(|name| ["np0", "np1", "np2", "np3"].iter().any(|port| name.ends_with(port)))
     })
 }

@@ -1,5 +1,7 @@
 //! What a MOFED container is told: its arguments, and the environment that the Network Operator's users know. Pure.
 
+use crate::modules::is_module_name;
+
 /// Storage over RDMA, initiators and targets: what the operators' container calls storage modules.
 const STORAGE: &str = "ib_iser ib_isert ib_srp ib_srpt nvme_rdma nvmet_rdma rpcrdma xprtrdma";
 
@@ -138,9 +140,8 @@ fn names(variable: &str, text: &str, separator: char) -> Result<Vec<String>, Str
     let names = text.split(separator).flat_map(str::split_whitespace);
     names
         .map(|name| {
-            let fits =
-                name.chars().all(|character| character.is_ascii_alphanumeric() || "_-".contains(character));
-            if fits { Ok(name.to_owned()) } else { Err(format!("{variable} lists module names, not {name}")) }
+            let other = || format!("{variable} lists module names, not {name}");
+            is_module_name(name).then(|| name.to_owned()).ok_or_else(other)
         })
         .collect()
 }

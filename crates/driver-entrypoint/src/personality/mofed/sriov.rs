@@ -11,7 +11,11 @@ use std::{
     time::Duration,
 };
 
-use crate::{fault::Fault, files, node::Node};
+use crate::{
+    error::Error,
+    files::{self, entries, text},
+    node::Node,
+};
 
 /// The PCI vendor.
 const VENDOR: &str = "0x15b3";
@@ -49,27 +53,27 @@ struct Virtual {
 impl State {
     /// As it is now.
     pub(crate) fn read(node: &Node<'_>) -> Self {
-        let mut physical: Vec<Physical> = entries(&node.paths.at("/sys/class/net"))
+        let mut physical: Vec<Physical> = entries(node.paths.at("/sys/class/net"))
             .into_iter()
             .filter_map(|interface| {
                 let device = interface.join("device");
                 // Virtual functions and representors have the same vendor.
-                if text(&device.join("vendor")).as_deref() != Some(VENDOR)
+                if text(device.join("vendor")).as_deref() != Some(VENDOR)
                     || device.join("physfn").exists()
-                    || text(&interface.join("phys_port_name")).is_some_and(|name| name.contains("vf"))
+                    || text(interface.join("phys_port_name")).is_some_and(|name| name.contains("vf"))
                 {
                     return None;
                 }
-                let number: usize = text(&device.join("sriov_numvfs"))?.parse().ok()?;
+                let number: usize = text(device.join("sriov_numvfs"))?.parse().ok()?;
                 if number == 0 {
                     return None;
                 }
                 Some(Physical {
                     pci: target(&device)?,
                     up: is_up(&interface),
-                    mtu: text(&interface.join("mtu")).unwrap_or_else(none),
+                    mtu: text(interface.join("mtu")).unwrap_or_else(none),
                     // In legacy mode the kernel does not answer.
-                    switchdev: text(&interface.join("phys_switch_id")).is_some_and(|id| !id.is_empty()),
+                    switchdev: text(interface.join("phys_switch_id")).is_some_and(|id| !id.is_empty()),
                     functions: (0..number).filter_map(|index| virtual_function(&device, index)).collect(),
                 })
             })
@@ -89,14 +93,13 @@ impl State {
     }
 
     /// Keeps it on the node, so that it survives a container that is killed while there is no driver.
-    pub(crate) fn keep(&self, node: &Node<'_>, path: &str) -> Result<(), Fault> {
+    pub(crate) fn keep(&self, node: &Node<'_>, path: &str) -> Result<(), Error> {
         files::write(node, path, &self.to_text())
     }
 
     /// What a container that was killed kept.
     pub(crate) fn kept(node: &Node<'_>, path: &str) -> Option<Self> {
-        let text = fs::read_to_string(node.paths.at(path)).ok()?;
-        Some(Self::parse(&text)).filter(|state| !state.is_empty())
+        Some(Self::parse(&text(node.paths.at(path))?)).filter(|state| !state.is_empty())
     }
 
     fn to_text(&self) -> String {
@@ -162,7 +165,7 @@ impl Restoring<'_> {
                 .warn(format!("{pci} has no network interface: its virtual functions are not restored"));
             return;
         };
-        if text(&device.join("sriov_numvfs")) != Some(functions.len().to_string()) {
+        if text(device.join("sriov_numvfs")) != Some(functions.len().to_string()) {
             self.set(&device.join("sriov_numvfs"), &functions.len().to_string());
         }
         self.bring_up(&interface, *up);
@@ -236,9 +239,7 @@ impl Restoring<'_> {
     }
 
     fn bring_up(&self, interface: &Path, up: bool) {
-        // IFF_UP is bit 0 (include/uapi/linux/if.h); the others stay.
-        let flags = text(&interface.join("flags")).unwrap_or_default();
-        let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or_default();
+        let flags = flags(interface);
         let wanted = if up { flags | 1 } else { flags & !1 };
         if wanted != flags {
             self.set(&interface.join("flags"), &format!("{wanted:#x}"));
@@ -248,13 +249,14 @@ impl Restoring<'_> {
     /// The first interface of a device, as soon as it is there.
     fn interface(&self, pci: &str) -> Option<PathBuf> {
         let place = self.device(pci).join("net");
-        for _ in 0..self.looks {
-            if let Some(found) = entries(&place).into_iter().next() {
-                return Some(found);
+        let look = |_| {
+            let found = entries(&place).into_iter().next();
+            if found.is_none() {
+                self.node.kernel.pause(LOOK);
             }
-            self.node.kernel.pause(LOOK);
-        }
-        entries(&place).into_iter().next()
+            found
+        };
+        (0..self.looks).find_map(look).or_else(|| entries(&place).into_iter().next())
     }
 
     fn device(&self, pci: &str) -> PathBuf {
@@ -271,10 +273,10 @@ impl Restoring<'_> {
 fn virtual_function(device: &Path, index: usize) -> Option<Virtual> {
     let function = device.join(format!("virtfn{index}"));
     let pci = target(&function)?;
-    let interface = entries(&function.join("net")).into_iter().next();
+    let interface = entries(function.join("net")).into_iter().next();
     let attribute =
-        |name: &str| interface.as_ref().and_then(|path| text(&path.join(name))).unwrap_or_else(none);
-    let guid = entries(&function.join("infiniband")).first().and_then(|path| text(&path.join("node_guid")));
+        |name: &str| interface.as_ref().and_then(|path| text(path.join(name))).unwrap_or_else(none);
+    let guid = entries(function.join("infiniband")).first().and_then(|path| text(path.join("node_guid")));
     Some(Virtual {
         pci,
         up: interface.as_deref().is_some_and(is_up),
@@ -295,29 +297,23 @@ fn is_pci(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_hexdigit() || c == ':' || c == '.')
 }
 
+/// `IFF_UP` is bit 0 (`include/uapi/linux/if.h`).
+fn flags(interface: &Path) -> u32 {
+    let flags = text(interface.join("flags")).unwrap_or_default();
+    u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or_default()
+}
+
 fn is_up(interface: &Path) -> bool {
-    let flags = text(&interface.join("flags")).unwrap_or_default();
-    u32::from_str_radix(flags.trim_start_matches("0x"), 16).is_ok_and(|flags| flags & 1 != 0)
+    flags(interface) & 1 != 0
 }
 
 fn none() -> String {
     "-".to_owned()
 }
 
-fn text(path: &Path) -> Option<String> {
-    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
-}
-
 /// The last part of what a link points to.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
-}
-
-fn entries(directory: &Path) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> =
-        fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
-    paths.sort();
-    paths
 }
 
 #[cfg(test)]

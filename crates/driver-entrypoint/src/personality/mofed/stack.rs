@@ -3,18 +3,11 @@
 
 use std::collections::BTreeSet;
 
-use super::Settings;
+use super::settings::Settings;
 use crate::{
-    modules::{
-        error::ModuleError,
-        index::{Index, Origin},
-        kernel_name,
-        load::Loader,
-        loaded::Loaded,
-        unload,
-    },
+    error::Error,
+    modules::{file::Origin, index::Index, kernel_name, load::Loader, loaded::Loaded, unload},
     node::Node,
-    personality::Error,
 };
 
 /// What OFED's own start script loads, where the image has it, in its order; dependencies come along.
@@ -56,14 +49,14 @@ impl Stack<'_> {
 
     /// An image without a driver for this kernel ends here, before anything is touched.
     pub(super) fn check_image(&self) -> Result<(), Error> {
-        self.index().require_of_image("mlx5_core")?;
+        if self.index().of_image("mlx5_core").is_none() {
+            return Err(self.index().missing("mlx5_core", None));
+        }
         if let Some(name) = COMPARED.into_iter().find(|name| self.index().is_built_in(name)) {
-            return Err(Error::Precondition {
-                message: format!("{name} is built into this kernel, and cannot be replaced"),
-                hint:
-                    "build the kernel with CONFIG_INFINIBAND=m and CONFIG_MLX5_CORE=m, or use its own drivers"
-                        .to_owned(),
-            });
+            return Err(Error::new(
+                format!("{name} is built into this kernel, and cannot be replaced"),
+                "build the kernel with CONFIG_INFINIBAND=m and CONFIG_MLX5_CORE=m, or use its own drivers",
+            ));
         }
         if self.settings.nfs_rdma && self.index().of_image("rpcrdma").is_none() {
             self.node.log.warn("ENABLE_NFSRDMA is set, but this image was built without rpcrdma");
@@ -71,7 +64,7 @@ impl Stack<'_> {
         Ok(())
     }
 
-    pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, ModuleError> {
+    pub(super) fn compare(&self, loaded: &Loaded) -> Result<Comparison, Error> {
         for module in COMPARED {
             let Some(file) = self.index().of_image(module) else { continue };
             let image = file.info()?;
@@ -91,13 +84,8 @@ impl Stack<'_> {
         let Settings { unload_storage, unload_third_party, storage, third_party, auxiliary, .. } =
             self.settings;
         refuse(loaded, storage, *unload_storage, "storage", "UNLOAD_STORAGE_MODULES")?;
-        refuse(
-            loaded,
-            third_party,
-            *unload_third_party,
-            "third-party RDMA",
-            "UNLOAD_THIRD_PARTY_RDMA_MODULES",
-        )?;
+        let variable = "UNLOAD_THIRD_PARTY_RDMA_MODULES";
+        refuse(loaded, third_party, *unload_third_party, "third-party RDMA", variable)?;
         let mut seeds = self.own_modules()?;
         let listed = storage.iter().chain(third_party).chain(auxiliary).map(|name| kernel_name(name));
         let listed: BTreeSet<String> = listed.collect();
@@ -123,7 +111,7 @@ impl Stack<'_> {
 
     /// Loads, from the host, what the image's modules need of it, while the old ones still work: what is missing
     /// shows before anything is unloaded.
-    pub(super) fn load_host_needs(&self, loaded: &Loaded, leaving: &[String]) -> Result<(), ModuleError> {
+    pub(super) fn load_host_needs(&self, loaded: &Loaded, leaving: &[String]) -> Result<(), Error> {
         let staying = loaded.without(leaving);
         for name in self.wanted() {
             self.loader.load_needs(name, Origin::Host, &staying)?;
@@ -132,7 +120,7 @@ impl Stack<'_> {
     }
 
     /// Loads the stack, and again what was taken out for it as far as the image has it.
-    pub(super) fn load(&self, taken_out: &[String]) -> Result<(), ModuleError> {
+    pub(super) fn load(&self, taken_out: &[String]) -> Result<(), Error> {
         for name in self.wanted() {
             self.loader.load(name)?;
         }
@@ -154,12 +142,14 @@ impl Stack<'_> {
     }
 
     /// The names of the image's modules that the stack is made of.
-    fn own_modules(&self) -> Result<BTreeSet<String>, ModuleError> {
+    fn own_modules(&self) -> Result<BTreeSet<String>, Error> {
         let nothing = Loaded::default();
         let mut names = BTreeSet::new();
         for wanted in self.wanted() {
             let steps = self.loader.plan(wanted, &nothing)?;
-            names.extend(steps.into_iter().filter(|step| step.origin == Origin::Image).map(|step| step.name));
+            names.extend(
+                steps.into_iter().filter(|step| step.file.origin == Origin::Image).map(|step| step.name),
+            );
         }
         Ok(names)
     }
@@ -174,29 +164,23 @@ fn refuse(loaded: &Loaded, names: &[String], allowed: bool, kind: &str, variable
     if allowed || there.is_empty() {
         return Ok(());
     }
-    Err(Error::Precondition {
-        message: format!(
+    Err(Error::new(
+        format!(
             "{kind} modules are loaded, and would go with the drivers that are to be replaced: {}",
             there.join(", ")
         ),
-        hint: format!("set {variable}=true to have them unloaded, or unload them on the node"),
-    })
+        format!("set {variable}=true to have them unloaded, or unload them on the node"),
+    ))
 }
 
-/// A module that uses the stack, and that nobody knows.
+/// An unknown module that uses the stack.
 fn stranger(loaded: &Loaded, order: &[String], name: &str) -> Error {
-    let used: Vec<&str> = order
-        .iter()
-        .filter(|other| loaded.get(other).is_some_and(|module| module.holders.contains(name)))
-        .map(String::as_str)
-        .collect();
-    Error::Precondition {
-        message: format!(
-            "module {name} uses {}, and this image has nothing to replace it with",
-            used.join(", ")
-        ),
-        hint: format!(
+    let is_user = |other: &&String| loaded.get(other).is_some_and(|module| module.holders.contains(name));
+    let used: Vec<&str> = order.iter().filter(is_user).map(String::as_str).collect();
+    Error::new(
+        format!("module {name} uses {}, and this image has nothing to replace it with", used.join(", ")),
+        format!(
             "unload {name} on the node, or add it to STORAGE_MODULES and set UNLOAD_STORAGE_MODULES=true"
         ),
-    }
+    )
 }

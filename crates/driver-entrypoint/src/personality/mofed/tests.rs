@@ -275,7 +275,7 @@ fn what_is_built_into_the_kernel_is_not_replaced() {
 #[test]
 fn an_image_without_headers_exposes_none() {
     let bench = bench();
-    fs::remove_dir_all(bench.at("/usr/src")).unwrap();
+    std::fs::remove_dir_all(bench.at("/usr/src")).unwrap();
     live(&bench, &settings(&[]), || assert!(bench.text(READY).is_some())).unwrap();
     assert!(bench.log().contains("WARN  this image has no /usr/src: no peer memory can be built"));
     assert!(!bench.calls().iter().any(|call| call.starts_with("bind")));
@@ -360,7 +360,7 @@ fn virtual_functions_outlive_a_container_that_is_killed_between_two_drivers() {
     bench.file(&format!("{device}/sriov_numvfs"), "1\n");
     bench.file(&format!("{device}/net/ens1/mtu"), "9000\n");
     bench.file("/sys/bus/pci/devices/0000:08:00.2/vendor", "0x15b3\n");
-    fs::create_dir_all(&class).unwrap();
+    std::fs::create_dir_all(&class).unwrap();
     for (to, at) in [
         (format!("{device}/net/ens1"), class.join("ens1")),
         (device.to_owned(), bench.at(&format!("{device}/net/ens1/device"))),

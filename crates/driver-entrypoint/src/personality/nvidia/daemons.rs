@@ -10,7 +10,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{node::Node, paths::Paths};
+use crate::{
+    error::Error,
+    files::{entries, text},
+    node::{Node, Paths},
+};
 
 /// How often and how long a daemon is looked at after SIGTERM: five seconds, as the operators' images wait.
 const LOOKS: usize = 50;
@@ -96,22 +100,20 @@ pub(crate) fn start_tools(paths: &Paths) -> [Started; 2] {
 
 /// The fabric manager that this machine wants: none, without switches.
 pub(crate) fn fabric_manager(paths: &Paths) -> Option<FabricManager> {
-    let entries = |path| fs::read_dir(paths.at(path)).into_iter().flatten().flatten();
-    let is_managed = |adapter: fs::DirEntry| {
-        let product_data = fs::read(adapter.path().join("device/vpd")).unwrap_or_default();
+    let is_managed = |adapter: &PathBuf| {
+        let product_data = fs::read(adapter.join("device/vpd")).unwrap_or_default();
         product_data.windows(6).any(|word| word == b"SW_MNG")
     };
-    if entries("/sys/class/infiniband").any(is_managed) {
-        Some(OF_INFINIBAND)
-    } else {
-        entries("/proc/driver/nvidia-nvswitch/devices").next().map(|_| OF_SWITCHES)
+    if entries(paths.at("/sys/class/infiniband")).iter().any(is_managed) {
+        return Some(OF_INFINIBAND);
     }
+    let has_switches = !entries(paths.at("/proc/driver/nvidia-nvswitch/devices")).is_empty();
+    has_switches.then_some(OF_SWITCHES)
 }
 
-/// Stops whatever runs. Gives the names of those that were stopped, or the one that would not.
-pub(crate) fn stop(node: &Node<'_>) -> Result<Vec<&'static str>, Stubborn> {
-    let mut stopped = Vec::new();
-    for daemon in DAEMONS {
+/// Stops whatever runs, and says so. One that does not end is an error: it holds the driver.
+pub(crate) fn stop(node: &Node<'_>) -> Result<(), Error> {
+    for daemon @ Daemon { name, .. } in DAEMONS {
         let Some(pid) = running(&node.paths, daemon) else { continue };
         // One that ends by itself meanwhile is as good as stopped.
         let _ = kill_process(pid, Signal::TERM);
@@ -122,30 +124,24 @@ pub(crate) fn stop(node: &Node<'_>) -> Result<Vec<&'static str>, Stubborn> {
             running(&node.paths, daemon).is_none()
         });
         if !is_gone {
-            return Err(Stubborn { name: daemon.name, pid: pid.as_raw_nonzero().get() });
+            return Err(Error::new(
+                format!("{name} (process {pid}) does not end at SIGTERM, and holds the driver"),
+                "look at that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)",
+            ));
         }
-        stopped.push(daemon.name);
+        node.log.step(format!("stopped {name}"));
     }
-    Ok(stopped)
-}
-
-/// A daemon that did not end at SIGTERM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stubborn {
-    pub(crate) name: &'static str,
-    pub(crate) pid: i32,
+    Ok(())
 }
 
 /// The process of a pid file. The fabric manager's lies on the host and outlives its container, so that the
-/// number can be anybody's by now: the process must bear the daemon's name.
+/// number can be another process's by now: the process must bear the daemon's name.
 fn running(paths: &Paths, daemon: &Daemon) -> Option<Pid> {
     let Daemon { name, pid_file } = daemon;
     // One is a link to the other, in most images.
-    let text = ["/run", "/var/run"]
-        .iter()
-        .find_map(|directory| fs::read_to_string(paths.at(directory).join(pid_file)).ok())?;
-    let number: i32 = text.trim().parse().ok().filter(|&number| number > 1)?;
-    let status = fs::read_to_string(paths.at(&format!("/proc/{number}/status"))).ok()?;
+    let id = ["/run", "/var/run"].iter().find_map(|directory| text(paths.at(directory).join(pid_file)))?;
+    let number: i32 = id.parse().ok().filter(|&number| number > 1)?;
+    let status = text(paths.at(&format!("/proc/{number}/status")))?;
     let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
     // The kernel keeps 15 bytes of a name (TASK_COMM_LEN).
     let is_it = field("Name:").is_some_and(|comm| comm == name.get(..15).unwrap_or(name));
@@ -199,7 +195,8 @@ pub(in crate::personality::nvidia) mod tests {
     fn what_the_image_has_not_is_not_needed() {
         let bench = with_real_processes();
         assert_eq!(start(&bench), ["nvidia-modprobe", "nvidia-persistenced"].map(Started::Absent));
-        assert_eq!(stop(&bench.node()), Ok(vec![]));
+        stop(&bench.node()).unwrap();
+        assert_eq!(bench.log(), "");
     }
 
     #[test]
@@ -234,7 +231,9 @@ pub(in crate::personality::nvidia) mod tests {
         assert!(bench.at(&process).exists());
         // The bench's pauses take no time, and a process does: look as often as it takes.
         while stop(&bench.node()).is_err() {}
-        assert_eq!(stop(&bench.node()), Ok(vec![]));
+        let said = bench.log();
+        stop(&bench.node()).unwrap();
+        assert_eq!(bench.log(), said, "nothing is left to stop");
     }
 
     #[test]
@@ -243,7 +242,8 @@ pub(in crate::personality::nvidia) mod tests {
         // This very process has another name; were it killed, there would be no result to see.
         for text in [std::process::id().to_string().as_str(), "-1", "0", "1", "none", "", "99999999999999"] {
             bench.file("/run/nvidia-fabricmanager/nv-fabricmanager.pid", text);
-            assert_eq!(stop(&bench.node()), Ok(vec![]), "{text:?}");
+            stop(&bench.node()).unwrap();
+            assert_eq!(bench.log(), "", "{text:?}");
         }
     }
 

@@ -5,15 +5,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::{
-    modules::{
-        error::ModuleError,
-        index::{Index, Origin},
-        load::Loader,
-        loaded::Loaded,
-        unload, users,
-    },
+    error::Error,
+    modules::{file::Origin, index::Index, load::Loader, loaded::Loaded, unload},
     node::Node,
-    personality::Error,
 };
 
 /// Of the host, before the driver, where the node has them.
@@ -39,7 +33,7 @@ const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
 
 /// Trees to load from: this image, `more`, and the host. The operator's DaemonSet does not mount the host's
 /// modules, but it shares the host's processes (`hostPID`), and the first of them shows the host's root.
-pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, ModuleError> {
+pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Error> {
     let release = node.kernel.release();
     let mut trees = vec![(Origin::Image, node.paths.image_modules(&release))];
     trees.extend(more.map(|tree| (Origin::Host, node.paths.at(tree).join(&release))));
@@ -53,33 +47,29 @@ pub(crate) fn index(node: &Node<'_>, more: Option<&str>) -> Result<Index, Module
 }
 
 /// Is the driver loaded that this image has? One of other sources, under the same configuration, is not.
-pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, ModuleError> {
+pub(crate) fn is_loaded(node: &Node<'_>, index: &Index) -> Result<bool, Error> {
     let loaded = Loaded::read(&node.paths)?;
-    let Some(file) = index.of_image("nvidia") else { return Ok(false) };
+    let Some(file) = index.of_image("nvidia").filter(|_| loaded.contains("nvidia")) else { return Ok(false) };
     let info = file.info()?;
     // What nothing is known of counts as the same: the operator's digest says so.
-    let is_known = !info.source_version.is_empty() || !info.build_id.is_empty();
-    Ok(loaded.contains("nvidia") && (!is_known || loaded.is(&node.paths, "nvidia", &info)))
+    Ok(info.identity().is_none() || loaded.is(&node.paths, "nvidia", &info))
 }
 
 /// Is everything there that the driver needs? An image for another kernel, or one whose modules are broken, must not
 /// cost the node the driver that it has.
-pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), ModuleError> {
+pub(crate) fn check(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let staying = Loaded::read(&loader.node.paths)?.without(&UNLOADED.map(str::to_owned));
-    for name in NEEDED {
-        loader.index.require_of_image(name)?;
+    if let Some(name) = NEEDED.into_iter().find(|name| loader.index.of_image(name).is_none()) {
+        return Err(loader.index.missing(name, None));
     }
-    for name in wanted(loader, drm) {
-        loader.plan(name, &staying)?;
-    }
-    Ok(())
+    wanted(loader, drm).into_iter().try_for_each(|name| loader.plan(name, &staying).map(drop))
 }
 
 /// Loads the driver; what is loaded already stays as it is.
 pub(crate) fn load(loader: &Loader<'_>, drm: bool) -> Result<(), Error> {
     let Loader { node, index, .. } = loader;
     for name in HELPERS {
-        if index.find(name).is_none() {
+        if !index.has(name) {
             node.log.step(format!("{name} is not there, which is no obstacle"));
         } else if let Err(error) = loader.load(name) {
             node.log.warn(format!("go on without {name}: {error}"));
@@ -103,17 +93,17 @@ fn wanted(loader: &Loader<'_>, drm: bool) -> Vec<&'static str> {
 }
 
 /// The kernel's words do not say what an administrator of GPUs wants to know.
-fn explain(node: &Node<'_>, error: ModuleError) -> Error {
-    let ModuleError::Refused { name, refusal, .. } = &error else { return error.into() };
-    if name != "nvidia" || refusal.errno != Errno::NODEV {
-        return error.into();
-    }
+fn explain(node: &Node<'_>, error: Error) -> Error {
+    let refusal = match error {
+        Error::Refused { name, refusal, .. } if name == "nvidia" && refusal.errno == Errno::NODEV => refusal,
+        other => return other,
+    };
     let loaded = Loaded::read(&node.paths).unwrap_or_default();
     let rivals = ["nouveau", "nova_core", "nova_drm", "vfio_pci"];
     let rivals: Vec<&str> = rivals.into_iter().filter(|name| loaded.contains(name)).collect();
     let hint = if rivals.is_empty() {
         "look whether the node has an NVIDIA GPU that this driver supports (lspci -d 10de:), and whether its \
-         firmware, or the hypervisor, shows it; the kernel's words follow in dmesg"
+         firmware, or the hypervisor, shows it; the kernel's messages follow in dmesg"
             .to_owned()
     } else {
         format!(
@@ -121,12 +111,7 @@ fn explain(node: &Node<'_>, error: ModuleError) -> Error {
             rivals.join(" and ")
         )
     };
-    let mut message = "no NVIDIA GPU was found by the driver (ENODEV)".to_owned();
-    for line in &refusal.messages {
-        message.push_str("\n    kernel: ");
-        message.push_str(line);
-    }
-    Error::Precondition { message, hint }
+    Error::new(format!("no NVIDIA GPU was found by the driver (ENODEV){refusal}"), hint)
 }
 
 /// Unloads the driver, all of it or nothing: who holds a part of it keeps the whole.
@@ -141,37 +126,29 @@ pub(crate) fn unload(node: &Node<'_>) -> Result<(), Error> {
         node.kernel.pause(BETWEEN_LOOKS);
     };
     if !obstacles.is_empty() {
-        let obstacles: Vec<String> = obstacles.iter().map(ModuleError::to_string).collect();
-        return Err(Error::Precondition {
-            message: format!("the NVIDIA driver is in use and stays loaded: {}", obstacles.join("; ")),
-            hint:
-                "end the pods and processes that use the GPUs, or drain the node; the pod then starts again"
-                    .to_owned(),
-        });
+        let obstacles: Vec<String> = obstacles.iter().map(Error::to_string).collect();
+        return Err(Error::new(
+            format!("the NVIDIA driver is in use and stays loaded: {}", obstacles.join("; ")),
+            "end the pods and processes that use the GPUs, or drain the node; the pod then starts again",
+        ));
     }
-    let mut done = Vec::new();
-    unload::unload_all(node, &UNLOADED, &mut done)?;
-    if done.is_empty() {
+    if unload::unload_all(node, &UNLOADED)?.is_empty() {
         node.log.step("no NVIDIA driver is loaded");
     }
     Ok(())
 }
 
 /// Who keeps the driver's modules from going, each for itself.
-fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<ModuleError> {
+fn obstacles(node: &Node<'_>, loaded: &Loaded) -> Vec<Error> {
     let mut obstacles = Vec::new();
     for name in UNLOADED {
         let Some(module) = loaded.get(name) else { continue };
         let others = module.holders.iter().filter(|holder| !UNLOADED.contains(&holder.as_str()));
         let by: Vec<String> = others.cloned().collect();
         if !by.is_empty() {
-            obstacles.push(ModuleError::Held { name: name.to_owned(), by });
+            obstacles.push(Error::Held { name: name.to_owned(), by });
         }
-        let references = module.references.saturating_sub(module.holders.len());
-        if references > 0 {
-            let by = users::processes(&node.paths, users::devices(name));
-            obstacles.push(ModuleError::InUse { name: name.to_owned(), references, by });
-        }
+        obstacles.extend(unload::in_use(node, loaded, name));
     }
     obstacles
 }

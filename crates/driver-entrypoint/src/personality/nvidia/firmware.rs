@@ -12,7 +12,7 @@ use rustix::{
     mount::{OpenTreeFlags, open_tree},
 };
 
-use crate::{fault::Fault, node::Node};
+use crate::{error::Error, files::if_there, node::Node};
 
 /// Where the host sees the driver's firmware: below the exposed root.
 pub(crate) const HOST_PATH: &str = "/run/nvidia/driver/lib/firmware";
@@ -24,30 +24,26 @@ const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 /// own images have the first.
 const IMAGE_PATHS: &[&str] = &["opt/lib/firmware/nvidia", "lib/firmware/nvidia", "usr/lib/firmware/nvidia"];
 
-/// What was found in the kernel's search path, and done.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum SearchPath {
-    /// It was empty, or ours since a container that was killed: it is ours.
-    Ours,
-    /// It is somebody's: left alone, as the operators' images do.
-    Kept(String),
-    /// This kernel has none.
-    Absent,
-}
-
-/// Makes the kernel look for firmware at [`HOST_PATH`].
-pub(crate) fn set_search_path(node: &Node<'_>) -> Result<SearchPath, Fault> {
-    let Some(current) = search_path(node)? else { return Ok(SearchPath::Absent) };
-    if current.is_empty() {
-        write_search_path(node, HOST_PATH)?;
-    } else if current != HOST_PATH {
-        return Ok(SearchPath::Kept(current));
+/// Makes the kernel look for firmware at [`HOST_PATH`], and says so. A search path of somebody else's is left alone, as
+/// the operators' images do; one that is ours already is of a container that was killed.
+pub(crate) fn set_search_path(node: &Node<'_>) -> Result<(), Error> {
+    match search_path(node)?.as_deref() {
+        None => node.log.warn("this kernel has no search path for firmware"),
+        Some(current) if !current.is_empty() && current != HOST_PATH => node.log.warn(format!(
+            "the kernel looks for firmware at {current}, which is kept: GPUs that need firmware find none at {HOST_PATH}"
+        )),
+        Some(current) => {
+            if current.is_empty() {
+                write_search_path(node, HOST_PATH)?;
+            }
+            node.log.step(format!("the kernel looks for firmware at {HOST_PATH}"));
+        }
     }
-    Ok(SearchPath::Ours)
+    Ok(())
 }
 
 /// Empties the search path if it is ours.
-pub(crate) fn restore_search_path(node: &Node<'_>) -> Result<(), Fault> {
+pub(crate) fn restore_search_path(node: &Node<'_>) -> Result<(), Error> {
     if search_path(node)?.is_some_and(|current| current == HOST_PATH) {
         // An empty write does nothing, and a newline would be part of the path.
         write_search_path(node, "\0")?;
@@ -55,22 +51,18 @@ pub(crate) fn restore_search_path(node: &Node<'_>) -> Result<(), Fault> {
     Ok(())
 }
 
-fn search_path(node: &Node<'_>) -> Result<Option<String>, Fault> {
-    let path = node.paths.at(SEARCH_PATH);
-    match fs::read_to_string(&path) {
-        Ok(text) => Ok(Some(text.trim_matches(['\0', '\n', ' ']).to_owned())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Fault::on(node, "read", &path)(error)),
-    }
+fn search_path(node: &Node<'_>) -> Result<Option<String>, Error> {
+    let text =
+        if_there(fs::read_to_string(node.paths.at(SEARCH_PATH))).map_err(Error::on("read", SEARCH_PATH))?;
+    Ok(text.map(|text| text.trim_matches(['\0', '\n', ' ']).to_owned()))
 }
 
-fn write_search_path(node: &Node<'_>, value: &str) -> Result<(), Fault> {
-    let path = node.paths.at(SEARCH_PATH);
-    fs::write(&path, value).map_err(Fault::on(node, "write", &path))
+fn write_search_path(node: &Node<'_>, value: &str) -> Result<(), Error> {
+    fs::write(node.paths.at(SEARCH_PATH), value).map_err(Error::on("write", SEARCH_PATH))
 }
 
 /// Copies the image's firmware to where the host sees it; gives the number of files that had to be written.
-pub(crate) fn provide(node: &Node<'_>) -> Result<usize, Fault> {
+pub(crate) fn provide(node: &Node<'_>) -> Result<usize, Error> {
     let (root, target) = (node.paths.at("/"), node.paths.at(HOST_PATH));
     // The image's root without what the manifest mounts over it. Linux 5.2 and later; before, the image has to keep
     // its firmware where nothing is mounted.
@@ -81,11 +73,8 @@ pub(crate) fn provide(node: &Node<'_>) -> Result<usize, Fault> {
         for directory in IMAGE_PATHS {
             let from = root.join(directory);
             if from.is_dir() {
-                written += copy(&from, &target.join("nvidia")).map_err(Fault::on(
-                    node,
-                    "copy firmware to",
-                    &target,
-                ))?;
+                let copied = copy(&from, &target.join("nvidia"));
+                written += copied.map_err(Error::on("copy firmware to", HOST_PATH))?;
             }
         }
     }
@@ -114,11 +103,8 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
 
 /// Firmware is named by the driver's version, and whole after [`copy`]: the same size is the same file.
 fn is_there(source: &Path, target: &Path) -> io::Result<bool> {
-    match fs::metadata(target) {
-        Ok(there) => Ok(there.len() == fs::metadata(source)?.len()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
+    let Some(there) = if_there(fs::metadata(target))? else { return Ok(false) };
+    Ok(there.len() == fs::metadata(source)?.len())
 }
 
 #[cfg(test)]
@@ -131,10 +117,12 @@ mod tests {
         for empty in ["", "\n", "\0\n"] {
             let bench = Bench::new();
             bench.file(SEARCH_PATH, empty);
-            assert_eq!(set_search_path(&bench.node()).unwrap(), SearchPath::Ours);
-            assert_eq!(bench.text(SEARCH_PATH).unwrap(), HOST_PATH);
+            let ours = format!("INFO  the kernel looks for firmware at {HOST_PATH}");
+            set_search_path(&bench.node()).unwrap();
+            assert_eq!((bench.text(SEARCH_PATH).unwrap(), bench.log()), (HOST_PATH.to_owned(), ours.clone()));
             // After a kill -9 it is still there.
-            assert_eq!(set_search_path(&bench.node()).unwrap(), SearchPath::Ours);
+            set_search_path(&bench.node()).unwrap();
+            assert_eq!(bench.log(), format!("{ours}\n{ours}"));
             restore_search_path(&bench.node()).unwrap();
             assert_eq!(search_path(&bench.node()).unwrap().as_deref(), Some(""));
         }
@@ -144,8 +132,9 @@ mod tests {
     fn somebody_elses_search_path_is_left_alone() {
         let bench = Bench::new();
         bench.file(SEARCH_PATH, "/var/lib/firmware\n");
-        let kept = set_search_path(&bench.node()).unwrap();
-        assert_eq!(kept, SearchPath::Kept("/var/lib/firmware".into()));
+        set_search_path(&bench.node()).unwrap();
+        let kept = "WARN  the kernel looks for firmware at /var/lib/firmware, which is kept";
+        assert!(bench.log().starts_with(kept), "{}", bench.log());
         restore_search_path(&bench.node()).unwrap();
         assert_eq!(bench.text(SEARCH_PATH).unwrap(), "/var/lib/firmware\n");
     }
@@ -153,7 +142,8 @@ mod tests {
     #[test]
     fn a_kernel_without_a_search_path_is_no_fault() {
         let bench = Bench::new();
-        assert_eq!(set_search_path(&bench.node()).unwrap(), SearchPath::Absent);
+        set_search_path(&bench.node()).unwrap();
+        assert_eq!(bench.log(), "WARN  this kernel has no search path for firmware");
         restore_search_path(&bench.node()).unwrap();
         assert_eq!(bench.text(SEARCH_PATH), None);
     }

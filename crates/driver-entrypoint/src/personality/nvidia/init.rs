@@ -1,21 +1,20 @@
 //! `nvidia-driver init`: the old driver out, this image's in, the root exposed; and all of it undone at a signal.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
+use super::{
+    daemons::{self, Started},
+    driver, firmware,
+    options::Settings,
+    parameters, selinux, state,
+};
 use crate::{
+    error::Error,
+    files::{entries, text},
     lock::Lock,
     modules::{load::Loader, loaded::Loaded, parameters::Parameters},
     mounts,
     node::Node,
-    personality::{
-        Error,
-        nvidia::{
-            daemons::{self, Started},
-            driver, firmware,
-            options::Settings,
-            parameters, selinux, state,
-        },
-    },
     signals::Ending,
 };
 
@@ -39,7 +38,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         node.log.step("the loaded driver has this configuration already: only user space is set up again");
     } else {
         // In use, it is left as it is.
-        stop_daemons(node)?;
+        daemons::stop(node)?;
         driver::unload(node)?;
         state::forget_digest(node)?;
     }
@@ -70,33 +69,28 @@ fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Setti
 
 fn start(loader: &Loader<'_>, settings: &Settings, ending: &mut dyn Ending) -> Result<(), Error> {
     let Loader { node, .. } = loader;
-    go_on(ending)?;
+    ending.go_on()?;
     set_up_firmware(loader)?;
-    go_on(ending)?;
+    ending.go_on()?;
     driver::load(loader, settings.drm)?;
-    go_on(ending)?;
+    ending.go_on()?;
     load_peer_memory(loader, settings)?;
     start_daemons(node, ending)?;
-    go_on(ending)?;
+    ending.go_on()?;
     mounts::expose(node, "/", state::ROOT)?;
     label_devices(node);
     state::set_ready(node, settings.config_digest.as_deref())?;
-    go_on(ending)
-}
-
-/// A signal ends the start between any two steps.
-fn go_on(ending: &mut dyn Ending) -> Result<(), Error> {
-    ending.asked().map_or(Ok(()), |signal| Err(Error::Ended { signal }))
+    ending.go_on()
 }
 
 /// In this order: who holds the driver keeps it, and then its user space must stay too.
 fn stop(node: &Node<'_>) -> Result<(), Error> {
     state::set_not_ready(node)?;
-    stop_daemons(node)?;
+    daemons::stop(node)?;
     driver::unload(node)?;
     firmware::restore_search_path(node)?;
     mounts::conceal(node, state::ROOT)?;
-    Ok(state::clear(node)?)
+    state::clear(node)
 }
 
 fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
@@ -108,17 +102,9 @@ fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
     }
     let files = firmware::provide(node)?;
     node.log.step(format!("firmware: {files} file(s) copied to {}", firmware::HOST_PATH));
-    match firmware::set_search_path(node) {
-        Ok(firmware::SearchPath::Ours) => {
-            node.log.step(format!("the kernel looks for firmware at {}", firmware::HOST_PATH));
-        }
-        Ok(firmware::SearchPath::Kept(other)) => node.log.warn(format!(
-            "the kernel looks for firmware at {other}, which is kept: GPUs that need firmware find none at {}",
-            firmware::HOST_PATH
-        )),
-        Ok(firmware::SearchPath::Absent) => node.log.warn("this kernel has no search path for firmware"),
-        // GPUs before Turing need none.
-        Err(fault) => node.log.warn(format!("go on without a search path for firmware: {fault}")),
+    // GPUs before Turing need none.
+    if let Err(error) = firmware::set_search_path(node) {
+        node.log.warn(format!("go on without a search path for firmware: {error}"));
     }
     Ok(())
 }
@@ -141,9 +127,8 @@ fn load_peer_memory(loader: &Loader<'_>, settings: &Settings) -> Result<(), Erro
 }
 
 fn has_mellanox_device(node: &Node<'_>) -> bool {
-    let devices = fs::read_dir(node.paths.at("/sys/bus/pci/devices")).into_iter().flatten().flatten();
-    let mut vendors = devices.filter_map(|device| fs::read_to_string(device.path().join("vendor")).ok());
-    vendors.any(|vendor| vendor.trim() == MELLANOX)
+    let devices = entries(node.paths.at("/sys/bus/pci/devices"));
+    devices.iter().any(|device| text(device.join("vendor")).is_some_and(|vendor| vendor == MELLANOX))
 }
 
 /// The fabric manager alone is needed, by GPUs behind switches: one that fails ends the start, as with the operators'
@@ -166,10 +151,10 @@ fn start_daemons(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> 
             "this node has NVSwitches and the image has no {name}: without a fabric manager CUDA does not start here"
         )),
         Started::Failed(name, why) => {
-            return Err(Error::Precondition {
-                message: format!("{name} does not start: {why}"),
-                hint: "its log is /var/log/fabricmanager.log; its version must be the driver's".to_owned(),
-            });
+            return Err(Error::new(
+                format!("{name} does not start: {why}"),
+                "its log is /var/log/fabricmanager.log; its version must be the driver's",
+            ));
         }
     }
     Ok(())
@@ -188,36 +173,18 @@ fn wait_for_infiniband(node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), E
             node.log.step("the fabric manager waits for mlx5_core and ib_umad to be loaded");
             is_said = true;
         }
-        go_on(ending)?;
+        ending.go_on()?;
         node.kernel.pause(BETWEEN_LOOKS);
     }
 }
 
 fn label_devices(node: &Node<'_>) {
-    if !selinux::is_enabled(node) {
-        return;
-    }
-    match selinux::label_devices(node) {
-        Ok(files) => node.log.step(format!("SELinux: {files} device file(s) labelled for containers")),
-        Err(fault) => {
-            node.log.warn(format!("go on, though SELinux may keep containers from the devices: {fault}"));
+    match selinux::is_enabled(node).then(|| selinux::label_devices(node)) {
+        None => {}
+        Some(Ok(files)) => node.log.step(format!("SELinux: {files} device file(s) labelled for containers")),
+        Some(Err(error)) => {
+            node.log.warn(format!("go on, though SELinux may keep containers from the devices: {error}"));
         }
-    }
-}
-
-fn stop_daemons(node: &Node<'_>) -> Result<(), Error> {
-    match daemons::stop(node) {
-        Ok(names) => {
-            for name in names {
-                node.log.step(format!("stopped {name}"));
-            }
-            Ok(())
-        }
-        Err(daemons::Stubborn { name, pid }) => Err(Error::Precondition {
-            message: format!("{name} (process {pid}) does not end at SIGTERM, and holds the driver"),
-            hint: "look at that process on the node; it may wait for a GPU that does not answer (dmesg, NVRM: Xid)"
-                .to_owned(),
-        }),
     }
 }
 

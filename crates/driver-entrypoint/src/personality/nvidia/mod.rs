@@ -3,9 +3,10 @@
 use std::process::ExitCode;
 
 use crate::{
-    modules::index::{Index, Origin},
+    error::Error,
+    modules::{file::Origin, index::Index, loaded::Loaded},
     node::Node,
-    personality::{self, Error, peer_memory::PeerMemory, watch::Owner},
+    personality,
 };
 
 mod daemons;
@@ -14,12 +15,14 @@ mod firmware;
 mod init;
 mod options;
 mod parameters;
+pub(crate) mod peer_memory;
 mod selinux;
-pub(crate) mod state;
+mod state;
+mod watch;
 
-pub(crate) use driver::index;
-pub(crate) use options::Settings;
-use options::{Command, USAGE};
+use options::{Command, Settings, USAGE};
+use peer_memory::PeerMemory;
+use watch::Owner;
 
 /// Runs `nvidia-driver` with the words after it, or says how it is to be used.
 pub(crate) fn main(
@@ -32,12 +35,9 @@ pub(crate) fn main(
         Command::Init => init::run(node, &settings, signals),
         Command::Update { kernel } => update(node, kernel.as_deref()),
         Command::ReloadPeermem => {
-            let peer_memory = PeerMemory {
-                module: "nvidia_peermem",
-                owner: Owner::Others,
-                ready_file: None,
-                host_ofed: settings.host_ofed,
-            };
+            let host_ofed = settings.host_ofed;
+            let peer_memory =
+                PeerMemory { module: "nvidia_peermem", owner: Owner::Others, ready_file: None, host_ofed };
             parameters::check(node, &["nvidia-peermem"])?;
             // The GPU driver's container unloads it, in the same pod.
             peer_memory.run(node, signals)
@@ -51,28 +51,49 @@ pub(crate) fn main(
 fn update(node: &Node<'_>, kernel: Option<&str>) -> Result<(), Error> {
     let release = kernel.map_or_else(|| node.kernel.release(), str::to_owned);
     let index = Index::read(&release, &[(Origin::Image, node.paths.image_modules(&release))])?;
-    if index.find("nvidia").is_some() {
+    if index.has("nvidia") {
         node.log.step(format!("this image has the NVIDIA driver for kernel {release}: nothing to do"));
         return Ok(());
     }
-    Err(Error::Precondition {
-        message: format!("this image has no NVIDIA driver for kernel {release}, and compiles none"),
-        hint: format!(
-            "announce kernel {release} to farrier, which builds its image: farrier status shows it"
-        ),
-    })
+    Err(Error::new(
+        format!("this image has no NVIDIA driver for kernel {release}, and compiles none"),
+        format!("announce kernel {release} to farrier, which builds its image: farrier status shows it"),
+    ))
 }
 
+/// `probe_nvidia_peermem`: is nvidia-peermem loaded where it should be? While OFED is away it cannot be, and the
+/// container must not be restarted for that.
 fn probe(node: &Node<'_>) -> Result<(), Error> {
-    match state::probe(node)? {
-        state::Probe::Loaded => Ok(()),
-        state::Probe::WithoutOfed => {
-            node.log.step("OFED is not loaded: nothing to probe");
-            Ok(())
-        }
-        state::Probe::Missing => Err(Error::Precondition {
-            message: "nvidia_peermem is not loaded, and OFED is".to_owned(),
-            hint: "the log of nvidia-peermem-ctr says why".to_owned(),
-        }),
+    let loaded = Loaded::read(&node.paths)?;
+    if !loaded.contains("mlx5_core") {
+        node.log.step("OFED is not loaded: nothing to probe");
+    } else if !loaded.contains("nvidia_peermem") {
+        return Err(Error::new(
+            "nvidia_peermem is not loaded, and OFED is",
+            "the log of nvidia-peermem-ctr says why",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Bench;
+
+    #[test]
+    fn the_probe_fails_only_where_ofed_is_and_peer_memory_is_not() {
+        let probe = |modules: &[&str]| {
+            let bench = Bench::new();
+            bench.loaded_lines(modules);
+            let probed = probe(&bench.node()).map_err(|error| error.to_string());
+            (probed, bench.log())
+        };
+        let away = (Ok(()), "INFO  OFED is not loaded: nothing to probe".to_owned());
+        assert_eq!(probe(&[]), away);
+        assert_eq!(probe(&["nvidia_peermem"]), away);
+        let missing = Err("nvidia_peermem is not loaded, and OFED is".to_owned());
+        assert_eq!(probe(&["mlx5_core"]), (missing, String::new()));
+        assert_eq!(probe(&["mlx5_core", "nvidia_peermem"]), (Ok(()), String::new()));
     }
 }

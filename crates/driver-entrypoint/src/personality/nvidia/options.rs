@@ -1,7 +1,5 @@
 //! Pure: what `nvidia-driver` is asked to do, from its command line and its variables.
 
-use std::fmt;
-
 /// How `nvidia-driver` is used.
 pub(crate) const USAGE: &str = "\
 usage: nvidia-driver COMMAND [OPTION...]
@@ -33,58 +31,31 @@ pub(crate) enum Command {
     ProbePeermem,
 }
 
-/// Why the command line is not understood.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum UsageError {
-    /// No command.
-    Missing,
-    /// A command that there is not.
-    Command(String),
-    /// An option or operand that the command has not.
-    Argument { command: String, argument: String },
-    /// An option without its value.
-    Value(String),
-    /// A release that can be none.
-    Release(String),
-}
-
-impl fmt::Display for UsageError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing => write!(f, "no command is given"),
-            Self::Command(command) => write!(f, "{command:?} is no command of nvidia-driver"),
-            Self::Argument { command, argument } => write!(f, "{command} does not take {argument:?}"),
-            Self::Value(option) => write!(f, "option {option} needs a value"),
-            Self::Release(release) => write!(f, "{release:?} is no kernel release"),
-        }
-    }
-}
-
-impl std::error::Error for UsageError {}
-
 impl Command {
-    /// Reads the words after `nvidia-driver`. They come from a pod's specification.
-    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, UsageError> {
-        let (&command, rest) = arguments.split_first().ok_or(UsageError::Missing)?;
+    /// Reads the words after `nvidia-driver`. They come from a pod's specification. The error says what is wrong.
+    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let (&command, rest) = arguments.split_first().ok_or("no command is given")?;
         match command {
             "init" | "load" => options(command, rest, &["-m", "--max-threads"]).map(|_| Self::Init),
             "update" => {
                 let valued = ["-k", "--kernel", "-m", "--max-threads", "-s", "--sign", "-t", "--tag"];
                 let kernel = options(command, rest, &valued)?;
                 match kernel {
-                    Some(release) if !is_release(&release) => Err(UsageError::Release(release)),
+                    Some(release) if !is_release(&release) => {
+                        Err(format!("{release:?} is no kernel release"))
+                    }
                     kernel => Ok(Self::Update { kernel }),
                 }
             }
             "reload_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ReloadPeermem),
             "probe_nvidia_peermem" => options(command, rest, &[]).map(|_| Self::ProbePeermem),
-            other => Err(UsageError::Command(other.to_owned())),
+            other => Err(format!("{other:?} is no command of nvidia-driver")),
         }
     }
 }
 
 /// Goes through a command's options; gives the value of `-k`. `valued` are those with a value.
-fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<String>, UsageError> {
+fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<String>, String> {
     let mut kernel = None;
     let mut words = arguments.iter();
     while let Some(&word) = words.next() {
@@ -94,12 +65,12 @@ fn options(command: &str, arguments: &[&str], valued: &[&str]) -> Result<Option<
         };
         if valued.contains(&option) {
             let value = attached.or_else(|| words.next().copied());
-            let value = value.ok_or_else(|| UsageError::Value(option.to_owned()))?;
+            let value = value.ok_or_else(|| format!("option {option} needs a value"))?;
             if matches!(option, "-k" | "--kernel") {
                 kernel = Some(value.to_owned());
             }
         } else if valued.is_empty() || !matches!(word, "-a" | "--accept-license") {
-            return Err(UsageError::Argument { command: command.to_owned(), argument: word.to_owned() });
+            return Err(format!("{command} does not take {word:?}"));
         }
     }
     Ok(kernel)
@@ -162,7 +133,7 @@ mod tests {
 
     #[test]
     fn other_words_are_refused_by_name() {
-        let refused = |words: &[&str]| Command::parse(words).unwrap_err().to_string();
+        let refused = |words: &[&str]| Command::parse(words).unwrap_err();
         assert_eq!(refused(&[]), "no command is given");
         assert_eq!(refused(&["install"]), r#""install" is no command of nvidia-driver"#);
         assert_eq!(refused(&["init", "-k", "6.1"]), r#"init does not take "-k""#);

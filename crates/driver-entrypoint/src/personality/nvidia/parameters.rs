@@ -1,9 +1,9 @@
 //! Adapter: the files at `/drivers` that the operator mounts from a ConfigMap of the user's. Looked at before
 //! anything is unloaded: a parameter that is lost in silence is worse than a driver that does not start.
 
-use std::{fs, io};
+use std::fs;
 
-use crate::{node::Node, personality::Error};
+use crate::{error::Error, files::if_there, node::Node};
 
 /// Modules with a file of their own, `/drivers/<name>.conf`.
 pub(crate) const FILES: [&str; 5] =
@@ -17,19 +17,13 @@ pub(crate) fn check(node: &Node<'_>, modules: &[&str]) -> Result<(), Error> {
     for name in modules {
         let path = format!("/drivers/{name}.conf");
         let refused = |why: String| {
-            Error::Precondition {
-            message: format!("the parameters of {name} in {path} cannot be used: {why}"),
-            hint: "correct the ConfigMap that spec.driver.kernelModuleConfig names: one NAME=VALUE or more in a line"
-                .to_owned(),
-        }
+            Error::new(
+                format!("the parameters of {name} in {path} cannot be used: {why}"),
+                "correct the ConfigMap that spec.driver.kernelModuleConfig names: one NAME=VALUE or more in a line",
+            )
         };
-        let bytes = match fs::read(node.paths.at(&path)) {
-            Ok(bytes) => bytes,
-            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-                continue;
-            }
-            Err(error) => return Err(refused(error.to_string())),
-        };
+        let read = if_there(fs::read(node.paths.at(&path)));
+        let Some(bytes) = read.map_err(|error| refused(error.to_string()))? else { continue };
         let text = String::from_utf8(bytes).map_err(|_| refused("it is no text (UTF-8)".to_owned()))?;
         let words = words(&text).map_err(refused)?;
         if !words.is_empty() {

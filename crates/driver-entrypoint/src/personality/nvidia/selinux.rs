@@ -10,7 +10,8 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{fault::Fault, node::Node, personality::nvidia::state};
+use super::state;
+use crate::{error::Error, files, node::Node};
 
 /// What container-selinux calls the files of containers.
 const TYPE: &str = "container_file_t";
@@ -21,20 +22,20 @@ const MAX_LABEL: usize = 4096;
 
 /// Is it on? The host's first process tells; the container's own view of `/sys` does not show it.
 pub(crate) fn is_enabled(node: &Node<'_>) -> bool {
-    let mounts = fs::read_to_string(node.paths.at("/proc/1/mounts")).unwrap_or_default();
+    let mounts = files::text(node.paths.at("/proc/1/mounts")).unwrap_or_default();
     let is_mounted = mounts.lines().any(|line| line.split(' ').nth(2) == Some("selinuxfs"));
     is_mounted && node.paths.at("/proc/1/root/sys/fs/selinux/enforce").exists()
 }
 
 /// Labels the exposed `/dev`; gives the number of files whose label was another.
-pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Fault> {
+pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Error> {
     let devices = node.paths.at(state::ROOT).join("dev");
     let mut labelled = 0;
     let mut left = vec![devices];
     while let Some(path) = left.pop() {
-        let fault = Fault::on(node, "label for SELinux", &path);
-        labelled += usize::from(label(&path).map_err(|errno| fault(errno.into()))?);
-        left.extend(entries(&path).map_err(&fault)?);
+        let failed = Error::on("label for SELinux", node.paths.name(&path));
+        labelled += usize::from(label(&path).map_err(&failed)?);
+        left.extend(entries(&path).map_err(&failed)?);
     }
     Ok(labelled)
 }
@@ -54,13 +55,13 @@ fn entries(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(entries)
 }
 
-fn label(path: &Path) -> Result<bool, Errno> {
+fn label(path: &Path) -> io::Result<bool> {
     let mut buffer = vec![0; MAX_LABEL];
     let length = match lgetxattr(path, ATTRIBUTE, &mut buffer) {
         Ok(length) => length,
         // A file system without labels.
         Err(Errno::NODATA | Errno::OPNOTSUPP) => return Ok(false),
-        Err(errno) => return Err(errno),
+        Err(errno) => return Err(errno.into()),
     };
     let label = buffer.get(..length).unwrap_or_default();
     let Some(wanted) = std::str::from_utf8(label).ok().and_then(with_type) else { return Ok(false) };

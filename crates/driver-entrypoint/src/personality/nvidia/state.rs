@@ -1,14 +1,7 @@
 //! Adapter: what the GPU driver's container tells the operator's other containers, below `/run/nvidia`, and what
 //! OFED's tells at `/run/mellanox/drivers`.
 
-use std::fs;
-
-use crate::{
-    fault::Fault,
-    files,
-    modules::{error::ModuleError, loaded::Loaded},
-    node::Node,
-};
+use crate::{error::Error, files, modules::loaded::Loaded, node::Node};
 
 /// Locked while the container lives, and its process id.
 pub(crate) const PID_FILE: &str = "/run/nvidia/nvidia-driver.pid";
@@ -24,13 +17,13 @@ pub(crate) const PROBED: &str = "/run/nvidia/validations/.driver-ctr-ready";
 pub(crate) const OFED_READY: &str = "/run/mellanox/drivers/.driver-ready";
 
 /// Says that the driver is not to be relied upon: at the start, and before it is unloaded.
-pub(crate) fn set_not_ready(node: &Node<'_>) -> Result<(), Fault> {
+pub(crate) fn set_not_ready(node: &Node<'_>) -> Result<(), Error> {
     files::write(node, DAEMONS, "NotReady\n")?;
     files::clear_ready(node, PROBED)
 }
 
 /// Says that the driver is there, and with which configuration.
-pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Fault> {
+pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Error> {
     if let Some(digest) = digest {
         files::write(node, DIGEST, &format!("{digest}\n"))?;
     }
@@ -38,27 +31,24 @@ pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Fau
 }
 
 /// Forgets with which configuration the driver was loaded: it is going to be loaded with another.
-pub(crate) fn forget_digest(node: &Node<'_>) -> Result<(), Fault> {
-    files::remove(node, DIGEST).map(|_| ())
+pub(crate) fn forget_digest(node: &Node<'_>) -> Result<(), Error> {
+    files::remove(node, DIGEST).map(drop)
 }
 
 /// Says nothing any more.
-pub(crate) fn clear(node: &Node<'_>) -> Result<(), Fault> {
-    for path in [DIGEST, DAEMONS, PID_FILE] {
-        files::remove(node, path)?;
-    }
-    Ok(())
+pub(crate) fn clear(node: &Node<'_>) -> Result<(), Error> {
+    [DIGEST, DAEMONS, PID_FILE].iter().try_for_each(|path| files::remove(node, path).map(drop))
 }
 
 /// The configuration that the loaded driver was loaded with.
 pub(crate) fn stored_digest(node: &Node<'_>) -> Option<String> {
-    word(node, DIGEST)
+    files::text(node.paths.at(DIGEST))
 }
 
 /// May peer memory stand upon the GPU driver? `probed` for a pod whose driver container has the operator's startup
 /// probe; others only say whether the modules are there.
 pub(crate) fn is_gpu_ready(node: &Node<'_>, loaded: &Loaded, probed: bool) -> bool {
-    let says_so = match word(node, DAEMONS) {
+    let says_so = match files::text(node.paths.at(DAEMONS)) {
         Some(word) => word == "Ready",
         None => !probed || node.paths.at(PROBED).exists(),
     };
@@ -70,29 +60,6 @@ pub(crate) fn is_ofed_ready(node: &Node<'_>, loaded: &Loaded, of_host: bool) -> 
     if of_host { loaded.contains("mlx5_core") } else { node.paths.at(OFED_READY).exists() }
 }
 
-/// `probe_nvidia_peermem`: is nvidia-peermem loaded where it should be? While OFED is away it cannot be, and the
-/// container must not be restarted for that.
-pub(crate) fn probe(node: &Node<'_>) -> Result<Probe, ModuleError> {
-    let loaded = Loaded::read(&node.paths)?;
-    Ok(match (loaded.contains("mlx5_core"), loaded.contains("nvidia_peermem")) {
-        (false, _) => Probe::WithoutOfed,
-        (true, true) => Probe::Loaded,
-        (true, false) => Probe::Missing,
-    })
-}
-
-/// What the probe finds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Probe {
-    Loaded,
-    Missing,
-    WithoutOfed,
-}
-
-fn word(node: &Node<'_>, path: &str) -> Option<String> {
-    fs::read_to_string(node.paths.at(path)).ok().map(|text| text.trim().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,18 +67,8 @@ mod tests {
 
     fn with_modules(names: &[&str]) -> Bench {
         let bench = Bench::new();
-        let lines: Vec<String> = names.iter().map(|name| format!("{name} 1 0 - Live 0x0")).collect();
-        bench.file("/proc/modules", &lines.join("\n"));
+        bench.loaded_lines(names);
         bench
-    }
-
-    #[test]
-    fn the_probe_fails_only_where_ofed_is_and_peer_memory_is_not() {
-        let probe = |modules: &[&str]| probe(&with_modules(modules).node()).unwrap();
-        assert_eq!(probe(&[]), Probe::WithoutOfed);
-        assert_eq!(probe(&["nvidia_peermem"]), Probe::WithoutOfed);
-        assert_eq!(probe(&["mlx5_core"]), Probe::Missing);
-        assert_eq!(probe(&["mlx5_core", "nvidia_peermem"]), Probe::Loaded);
     }
 
     #[test]

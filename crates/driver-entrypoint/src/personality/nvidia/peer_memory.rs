@@ -1,19 +1,19 @@
 //! Peer memory's containers: keep a module loaded as long as OFED and the GPU driver are there, and load it again
 //! when they were replaced.
 
-use std::{fs, time::Duration};
+use std::time::Duration;
 
 use rustix::io::Errno;
 
+use super::{
+    driver, state,
+    watch::{Missing, Owner, Seen, Step, decide},
+};
 use crate::{
+    error::Error,
     files,
-    modules::{error::ModuleError, load::Loader, loaded::Loaded, parameters::Parameters, unload},
+    modules::{load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
-    personality::{
-        Error,
-        nvidia::{self, state},
-        watch::{Missing, Owner, Seen, Step, decide},
-    },
     signals::Ending,
 };
 
@@ -29,8 +29,15 @@ const GPU_MODULES: &str = "/run/nvidia/driver/lib/modules";
 /// What OFED's containers expose for compiling. Manifests of the first generation mount this and not the ready file.
 const OFED_SOURCES: &str = "/run/mellanox/drivers/usr/src/ofa_kernel";
 
+/// How `nv-peer-mem` is used.
+pub(crate) const USAGE: &str = "\
+usage: driver-entrypoint nv-peer-mem [--ready-file PATH]
+
+Loads nv_peer_mem as soon as OFED and the GPU driver are ready, unloads it when one of them goes and at a signal.
+USE_HOST_MOFED=true: OFED is the host's own. The ready file is /.driver-ready unless another is named.";
+
 /// A container for a peer-memory module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PeerMemory<'a> {
     pub(crate) module: &'a str,
     pub(crate) owner: Owner,
@@ -52,7 +59,24 @@ struct Memory {
     is_ready: bool,
 }
 
-impl PeerMemory<'_> {
+impl<'a> PeerMemory<'a> {
+    /// `nv-peer-mem`: the container of `nv_peer_mem`, for GPU drivers before 470. From the words after its name and the
+    /// environment.
+    pub(crate) fn nv_peer_mem(
+        arguments: &[&'a str],
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Option<Self> {
+        let ready_file = match arguments {
+            [] => "/.driver-ready",
+            ["--ready-file", path] => path,
+            _ => return None,
+        };
+        let host_ofed = variable("USE_HOST_MOFED").is_some_and(|value| value == "true");
+        let is_path = ready_file.starts_with('/') && !ready_file.ends_with('/');
+        let (module, ready_file) = ("nv_peer_mem", Some(ready_file));
+        is_path.then_some(Self { module, owner: Owner::Us, ready_file, host_ofed })
+    }
+
     /// Until a signal comes, or the module cannot be loaded.
     pub(crate) fn run(&self, node: &Node<'_>, ending: &mut dyn Ending) -> Result<(), Error> {
         // A container that was killed may have left it.
@@ -124,28 +148,30 @@ impl PeerMemory<'_> {
             ofed: by_file || by_sources,
             gpu: state::is_gpu_ready(node, loaded, self.owner == Owner::Others),
             loaded: loaded.contains(self.module),
-            ib_core: identity(node, loaded, "ib_core"),
+            ib_core: loaded.identity(&node.paths, "ib_core"),
         }
     }
 
     fn load(&self, node: &Node<'_>) -> Result<(), Error> {
-        let index = nvidia::index(node, Some(GPU_MODULES))?;
+        let index = driver::index(node, Some(GPU_MODULES))?;
         let loader = Loader { node, index: &index, parameters: &Parameters::read(&node.paths) };
-        loader.load(self.module).map(|_| ()).map_err(|error| self.explain(error))
+        loader.load(self.module).map(drop).map_err(|error| self.explain(error))
     }
 
     /// The pair that is not a pair is the usual failure here.
-    fn explain(&self, error: ModuleError) -> Error {
-        let ModuleError::Refused { name, refusal, .. } = &error else { return error.into() };
-        if name != self.module || !matches!(refusal.errno, Errno::NOENT | Errno::INVAL | Errno::NOEXEC) {
-            return error.into();
-        }
-        Error::Precondition {
-            message: error.to_string(),
-            hint: format!(
-                "{name} was not compiled against the OFED and the GPU driver that are loaded here: build its image \
-                 with both in spec.needs, and roll the three out together"
-            ),
+    fn explain(&self, error: Error) -> Error {
+        match &error {
+            Error::Refused { name, refusal, .. }
+                if name == self.module
+                    && matches!(refusal.errno, Errno::NOENT | Errno::INVAL | Errno::NOEXEC) =>
+            {
+                let hint = format!(
+                    "{name} was not compiled against the OFED and the GPU driver that are loaded here: build its image \
+                     with both in spec.needs, and roll the three out together"
+                );
+                Error::new(error.to_string(), hint)
+            }
+            _ => error,
         }
     }
 
@@ -174,7 +200,7 @@ impl PeerMemory<'_> {
 
     fn set_ready(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
         (memory.is_ready, memory.waiting) = (true, None);
-        self.ready_file.map_or(Ok(()), |file| Ok(files::set_ready(node, file)?))
+        self.ready_file.map_or(Ok(()), |file| files::set_ready(node, file))
     }
 
     fn take_back(&self, node: &Node<'_>, memory: &mut Memory) -> Result<(), Error> {
@@ -183,18 +209,8 @@ impl PeerMemory<'_> {
     }
 
     fn clear_ready(&self, node: &Node<'_>) -> Result<(), Error> {
-        self.ready_file.map_or(Ok(()), |file| Ok(files::clear_ready(node, file)?))
+        self.ready_file.map_or(Ok(()), |file| files::clear_ready(node, file))
     }
-}
-
-/// Tells a loaded module from another of its name: by `srcversion`, or by the linker's note where it has none.
-fn identity(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<String> {
-    let module = loaded.get(name)?;
-    if !module.source_version.is_empty() {
-        return Some(module.source_version.clone());
-    }
-    let build_id = fs::read(node.paths.at(&format!("/sys/module/{name}/notes/.note.gnu.build-id"))).ok()?;
-    Some(build_id.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use std::{cell::RefCell, fs};
 
 use super::*;
-use crate::{personality::nv_peer_mem, testing::Bench};
+use crate::testing::Bench;
 
 const READY: &str = "/.driver-ready";
 const NVIDIA_PEERMEM: PeerMemory<'_> =
@@ -260,14 +260,14 @@ fn nv_peer_mem_that_does_not_load_leaves_no_ready_file() {
 
 #[test]
 fn the_ready_file_can_be_another() {
-    let parse = |words: &[&str]| nv_peer_mem::Options::parse(words, |_| None);
+    let parse = |words: &[&'static str]| PeerMemory::nv_peer_mem(words, |_| None);
     let bench = bench();
     ready(&bench);
-    let options = parse(&["--ready-file", "/run/mellanox/peer/.ready"]).unwrap();
+    let peer_memory = parse(&["--ready-file", "/run/mellanox/peer/.ready"]).unwrap();
     let mut story =
         story(vec![Box::new(|| {}), Box::new(|| assert!(bench.text("/run/mellanox/peer/.ready").is_some()))]);
-    nv_peer_mem::run(&bench.node(), &options, &mut story).unwrap();
-    assert!(parse(&[]).is_some());
+    peer_memory.run(&bench.node(), &mut story).unwrap();
+    assert_eq!(parse(&[]), Some(NV_PEER_MEM));
     for words in [&["--ready-file"][..], &["--ready-file", "relative"], &["--ready-file", "/d/"], &["now"]] {
         assert_eq!(parse(words), None, "{words:?}");
     }

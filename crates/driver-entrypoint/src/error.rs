@@ -1,0 +1,136 @@
+//! Pure: why a driver container ends before it is asked to, what the kernel's answers mean, and what to do about it.
+
+use std::{fmt, io};
+
+use rustix::io::Errno;
+
+/// What the kernel answers when it does not take a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LoadRefusal {
+    pub(crate) errno: Errno,
+    /// What it logged meanwhile, oldest first, the last lines only.
+    pub(crate) messages: Vec<String>,
+}
+
+/// What went wrong on the node.
+#[derive(Debug)]
+pub(crate) enum Error {
+    /// The kernel did not take a module.
+    Refused { name: String, path: String, parameters: String, refusal: LoadRefusal },
+    /// Other modules use a module that is to be unloaded.
+    Held { name: String, by: Vec<String> },
+    /// Something else than a module uses it: processes, as far as this container sees them.
+    InUse { name: String, references: usize, by: Vec<String> },
+    /// A step on a file, a directory or a mount failed.
+    Io { action: &'static str, place: String, source: io::Error },
+    /// Everything else; the hint is empty where there is nothing to do.
+    Other { message: String, hint: String },
+}
+
+impl Error {
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Other { message: message.into(), hint: hint.into() }
+    }
+
+    /// `action` such as `write`, on a path of the container.
+    pub(crate) fn on(action: &'static str, place: impl Into<String>) -> impl Fn(io::Error) -> Self {
+        let place = place.into();
+        move |source| Self::Io { action, place: place.clone(), source }
+    }
+
+    /// The kernel did not let a module go, though nothing is known to use it.
+    pub(crate) fn kept(name: &str, errno: Errno) -> Self {
+        Self::new(format!("unload {name}: {}", meaning(errno)), remedy(errno))
+    }
+
+    /// What to do about it; empty where there is nothing.
+    pub(crate) fn hint(&self) -> &str {
+        match self {
+            Self::Refused { refusal, .. } => remedy(refusal.errno),
+            Self::Held { .. } => "unload those modules first, or drain the node",
+            Self::InUse { .. } => {
+                "end what uses the devices (lsof on the node tells), or drain the node, then let the pod start again"
+            }
+            Self::Io { source, .. } => match source.kind() {
+                io::ErrorKind::PermissionDenied => "run the container privileged, with SELinux level s0",
+                io::ErrorKind::ReadOnlyFilesystem => "the volume of that path must be writable",
+                io::ErrorKind::NotFound => {
+                    "mount the host's directory there, as the operator's DaemonSet does"
+                }
+                _ => "look at the image, and at the volumes of the pod",
+            },
+            Self::Other { hint, .. } => hint,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused { name, path, parameters, refusal } => {
+                write!(f, "load {name} from {path}")?;
+                if !parameters.is_empty() {
+                    write!(f, " with \"{parameters}\"")?;
+                }
+                write!(f, ": {}{refusal}", meaning(refusal.errno))
+            }
+            Self::Held { name, by } => write!(f, "unload {name}: used by {}", by.join(", ")),
+            Self::InUse { name, references, by } => {
+                let by = match by.as_slice() {
+                    [] => "an unknown user (no process that this container can see)".to_owned(),
+                    by => by.join(", "),
+                };
+                write!(f, "unload {name}: {references} reference(s) that no module holds, by {by}")
+            }
+            Self::Io { action, place, source } => write!(f, "{action} {place}: {source}"),
+            Self::Other { message, .. } => f.write_str(message),
+        }
+    }
+}
+
+/// The kernel's messages, each on a line of its own.
+impl fmt::Display for LoadRefusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.messages.iter().try_for_each(|message| write!(f, "\n    kernel: {message}"))
+    }
+}
+
+/// The kernel's answer in words. (`kernel/module/main.c`; modprobe prints `strerror`, which misleads.)
+fn meaning(errno: Errno) -> String {
+    let words = match errno {
+        Errno::NOEXEC => "it does not fit this kernel (vermagic or format)",
+        Errno::NOENT => "it needs a symbol or a parameter that is not there",
+        Errno::INVAL => "it was built against other symbol versions, or a parameter has no such value",
+        Errno::NODEV | Errno::NXIO => "there is no such hardware, or it does not answer",
+        Errno::NOKEY => "it is not signed, and this kernel demands signatures (Secure Boot)",
+        Errno::KEYREJECTED | Errno::KEYEXPIRED | Errno::KEYREVOKED => {
+            "its signature's key is not one that this kernel trusts"
+        }
+        Errno::BADMSG => "its signature does not belong to it",
+        Errno::PERM | Errno::ACCESS => {
+            "not allowed: the container is not privileged, or modules are locked on this node"
+        }
+        Errno::AGAIN => "in use",
+        Errno::BUSY => "it is being loaded or unloaded by something else, or cannot be unloaded",
+        Errno::NOMEM => "no memory",
+        _ => return format!("{errno}"),
+    };
+    format!("{words} ({errno})")
+}
+
+fn remedy(errno: Errno) -> &'static str {
+    match errno {
+        Errno::NOEXEC | Errno::NOENT | Errno::INVAL => {
+            "compare the image's kernel with uname -r; dmesg on the node has the kernel's messages; farrier check \
+             tells beforehand"
+        }
+        Errno::NODEV | Errno::NXIO => "the node has no device that this driver knows: check its labels",
+        Errno::NOKEY | Errno::KEYREJECTED | Errno::KEYEXPIRED | Errno::KEYREVOKED | Errno::BADMSG => {
+            "sign the modules with a key that is enrolled on this node (mokutil --list-enrolled)"
+        }
+        Errno::PERM | Errno::ACCESS => {
+            "run the container privileged; look at /proc/sys/kernel/modules_disabled"
+        }
+        _ => "dmesg on the node has the kernel's messages",
+    }
+}
