@@ -1,10 +1,11 @@
-//! Pure: BTF, the kernel's type information (`include/uapi/linux/btf.h`): sizes of structures, and what the
-//! BTF of modules is based on.
-
-use super::BtfBase;
+//! Pure: BTF, the type information of a kernel and of its modules (`include/uapi/linux/btf.h`, `btf_parse_module` in
+//! `kernel/bpf/btf.c`): sizes of structures, and whether a module's counts on from its kernel's.
+//!
+//! A reader of our own: a kernel has 100,000 types, of which two sizes and one structure are asked for, and crates that read
+//! BTF take a whole graph of types into memory.
 
 /// `BTF_MAGIC`, little-endian.
-const MAGIC: u16 = 0xeb9f;
+const MAGIC: [u8; 2] = 0xeb9f_u16.to_le_bytes();
 /// The one version that there is (`BTF_VERSION`).
 const VERSION: u8 = 1;
 /// Bytes of `struct btf_header` since its first version; later ones may be longer.
@@ -12,7 +13,20 @@ const HEADER: usize = 24;
 /// Bytes of `struct btf_type`.
 const TYPE: usize = 12;
 
-/// A checked BTF section. It borrows the section's bytes and holds nothing else.
+const STRUCT: u32 = 4;
+const FUNC: u32 = 12;
+const FUNC_PROTO: u32 = 13;
+
+/// The measures of a kernel's type information (BTF).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BtfBase {
+    /// How many types it has, with `void`, which is number 0.
+    pub types: u32,
+    /// Bytes of its strings.
+    pub strings: u32,
+}
+
+/// A kernel's checked BTF section. It borrows the section's bytes and holds nothing else.
 #[derive(Clone, Copy, Debug)]
 pub struct Btf<'a> {
     types: &'a [u8],
@@ -20,79 +34,53 @@ pub struct Btf<'a> {
     count: u32,
 }
 
-/// Why bytes are no BTF.
+/// Why bytes are no BTF that a kernel takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BtfError {
     /// Another magic number.
-    #[error("it does not start with BTF's magic number")]
+    #[error("the type information does not start as BTF does")]
     Magic,
     /// A version that is not known.
-    #[error("its BTF version is {0}, only {VERSION} is known")]
+    #[error("the type information has BTF version {0}, only {VERSION} is known")]
     Version(u8),
     /// The header contradicts the section's length.
-    #[error("its BTF header points outside the section")]
+    #[error("the type information has a header that points outside it")]
     Header,
     /// The strings do not start and end with a zero byte.
-    #[error("its BTF strings are not ended by zero bytes")]
+    #[error("the type information has strings that do not end")]
     Strings,
     /// A type of a kind that is not known: what follows it cannot be found.
-    #[error("BTF type {id} is of kind {kind}, which is not known")]
+    #[error("the type information has a type of an unknown kind (type {id}, kind {kind})")]
     Kind {
-        /// The type's number.
+        /// The type's number, own types counted from 1.
         id: u32,
         /// `BTF_KIND_...`.
         kind: u32,
     },
     /// The types end in the middle of one.
-    #[error("the BTF types end in the middle of type {id}")]
+    #[error("the type information ends within a type ({id})")]
     Truncated {
-        /// The type's number.
+        /// The type's number, own types counted from 1.
         id: u32,
     },
 }
 
-/// One type, without what follows it.
-#[derive(Clone, Copy, Debug)]
-struct Type {
-    name: u32,
-    kind: u32,
-    /// `size` of structures and the like, a type's number in others.
-    size: u32,
+impl BtfBase {
+    /// Measures a kernel's own BTF (section `.BTF` of `vmlinux`, `/sys/kernel/btf/vmlinux`).
+    pub fn of(section: &[u8]) -> Result<Self, BtfError> {
+        Btf::parse(section).map(|btf| btf.base())
+    }
 }
-
-/// `BTF_KIND_STRUCT`.
-const STRUCT: u32 = 4;
 
 impl<'a> Btf<'a> {
     /// Reads a section: its header, and every type once. What follows the strings is passed over.
     pub fn parse(section: &'a [u8]) -> Result<Self, BtfError> {
-        let u32_at = |at: usize| number(section, at).ok_or(BtfError::Header);
-        let magic = section.get(..2).ok_or(BtfError::Magic)?;
-        if magic != MAGIC.to_le_bytes() {
-            return Err(BtfError::Magic);
-        }
-        match section.get(2) {
-            Some(&VERSION) => {}
-            Some(&other) => return Err(BtfError::Version(other)),
-            None => return Err(BtfError::Header),
-        }
-        let header = place(u32_at(4)?);
-        let body = section.get(header..).filter(|_| header >= HEADER).ok_or(BtfError::Header)?;
-        let part = |offset: u32, length: u32| {
-            let start = place(offset);
-            body.get(start..start.checked_add(place(length))?)
-        };
-        let types = part(u32_at(8)?, u32_at(12)?).ok_or(BtfError::Header)?;
-        let strings = part(u32_at(16)?, u32_at(20)?).ok_or(BtfError::Header)?;
-        if strings.first() != Some(&0) || strings.last() != Some(&0) {
+        let (types, strings) = parts(section)?;
+        if strings.first() != Some(&0) {
             return Err(BtfError::Strings);
         }
         // Type 0 is `void`, which is not written down.
-        let mut count = 1;
-        for found in (Types { rest: types, id: 1 }) {
-            found?;
-            count += 1;
-        }
+        let count = Types::of(types).try_fold(1, |count, found| found.map(|_| count + 1))?;
         Ok(Self { types, strings, count })
     }
 
@@ -103,10 +91,9 @@ impl<'a> Btf<'a> {
 
     /// Bytes of the structure of this name; `None` when there is none.
     pub fn size_of_struct(&self, name: &str) -> Option<u64> {
-        Types { rest: self.types, id: 1 }
-            .filter_map(Result::ok)
-            .find(|found| found.kind == STRUCT && self.is_named(found.name, name))
-            .map(|found| u64::from(found.size))
+        let mut types = Types::of(self.types).filter_map(Result::ok);
+        let found = types.find(|found| found.kind == STRUCT && self.is_named(found.name, name))?;
+        Some(u64::from(found.size))
     }
 
     fn is_named(&self, offset: u32, name: &str) -> bool {
@@ -115,27 +102,172 @@ impl<'a> Btf<'a> {
     }
 }
 
-/// Walks the types.
+/// What can be told of a module's BTF without its kernel's.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SplitBtf {
+    /// Types of its own.
+    types: u32,
+    /// Bytes of its own strings.
+    strings: u32,
+    /// Where the last of its own strings starts among them.
+    last_string: u32,
+    /// The greatest number of a type that it mentions.
+    highest_type: u32,
+    /// The greatest offset of a name that it mentions.
+    highest_name: u32,
+    /// The types of its functions: each must be a prototype.
+    functions: Vec<u32>,
+    /// Which of its own types are prototypes, counted from 0, ascending.
+    prototypes: Vec<u32>,
+}
+
+/// Whether a module's BTF can count on from a kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// It was made for a base of this size.
+    Yes,
+    /// The kernel would find it invalid.
+    No(&'static str),
+    /// Valid as far as can be seen, and made for a base of another size.
+    Doubtful,
+}
+
+impl SplitBtf {
+    /// Walks over all types once.
+    pub(super) fn read(section: &[u8]) -> Result<Self, BtfError> {
+        let (types, strings) = parts(section)?;
+        let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));
+        let size = |length: usize| u32::try_from(length).map_err(|_| BtfError::Header);
+        let mut found = Self {
+            strings: size(strings.len())?,
+            last_string: size(last.map_or(0, |zero| zero + 1))?,
+            ..Self::default()
+        };
+        for own in Types::of(types) {
+            found.add(&own?);
+        }
+        Ok(found)
+    }
+
+    fn add(&mut self, own: &Type<'_>) {
+        self.highest_name = self.highest_name.max(own.name);
+        match own.kind {
+            FUNC => self.functions.push(own.size),
+            FUNC_PROTO => self.prototypes.push(self.types),
+            _ => {}
+        }
+        // Pointers, typedefs, qualifiers, functions and their prototypes, variables, tags.
+        if matches!(own.kind, 2 | 8..=11 | FUNC | FUNC_PROTO | 14 | 17 | 18) {
+            self.highest_type = self.highest_type.max(own.size);
+        }
+        for (word, bytes) in own.words.iter().cycle().zip(own.rest.chunks_exact(4)) {
+            match (word, number(bytes, 0).unwrap_or_default()) {
+                (Word::Name, offset) => self.highest_name = self.highest_name.max(offset),
+                (Word::Type, number) => self.highest_type = self.highest_type.max(number),
+                (Word::Other, _) => {}
+            }
+        }
+        self.types += 1;
+    }
+
+    /// Numbers and offsets go on where the base's end, so a base of another size shifts them all: they point
+    /// beyond the end, or functions no longer have prototypes, and the kernel finds that out. Every string is
+    /// mentioned by some type, so the highest offset is the last string's, and tells the size of the base's
+    /// strings exactly.
+    pub(super) fn fit(&self, base: BtfBase) -> Fit {
+        let Self { types, strings, last_string, highest_type, highest_name, functions, prototypes } = self;
+        let beyond =
+            |highest: u32, base: u32, own: u32| u64::from(highest) >= u64::from(base) + u64::from(own);
+        if beyond(*highest_type, base.types, *types) {
+            return Fit::No("mentions types that neither it nor the kernel has");
+        }
+        if *highest_name > 0 && beyond(*highest_name, base.strings, *strings) {
+            return Fit::No("mentions names that neither it nor the kernel has");
+        }
+        let own = functions.iter().filter_map(|function| function.checked_sub(base.types));
+        if own.into_iter().any(|own| prototypes.binary_search(&own).is_err()) {
+            return Fit::No("has functions whose types are no prototypes");
+        }
+        // A prototype is there because something is of its type.
+        let last = prototypes.last().map_or(0, |own| u64::from(base.types) + u64::from(*own));
+        let ends = *strings == 0 || highest_name.checked_sub(*last_string) == Some(base.strings);
+        if u64::from(*highest_type) >= last && ends { Fit::Yes } else { Fit::Doubtful }
+    }
+}
+
+/// What a word behind a type is.
+enum Word {
+    /// The offset of a name.
+    Name,
+    /// The number of a type.
+    Type,
+    /// A size, a value, a linkage.
+    Other,
+}
+
+/// One type, with what follows it.
+struct Type<'a> {
+    name: u32,
+    kind: u32,
+    /// `size` of structures and the like, a type's number in others.
+    size: u32,
+    /// What the words of `rest` are, over and over.
+    words: &'static [Word],
+    rest: &'a [u8],
+}
+
+/// The words that follow a type of this kind, and whether they follow once for each of its elements (`btf_type_size` in
+/// libbpf's `btf.c`).
+fn following(kind: u32) -> Option<(&'static [Word], bool)> {
+    use Word::{Name, Other, Type};
+    Some(match kind {
+        // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG
+        2 | 7..=FUNC | 16 | 18 => (&[], false),
+        // INT, VAR, DECL_TAG: what the bits mean, the linkage, which part the tag is for.
+        1 | 14 | 17 => (&[Other], false),
+        // ARRAY: element, index, how many.
+        3 => (&[Type, Type, Other], false),
+        // STRUCT, UNION: name, type and offset of each member.
+        STRUCT | 5 => (&[Name, Type, Other], true),
+        // ENUM: name, value.
+        6 => (&[Name, Other], true),
+        // FUNC_PROTO: name and type of each parameter.
+        FUNC_PROTO => (&[Name, Type], true),
+        // DATASEC: type, offset, size.
+        15 => (&[Type, Other, Other], true),
+        // ENUM64: name, low half, high half.
+        19 => (&[Name, Other, Other], true),
+        _ => return None,
+    })
+}
+
+/// Walks the types; the first that cannot be read is the last.
 struct Types<'a> {
     rest: &'a [u8],
     id: u32,
 }
 
-impl Types<'_> {
-    fn read(&mut self) -> Result<Type, BtfError> {
+impl<'a> Types<'a> {
+    fn of(types: &'a [u8]) -> Self {
+        Self { rest: types, id: 1 }
+    }
+
+    fn read(&mut self) -> Result<Type<'a>, BtfError> {
         let truncated = BtfError::Truncated { id: self.id };
         let field = |at| number(self.rest, at).ok_or(truncated);
         let (name, info, size) = (field(0)?, field(4)?, field(8)?);
-        let (kind, elements) = (info >> 24 & 0x1f, place(info & 0xffff));
-        let more = following(kind, elements).ok_or(BtfError::Kind { id: self.id, kind })?;
-        self.rest = self.rest.get(TYPE + more..).ok_or(truncated)?;
+        let kind = info >> 24 & 0x1f;
+        let (words, repeated) = following(kind).ok_or(BtfError::Kind { id: self.id, kind })?;
+        let count = if repeated { place(info & 0xffff) } else { 1 };
+        let (whole, after) = self.rest.split_at_checked(TYPE + 4 * words.len() * count).ok_or(truncated)?;
+        self.rest = after;
         self.id += 1;
-        Ok(Type { name, kind, size })
+        Ok(Type { name, kind, size, words, rest: whole.get(TYPE..).unwrap_or_default() })
     }
 }
 
-impl Iterator for Types<'_> {
-    type Item = Result<Type, BtfError>;
+impl<'a> Iterator for Types<'a> {
+    type Item = Result<Type<'a>, BtfError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest.is_empty() {
@@ -149,21 +281,25 @@ impl Iterator for Types<'_> {
     }
 }
 
-/// Bytes that follow a type of this kind with so many elements (`btf_type_size` in libbpf's `btf.c`).
-fn following(kind: u32, elements: usize) -> Option<usize> {
-    Some(match kind {
-        // PTR, FWD, TYPEDEF, VOLATILE, CONST, RESTRICT, FUNC, FLOAT, TYPE_TAG
-        2 | 7..=12 | 16 | 18 => 0,
-        // INT, VAR, DECL_TAG
-        1 | 14 | 17 => 4,
-        // ARRAY
-        3 => 12,
-        // STRUCT, UNION, DATASEC, ENUM64
-        4 | 5 | 15 | 19 => 12 * elements,
-        // ENUM, FUNC_PROTO
-        6 | 13 => 8 * elements,
-        _ => return None,
-    })
+/// The types and the strings of a section, checked as `btf_parse_hdr` does. A module's strings may be none.
+fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
+    if !section.starts_with(&MAGIC) {
+        return Err(BtfError::Magic);
+    }
+    match section.get(2..4) {
+        Some([VERSION, 0]) => {}
+        Some(&[version, _]) if version != VERSION => return Err(BtfError::Version(version)),
+        _ => return Err(BtfError::Header),
+    }
+    let field = |at: usize| number(section, at).map(place).ok_or(BtfError::Header);
+    let header = field(4)?;
+    let part = |offset: usize, size: usize| {
+        let start = header.checked_add(offset)?;
+        section.get(start..start.checked_add(size)?)
+    };
+    let types = part(field(8)?, field(12)?).filter(|_| header >= HEADER).ok_or(BtfError::Header)?;
+    let strings = part(field(16)?, field(20)?).ok_or(BtfError::Header)?;
+    if strings.last().is_some_and(|&last| last != 0) { Err(BtfError::Strings) } else { Ok((types, strings)) }
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {
@@ -176,6 +312,9 @@ fn place(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
+#[cfg(test)]
+#[path = "btf_split_tests.rs"]
+mod split_tests;
 #[cfg(test)]
 #[path = "btf_tests.rs"]
 mod tests;

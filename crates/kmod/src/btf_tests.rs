@@ -57,6 +57,7 @@ fn what_is_damaged_is_said() {
     assert_eq!(refused(&|b| b[0] = 0), BtfError::Magic);
     assert_eq!(refused(&|b| b.truncate(1)), BtfError::Magic);
     assert_eq!(refused(&|b| b[2] = 2), BtfError::Version(2));
+    assert_eq!(refused(&|b| b[3] = 1), BtfError::Header);
     assert_eq!(refused(&|b| b.truncate(20)), BtfError::Header);
     assert_eq!(refused(&|b| b[4] = 8), BtfError::Header);
     assert_eq!(refused(&|b| b[8..16].fill(0xff)), BtfError::Header);
@@ -67,6 +68,11 @@ fn what_is_damaged_is_said() {
         refused(&|b| b[24 + 4..24 + 8].copy_from_slice(&0x0400_ffff_u32.to_le_bytes())),
         BtfError::Truncated { id: 1 }
     );
+    let unstarted = |b: &mut Vec<u8>| {
+        let at = b.len() - STRINGS.len();
+        b[at] = b'x';
+    };
+    assert_eq!(refused(&unstarted), BtfError::Strings);
 }
 
 #[test]

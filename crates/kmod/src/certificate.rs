@@ -1,11 +1,13 @@
 //! Pure: the X.509 certificate (RFC 5280) of the key that signs modules, as far as a signature needs it.
 
-use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
-
-use super::{
-    der::{BIT_STRING, CONTEXT_0, Der, Fault, GENERALIZED_TIME, INTEGER, SEQUENCE, UTC_TIME},
-    signature::{key_id, name},
+use jiff::Timestamp;
+use x509_cert::{
+    der::{Decode as _, Encode as _, oid::db::rfc4519},
+    name::Name,
+    time::Time,
 };
+
+use super::signature::serial_id;
 
 /// A certificate of a module signing key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +18,7 @@ pub struct Certificate {
     issuer_name: Option<String>,
     subject: Option<String>,
     public_key: Vec<u8>,
+    key_id: String,
     /// The first moment of its validity. The kernel does not look at it.
     pub not_before: Timestamp,
     /// The last one.
@@ -27,8 +30,8 @@ pub struct Certificate {
 #[error("it holds no X.509 certificate")]
 pub struct CertificateError;
 
-impl From<Fault> for CertificateError {
-    fn from(_: Fault) -> Self {
+impl From<x509_cert::der::Error> for CertificateError {
+    fn from(_: x509_cert::der::Error) -> Self {
         Self
     }
 }
@@ -36,36 +39,19 @@ impl From<Fault> for CertificateError {
 impl Certificate {
     /// Reads a certificate's DER.
     pub fn parse(der: &[u8]) -> Result<Self, CertificateError> {
-        let mut file = Der::new(der);
-        let mut certificate = file.open(SEQUENCE)?;
-        let mut to_be_signed = certificate.open(SEQUENCE)?;
-        certificate.expect(SEQUENCE)?;
-        certificate.expect(BIT_STRING)?;
-        if !file.is_empty() {
-            return Err(CertificateError);
-        }
-        if to_be_signed.peek() == Some(CONTEXT_0) {
-            to_be_signed.next()?;
-        }
-        let serial = to_be_signed.element()?;
-        to_be_signed.expect(SEQUENCE)?;
-        let issuer = to_be_signed.element()?;
-        let mut validity = to_be_signed.open(SEQUENCE)?;
-        let (not_before, not_after) = (time(&mut validity)?, time(&mut validity)?);
-        let subject = to_be_signed.expect(SEQUENCE)?;
-        let public_key = to_be_signed.element()?;
-        if (serial.tag, issuer.tag, public_key.tag) != (INTEGER, SEQUENCE, SEQUENCE) {
-            return Err(CertificateError);
-        }
+        let certificate = x509_cert::Certificate::from_der(der)?;
+        let signed = certificate.tbs_certificate();
+        let validity = signed.validity();
         Ok(Self {
             der: der.to_vec(),
-            issuer: issuer.whole.to_vec(),
-            serial: serial.whole.to_vec(),
-            issuer_name: name(issuer.content)?,
-            subject: name(subject)?,
-            public_key: public_key.whole.to_vec(),
-            not_before,
-            not_after,
+            issuer: signed.issuer().to_der()?,
+            serial: signed.serial_number().to_der()?,
+            issuer_name: name(signed.issuer()),
+            subject: name(signed.subject()),
+            public_key: signed.subject_public_key_info().to_der()?,
+            key_id: serial_id(signed.serial_number().as_bytes()),
+            not_before: time(validity.not_before)?,
+            not_after: time(validity.not_after)?,
         })
     }
 
@@ -91,8 +77,7 @@ impl Certificate {
 
     /// The serial number as `modinfo` shows it: `6A:0F:...`.
     pub fn key_id(&self) -> String {
-        let serial = Der::new(&self.serial).next().map(|(_, content)| content).unwrap_or_default();
-        key_id(serial.strip_prefix(&[0]).filter(|rest| !rest.is_empty()).unwrap_or(serial))
+        self.key_id.clone()
     }
 
     /// The common name (else the organisation) of whose key it is.
@@ -106,17 +91,15 @@ impl Certificate {
     }
 }
 
-/// `YYMMDDhhmmssZ` or `YYYYMMDDhhmmssZ`; others are against the standard (RFC 5280, section 4.1.2.5).
-fn time(validity: &mut Der<'_>) -> Result<Timestamp, CertificateError> {
-    let (tag, text) = validity.next()?;
-    let text = std::str::from_utf8(text).map_err(|_| CertificateError)?;
-    let text = text.strip_suffix('Z').filter(|digits| digits.bytes().all(|b| b.is_ascii_digit()));
-    let text = text.ok_or(CertificateError)?;
-    let text = match (tag, text.len()) {
-        (UTC_TIME, 12) => format!("{}{text}", if text < "50" { "20" } else { "19" }),
-        (GENERALIZED_TIME, 14) => text.to_owned(),
-        _ => return Err(CertificateError),
-    };
-    let time = DateTime::strptime("%Y%m%d%H%M%S", text).map_err(|_| CertificateError)?;
-    Ok(time.to_zoned(TimeZone::UTC).map_err(|_| CertificateError)?.timestamp())
+/// The common name, else the organisation.
+fn name(name: &Name) -> Option<String> {
+    let part = |id| name.iter().find(|part| part.oid == id);
+    let part = part(rfc4519::COMMON_NAME)
+        .or_else(|| name.iter().filter(|part| part.oid == rfc4519::ORGANIZATION_NAME).last())?;
+    Some(String::from_utf8_lossy(part.value.value()).into_owned())
+}
+
+fn time(time: Time) -> Result<Timestamp, CertificateError> {
+    let seconds = i64::try_from(time.to_unix_duration().as_secs()).map_err(|_| CertificateError)?;
+    Timestamp::from_second(seconds).map_err(|_| CertificateError)
 }

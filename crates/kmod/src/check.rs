@@ -3,47 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CheckReport, Finding, KernelFacts, Module, ModuleAbout, ModuleError, ModuleReport, Rule, SymbolTable,
-    Verdict,
+    CheckReport, CheckRequest, Finding, ModuleAbout, ModuleError, ModuleReport, PayloadModule, Rule, Verdict,
     load_order::{LoadOrder, load_order},
     module_name,
     resolve::{Import, Provider, Resolver},
-    rules::{self, Subject},
+    rules::{self, subject::Subject},
 };
-
-/// What is checked against what.
-#[derive(Clone, Copy, Debug)]
-pub struct CheckRequest<'a> {
-    /// The kernel, from its header set.
-    pub kernel: &'a KernelFacts,
-    /// What the images export that were compiled against, in the order of `needs`.
-    pub needs: &'a [NeededTable],
-    /// All modules of the payload.
-    pub modules: &'a [PayloadModule],
-    /// Names of modules that must be there, `-` and `_` being the same.
-    pub required: &'a [String],
-    /// All files of the payload, as paths relative to it, to look for firmware among them; `None` where it is
-    /// not a whole payload that is checked.
-    pub files: Option<&'a [String]>,
-}
-
-/// What a needed image exports.
-#[derive(Clone, Debug)]
-pub struct NeededTable {
-    /// The image's name, or what else tells people where the table is from.
-    pub image: String,
-    /// The `Module.symvers` of its exposed headers.
-    pub symbols: SymbolTable,
-}
-
-/// A module file of a payload.
-#[derive(Clone, Debug)]
-pub struct PayloadModule {
-    /// The file, relative to the payload.
-    pub path: String,
-    /// What it says, or why it is no module.
-    pub module: Result<Module, ModuleError>,
-}
 
 /// Says what the kernel would say. The same request gives the same report, byte for byte.
 pub fn check(request: &CheckRequest<'_>) -> CheckReport {
@@ -106,15 +71,7 @@ fn report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> Modu
 }
 
 fn unreadable(error: &ModuleError) -> Finding {
-    Finding {
-        rule: Rule::Elf,
-        verdict: error.verdict(),
-        subject: "file".to_owned(),
-        message: error.to_string(),
-        found: None,
-        wanted: None,
-        remedy: error.remedy().to_owned(),
-    }
+    Finding::new(Rule::Elf, error.verdict(), "file", error.to_string(), error.remedy())
 }
 
 fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
@@ -124,8 +81,8 @@ fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
         | Provider::Kernel(_)
         | Provider::Named
         | Provider::Replaced { .. }
-        | Provider::Nobody
-        | Provider::Untold => None,
+        | Provider::Missing
+        | Provider::Unknown => None,
     };
     imports.iter().filter_map(provider).collect()
 }
@@ -162,33 +119,25 @@ fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &
         let mut findings = Vec::new();
         for needed in needs.get(index).into_iter().flatten().filter_map(|&needed| reports.get(needed)) {
             if needed.verdict > Verdict::Loads {
-                findings.push(Finding {
-                    rule: Rule::Dependency,
-                    verdict: needed.verdict,
-                    subject: needed.name.clone(),
-                    message: match needed.verdict {
-                        Verdict::Refused => format!("needs {}, which the kernel refuses", needed.name),
-                        Verdict::Loads | Verdict::Unknown => {
-                            format!("needs {}, of which it is not known whether it loads", needed.name)
-                        }
-                    },
-                    found: None,
-                    wanted: None,
-                    remedy: format!("settle what is said of {}", needed.name),
-                });
+                let name = &needed.name;
+                let message = match needed.verdict {
+                    Verdict::Refused => format!("needs {name}, which the kernel refuses"),
+                    Verdict::Loads | Verdict::Unknown => {
+                        format!("needs {name}, of which it is not known whether it loads")
+                    }
+                };
+                let remedy = format!("settle what is said of {name}");
+                findings.push(Finding::new(Rule::Dependency, needed.verdict, name, message, remedy));
             }
         }
         if order.circular.contains(&index) {
-            findings.push(Finding {
-                rule: Rule::Dependency,
-                verdict: Verdict::Refused,
-                subject: "circle".to_owned(),
-                message: "needs, directly or through others, modules that need each other in a circle"
-                    .to_owned(),
-                found: None,
-                wanted: None,
-                remedy: "build the modules together, as their own makefile does".to_owned(),
-            });
+            findings.push(Finding::new(
+                Rule::Dependency,
+                Verdict::Refused,
+                "circle",
+                "needs, directly or through others, modules that need each other in a circle",
+                "build the modules together, as their own makefile does",
+            ));
         }
         if let Some(report) = reports.get_mut(index) {
             report.verdict = report.verdict.max(worst(&findings));
@@ -200,19 +149,12 @@ fn follow_dependencies(reports: &mut [ModuleReport], order: &LoadOrder, needs: &
 fn missing(reports: &[ModuleReport], required: &[String]) -> Vec<Finding> {
     let present: BTreeSet<&str> = reports.iter().map(|report| report.name.as_str()).collect();
     let wanted: BTreeSet<String> = required.iter().map(|name| module_name(name)).collect();
-    wanted
-        .into_iter()
-        .filter(|name| !present.contains(name.as_str()))
-        .map(|name| Finding {
-            rule: Rule::RequiredModule,
-            verdict: Verdict::Refused,
-            message: format!("module {name} is required, and the payload does not hold it"),
-            subject: name,
-            found: None,
-            wanted: None,
-            remedy: "look in the build log why it was not compiled or not installed under /out".to_owned(),
-        })
-        .collect()
+    let missing = |name: String| {
+        let message = format!("module {name} is required, and the payload does not hold it");
+        let remedy = "look in the build log why it was not compiled or not installed under /out";
+        Finding::new(Rule::RequiredModule, Verdict::Refused, name, message, remedy)
+    };
+    wanted.into_iter().filter(|name| !present.contains(name.as_str())).map(missing).collect()
 }
 
 fn duplicates(reports: &[ModuleReport]) -> Vec<Finding> {
@@ -220,19 +162,12 @@ fn duplicates(reports: &[ModuleReport]) -> Vec<Finding> {
     for report in reports {
         paths.entry(&report.name).or_default().push(&report.path);
     }
-    paths
-        .into_iter()
-        .filter(|(_, paths)| paths.len() > 1)
-        .map(|(name, paths)| Finding {
-            rule: Rule::DuplicateModule,
-            verdict: Verdict::Unknown,
-            subject: name.to_owned(),
-            message: format!("module {name} is in the payload {} times, and depmod takes one", paths.len()),
-            found: Some(paths.join(", ")),
-            wanted: None,
-            remedy: "install it once".to_owned(),
-        })
-        .collect()
+    let duplicate = |(name, paths): (&str, Vec<&str>)| {
+        let message = format!("module {name} is in the payload {} times, and depmod takes one", paths.len());
+        Finding::new(Rule::DuplicateModule, Verdict::Unknown, name, message, "install it once")
+            .found(paths.join(", "))
+    };
+    paths.into_iter().filter(|(_, paths)| paths.len() > 1).map(duplicate).collect()
 }
 
 #[cfg(test)]

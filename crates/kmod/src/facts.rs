@@ -1,14 +1,11 @@
 //! Pure: what is known about a kernel, and who said so.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::{collections::BTreeSet, fmt};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{KernelConfig, SymbolTable, Vermagic};
+use super::{BtfBase, InTree, KernelConfig, SymbolTable, Vermagic};
 use crate::{Architecture, KernelRelease};
 
 /// What is known about a kernel.
@@ -44,15 +41,6 @@ pub struct BeyondHeaders {
     pub trusted_keys: BTreeSet<String>,
     /// How large the kernel's own type information is, from which that of modules counts on.
     pub btf_base: Option<Known<BtfBase>>,
-}
-
-/// The measures of a kernel's type information (BTF).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BtfBase {
-    /// How many types it has, with `void`, which is number 0.
-    pub types: u32,
-    /// Bytes of its strings.
-    pub strings: u32,
 }
 
 /// A fact and who said it.
@@ -96,15 +84,6 @@ impl fmt::Display for FactSource {
             Self::Config => f.write_str("the kernel's configuration"),
         }
     }
-}
-
-/// The modules that come with a kernel. Names as `lsmod` shows them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InTree {
-    /// Loadable ones, with their files relative to the kernel's module directory.
-    pub modules: BTreeMap<String, String>,
-    /// Those that are part of the kernel image.
-    pub builtin: BTreeSet<String>,
 }
 
 impl KernelFacts {

@@ -1,9 +1,20 @@
 //! Pure: `modules.dep`, `modules.order` and `modules.builtin`: the modules that come with a kernel.
 
-use super::{InTree, module_name};
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::module_name;
 
 /// Modules of one kernel. Distribution kernels have about 4,000.
 const MAX_MODULES: usize = 1_000_000;
+
+/// The modules that come with a kernel. Names as `lsmod` shows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InTree {
+    /// Loadable ones, with their files relative to the kernel's module directory.
+    pub modules: BTreeMap<String, String>,
+    /// Those that are part of the kernel image.
+    pub builtin: BTreeSet<String>,
+}
 
 impl InTree {
     /// Takes in `modules.dep` (`kernel/a.ko.xz: kernel/b.ko.xz ...`) or `modules.order` (`kernel/a.ko`): the

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use object::{ReadRef, elf};
 
 use super::{
-    BtfFault, Signature, SplitBtf, Verdict,
+    BtfError, ModuleError, Signature, SplitBtf,
     elf::{Elf, Place, Symbol, string_at},
     signature,
 };
@@ -42,7 +42,7 @@ pub struct Module {
     /// The signature at its end.
     pub signature: Signature,
     /// Its type information (section `.BTF`), or what is wrong with that.
-    pub btf: Option<Result<SplitBtf, BtfFault>>,
+    pub btf: Option<Result<SplitBtf, BtfError>>,
     /// Does it bring the base of its type information along (section `.BTF.base`, Linux 6.11)?
     pub btf_base: bool,
     /// Sections that it has more than once, and of which the kernel takes one.
@@ -69,110 +69,6 @@ pub struct ModuleExport {
     pub gpl_only: bool,
     /// The namespace that a user must import.
     pub namespace: Option<String>,
-}
-
-/// Why a file is no module that a kernel would take.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ModuleError {
-    /// The bytes could not be had, though the file should hold them.
-    #[error("read {what} of the module")]
-    Read {
-        /// Which bytes.
-        what: &'static str,
-    },
-    /// It does not start as an ELF file does.
-    #[error("the file is no ELF object")]
-    NotElf,
-    /// 32-bit or big-endian.
-    #[error("the object is not 64-bit little-endian")]
-    Class,
-    /// A program or a shared library, for example.
-    #[error("the object is of ELF type {0}, not relocatable (1)")]
-    NotRelocatable(u16),
-    /// For another processor than those that farrier knows.
-    #[error("the object is for ELF machine {0}, which is neither x86-64 (62) nor arm64 (183)")]
-    Machine(u16),
-    /// The ELF header contradicts the file.
-    #[error("the ELF header is damaged: {0}")]
-    Header(&'static str),
-    /// A section that does not lie within the file.
-    #[error("section {section} lies outside the file: {size} bytes at {offset}, and the file has {length}")]
-    Outside {
-        /// Its name, or number.
-        section: String,
-        /// Where it starts.
-        offset: u64,
-        /// Its bytes.
-        size: u64,
-        /// The file's bytes.
-        length: u64,
-    },
-    /// A table that no module of this world has.
-    #[error("section {section} has {size} bytes, more than any module's")]
-    TooLarge {
-        /// Its name, or number.
-        section: String,
-        /// Its bytes.
-        size: u64,
-    },
-    /// A section whose contents make no sense.
-    #[error("section {section} {reason}")]
-    Malformed {
-        /// Its name, or number.
-        section: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// Stripped of its symbol table.
-    #[error("the module has no symbols")]
-    NoSymbols,
-    /// An object file, but no module.
-    #[error("the object has no .gnu.linkonce.this_module, so it is no kernel module")]
-    NoModule,
-    /// Compiled without `-fno-common`.
-    #[error("symbol {0} is a common one, which the loader refuses")]
-    Common(String),
-    /// The file's compression is damaged, or hides too much.
-    #[error("decompress the module: {0}")]
-    Decompress(String),
-}
-
-impl ModuleError {
-    /// Does the kernel refuse such a file, or is it only farrier that cannot tell?
-    pub fn verdict(&self) -> Verdict {
-        match self {
-            Self::Read { .. } | Self::TooLarge { .. } => Verdict::Unknown,
-            Self::NotElf
-            | Self::Class
-            | Self::NotRelocatable(_)
-            | Self::Machine(_)
-            | Self::Header(_)
-            | Self::Outside { .. }
-            | Self::Malformed { .. }
-            | Self::NoSymbols
-            | Self::NoModule
-            | Self::Common(_)
-            | Self::Decompress(_) => Verdict::Refused,
-        }
-    }
-
-    /// What to do about it.
-    pub fn remedy(&self) -> &'static str {
-        match self {
-            Self::Read { .. } => "look for a fault of the disk, and build again",
-            Self::TooLarge { .. } => "look at the file with readelf; a module of this size is not read",
-            Self::Class | Self::Machine(_) => "build for the node's architecture",
-            Self::NoSymbols => "strip it with --strip-debug, never with --strip-all",
-            Self::Common(_) => "compile with the kernel's own flags, which have -fno-common",
-            Self::NotElf
-            | Self::NotRelocatable(_)
-            | Self::Header(_)
-            | Self::Outside { .. }
-            | Self::Malformed { .. }
-            | Self::NoModule
-            | Self::Decompress(_) => "build it again: the file is damaged, or is no kernel module",
-        }
-    }
 }
 
 /// A module's name as `lsmod` shows it, from a file's or exporter's path: `extra/nvidia-uvm.ko.xz` is `nvidia_uvm`.

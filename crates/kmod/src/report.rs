@@ -1,58 +1,12 @@
 //! Pure: what a check found out, for people and for programs.
 
-use std::{fmt, str::FromStr};
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{BootReport, ModuleAbout};
+use super::{BootReport, ModuleAbout, Verdict};
 use crate::Architecture;
-
-/// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Verdict {
-    /// Nothing speaks against it.
-    #[default]
-    Loads,
-    /// The header set cannot tell. Unknown is not fine.
-    Unknown,
-    /// The kernel would refuse it.
-    Refused,
-}
-
-impl Verdict {
-    /// The word of the vocabulary: `loads`, `unknown`, `refused`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Loads => "loads",
-            Self::Unknown => "unknown",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl FromStr for Verdict {
-    type Err = VerdictError;
-
-    fn from_str(text: &str) -> Result<Self, VerdictError> {
-        [Self::Loads, Self::Unknown, Self::Refused]
-            .into_iter()
-            .find(|verdict| verdict.as_str() == text)
-            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
-    }
-}
-
-/// A text that is no verdict.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a verdict (loads, unknown, refused)")]
-pub struct VerdictError(pub String);
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
 
 /// The rule of the loader that a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
@@ -108,6 +62,27 @@ pub struct Finding {
     pub wanted: Option<String>,
     /// What to do about it, or what would settle it.
     pub remedy: String,
+}
+
+impl Finding {
+    pub(crate) fn new(
+        rule: Rule,
+        verdict: Verdict,
+        subject: impl Into<String>,
+        message: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        let (subject, message, remedy) = (subject.into(), message.into(), remedy.into());
+        Self { rule, verdict, subject, message, found: None, wanted: None, remedy }
+    }
+
+    pub(crate) fn found(self, found: impl Into<String>) -> Self {
+        Self { found: Some(found.into()), ..self }
+    }
+
+    pub(crate) fn wanted(self, wanted: impl Into<String>) -> Self {
+        Self { wanted: Some(wanted.into()), ..self }
+    }
 }
 
 impl fmt::Display for Finding {

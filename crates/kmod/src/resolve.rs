@@ -33,12 +33,12 @@ pub(super) enum Provider<'a> {
     /// One of the kernel's own modules would, if the payload or the needed image did not replace it by one
     /// of the same name that does not.
     Replaced { module: String, image: Option<&'a str> },
-    /// The kernel, says its `System.map`; in which version and for whom, nobody says.
+    /// The kernel, says its `System.map`, which does not tell the version and who may use it.
     Named,
-    /// Nobody.
-    Nobody,
-    /// The header set has no symbol table, so it cannot be told: one of the kernel's own modules may.
-    Untold,
+    /// Neither the kernel nor a needed image.
+    Missing,
+    /// The header set has no symbol table, so it is unknown: one of the kernel's own modules may.
+    Unknown,
 }
 
 /// What matters of an export, whoever it is from.
@@ -86,9 +86,9 @@ impl<'a> Resolver<'a> {
         }
         let Some(kernel) = self.kernel else {
             let named = self.named.is_some_and(|names| names.contains(symbol));
-            return if named { Provider::Named } else { Provider::Untold };
+            return if named { Provider::Named } else { Provider::Unknown };
         };
-        let Some(found) = kernel.get(symbol) else { return Provider::Nobody };
+        let Some(found) = kernel.get(symbol) else { return Provider::Missing };
         let module = found.module_name();
         match self.replaced.get(&module) {
             Some(&image) => Provider::Replaced { module, image },
@@ -109,7 +109,7 @@ impl<'a> Provider<'a> {
             Self::Needed { symbol, .. } | Self::Kernel(symbol) => {
                 Some(Export { crc: Some(symbol.crc), gpl_only: symbol.gpl_only, namespace: symbol.namespace })
             }
-            Self::Named | Self::Replaced { .. } | Self::Nobody | Self::Untold => None,
+            Self::Named | Self::Replaced { .. } | Self::Missing | Self::Unknown => None,
         }
     }
 
@@ -122,7 +122,7 @@ impl<'a> Provider<'a> {
             Self::Kernel(symbol) if symbol.module == "vmlinux" => "the kernel".to_owned(),
             Self::Kernel(symbol) => format!("the kernel's {}", symbol.module_name()),
             Self::Replaced { module, .. } => format!("the kernel's {module}"),
-            Self::Nobody | Self::Untold => "nobody".to_owned(),
+            Self::Missing | Self::Unknown => "nothing".to_owned(),
         }
     }
 }

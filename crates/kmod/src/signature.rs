@@ -1,4 +1,5 @@
-//! Pure: the signature at a module's end, as far as it tells without the kernel's keys.
+//! Pure: the signature at a module's end, as far as it tells without the kernel's keys. Our own reader of PKCS#7: it takes
+//! what the kernel takes, so that it can say what the kernel would.
 //!
 //! `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`: `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
@@ -34,7 +35,7 @@ pub enum Signature {
     Unsupported(u8),
     /// Well-formed; only the kernel's keys can tell whether it is right.
     By(Signer),
-    /// The record is right, and the message uses an encoding that farrier does not read.
+    /// The record is right, and the message uses an encoding that is not read here.
     Unread(&'static str),
 }
 
@@ -116,7 +117,7 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
     data.expect(SET)?;
     data.expect(SEQUENCE)?;
     let mut signers = loop {
-        match data.next()? {
+        match data.element()? {
             (CONTEXT_0 | CONTEXT_1, _) => {}
             (SET, signers) => break Der::new(signers),
             _ => return Err(Fault::Bad),
@@ -127,31 +128,34 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
     }
     let mut signer = signers.open(SEQUENCE)?;
     signer.expect(INTEGER)?;
-    let (name, key_id) = match signer.next()? {
+    let (name, key_id) = match signer.element()? {
         (SEQUENCE, identity) => {
             let mut identity = Der::new(identity);
-            let name = name(identity.expect(SEQUENCE)?)?;
-            let serial = identity.expect(INTEGER)?;
-            (name, serial.strip_prefix(&[0]).filter(|rest| !rest.is_empty()).unwrap_or(serial))
+            (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?))
         }
-        (KEY_ID, key_id) => (None, key_id),
+        (KEY_ID, octets) => (None, key_id(octets)),
         _ => return Err(Fault::Bad),
     };
     let hash = digest(signer.open(SEQUENCE)?.expect(OBJECT_ID)?);
-    Ok(Signer { name, key_id: self::key_id(key_id), hash })
+    Ok(Signer { name, key_id, hash })
+}
+
+/// A certificate's serial number as `modinfo` prints it.
+pub(super) fn serial_id(serial: &[u8]) -> String {
+    key_id(serial.strip_prefix(&[0]).filter(|rest| !rest.is_empty()).unwrap_or(serial))
 }
 
 /// Octets as `modinfo` prints them: `6A:0F:...`.
-pub(super) fn key_id(octets: &[u8]) -> String {
+fn key_id(octets: &[u8]) -> String {
     octets.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
 }
 
-pub(super) fn name(issuer: &[u8]) -> Result<Option<String>, Fault> {
+fn name(issuer: &[u8]) -> Result<Option<String>, Fault> {
     let (mut issuer, mut organisation) = (Der::new(issuer), None);
     while !issuer.is_empty() {
         let mut part = issuer.open(SET)?.open(SEQUENCE)?;
         let kind = part.expect(OBJECT_ID)?;
-        let (_, value) = part.next()?;
+        let (_, value) = part.element()?;
         let text = || String::from_utf8_lossy(value).into_owned();
         match kind {
             COMMON_NAME => return Ok(Some(text())),

@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use super::*;
 use crate::{
-    BtfBase, FactSource, InTree, Known, Signature,
+    BtfBase, FactSource, InTree, KernelFacts, Known, Module, NeededTable, Signature, SymbolTable,
     testing::{self, ModuleFile, kernel, patch, section_header},
 };
 
@@ -400,7 +400,7 @@ fn type_information_must_count_on_from_the_kernels() {
     );
     assert_eq!(
         said(&with(&strict, None), &other),
-        ["refused Btf: the type information is shorter than its header"]
+        ["refused Btf: the type information does not start as BTF does"]
     );
     let doubtful = BtfBase { strings: base.strings + 1, ..base };
     assert_eq!(

@@ -1,62 +1,53 @@
 //! Pure: the module's type information counts on from the kernel's (`btf_module_notify` in `kernel/bpf/btf.c`, Linux
 //! 5.11). A mismatch refuses the module, unless `CONFIG_MODULE_ALLOW_BTF_MISMATCH` (Linux 5.18) is set.
 
-use super::Subject;
-use crate::{Finding, Rule, Verdict, btf_split::Fit};
+use super::subject::Subject;
+use crate::{Finding, Rule, Verdict, btf::Fit};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let (kernel, module) = (subject.kernel, subject.module);
-    if !kernel.config.is_set("DEBUG_INFO_BTF_MODULES") {
+    let Some(btf) = module.btf.as_ref().filter(|_| kernel.config.is_set("DEBUG_INFO_BTF_MODULES")) else {
         return;
-    }
-    let Some(btf) = &module.btf else { return };
-    let allowed = kernel.config.is_set("MODULE_ALLOW_BTF_MISMATCH");
-    let finding = |verdict, message: String, remedy: String| {
-        let consequence = if allowed { ": the kernel loads the module without it" } else { "" };
-        Finding {
-            rule: Rule::Btf,
-            verdict: if allowed { Verdict::Loads } else { verdict },
-            subject: ".BTF".to_owned(),
-            message: format!("{message}{consequence}"),
-            found: None,
-            wanted: None,
-            remedy,
-        }
     };
+    let allowed = kernel.config.is_set("MODULE_ALLOW_BTF_MISMATCH");
+    let finding = |verdict, message: &str, remedy: String| {
+        let consequence = if allowed { ": the kernel loads the module without it" } else { "" };
+        let verdict = if allowed { Verdict::Loads } else { verdict };
+        Finding::new(Rule::Btf, verdict, ".BTF", format!("{message}{consequence}"), remedy)
+    };
+    let release = &kernel.release;
     let rebuild = "rebuild the module, or take the section off with objcopy --remove-section .BTF";
-    let settle = format!("give the kernel image of {}, or boot it", kernel.release);
     let btf = match btf {
         Ok(btf) => btf,
-        Err(fault) => {
-            findings.push(finding(Verdict::Refused, fault.to_string(), rebuild.to_owned()));
+        Err(error) => {
+            findings.push(finding(Verdict::Refused, &error.to_string(), rebuild.to_owned()));
             return;
         }
     };
-    // Such a module is told which of the kernel's types it means by their names, since Linux 6.11.
+    // Such a module says by their names which of the kernel's types it means, since Linux 6.11.
     let relocated = module.btf_base && kernel.since(6, 11);
     let fit = kernel.beyond_headers.btf_base.as_ref().filter(|_| !relocated).map(|base| btf.fit(base.value));
     findings.push(match fit {
         Some(Fit::Yes) => return,
         Some(Fit::No(what)) => {
-            finding(Verdict::Refused, format!("the type information {what}"), rebuild.to_owned())
+            finding(Verdict::Refused, &format!("the type information {what}"), rebuild.to_owned())
         }
         Some(Fit::Doubtful) => finding(
             Verdict::Unknown,
-            "the type information was made for another kernel image".to_owned(),
-            format!("{rebuild}, or boot {}", kernel.release),
+            "the type information was made for another kernel image",
+            format!("{rebuild}, or boot {release}"),
         ),
         // What the kernel forgives anyway is worth a warning only where it is certain.
         None if allowed => return,
         None if relocated => finding(
             Verdict::Unknown,
-            "the type information brings its base along, and only the kernel can tell whether it has such types"
-                .to_owned(),
-            format!("boot {}, or {rebuild}", kernel.release),
+            "the type information brings its base along, and only the kernel can tell whether it has such types",
+            format!("boot {release}, or {rebuild}"),
         ),
         None => finding(
             Verdict::Unknown,
-            "no source tells the kernel's own type information, from which the module's counts on".to_owned(),
-            settle,
+            "no source tells the kernel's own type information, from which the module's counts on",
+            format!("give the kernel image of {release}, or boot it"),
         ),
     });
 }

@@ -1,7 +1,7 @@
 //! Pure: only modules under a compatible licence use `EXPORT_SYMBOL_GPL` symbols (`resolve_symbol` and
 //! `inherit_taint` in `kernel/module/main.c`).
 
-use super::Subject;
+use super::subject::Subject;
 use crate::{Finding, Rule, Verdict, resolve::Provider};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
@@ -12,37 +12,22 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         (true, Some(by)) => format!("but the module also uses symbols of {by}, which is proprietary"),
         (true, None) => return,
     };
-    let untold = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named)).count();
-    if untold > 0 {
-        findings.push(Finding {
-            rule: Rule::Licence,
-            verdict: Verdict::Unknown,
-            subject: "Module.symvers".to_owned(),
-            message: format!(
-                "no source tells which of the symbols that the module needs are for GPL modules only ({untold})"
-            ),
-            found: None,
-            wanted: None,
-            remedy: format!("bring the Module.symvers of {}, or boot it", subject.kernel.release),
-        });
+    let unknown = subject.imports.iter().filter(|import| matches!(import.provider, Provider::Named)).count();
+    if unknown > 0 {
+        let message = format!(
+            "no source tells which of the symbols that the module needs are for GPL modules only ({unknown})"
+        );
+        findings.push(subject.without_symbol_table(Rule::Licence, message));
     }
     for import in subject.imports {
         if !import.provider.export().is_some_and(|export| export.gpl_only) || import.symbol.weak {
             continue;
         }
         let name = &import.symbol.name;
-        findings.push(Finding {
-            rule: Rule::Licence,
-            verdict: Verdict::Refused,
-            subject: name.clone(),
-            message: format!(
-                "symbol {name}, exported by {}, is for GPL modules only, {reason}",
-                import.provider.describe()
-            ),
-            found: Some(licence.to_owned()),
-            wanted: Some("a GPL-compatible licence".to_owned()),
-            remedy: "use the vendor's open modules, or a driver version that does without this symbol"
-                .to_owned(),
-        });
+        let exporter = import.provider.describe();
+        let message = format!("symbol {name}, exported by {exporter}, is for GPL modules only, {reason}");
+        let remedy = "use the vendor's open modules, or a driver version that does without this symbol";
+        let finding = Finding::new(Rule::Licence, Verdict::Refused, name, message, remedy);
+        findings.push(finding.found(licence).wanted("a GPL-compatible licence"));
     }
 }

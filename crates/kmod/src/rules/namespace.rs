@@ -1,7 +1,7 @@
 //! Pure: the module imports the namespaces of the symbols that it uses (`verify_namespace_is_imported` in
 //! `kernel/module/main.c`).
 
-use super::Subject;
+use super::subject::Subject;
 use crate::{Finding, Rule, Verdict};
 
 /// Starts a namespace that names the modules that may use it, since Linux 6.16.
@@ -14,14 +14,8 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
         let Some(namespace) = import.provider.export().and_then(|export| export.namespace) else { continue };
         let name = &import.symbol.name;
         let exporter = import.provider.describe();
-        let finding = |verdict, message, remedy| Finding {
-            rule: Rule::Namespace,
-            verdict,
-            subject: name.clone(),
-            message,
-            found: None,
-            wanted: Some(namespace.to_owned()),
-            remedy,
+        let finding = |verdict, message: String, remedy: String| {
+            Finding::new(Rule::Namespace, verdict, name, message, remedy).wanted(namespace)
         };
         if let Some(modules) = namespace.strip_prefix(MODULES) {
             if !names(modules, &module.name) {

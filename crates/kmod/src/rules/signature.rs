@@ -5,31 +5,20 @@
 //! (`ENOKEY`). All others refuse the module in any case, a damaged record or message (`EBADMSG`) and a signature
 //! that is wrong (`EKEYREJECTED`) among them. Without `CONFIG_MODULE_SIG` nothing is looked at.
 
-use super::Subject;
+use super::subject::Subject;
 use crate::{FactSource, Finding, Known, Rule, Signature, Verdict};
-
-/// What becomes of a module whose signature the kernel could forgive.
-struct Forgiven {
-    verdict: Verdict,
-    because: String,
-}
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     if !kernel.config.is_set("MODULE_SIG") {
         return;
     }
-    let finding = |verdict, message: String, remedy: &str| Finding {
-        rule: Rule::Signature,
-        verdict,
-        subject: "signature".to_owned(),
-        message,
-        found: None,
-        wanted: None,
-        remedy: remedy.to_owned(),
+    let finding = |verdict, message: String, remedy: &str| {
+        Finding::new(Rule::Signature, verdict, "signature", message, remedy)
     };
     let sign = "sign it with a key that the kernel trusts, after everything that changes the file";
-    let Forgiven { verdict, because } = forgiven(subject);
+    let enforced = kernel.enforces_signatures();
+    let (verdict, because) = forgiven(enforced.as_ref());
     findings.push(match &subject.module.signature {
         // Hardly a driver is signed when it is built. The taint that it brings is among the report's taints.
         Signature::None if verdict == Verdict::Loads => return,
@@ -44,16 +33,14 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
             format!("the signature {what}: the kernel answers EBADMSG, whether or not it enforces signatures"),
             "sign it again with the kernel's scripts/sign-file, or take the signature off with strip",
         ),
-        Signature::Unsupported(kind) => Finding {
-            found: Some(format!("kind {kind}")),
-            wanted: Some("kind 2".to_owned()),
-            ..finding(
-                if kernel.since(5, 4) { verdict } else { verdict.max(Verdict::Unknown) },
-                format!("the signature is no PKCS#7 one (ENOPKG): {because}"),
-                "sign it with the scripts/sign-file of this kernel",
-            )
-        },
-        Signature::By(_) | Signature::Unread(_) if enforced(subject).is_none_or(|known| !known.value) => return,
+        Signature::Unsupported(kind) => finding(
+            if kernel.since(5, 4) { verdict } else { verdict.max(Verdict::Unknown) },
+            format!("the signature is no PKCS#7 one (ENOPKG): {because}"),
+            "sign it with the scripts/sign-file of this kernel",
+        )
+        .found(format!("kind {kind}"))
+        .wanted("kind 2"),
+        Signature::By(_) | Signature::Unread(_) if enforced.as_ref().is_none_or(|known| !known.value) => return,
         Signature::By(signer) if kernel.beyond_headers.trusted_keys.contains(&signer.key_id) => return,
         Signature::By(signer) => finding(
             Verdict::Unknown,
@@ -72,32 +59,22 @@ pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     });
 }
 
-fn enforced(subject: &Subject<'_>) -> Option<Known<bool>> {
-    subject.kernel.enforces_signatures()
-}
-
-fn forgiven(subject: &Subject<'_>) -> Forgiven {
-    match enforced(subject) {
-        Some(Known { value: true, source }) => Forgiven {
-            verdict: Verdict::Refused,
-            because: format!("the kernel rejects it, because it enforces signatures, says {}", said(&source)),
-        },
-        Some(Known { value: false, .. }) => Forgiven {
-            verdict: Verdict::Loads,
-            because: "the kernel loads it and taints itself".to_owned(),
-        },
-        None => Forgiven {
-            verdict: Verdict::Loads,
-            because: "the kernel loads it and taints itself, unless it is locked down (Secure Boot) or started with \
-                      module.sig_enforce"
-                .to_owned(),
-        },
-    }
-}
-
-fn said(source: &FactSource) -> String {
-    match source {
-        FactSource::Config => "CONFIG_MODULE_SIG_FORCE".to_owned(),
-        other => other.to_string(),
+/// What becomes of a module whose signature the kernel could forgive, and why.
+fn forgiven(enforced: Option<&Known<bool>>) -> (Verdict, String) {
+    let loads = "the kernel loads it and taints itself";
+    match enforced {
+        Some(Known { value: true, source }) => {
+            let source = match source {
+                FactSource::Config => "CONFIG_MODULE_SIG_FORCE".to_owned(),
+                other => other.to_string(),
+            };
+            let because = format!("the kernel rejects it, because it enforces signatures, says {source}");
+            (Verdict::Refused, because)
+        }
+        Some(Known { value: false, .. }) => (Verdict::Loads, loads.to_owned()),
+        None => {
+            let unless = "unless it is locked down (Secure Boot) or started with module.sig_enforce";
+            (Verdict::Loads, format!("{loads}, {unless}"))
+        }
     }
 }

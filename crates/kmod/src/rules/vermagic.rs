@@ -1,24 +1,19 @@
 //! Pure: the module's vermagic is the kernel's (`check_modinfo` in `kernel/module/main.c`).
 
-use super::{Subject, forced};
+use super::subject::Subject;
 use crate::{Difference, Finding, Rule, Verdict};
 
 pub(super) fn check(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
     let kernel = subject.kernel;
     let expected = kernel.expected_vermagic();
-    let finding = |verdict, message: String, remedy| Finding {
-        rule: Rule::Vermagic,
-        verdict,
-        subject: "vermagic".to_owned(),
-        message,
+    let finding = |verdict, message: String, remedy: String| Finding {
         found: subject.module.vermagic().map(|text| text.trim_end().to_owned()),
-        wanted: Some(expected.to_string()),
-        remedy,
+        ..Finding::new(Rule::Vermagic, verdict, "vermagic", message, remedy).wanted(expected.to_string())
     };
     let rebuild = || format!("rebuild it against the header set of {}", kernel.release);
     let Some(magic) = subject.module.vermagic() else {
         let message = "the module has no vermagic, so the kernel loads it by force or not at all".to_owned();
-        findings.push(finding(forced(kernel), message, rebuild()));
+        findings.push(finding(subject.forced(), message, rebuild()));
         return;
     };
     // Without symbol versions in the kernel, its `same_magic` compares all words.

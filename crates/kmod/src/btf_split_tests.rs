@@ -40,17 +40,21 @@ fn a_kernels_own_is_measured_with_void() {
 
 #[test]
 fn what_is_no_type_information_is_told() {
-    let fault = |bytes: &[u8]| SplitBtf::read(bytes).unwrap_err().to_string();
+    let error = |bytes: &[u8]| SplitBtf::read(bytes).unwrap_err().to_string();
     let good = split();
-    assert_eq!(fault(b""), "the type information is shorter than its header");
-    assert_eq!(fault(&[0; 24]), "the type information does not start as BTF does");
-    assert_eq!(fault(&good[..good.len() - 1]), "the type information has sections outside itself");
+    for bytes in [&b""[..], &[0; 24]] {
+        assert_eq!(error(bytes), "the type information does not start as BTF does");
+    }
+    for length in [20, good.len() - 1] {
+        assert_eq!(error(&good[..length]), "the type information has a header that points outside it");
+    }
     let mut changed = good.clone();
     changed[2] = 2;
-    assert_eq!(fault(&changed), "the type information is of an unknown version");
-    assert_eq!(fault(&btf(&[0, 31 << 24, 0], b"")), "the type information has a type of an unknown kind");
-    assert_eq!(fault(&btf(&[0, 4 << 24 | 9, 0], b"")), "the type information ends within a type");
-    assert_eq!(fault(&btf(&[], b"abc")), "the type information has strings that do not end");
+    assert_eq!(error(&changed), "the type information has BTF version 2, only 1 is known");
+    let unknown = "the type information has a type of an unknown kind (type 1, kind 31)";
+    assert_eq!(error(&btf(&[0, 31 << 24, 0], b"")), unknown);
+    assert_eq!(error(&btf(&[0, 4 << 24 | 9, 0], b"")), "the type information ends within a type (1)");
+    assert_eq!(error(&btf(&[], b"abc")), "the type information has strings that do not end");
 }
 
 proptest! {

@@ -1,0 +1,35 @@
+//! Pure: the module is in no conflict with what the kernel itself has.
+
+use super::subject::Subject;
+use crate::{Finding, Rule, Verdict};
+
+/// It exports nothing that the kernel itself exports (`verify_exported_symbols` in `kernel/module/main.c`). What only a
+/// module of the kernel exports is no conflict until that one is loaded.
+pub(super) fn export(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let Some(kernel) = &subject.kernel.symbols else { return };
+    let names = subject.module.exports.iter().map(|export| &export.name);
+    let doubled = names.filter(|name| kernel.get(name).is_some_and(|symbol| symbol.module == "vmlinux"));
+    findings.extend(doubled.map(|name| {
+        let message = format!("exports symbol {name}, which the kernel itself exports");
+        let remedy = "use a driver version for this kernel";
+        Finding::new(Rule::DuplicateExport, Verdict::Refused, name, message, remedy)
+    }));
+}
+
+/// No part of the kernel image has its name.
+///
+/// `mod_sysfs_init` in `kernel/module/sysfs.c` refuses a name that `/sys/module` has already (`EINVAL`, "module is
+/// already loaded"), and a built-in one is there when it has parameters, a version or a driver. `modprobe` loads
+/// nothing for a name in `modules.builtin`.
+pub(super) fn built_in(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let (kernel, name) = (subject.kernel, &subject.module.name);
+    if kernel.beyond_headers.in_tree.as_ref().is_some_and(|known| known.value.builtin.contains(name)) {
+        let message = format!(
+            "{} has {name} built in: modprobe loads no other, and the kernel refuses it where /sys/module/{name} \
+             exists",
+            kernel.release
+        );
+        let remedy = "leave the module out for this kernel, or boot it to see";
+        findings.push(Finding::new(Rule::BuiltIn, Verdict::Unknown, name, message, remedy));
+    }
+}

@@ -1,0 +1,74 @@
+//! Pure: the object is one for this kernel: its processor, its sections, the size of its `struct module`.
+
+use super::subject::Subject;
+use crate::{Finding, Rule, Verdict};
+
+/// The section, which is also what the kernel's own message names.
+const THIS_MODULE: &str = ".gnu.linkonce.this_module";
+
+/// The module is for the kernel's processor (`elf_check_arch`).
+pub(super) fn machine(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let (module, kernel) = (subject.module.arch, subject.kernel.arch);
+    if module != kernel {
+        let (message, remedy) = ("the object is for another processor", format!("build it for {kernel}"));
+        let finding = Finding::new(Rule::Elf, Verdict::Refused, "machine", message, remedy);
+        findings.push(finding.found(module.gnu_name()).wanted(kernel.gnu_name()));
+    }
+}
+
+/// It has each section that describes it once. Linux refuses others since 6.4 (commit f3b93547b91a, "module: add sanity
+/// check for ELF module section"); before, it takes the first, which need not be the right one.
+pub(super) fn sections(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let verdict = if subject.kernel.since(6, 4) { Verdict::Refused } else { Verdict::Unknown };
+    findings.extend(subject.module.repeated.iter().map(|section| {
+        let message = format!("the module has more than one section {section}");
+        let remedy = "link it with the kernel's own makefiles, which merge such sections";
+        Finding::new(Rule::Elf, verdict, *section, message, remedy).wanted("one")
+    }));
+}
+
+/// Its `struct module` is as large as the kernel's (`elf_validity_check` in `kernel/module/main.c`).
+///
+/// Linux compares the sizes since 6.4 (commit f3b93547b91a). Before, it takes any, and reads a structure of another
+/// layout. Where no source tells the kernel's size, the version of `module_layout` speaks for it: `struct module`
+/// is in its signature, so it cannot be the same while the structure differs.
+pub(super) fn module_size(subject: &Subject<'_>, findings: &mut Vec<Finding>) {
+    let kernel = subject.kernel;
+    let bytes = |size: u64| format!("{size} bytes");
+    let size = subject.module.this_module_size;
+    let finding = |verdict, message: String, remedy| {
+        Finding::new(Rule::ModuleSize, verdict, THIS_MODULE, message, remedy).found(bytes(size))
+    };
+    match &kernel.beyond_headers.module_size {
+        Some(known) if known.value == size => {}
+        Some(known) => {
+            let (verdict, consequence) = if kernel.since(6, 4) {
+                (Verdict::Refused, "")
+            } else {
+                (Verdict::Unknown, "; before Linux 6.4 the kernel does not compare, and reads it wrongly")
+            };
+            let source = &known.source;
+            let message =
+                format!("struct module has another size than the kernel's, says {source}{consequence}");
+            let remedy =
+                format!("rebuild it against the header set of {}, with its configuration", kernel.release);
+            findings.push(finding(verdict, message, remedy).wanted(bytes(known.value)));
+        }
+        None if layout_has_a_version(subject) => {}
+        None => findings.push(finding(
+            Verdict::Unknown,
+            "no source tells the size of the kernel's struct module, and no symbol version speaks for it"
+                .to_owned(),
+            format!("give the kernel image of {}, or one of its own modules, or boot it", kernel.release),
+        )),
+    }
+}
+
+/// Is the version of `module_layout` compared? Whether it is the same, the rule for versions says.
+fn layout_has_a_version(subject: &Subject<'_>) -> bool {
+    let name = "module_layout";
+    let kernel = subject.kernel;
+    kernel.config.is_set("MODVERSIONS")
+        && kernel.symbols.as_ref().is_some_and(|table| table.get(name).is_some_and(|symbol| symbol.crc != 0))
+        && subject.module.versions.as_ref().is_some_and(|versions| versions.contains_key(name))
+}
