@@ -6,7 +6,9 @@
 : "${state:?the caller sets the state directory}"
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-farrier="$root/target/release/farrier"
+# The profile that farrier is compiled with; ci/test takes `dev`, which its tests need anyway.
+profile="${FARRIER_PROFILE:-release}"
+farrier="$root/target/${profile/#dev/debug}/farrier"
 
 if [ -t 2 ]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
 
@@ -52,11 +54,11 @@ need_rust() {
 
 build_farrier() {
     say "building farrier"
-    (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
+    (cd "$root" && cargo build --profile "$profile" --locked --quiet) || die "farrier does not compile"
     # Static, with settings that cargo reads in its own directory; farrier looks for it beside itself.
     (cd "$root/crates/driver-entrypoint" && cargo build --profile entrypoint --locked --quiet) ||
         die "driver-entrypoint does not compile"
-    cp "$root/target/entrypoint/driver-entrypoint" "$root/target/release/driver-entrypoint"
+    cp "$root/target/entrypoint/driver-entrypoint" "$(dirname "$farrier")/driver-entrypoint"
 }
 
 # alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has
