@@ -1,12 +1,13 @@
 //! farrier builds, checks, publishes and rolls out driver-container images for the kernels that a
 //! Kubernetes fleet runs, or is about to run.
 //!
-//! Dependencies point one way: `cli` -> `controller` -> adapters -> pure modules.
+//! Dependencies point one way: `cli` -> `controller` -> `build` -> `images` -> `parts` -> adapters -> pure crates.
 #![forbid(unsafe_code)]
 
 pub mod archive;
 mod blocking;
 pub mod boot;
+pub mod build;
 pub mod bundle;
 pub mod cache;
 pub mod cli;
@@ -16,11 +17,14 @@ pub mod definitions;
 pub mod engine;
 pub mod fault;
 pub mod headers;
+pub mod images;
 mod jitter;
 pub mod machine;
 pub mod net;
+pub mod parts;
 pub mod payload;
 pub mod registry;
+mod resolve;
 pub mod runtime;
 pub mod signing;
 pub mod status;

@@ -235,9 +235,7 @@ impl Target {
                 (None, Some(from)) => self.copy_blob(&blob.digest, from, &repository).await?,
                 (None, None) => return Err(BundleError::Absent(format!("blob {}", blob.digest))),
             };
-            if let Upload::Sent(bytes) = upload {
-                sent += bytes;
-            }
+            sent += upload.bytes();
             holder.get_or_insert(repository);
         }
         if blob.is_carried() {

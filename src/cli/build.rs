@@ -10,7 +10,10 @@ use super::{
     session::Session,
     settings,
 };
-use crate::{controller::BuildOutcome, kmod};
+use crate::{
+    build::{BuildOutcome, build_one},
+    kmod,
+};
 
 #[derive(Debug, Args)]
 pub struct BuildArgs {
@@ -65,7 +68,7 @@ pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit, CliError>
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);
     let controller =
         if args.push { session.controller(location, engine)? } else { session.reader(location, engine)? };
-    let outcome = controller.build_one(&name, &target, args.push, args.force).await;
+    let outcome = build_one(&controller, &name, &target, args.push, args.force).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }

@@ -13,8 +13,9 @@ use super::{
     CliError, Exit, args::PlatformArgs, env_vars as vars, output, session::Session, settings::Settings,
 };
 use crate::{
+    build::check_with_image,
     kernel::KernelRelease,
-    kmod::{self, CheckReport, CheckRequest, NeededTable, Verdict},
+    kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Verdict},
 };
 use kernel::Kernel;
 use subject::{Checked, Subject};
@@ -88,11 +89,8 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError>
     let mut kernel = Kernel::find(context, suggested(&subjects)?.as_ref()).await?;
     let checked = subject::read(&subjects, &kernel.facts.release)?;
     let needs = subject::needs(&context.args.needs)?;
-    let mut report = apply(&kernel, &checked, &needs);
-    // A kernel image is a download of 70 MB: only for what is not settled without it.
-    if report.verdict == Verdict::Unknown && kernel.take_image(context).await? {
-        report = apply(&kernel, &checked, &needs);
-    }
+    let check = |facts| std::future::ready(Ok(apply(&facts, &checked, &needs)));
+    let mut report = check_with_image(kernel.facts.clone(), check, kernel.take_image(context)).await?;
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
@@ -125,9 +123,9 @@ fn suggested(subjects: &[Subject]) -> Result<Option<KernelRelease>, CliError> {
     Ok(found.cloned())
 }
 
-fn apply(kernel: &Kernel, checked: &Checked, needs: &[NeededTable]) -> CheckReport {
+fn apply(kernel: &KernelFacts, checked: &Checked, needs: &[NeededTable]) -> CheckReport {
     kmod::check(&CheckRequest {
-        kernel: &kernel.facts,
+        kernel,
         needs,
         modules: &checked.modules,
         required: &[],

@@ -7,13 +7,16 @@ use crate::{
     bundle::BundleError,
     cache::CacheError,
     cluster::ClusterError,
-    controller::{GcError, PassError, TargetError, chain},
+    controller::PassError,
     definitions::DefinitionErrors,
     engine::EngineError,
+    fault::chain,
     headers::{FetchError, HostError, TreeError},
+    images::GcError,
     net::NetError,
     oci::ImageError,
-    payload::{ImportError, PayloadError},
+    parts::TargetError,
+    payload::PayloadError,
     registry::RegistryError,
     runtime::HttpError,
     signing::SigningError,
@@ -220,7 +223,6 @@ endings! {
     };
     OfImage: |error| error.source.exit(), |error| error.source.hint();
     ImageError: |_| Exit::Failed, |_| None;
-    ImportError: |_| Exit::Failed, |_| None;
     PayloadError: |_| Exit::Failed, |_| None;
     CacheError: |_| Exit::Failed, |_| None;
     OutputError: |_| Exit::Failed, |_| None;

@@ -9,7 +9,10 @@ use super::{
     session::Session,
     settings::parse,
 };
-use crate::{controller::GcOptions, registry::RegistryLocation};
+use crate::{
+    images::{self, GcOptions},
+    registry::RegistryLocation,
+};
 
 #[derive(Debug, Args)]
 pub struct GcArgs {
@@ -37,7 +40,7 @@ pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit, CliError> {
     let report = tokio::select! {
         // First, so that a report of what was deleted is printed in any case.
         biased;
-        report = controller.gc(cluster.as_ref(), &options) => report?,
+        report = images::gc(&controller, cluster.as_ref(), &options) => report?,
         () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
     };
     let is_remote = matches!(controller.location, RegistryLocation::Remote { .. });

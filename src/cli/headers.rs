@@ -16,10 +16,10 @@ use super::{
     settings::{self, Settings, parse},
 };
 use crate::{
-    controller::TargetError,
     headers::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{KernelFacts, SymbolTable},
+    parts::TargetError,
     store::{Stored, header_tag},
 };
 

@@ -10,8 +10,9 @@ use super::{
     settings,
 };
 use crate::{
-    controller::{Carried, CarryReport, Carrying, Controller, Lacking},
+    controller::Controller,
     engine::EngineChoice,
+    images::{MirrorReport, MirroredInput, MissingInput, Selection, mirror_inputs},
 };
 
 /// Images and kernels that are meant, with what they need.
@@ -39,51 +40,53 @@ pub struct MirrorArgs {
 /// Fills the store of the registry.
 pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliError> {
     let controller = session.publisher(&args.registry, EngineChoice::Auto)?;
-    let carrying = carrying(&args.carry, &controller)?;
-    let reports = controller.fill_store(&carrying, &mut tell).await;
+    let selection = selection(&args.carry, &controller)?;
+    let reports = mirror_inputs(&controller, &selection, &mut tell).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }
     session
         .show(&reports, |reports| output::table(["WHAT", "OUTCOME", "REFERENCE"], reports.iter().map(row)))?;
-    let exit = |report: &CarryReport| match report {
-        CarryReport::Kept(_) => Exit::Done,
-        CarryReport::Failed(lacking) if lacking.unreachable => Exit::Unreachable,
-        CarryReport::Failed(_) => Exit::Failed,
+    let exit = |report: &MirrorReport| match report {
+        MirrorReport::Kept(_) => Exit::Done,
+        MirrorReport::Failed(missing) if missing.unreachable => Exit::Unreachable,
+        MirrorReport::Failed(_) => Exit::Failed,
     };
     Ok(reports.iter().map(exit).max().unwrap_or(Exit::Done))
 }
 
 /// The images and kernels of the arguments.
-pub fn carrying(args: &CarryArgs, controller: &Controller) -> Result<Carrying, CliError> {
+pub fn selection(args: &CarryArgs, controller: &Controller) -> Result<Selection, CliError> {
     let CarryArgs { kernel, platform, image } = args;
     let kernels = kernel.iter().map(|kernel| settings::target(kernel, platform)).collect::<Result<_, _>>()?;
     let mut images = settings::images(image, &controller.definitions)?;
     if images.is_empty() {
         images.extend(controller.definitions.images.keys().cloned());
     }
-    Ok(Carrying { images, kernels })
+    Ok(Selection { images, kernels })
 }
 
 /// One line as each is done.
-fn tell(report: &CarryReport) {
+fn tell(report: &MirrorReport) {
     output::message(&match report {
-        CarryReport::Kept(Carried { what, content: _, new: true }) => {
+        MirrorReport::Kept(MirroredInput { what, content: _, new: true }) => {
             format!("{what}: put into the registry")
         }
-        CarryReport::Kept(Carried { what, content: _, new: false }) => format!("{what}: there already"),
-        CarryReport::Failed(Lacking { what, error, .. }) => format!("{what}: failed: {error}"),
+        MirrorReport::Kept(MirroredInput { what, content: _, new: false }) => {
+            format!("{what}: there already")
+        }
+        MirrorReport::Failed(MissingInput { what, error, .. }) => format!("{what}: failed: {error}"),
     });
 }
 
-fn row(report: &CarryReport) -> [String; 3] {
+fn row(report: &MirrorReport) -> [String; 3] {
     match report {
-        CarryReport::Kept(Carried { what, content, new }) => {
+        MirrorReport::Kept(MirroredInput { what, content, new }) => {
             let tag = content.tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
             let outcome = if *new { "stored" } else { "there already" };
             [what.clone(), outcome.to_owned(), format!("{}{tag}", content.repository)]
         }
-        CarryReport::Failed(Lacking { what, error, hint, .. }) => {
+        MirrorReport::Failed(MissingInput { what, error, hint, .. }) => {
             let hint = hint.as_ref().map(|hint| format!("\n{hint}")).unwrap_or_default();
             [what.clone(), "failed".to_owned(), format!("{error}{hint}")]
         }

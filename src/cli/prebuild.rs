@@ -13,9 +13,12 @@ use super::{
     settings,
 };
 use crate::{
-    controller::{Controller, TargetError, chain},
+    build::build_one,
+    controller::Controller,
+    fault::chain,
     image::ImageName,
     kernel::KernelTarget,
+    parts::TargetError,
     plan::{Interest, Platform, called_for},
 };
 
@@ -61,7 +64,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, Cli
     let mut exit = Exit::Done;
     let mut rows = Vec::new();
     for image in &images {
-        let outcome = controller.build_one(image, &target, true, false).await;
+        let outcome = build_one(&controller, image, &target, true, false).await;
         if session.stop.cancel.is_cancelled() {
             return Ok(Exit::Interrupted);
         }

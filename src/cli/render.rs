@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::{CliError, Exit, args::TargetArgs, output, session::Session, settings};
+use crate::build;
 use crate::engine::EngineChoice;
 
 #[derive(Debug, Args)]
@@ -18,6 +19,6 @@ pub async fn render(session: &Session, args: RenderArgs) -> Result<Exit, CliErro
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let controller = session.controller(None, EngineChoice::Auto)?;
-    output::result(&controller.dockerfile(&name, &target).await?)?;
+    output::result(&build::dockerfile(&controller, &name, &target).await?)?;
     Ok(Exit::Done)
 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{CliError, Exit, env_vars as vars, output, session::Session};
 use crate::{
     cluster::{Cluster, ClusterError},
-    controller::chain,
+    fault::chain,
     image::{Definitions, OperatorResource, RolloutSpec},
     plan::{
         self, Change, HoldReason, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep,

@@ -15,9 +15,10 @@ use super::{CliError, Exit, env_vars as vars, run::RunArgs, session::Session, se
 use crate::{
     cluster::{Cluster, Fence, KubeCluster},
     controller::{
-        Controller, Reporter, Stage,
+        Controller,
         live::{Live, LiveOptions, LiveParts, StatusSink},
     },
+    parts::{Reporter, Stage},
     runtime::{
         Configuration, Health, HttpServer, Metrics,
         lease::{self, LeaseOptions, LeaseTask, Timing},

@@ -15,9 +15,10 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::{BuildLimits, Controller, LazyEngine, LazyEntrypoint, NeedsFrom, QemuBoot},
+    controller::Controller,
     engine::EngineChoice,
     machine,
+    parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, QemuBoot},
     plan::{Budget, Interest},
     registry::{self, Registry, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,

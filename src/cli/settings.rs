@@ -16,12 +16,12 @@ use super::{
 };
 use crate::{
     cache::Cache,
-    controller::TargetError,
     definitions,
     headers::{FetchOptions, Fetcher},
     image::{Definitions, ImageName},
     kernel::{Architecture, KernelTarget},
     net::{Net, NetOptions},
+    parts::TargetError,
     registry::{CredentialFile, Keyring, RegistryOptions},
     store::Store,
 };
@@ -137,8 +137,7 @@ pub fn images(names: &[String], definitions: &Definitions) -> Result<BTreeSet<Im
         if definitions.images.contains_key(&name) {
             return Ok(name);
         }
-        let known = definitions.images.keys().map(ToString::to_string).collect();
-        Err(TargetError::NoImage { name: name.to_string(), known }.into())
+        Err(TargetError::no_image(name, definitions.images.keys()).into())
     };
     names.iter().map(known).collect()
 }

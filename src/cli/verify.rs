@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::{CliError, Exit, env_vars as vars, output, session::Session, settings};
-use crate::{engine::EngineChoice, image::ImageReference};
+use crate::{engine::EngineChoice, image::ImageReference, images};
 
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
@@ -37,8 +37,8 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliErro
         let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
         reference = ImageReference { repository, version };
     }
-    let keys = controller.verification_keys(&args.key).await?;
-    let report = controller.verify(&reference, &keys, args.deep).await?;
+    let keys = images::verification_keys(&controller, &args.key).await?;
+    let report = images::verify(&controller, &reference, &keys, args.deep).await?;
     session.show(&report, |report| output::verify::text(report, &reference))?;
     Ok(if report.verified { Exit::Done } else { Exit::Failed })
 }

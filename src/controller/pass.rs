@@ -3,20 +3,38 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use super::{
-    BuildOptions, Built, Controller, Failures, Memory, PassError, PassReport, RolloutReport, TargetError,
-    TargetReport, broken_chains::BrokenChains, kernel_record::Noted, retry::chain,
+    Controller, Memory, PassReport, RolloutReport, TargetReport,
+    apply::{label_nodes, prove},
+    broken_chains::BrokenChains,
 };
 use crate::{
-    cluster::{Cluster, Directory},
-    image::{DriverImage, ImageReference, OnConflict, RolloutSpec},
+    build::{self, BuildOptions, Built, add_needs, known_failures, record_outcome},
+    cache::CacheError,
+    cluster::{Cluster, ClusterError, Directory},
+    fault::chain,
+    image::{DriverImage, ImageReference, RolloutSpec},
+    images::{LastRecord, contents, look_up_signatures, publish_union, record_kernels, sign_published},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
+    parts::TargetError,
     plan::{
-        self, Announcements, Cell, ClusterSnapshot, Failure, ImageLocation, Manifests, Matrix, MatrixInputs,
-        Observed, Plan, PlanInputs, PlannedRollout, PlannedUnion, RolloutDecision, images_in_use,
-        node_target,
+        self, Announcements, Cell, ClusterSnapshot, ImageLocation, Manifests, Matrix, MatrixInputs, Observed,
+        Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutDecision, images_in_use,
+        kernels_to_note, node_target,
     },
+    resolve::{resolve_more, tracked},
 };
+
+/// Why a pass could not be made at all.
+#[derive(Debug, thiserror::Error)]
+pub enum PassError {
+    /// Nodes and rollout targets could not be read.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// The cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
 
 /// A plan with what it was made from.
 pub struct Planned {
@@ -74,7 +92,7 @@ impl Controller {
         snapshot: ClusterSnapshot,
         memory: &mut Memory,
     ) -> Result<Planned, PassError> {
-        let tracked = self.tracked(&snapshot).await;
+        let tracked = tracked(self, &snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
         let targets: BTreeSet<KernelTarget> = snapshot
             .nodes
@@ -88,13 +106,13 @@ impl Controller {
             .values()
             .filter(|image| is_called_for(image, &snapshot) || announced.call_for(&image.metadata.name))
             .collect();
-        self.add_needs(&mut called_for);
-        self.resolve_more(&called_for, &targets, &mut memory.resolved).await;
+        add_needs(&self.definitions, &mut called_for);
+        resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
         let location = self.image_location();
         let matrix = loop {
             let Memory { resolved, lookups, contents: _, signatures: _ } = &mut *memory;
             let matrix = plan::matrix(&MatrixInputs {
-                cells: resolved.cell_inputs(&self.definitions, lookups, &location),
+                cells: resolved.cell_inputs(&self.definitions, &lookups.published, &location),
                 snapshot: &snapshot,
                 announced: &announced,
             });
@@ -119,9 +137,9 @@ impl Controller {
         unreachable: bool,
         memory: &mut Memory,
     ) -> Result<Planned, PassError> {
-        let Memory { resolved: _, lookups, contents, signatures } = memory;
-        let failures = Failures::new(&self.cache).look_up(matrix.cells.iter().map(|cell| cell.input_hash))?;
-        let contents = self.contents(&images_in_use(&snapshot, &self.definitions), contents).await;
+        let Memory { resolved: _, lookups, contents: known, signatures } = memory;
+        let failures = known_failures(&self.cache, matrix.cells.iter().map(|cell| cell.input_hash))?;
+        let contents = contents(self, &images_in_use(&snapshot, &self.definitions), known).await;
         let mut observed = Observed {
             published: lookups.published.clone(),
             unreachable: lookups.failed.clone(),
@@ -148,7 +166,7 @@ impl Controller {
             let unions: Vec<&ImageReference> = plan.unions.iter().map(|union| &union.reference).collect();
             self.look_up_more(unions.iter().copied(), lookups).await;
             let found = unions.iter().any(|reference| lookups.published.contains_key(*reference));
-            if !(self.look_up_signatures(&plan.signable, signatures).await || found) {
+            if !(look_up_signatures(self, &plan.signable, signatures).await || found) {
                 break;
             }
             observed.published.clone_from(&lookups.published);
@@ -187,8 +205,8 @@ impl Controller {
             unreachable |= planned.unreachable;
         }
         let rollouts = self.roll_out_all(cluster, &mut planned.plan).await;
-        self.mark_nodes(cluster, &mut planned.plan.nodes).await;
-        self.note_kernels(&planned, &mut Noted::default()).await;
+        label_nodes(self, cluster, &mut planned.plan.nodes).await;
+        self.record_kernels(&planned, &mut LastRecord::default()).await;
         Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable })
     }
 
@@ -223,23 +241,13 @@ impl Controller {
     /// Builds one cell and records the outcome.
     pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd, PassError> {
         let subject = cell.subject();
-        let overwrite = self
-            .definitions
-            .images
-            .get(&cell.image)
-            .is_some_and(|image| image.spec.on_conflict == OnConflict::Overwrite);
-        let outcome = self.build(cell, BuildOptions { push: true, overwrite, compile: false }).await;
-        self.record(cell, &outcome)?;
+        let outcome = build::build(self, cell, BuildOptions { push: true, compile: false }).await;
+        record_outcome(self, cell, &outcome)?;
         match outcome {
             Ok(built) => Ok(BuildEnd { report: self.published_report(cell, built), fault: None }),
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
-                let report = TargetReport::Failed {
-                    subject,
-                    error: chain(&error),
-                    hint: error.hint(),
-                    detail: error.detail(),
-                };
+                let report = TargetReport::failed(subject, &error);
                 Ok(BuildEnd { report, fault: Some(Fault::of(&error)) })
             }
         }
@@ -274,38 +282,32 @@ impl Controller {
         }
     }
 
-    /// Remembers a permanent failure, forgets it after a success.
-    pub(super) fn record(&self, cell: &Cell, outcome: &Result<Built, TargetError>) -> Result<(), PassError> {
-        let failures = Failures::new(&self.cache);
-        match outcome {
-            Ok(_) => failures.forget(cell.input_hash)?,
-            Err(error) if error.is_permanent() => {
-                let image = self.definitions.images.get(&cell.image).filter(|_| error.is_of_policy());
-                let failure = Failure {
-                    at: jiff::Timestamp::now(),
-                    message: chain(error),
-                    permanent: true,
-                    under: image.map(|image| image.spec.check),
-                };
-                failures.remember(cell.input_hash, &failure)?;
-            }
-            Err(_) => {}
+    /// Writes down which kernels are run or announced.
+    pub(super) async fn record_kernels(&self, planned: &Planned, last: &mut LastRecord) {
+        let kernels = kernels_to_note(&planned.snapshot, &planned.matrix.announced);
+        record_kernels(self, kernels, last).await;
+    }
+
+    /// Signs an image that is published without a signature, with the documents beside it.
+    pub(super) async fn sign_planned(&self, planned: &PlannedSignature) -> TargetReport {
+        let PlannedSignature { image, reference } = planned;
+        let subject = format!("{image}, {reference}");
+        match sign_published(self, image.as_str(), reference).await {
+            Ok(()) => TargetReport::Signed { subject, image: reference.to_string() },
+            Err(error) => TargetReport::failed(subject, &error),
         }
-        Ok(())
     }
 
     /// Puts the payloads of several kernels together in one image.
     pub(super) async fn unite(&self, union: &PlannedUnion) -> TargetReport {
         let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
         let subject = format!("{} for {} kernels", union.image, kernels.len());
-        match self.publish_union(union).await {
+        match publish_union(self, union).await {
             Ok(published) => {
                 let image = format!("{}@{}", union.reference.repository, published.digest);
                 TargetReport::United { subject, image, kernels }
             }
-            Err(error) => {
-                TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() }
-            }
+            Err(error) => TargetReport::failed(subject, &error),
         }
     }
 
@@ -316,14 +318,12 @@ impl Controller {
         references: &[crate::image::ImageReference],
     ) -> TargetReport {
         let subject = cell.subject();
-        match self.tag(cell, digest, references).await {
+        match build::add_tags(self, cell, digest, references).await {
             Ok(()) => TargetReport::Tagged {
                 subject,
                 references: references.iter().map(ToString::to_string).collect(),
             },
-            Err(error) => {
-                TargetReport::Failed { subject, error: chain(&error), hint: error.hint(), detail: Vec::new() }
-            }
+            Err(error) => TargetReport::failed(subject, &error),
         }
     }
 
@@ -337,7 +337,7 @@ impl Controller {
             if self.cancel.is_cancelled() {
                 return Err(chain(&TargetError::Cancelled));
             }
-            self.prove(change).await.map_err(|error| chain(&error))?;
+            prove(self, change).await.map_err(|error| chain(&error))?;
             self.may_write().map_err(|error| chain(&error))?;
             let outcome = match &rollout.target.path {
                 Some(path) => match Directory::open(&self.definitions.root.join(path)) {
@@ -375,19 +375,6 @@ impl Controller {
             );
         }
         manifests
-    }
-
-    /// Adds the images that the given ones are compiled against, directly or through others.
-    pub(super) fn add_needs<'a>(&'a self, images: &mut Vec<&'a DriverImage>) {
-        let mut next = 0;
-        while let Some(image) = images.get(next) {
-            next += 1;
-            let needs = image.spec.needs.iter().filter_map(|need| self.definitions.images.get(need.image()?));
-            let new: Vec<&DriverImage> = needs
-                .filter(|need| images.iter().all(|image| image.metadata.name != need.metadata.name))
-                .collect();
-            images.extend(new);
-        }
     }
 
     pub(super) fn image_location(&self) -> ImageLocation {

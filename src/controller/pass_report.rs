@@ -3,7 +3,9 @@
 use serde::Serialize;
 
 use crate::{
+    fault::chain,
     kmod::Verdict,
+    parts::TargetError,
     plan::{Plan, PlannedRollout},
 };
 
@@ -76,6 +78,13 @@ pub enum TargetReport {
         #[serde(skip_serializing_if = "Vec::is_empty")]
         detail: Vec<String>,
     },
+}
+
+impl TargetReport {
+    /// Of a fault.
+    pub(super) fn failed(subject: String, error: &TargetError) -> Self {
+        Self::Failed { subject, error: chain(error), hint: error.hint(), detail: error.detail() }
+    }
 }
 
 /// What became of one rewrite.

@@ -3,10 +3,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::{
-    controller::{
-        BootChecker,
-        testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
-    },
+    controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
+    parts::BootChecker,
     plan::{HoldReason, RolloutDecision},
     registry::RegistryLocation,
 };

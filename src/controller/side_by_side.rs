@@ -12,17 +12,9 @@ use super::{
 use crate::{
     image::{BuildSpec, Chains, Definitions, ImageName},
     kernel::KernelTarget,
-    plan::{Budget, Cell, ClusterSnapshot, Plan},
+    parts::BuildLimits,
+    plan::{Cell, ClusterSnapshot, Plan},
 };
-
-/// How much may be built at once.
-#[derive(Clone, Copy, Debug)]
-pub struct BuildLimits {
-    /// Builds, whatever they take.
-    pub at_once: usize,
-    /// What they may take together.
-    pub budget: Budget,
-}
 
 /// What became of the builds of a pass.
 #[derive(Default)]

@@ -79,7 +79,7 @@ pub enum CollectError {
         path: PathBuf,
         /// Why.
         #[source]
-        source: payload::LayerFileError,
+        source: payload::PayloadError,
     },
 }
 

@@ -7,7 +7,7 @@ use crate::{
     archive::UnpackError,
     cache::CacheError,
     net::{Fault, NetError, fault},
-    payload::LayerFileError,
+    payload::PayloadError,
     store::StoreError,
 };
 
@@ -167,7 +167,7 @@ pub enum FetchError {
     NoStore,
     /// A tree that cannot be packed for the store.
     #[error("pack for the store")]
-    Pack(#[from] LayerFileError),
+    Pack(#[from] PayloadError),
     /// The work was cut short because the program is ending.
     #[error("fetching was interrupted")]
     Interrupted,

@@ -2,54 +2,22 @@
 
 use std::{
     collections::HashSet,
-    fs::{self, File},
     io::{self, BufReader, BufWriter},
     path::{Path, PathBuf},
 };
 
+use fs_err::{self as fs, File};
 use tar::EntryType;
 
-use super::layer::is_link_into_usr;
+use super::{error::PayloadError, layer::is_link_into_usr, modules::is_module_file};
 use crate::oci::{
     Layer, LayerReader, compress,
-    docker_archive::{ArchiveError, ImageArchive, part},
+    docker_archive::{ImageArchive, part},
     plain_path,
 };
 
 /// Larger than all modules of any distribution's kernel together.
 pub(super) const MAX_MODULE_BYTES: u64 = 8 << 30;
-
-/// Why an engine's image cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ImportError {
-    /// The archive.
-    #[error(transparent)]
-    Archive(#[from] ArchiveError),
-    /// A layer is not what the configuration says.
-    #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
-    DiffId {
-        /// Counted from 1.
-        number: usize,
-        /// Its digest.
-        found: String,
-        /// The configuration's words.
-        wanted: String,
-    },
-    /// More modules than there can be.
-    #[error("modules of the image archive have more than {MAX_MODULE_BYTES} bytes")]
-    TooLarge,
-    /// A file or directory of this machine.
-    #[error("{action} {path}")]
-    Io {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// An engine's image as files.
 #[derive(Clone, Debug)]
@@ -60,32 +28,25 @@ pub struct ArchiveImage {
     pub layers: Vec<(PathBuf, Layer)>,
 }
 
-pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImportError {
-    let path = path.to_owned();
-    move |source| ImportError::Io { action, path, source }
-}
-
 /// Reads a `docker save` archive and writes its layers into `work_dir`, compressed. Blocks.
 ///
 /// Compressed layers are compressed again, so that the same image gives the same digests whichever
 /// engine saved it.
-pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveImage, ImportError> {
-    let mut file = File::open(archive).map_err(failed("open", archive))?;
+pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveImage, PayloadError> {
+    let mut file = File::open(archive)?;
     let image = ImageArchive::open(BufReader::new(&file))?;
     let mut layers = Vec::new();
     for (index, (extent, wanted)) in image.layers.iter().zip(&image.diff_ids).enumerate() {
-        let temporary =
-            tempfile::NamedTempFile::new_in(work_dir).map_err(failed("create a file in", work_dir))?;
-        let blob = part(&mut file, *extent).map_err(failed("read", archive))?;
+        let temporary = tempfile::NamedTempFile::new_in(work_dir)?;
+        let blob = part(&mut file, *extent)?;
         let layer = LayerReader::new(blob)
-            .and_then(|tar| compress(tar, BufWriter::with_capacity(256 << 10, temporary.as_file())))
-            .map_err(failed("compress a layer into", temporary.path()))?;
+            .and_then(|tar| compress(tar, BufWriter::with_capacity(256 << 10, temporary.as_file())))?;
         if layer.diff_id.as_str() != wanted {
             let found = layer.diff_id.to_string();
-            return Err(ImportError::DiffId { number: index + 1, found, wanted: wanted.clone() });
+            return Err(PayloadError::DiffId { number: index + 1, found, wanted: wanted.clone() });
         }
         let path = work_dir.join(layer.digest.hex());
-        temporary.persist(&path).map_err(|error| failed("rename to", &path)(error.error))?;
+        temporary.persist(&path).map_err(|error| error.error)?;
         layers.push((path, layer));
     }
     Ok(ArchiveImage { config: image.config, layers })
@@ -93,14 +54,14 @@ pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveI
 
 /// Writes the modules (`*.ko`, also compressed) under any `lib/modules/` of an image archive into `dest`, as
 /// the stacked layers leave them; `usr/lib/modules` becomes `lib/modules`. Returns how many. Blocks.
-pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize, ImportError> {
-    let mut file = File::open(archive).map_err(failed("open", archive))?;
+pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize, PayloadError> {
+    let mut file = File::open(archive)?;
     let image = ImageArchive::open(BufReader::new(&file))?;
     let mut left = MAX_MODULE_BYTES;
     for extent in &image.layers {
-        let blob = part(&mut file, *extent).map_err(failed("read", archive))?;
-        let tar = LayerReader::new(blob).map_err(failed("read", archive))?;
-        apply_layer(tar, archive, dest, &mut left, &|path| {
+        let blob = part(&mut file, *extent)?;
+        let tar = LayerReader::new(blob)?;
+        apply_layer(tar, dest, &mut left, &|path| {
             if is_module(path) { Keep::Content } else { Keep::Nothing }
         })?;
     }
@@ -123,19 +84,17 @@ pub(super) enum Keep {
 /// ever made below `dest`, so no path leads out of it.
 pub(super) fn apply_layer(
     tar: impl io::Read,
-    archive: &Path,
     dest: &Path,
     left: &mut u64,
     keep: &dyn Fn(&Path) -> Keep,
-) -> Result<(), ImportError> {
-    let damaged = || failed("read a layer of", archive);
+) -> Result<(), PayloadError> {
     let mut written = HashSet::new();
     let mut tar = tar::Archive::new(tar);
-    for entry in tar.entries().map_err(damaged())? {
-        let mut entry = entry.map_err(damaged())?;
-        let Some(named) = plain_path(&entry.path().map_err(damaged())?) else { continue };
+    for entry in tar.entries()? {
+        let mut entry = entry?;
+        let Some(named) = plain_path(&entry.path()?) else { continue };
         let kind = entry.header().entry_type();
-        let link = entry.link_name().map_err(damaged())?;
+        let link = entry.link_name()?;
         let merge_link =
             kind == EntryType::Symlink && link.as_deref().is_some_and(|to| is_link_into_usr(&named, to));
         // `lib -> usr/lib` replaces nothing: both are one directory in `dest`.
@@ -179,15 +138,15 @@ pub(super) fn apply_layer(
         }
         make_parents(dest, &place)?;
         if keep == Keep::Name {
-            File::create(&place).map_err(failed("create", &place))?;
+            File::create(&place)?;
         } else if let Some(source) = content {
-            fs::copy(&source, &place).map_err(failed("write", &place))?;
+            fs::copy(&source, &place)?;
         } else {
             let size = entry.size();
-            *left = left.checked_sub(size).ok_or(ImportError::TooLarge)?;
-            let mut out = File::create(&place).map_err(failed("create", &place))?;
-            if io::copy(&mut entry, &mut out).map_err(failed("write", &place))? != size {
-                return Err(damaged()(io::ErrorKind::UnexpectedEof.into()));
+            *left = left.checked_sub(size).ok_or(PayloadError::TooLarge(MAX_MODULE_BYTES))?;
+            let mut out = File::create(&place)?;
+            if io::copy(&mut entry, &mut out)? != size {
+                return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
             }
         }
         written.insert(place);
@@ -213,7 +172,7 @@ fn whiteout(path: &Path) -> Option<Whiteout> {
 }
 
 /// Removes the files of lower layers below a directory.
-fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<(), ImportError> {
+fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<(), PayloadError> {
     for found in walkdir::WalkDir::new(directory).into_iter().filter_map(Result::ok) {
         if found.file_type().is_file() && !keep.contains(found.path()) {
             remove(found.path())?;
@@ -236,8 +195,7 @@ fn is_module(path: &Path) -> bool {
 
 /// Does a file go by a module's name?
 pub(super) fn has_module_name(path: &Path) -> bool {
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    [".ko", ".ko.gz", ".ko.xz", ".ko.zst"].iter().any(|end| name.ends_with(end))
+    path.file_name().and_then(|name| name.to_str()).is_some_and(is_module_file)
 }
 
 /// The part of a path below a directory of these two names, wherever that is.
@@ -248,24 +206,24 @@ pub(super) fn below(path: &Path, directory: [&str; 2]) -> Option<PathBuf> {
 }
 
 /// Makes the directories above a file; a file of a lower layer in their way is replaced, as a runtime would.
-fn make_parents(dest: &Path, file: &Path) -> Result<(), ImportError> {
+fn make_parents(dest: &Path, file: &Path) -> Result<(), PayloadError> {
     let inner = file.parent().and_then(|parent| parent.strip_prefix(dest).ok());
     let mut place = dest.to_owned();
     for name in inner.unwrap_or(Path::new("")) {
         place.push(name);
         if !place.is_dir() {
             remove(&place)?;
-            fs::create_dir(&place).map_err(failed("create directory", &place))?;
+            fs::create_dir(&place)?;
         }
     }
     Ok(())
 }
 
-fn remove(place: &Path) -> Result<(), ImportError> {
+fn remove(place: &Path) -> Result<(), PayloadError> {
     let gone = if place.is_dir() { fs::remove_dir_all(place) } else { fs::remove_file(place) };
     match gone {
         Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Err(failed("remove", place)(error))
+            Err(error.into())
         }
         _ => Ok(()),
     }

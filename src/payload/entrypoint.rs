@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -11,10 +11,11 @@ use object::{
     read::elf::{FileHeader as _, ProgramHeader as _},
 };
 
+use super::error::PayloadError;
 use crate::{
     image::Digest,
     kernel::Architecture,
-    oci::{EntryKind, Layer, LayerError, LayerWriter},
+    oci::{EntryKind, Layer, LayerWriter},
 };
 
 /// Where the binary is in images. `/usr` is a directory on every base, usr-merged or not.
@@ -24,50 +25,6 @@ const LINK: (&str, &str) = ("usr/bin/nvidia-driver", "driver-entrypoint");
 /// Ten times what the binary has: whatever is larger is something else.
 const LIMIT: u64 = 64 << 20;
 const MTIME: u64 = 0;
-
-/// Why a file is no `driver-entrypoint`.
-#[derive(Debug, thiserror::Error)]
-pub enum EntrypointError {
-    /// It cannot be read, or is not there.
-    #[error("read driver-entrypoint at {path}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// It is no program that could run in an image.
-    #[error("use {path} as driver-entrypoint: {why}")]
-    Unfit {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// It is for other machines than the image.
-    #[error("use {path} as driver-entrypoint: it is for {found}, the image for {wanted}")]
-    Architecture {
-        /// The file.
-        path: PathBuf,
-        /// What it is for.
-        found: Architecture,
-        /// What the image is for.
-        wanted: Architecture,
-    },
-    /// The layer cannot be written.
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-}
-
-impl EntrypointError {
-    /// What to do.
-    pub fn hint(&self) -> String {
-        "build it for the image's architecture with `cargo build --profile entrypoint` in entrypoint/, and put it \
-         beside farrier or name it with --entrypoint"
-            .to_owned()
-    }
-}
 
 /// The binary.
 #[derive(Debug)]
@@ -82,9 +39,9 @@ pub struct Entrypoint {
 
 impl Entrypoint {
     /// Reads the binary and sees that it runs without anything beside it. Blocks.
-    pub fn read(path: &Path) -> Result<Self, EntrypointError> {
-        let failed = |source| EntrypointError::Read { path: path.to_owned(), source };
-        let unfit = |why| EntrypointError::Unfit { path: path.to_owned(), why };
+    pub fn read(path: &Path) -> Result<Self, PayloadError> {
+        let failed = |source| PayloadError::Entrypoint { path: path.to_owned(), source };
+        let unfit = |why| PayloadError::Unfit { path: path.to_owned(), why };
         let mut bytes = Vec::new();
         File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > LIMIT {
@@ -95,15 +52,15 @@ impl Entrypoint {
     }
 
     /// Fails where an image is for other machines.
-    pub fn runs_on(&self, wanted: Architecture) -> Result<(), EntrypointError> {
+    pub fn runs_on(&self, wanted: Architecture) -> Result<(), PayloadError> {
         if self.arch == wanted {
             return Ok(());
         }
-        Err(EntrypointError::Architecture { path: self.path.clone(), found: self.arch, wanted })
+        Err(PayloadError::Architecture { path: self.path.clone(), found: self.arch, wanted })
     }
 
     /// The layer and its bytes: the same for every image and kernel.
-    pub fn layer(&self) -> Result<(Layer, Vec<u8>), EntrypointError> {
+    pub fn layer(&self) -> Result<(Layer, Vec<u8>), PayloadError> {
         let mut writer = LayerWriter::new(Vec::new(), MTIME);
         for directory in ["usr", "usr/bin"] {
             writer.entry(Path::new(directory), 0o755, EntryKind::Directory)?;
@@ -161,7 +118,7 @@ mod tests {
     use super::*;
     use crate::oci::LayerReader;
 
-    fn read(bytes: &[u8]) -> Result<Entrypoint, EntrypointError> {
+    fn read(bytes: &[u8]) -> Result<Entrypoint, PayloadError> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("driver-entrypoint");
         fs::write(&path, bytes).unwrap();
@@ -200,7 +157,7 @@ mod tests {
     fn what_would_not_run_in_an_image_is_refused() {
         let said = |bytes: &[u8]| {
             let error = read(bytes).unwrap_err();
-            assert!(error.hint().contains("--entrypoint"));
+            assert!(error.hint().unwrap().contains("--entrypoint"));
             let text = error.to_string();
             text.split_once("driver-entrypoint: ").unwrap().1.to_owned()
         };

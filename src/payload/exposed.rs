@@ -2,19 +2,19 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, Metadata},
-    io,
-    os::unix::fs::{PermissionsExt as _, symlink},
+    fs::Metadata,
+    os::unix::fs::PermissionsExt as _,
     path::{Component, Path, PathBuf},
 };
 
+use fs_err::{self as fs, File, os::unix::fs::symlink};
 use walkdir::WalkDir;
 
-use super::layer::MERGED;
+use super::{error::PayloadError, layer::MERGED};
 use crate::{
     archive::{self, Limits, UnpackError, unpack_file_part},
     image::{Digest, checked::fits},
-    oci::{EntryKind, LayerError, TreeDigester, plain_path},
+    oci::{EntryKind, TreeDigester, plain_path},
 };
 
 /// The name of a symbol table, wherever it lies in an exposed tree.
@@ -43,80 +43,10 @@ impl Exposed {
     }
 }
 
-/// Why a payload does not expose what its definition says.
-#[derive(Debug, thiserror::Error)]
-pub enum ExposedError {
-    /// A path that is not there.
-    #[error("the payload has no {}, which the definition exposes; {nearby}", .missing.join(", "))]
-    Missing {
-        /// The paths, as the definition has them.
-        missing: Vec<String>,
-        /// What is there instead.
-        nearby: String,
-    },
-    /// A link that cannot be followed where the tree is used.
-    #[error("exposed link {} -> {}: {why}", .link.display(), .target.display())]
-    Link {
-        /// The link, absolute in the payload.
-        link: PathBuf,
-        /// Its target, as the build made it.
-        target: PathBuf,
-        /// What is wrong.
-        why: &'static str,
-    },
-    /// A path that has another place on a usr-merged base.
-    #[error("exposed path {0} lies in a directory that is a link on usr-merged systems")]
-    Merged(String),
-    /// A device, a socket, a FIFO.
-    #[error("exposed entry {} is neither a file, a directory nor a symbolic link", .0.display())]
-    Kind(PathBuf),
-    /// Its digest cannot be made.
-    #[error(transparent)]
-    Digest(#[from] LayerError),
-    /// A file or directory of this machine.
-    #[error("{action} {}", .path.display())]
-    Io {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl ExposedError {
-    /// What to do about it.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Missing { .. } => Some(
-                "let the template install the tree below /out, or correct `exposes` in the definition"
-                    .to_owned(),
-            ),
-            Self::Link { .. } => {
-                Some("let the template link to a place inside the payload, or copy the target".to_owned())
-            }
-            Self::Merged(_) => Some("let the template install it below /out/usr instead".to_owned()),
-            Self::Kind(_) | Self::Digest(_) | Self::Io { .. } => None,
-        }
-    }
-
-    /// Would the same build give the same error?
-    pub fn is_permanent(&self) -> bool {
-        !matches!(self, Self::Io { .. } | Self::Digest(_))
-    }
-}
-
-fn fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ExposedError {
-    let path = path.to_owned();
-    move |source| ExposedError::Io { action, path, source }
-}
-
 /// Finds what is exposed (absolute paths whose last component may hold one `*`) in a payload directory, makes
 /// absolute links in it relative, because they would lead elsewhere behind a bind mount and in another build, and
 /// says what it is. Blocks.
-pub fn expose(payload: &Path, exposes: &[String]) -> Result<Exposed, ExposedError> {
+pub fn expose(payload: &Path, exposes: &[String]) -> Result<Exposed, PayloadError> {
     let paths = find(payload, exposes)?;
     for path in &paths {
         each_entry(payload, path, |path, metadata| {
@@ -127,7 +57,7 @@ pub fn expose(payload: &Path, exposes: &[String]) -> Result<Exposed, ExposedErro
 }
 
 /// The same for a tree that was exposed before; nothing in it is changed. Blocks.
-pub fn read_exposed(tree: &Path, exposes: &[String]) -> Result<Exposed, ExposedError> {
+pub fn read_exposed(tree: &Path, exposes: &[String]) -> Result<Exposed, PayloadError> {
     exposed_of(tree, find(tree, exposes)?)
 }
 
@@ -145,19 +75,19 @@ pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), Un
         let Some(path) = plain_path(path) else { return false };
         let inner = path.strip_prefix("usr").unwrap_or(&path);
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        inner.starts_with(Path::new("lib/modules").join(release)) && super::is_module_file(name)
+        inner.starts_with(Path::new("lib/modules").join(release)) && super::modules::is_module_file(name)
     };
     unpack_file_part(layer, dest, &Limits::default(), &wanted)
 }
 
 /// The symbol tables in an exposed tree, with their text. Blocks.
-pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>, ExposedError> {
+pub fn read_symbol_tables(tree: &Path) -> Result<Vec<(PathBuf, String)>, PayloadError> {
     let mut tables = Vec::new();
     each_entry(tree, Path::new(""), |path, metadata| {
         if metadata.is_file() && is_symbol_table(path) {
             let place = tree.join(path);
             // Names of other encodings cannot be symbols, and the table's parser says so.
-            let text = fs::read(&place).map_err(fault("read", &place))?;
+            let text = fs::read(&place)?;
             tables.push((path.to_owned(), String::from_utf8_lossy(&text).into_owned()));
         }
         Ok(())
@@ -184,12 +114,12 @@ fn is_at_or_below(path: &Path, exposed: &str) -> bool {
 }
 
 /// The exposed paths that are there, relative to the payload.
-fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, ExposedError> {
+fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, PayloadError> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for exposed in exposes {
         let pattern = Path::new(exposed.trim_start_matches('/'));
         if pattern.iter().next().is_some_and(|first| MERGED.iter().any(|name| first == *name)) {
-            return Err(ExposedError::Merged(exposed.clone()));
+            return Err(PayloadError::Merged(exposed.clone()));
         }
         let parent = pattern.parent().unwrap_or(Path::new(""));
         let name = pattern.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -204,7 +134,7 @@ fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, ExposedError
     }
     if let Some(first) = missing.first() {
         let nearby = nearby(payload, Path::new(first.trim_start_matches('/')))?;
-        return Err(ExposedError::Missing { missing, nearby });
+        return Err(PayloadError::Missing { missing, nearby });
     }
     found.sort();
     found.dedup_by(|path, before| path.starts_with(before));
@@ -224,12 +154,12 @@ fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
     deepest
 }
 
-fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>, ExposedError> {
+fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>, PayloadError> {
     let place = payload.join(directory);
-    let listing = fs::read_dir(&place).map_err(fault("list", &place))?;
+    let listing = fs::read_dir(&place)?;
     let mut names = Vec::new();
     for entry in listing {
-        let entry = entry.map_err(fault("list", &place))?;
+        let entry = entry?;
         names.push(entry.file_name().to_string_lossy().into_owned());
     }
     names.sort();
@@ -237,7 +167,7 @@ fn names_in(payload: &Path, directory: &Path) -> Result<Vec<String>, ExposedErro
 }
 
 /// For people: what the payload has where something is missing.
-fn nearby(payload: &Path, missing: &Path) -> Result<String, ExposedError> {
+fn nearby(payload: &Path, missing: &Path) -> Result<String, PayloadError> {
     let directory = deepest_directory(payload, missing.parent().unwrap_or(Path::new("")));
     let names = names_in(payload, &directory)?;
     let some = names.iter().take(NEARBY).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -250,10 +180,10 @@ fn nearby(payload: &Path, missing: &Path) -> Result<String, ExposedError> {
 }
 
 /// Makes an absolute link relative; refuses one that leads nowhere in another place.
-fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), ExposedError> {
+fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), PayloadError> {
     let place = payload.join(link);
-    let target = fs::read_link(&place).map_err(fault("read link", &place))?;
-    let refuse = |why| ExposedError::Link { link: Path::new("/").join(link), target: target.clone(), why };
+    let target = fs::read_link(&place)?;
+    let refuse = |why| PayloadError::Link { link: Path::new("/").join(link), target: target.clone(), why };
     let parent = link.parent().unwrap_or(Path::new(""));
     let meant = inside(parent, &target).ok_or_else(|| refuse("it leads out of the payload"))?;
     let is_there = |path: &Path| fs::symlink_metadata(payload.join(path)).is_ok();
@@ -265,8 +195,8 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), E
         return Err(refuse("it is exposed, and what it leads to is not"));
     }
     if target.is_absolute() {
-        fs::remove_file(&place).map_err(fault("replace link", &place))?;
-        symlink(archive::way(parent, &meant), &place).map_err(fault("replace link", &place))?;
+        fs::remove_file(&place)?;
+        symlink(archive::way(parent, &meant), &place)?;
     }
     Ok(())
 }
@@ -289,7 +219,7 @@ fn inside(directory: &Path, target: &Path) -> Option<PathBuf> {
     Some(place)
 }
 
-fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, ExposedError> {
+fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, PayloadError> {
     let mut entries: BTreeMap<PathBuf, Metadata> = BTreeMap::new();
     for path in &paths {
         each_entry(tree, path, |path, metadata| {
@@ -306,19 +236,16 @@ fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, ExposedError>
 fn each_entry(
     tree: &Path,
     path: &Path,
-    mut visit: impl FnMut(&Path, &Metadata) -> Result<(), ExposedError>,
-) -> Result<(), ExposedError> {
+    mut visit: impl FnMut(&Path, &Metadata) -> Result<(), PayloadError>,
+) -> Result<(), PayloadError> {
     for found in
         WalkDir::new(tree.join(path)).follow_links(false).follow_root_links(false).sort_by_file_name()
     {
-        let found = found.map_err(|error| {
-            let path = error.path().unwrap_or(tree).to_owned();
-            fault("read", &path)(error.into())
-        })?;
-        let metadata = fs::symlink_metadata(found.path()).map_err(fault("read", found.path()))?;
+        let found = found?;
+        let metadata = fs::symlink_metadata(found.path())?;
         let path = found.path().strip_prefix(tree).unwrap_or(found.path());
         if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
-            return Err(ExposedError::Kind(path.to_owned()));
+            return Err(PayloadError::ExposedKind(path.to_owned()));
         }
         visit(path, &metadata)?;
     }
@@ -326,18 +253,18 @@ fn each_entry(
 }
 
 /// As a layer's digest, but with the modes that survive packing and unpacking on any machine.
-fn digest(tree: &Path, entries: &BTreeMap<PathBuf, Metadata>) -> Result<Digest, ExposedError> {
+fn digest(tree: &Path, entries: &BTreeMap<PathBuf, Metadata>) -> Result<Digest, PayloadError> {
     let mut digester = TreeDigester::new(0);
     for (path, metadata) in entries {
         let place = tree.join(path);
         if metadata.is_dir() {
             digester.entry(path, 0o755, EntryKind::Directory)?;
         } else if metadata.is_symlink() {
-            let target = fs::read_link(&place).map_err(fault("read link", &place))?;
+            let target = fs::read_link(&place)?;
             digester.entry(path, 0o777, EntryKind::Symlink { target: &target })?;
         } else {
             let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
-            let mut file = File::open(&place).map_err(fault("open", &place))?;
+            let mut file = File::open(&place)?;
             digester.entry(path, mode, EntryKind::File { size: metadata.len(), content: &mut file })?;
         }
     }

@@ -2,13 +2,15 @@
 
 use std::{
     collections::BTreeSet,
-    fs::File,
     io::BufReader,
     path::{Path, PathBuf},
 };
 
-use super::archive_image::{
-    ImportError, Keep, MAX_MODULE_BYTES, apply_layer, below, failed, has_module_name,
+use fs_err::File;
+
+use super::{
+    archive_image::{Keep, MAX_MODULE_BYTES, apply_layer, below, has_module_name},
+    error::PayloadError,
 };
 use crate::{
     kernel::KernelRelease,
@@ -43,7 +45,7 @@ pub fn unpack_image(
     layers: &ImageLayers,
     dest: &Path,
     release: Option<&KernelRelease>,
-) -> Result<ImageTree, ImportError> {
+) -> Result<ImageTree, PayloadError> {
     let keep = |path: &Path| {
         if let Some(inner) = below(path, ["lib", "modules"]).filter(|_| has_module_name(path)) {
             let wanted = release.is_some_and(|release| inner.starts_with(release.as_str()));
@@ -55,28 +57,28 @@ pub fn unpack_image(
     match layers {
         ImageLayers::Files(files) => {
             for path in files {
-                let file = File::open(path).map_err(failed("open", path))?;
-                let tar = LayerReader::new(file).map_err(failed("read", path))?;
-                apply_layer(tar, path, dest, &mut left, &keep)?;
+                let file = File::open(path)?;
+                let tar = LayerReader::new(file)?;
+                apply_layer(tar, dest, &mut left, &keep)?;
             }
         }
         ImageLayers::Archive(path) => {
-            let mut file = File::open(path).map_err(failed("open", path))?;
+            let mut file = File::open(path)?;
             let image = ImageArchive::open(BufReader::new(&file))?;
             for extent in &image.layers {
-                let blob = part(&mut file, *extent).map_err(failed("read", path))?;
-                let tar = LayerReader::new(blob).map_err(failed("read", path))?;
-                apply_layer(tar, path, dest, &mut left, &keep)?;
+                let blob = part(&mut file, *extent)?;
+                let tar = LayerReader::new(blob)?;
+                apply_layer(tar, dest, &mut left, &keep)?;
             }
         }
     }
     list(dest)
 }
 
-fn list(dest: &Path) -> Result<ImageTree, ImportError> {
+fn list(dest: &Path) -> Result<ImageTree, PayloadError> {
     let (mut releases, mut firmware) = (BTreeSet::new(), BTreeSet::new());
     for entry in walkdir::WalkDir::new(dest) {
-        let entry = entry.map_err(|error| failed("list", dest)(error.into()))?;
+        let entry = entry?;
         if !entry.file_type().is_file() {
             continue;
         }
@@ -93,7 +95,7 @@ fn list(dest: &Path) -> Result<ImageTree, ImportError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
 
     use super::*;
 

@@ -3,14 +3,15 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs::{self, File},
     io::{self, BufWriter},
     os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
 };
 
+use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
+use super::error::PayloadError;
 use crate::{
     image::Digest,
     oci::{EntryKind, Layer, LayerError, LayerReader, LayerWriter, TopLevel, TreeDigester, top_level_entry},
@@ -21,61 +22,6 @@ const MTIME: u64 = 0;
 /// The names that a usr-merged system has as links into `usr/`
 /// (<https://systemd.io/THE_CASE_FOR_THE_USR_MERGE/>).
 pub(super) const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
-
-/// Why a payload does not become a layer.
-#[derive(Debug, thiserror::Error)]
-pub enum LayerFileError {
-    /// A device, a socket, a FIFO.
-    #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
-    Kind(PathBuf),
-    /// Two entries with one place on a usr-merged base.
-    #[error("payload entries {first:?} and {second:?} would both be {place:?} on the usr-merged base")]
-    Conflict {
-        /// One.
-        first: PathBuf,
-        /// The other.
-        second: PathBuf,
-        /// Their place.
-        place: PathBuf,
-    },
-    /// A top-level `lib`, `bin`, ... that is neither a directory nor the link that the base has.
-    #[error("payload entry {0:?} would replace the link of the usr-merged base")]
-    HidesBase(PathBuf),
-    /// The layer cannot be written.
-    #[error(transparent)]
-    Layer(#[from] LayerError),
-    /// A file or directory of this machine.
-    #[error("{action} {path}")]
-    Io {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
-impl LayerFileError {
-    /// What to do about it, where that is clear.
-    pub fn hint(&self) -> Option<String> {
-        match self {
-            Self::Conflict { .. } | Self::HidesBase(_) => {
-                Some("let the template install below /out/usr instead".to_owned())
-            }
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free some space; nothing incomplete was left".to_owned())
-            }
-            _ => None,
-        }
-    }
-
-    fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Io { action, path, source }
-    }
-}
 
 /// A payload as a layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -108,7 +54,7 @@ pub fn write_payload_layer(
     payload: &Path,
     usr_merged_base: bool,
     out: &Path,
-) -> Result<PayloadLayer, LayerFileError> {
+) -> Result<PayloadLayer, PayloadError> {
     let tree = walk(payload)?;
     let moved = usr_merged_base && tree.keys().any(|path| is_merged(path));
     if !moved {
@@ -121,24 +67,21 @@ pub fn write_payload_layer(
     Ok(PayloadLayer { layer, payload_digest })
 }
 
-pub(super) fn walk(payload: &Path) -> Result<Tree, LayerFileError> {
+pub(super) fn walk(payload: &Path) -> Result<Tree, PayloadError> {
     let mut tree = Tree::new();
     for found in WalkDir::new(payload).min_depth(1).follow_links(false) {
-        let found = found.map_err(|error| {
-            let path = error.path().unwrap_or(payload).to_owned();
-            LayerFileError::io("read payload", &path)(error.into())
-        })?;
+        let found = found?;
         let path = found.path();
-        let metadata = fs::symlink_metadata(path).map_err(LayerFileError::io("read payload", path))?;
+        let metadata = fs::symlink_metadata(path)?;
         let relative = path.strip_prefix(payload).unwrap_or(path).to_owned();
         let kind = if metadata.is_dir() {
             Kind::Directory
         } else if metadata.is_file() {
             Kind::File { size: metadata.len() }
         } else if metadata.is_symlink() {
-            Kind::Symlink { target: fs::read_link(path).map_err(LayerFileError::io("read payload", path))? }
+            Kind::Symlink { target: fs::read_link(path)? }
         } else {
-            return Err(LayerFileError::Kind(relative));
+            return Err(PayloadError::Kind(relative));
         };
         tree.insert(relative, Entry { source: Some(path.to_owned()), mode: metadata.mode(), kind });
     }
@@ -153,7 +96,7 @@ fn is_merged(path: &Path) -> bool {
 ///
 /// On a usr-merged base these names are symbolic links. A layer that has a real `lib` directory replaces
 /// the link, and with it everything that the base keeps in `usr/lib`, its dynamic loader first.
-fn usr_merge(tree: Tree) -> Result<Tree, LayerFileError> {
+fn usr_merge(tree: Tree) -> Result<Tree, PayloadError> {
     let usr = Path::new("usr");
     let mut merged = Tree::new();
     let mut origins: BTreeMap<PathBuf, PathBuf> = BTreeMap::new();
@@ -164,7 +107,7 @@ fn usr_merge(tree: Tree) -> Result<Tree, LayerFileError> {
                     Kind::Directory => {}
                     // The payload was merged like the base: the base has this link already.
                     Kind::Symlink { target } if is_link_into_usr(&path, target) => continue,
-                    _ => return Err(LayerFileError::HidesBase(path)),
+                    _ => return Err(PayloadError::HidesBase(path)),
                 }
             }
             if let Kind::Symlink { target } = &mut entry.kind {
@@ -178,7 +121,7 @@ fn usr_merge(tree: Tree) -> Result<Tree, LayerFileError> {
             Some(Entry { kind: Kind::Directory, .. }) if matches!(entry.kind, Kind::Directory) => continue,
             Some(_) => {
                 let first = origins.remove(&place).unwrap_or_else(|| place.clone());
-                return Err(LayerFileError::Conflict { first, second: path, place });
+                return Err(PayloadError::Conflict { first, second: path, place });
             }
             None => {}
         }
@@ -190,7 +133,7 @@ fn usr_merge(tree: Tree) -> Result<Tree, LayerFileError> {
             merged.insert(usr.to_owned(), Entry { source: None, mode: 0o755, kind: Kind::Directory });
         }
         Some(Entry { kind: Kind::Directory, .. }) => {}
-        Some(_) => return Err(LayerFileError::HidesBase(usr.to_owned())),
+        Some(_) => return Err(PayloadError::HidesBase(usr.to_owned())),
     }
     Ok(merged)
 }
@@ -228,11 +171,11 @@ fn one_level_deeper(link: &Path, target: &Path) -> PathBuf {
 fn each_entry(
     tree: &Tree,
     mut write: impl FnMut(&Path, u32, EntryKind<'_>) -> Result<(), LayerError>,
-) -> Result<(), LayerFileError> {
+) -> Result<(), PayloadError> {
     for (path, entry) in tree {
         match (&entry.kind, &entry.source) {
             (Kind::File { size }, Some(source)) => {
-                let mut file = File::open(source).map_err(LayerFileError::io("open", source))?;
+                let mut file = File::open(source)?;
                 write(path, entry.mode, EntryKind::File { size: *size, content: &mut file })?;
             }
             (Kind::Symlink { target }, _) => write(path, entry.mode, EntryKind::Symlink { target })?,
@@ -244,23 +187,20 @@ fn each_entry(
     Ok(())
 }
 
-pub(super) fn digest(tree: &Tree) -> Result<Digest, LayerFileError> {
+pub(super) fn digest(tree: &Tree) -> Result<Digest, PayloadError> {
     let mut digester = TreeDigester::new(MTIME);
     each_entry(tree, |path, mode, kind| digester.entry(path, mode, kind))?;
     Ok(digester.finish()?)
 }
 
-fn write_layer(tree: &Tree, out: &Path) -> Result<Layer, LayerFileError> {
+fn write_layer(tree: &Tree, out: &Path) -> Result<Layer, PayloadError> {
     let directory = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = tempfile::Builder::new()
-        .prefix(&prefix_of(out))
-        .tempfile_in(directory)
-        .map_err(LayerFileError::io("create a file in", directory))?;
+    let file = tempfile::Builder::new().prefix(&prefix_of(out)).tempfile_in(directory)?;
     let mut writer = LayerWriter::new(BufWriter::with_capacity(256 << 10, file), MTIME);
     each_entry(tree, |path, mode, kind| writer.entry(path, mode, kind))?;
     let (layer, buffered) = writer.finish()?;
-    let file = buffered.into_inner().map_err(|error| LayerFileError::io("write", out)(error.into_error()))?;
-    file.persist(out).map_err(|error| LayerFileError::io("rename to", out)(error.error))?;
+    let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.persist(out).map_err(|error| error.error)?;
     Ok(layer)
 }
 
@@ -272,14 +212,12 @@ fn prefix_of(out: &Path) -> OsString {
 }
 
 /// Does the image made of these layer files (the lowest first) have `lib` as a link into `usr`? Blocks.
-pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool, LayerFileError> {
+pub fn is_usr_merged(layers: &[PathBuf]) -> Result<bool, PayloadError> {
     let name = "lib";
     // From the top: the first layer that mentions the name decides, and big base layers are rarely read.
     for path in layers.iter().rev() {
-        let failed = || LayerFileError::io("read layer", path);
-        let file = File::open(path).map_err(failed())?;
-        let tar = LayerReader::new(file).map_err(failed())?;
-        match top_level_entry(tar, name).map_err(failed())? {
+        let tar = LayerReader::new(File::open(path)?)?;
+        match top_level_entry(tar, name)? {
             Some(TopLevel::Symlink(target)) => return Ok(is_link_into_usr(Path::new(name), &target)),
             Some(TopLevel::Other | TopLevel::Deleted) => return Ok(false),
             None => {}

@@ -9,25 +9,13 @@ use std::{
 use liblzma::stream::{CONCATENATED, Stream};
 use object::read::ReadCache;
 
+use super::error::PayloadError;
 use crate::kmod::{Module, ModuleError, PayloadModule};
 
 /// Bytes of one module after decompression; the largest known one has 185 MB with its debug information.
 const MAX_MODULE: u64 = 1 << 30;
 /// Memory that an xz stream may ask for. The kernel's own build uses a dictionary of 2 MiB.
 const MAX_XZ_MEMORY: u64 = 128 << 20;
-
-/// A payload that cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("{action} {path}")]
-pub struct PayloadError {
-    /// What was done.
-    pub action: &'static str,
-    /// To what.
-    pub path: PathBuf,
-    /// The system's answer.
-    #[source]
-    pub source: io::Error,
-}
 
 /// How a module file is compressed, by its name, as `depmod` and the kernel's build tell it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +50,7 @@ pub fn read_modules(payload: &Path) -> Result<Vec<PayloadModule>, PayloadError> 
 pub(super) fn files(payload: &Path) -> Result<Vec<(PathBuf, Compression)>, PayloadError> {
     let mut files = Vec::new();
     for entry in walkdir::WalkDir::new(payload).follow_links(false).follow_root_links(true) {
-        let entry = entry.map_err(|error| PayloadError {
-            action: "list",
-            path: error.path().unwrap_or(payload).to_owned(),
-            source: error.into(),
-        })?;
+        let entry = entry?;
         let compression = Compression::of(&entry.file_name().to_string_lossy());
         if let Some(compression) = compression.filter(|_| entry.file_type().is_file()) {
             files.push((entry.into_path(), compression));
@@ -105,24 +89,23 @@ pub(super) fn open_plain(
     path: &Path,
     compression: Compression,
 ) -> Result<Result<File, ModuleError>, PayloadError> {
-    let fault = |action| move |source| PayloadError { action, path: path.to_owned(), source };
-    let file = File::open(path).map_err(fault("open"))?;
+    let file = fs_err::File::open(path)?;
     let mut reader: Box<dyn Read> = match compression {
-        Compression::None => return Ok(Ok(file)),
+        Compression::None => return Ok(Ok(file.into_parts().0)),
         Compression::Gzip => Box::new(flate2::read::MultiGzDecoder::new(file)),
         Compression::Xz => match Stream::new_stream_decoder(MAX_XZ_MEMORY, CONCATENATED) {
             Ok(stream) => Box::new(liblzma::read::XzDecoder::new_stream(file, stream)),
-            Err(error) => return Err(fault("decompress")(error.into())),
+            Err(error) => return Err(io::Error::from(error).into()),
         },
-        Compression::Zstd => Box::new(zstd::Decoder::new(file).map_err(fault("decompress"))?),
+        Compression::Zstd => Box::new(zstd::Decoder::new(file)?),
     };
     // A file, not memory: with debug information a module can be larger than all else that farrier holds.
-    let mut plain = tempfile::tempfile().map_err(fault("make a temporary file for"))?;
-    match decompress(&mut reader, &mut plain, MAX_MODULE).map_err(fault("decompress to a temporary file"))? {
+    let mut plain = tempfile::tempfile()?;
+    match decompress(&mut reader, &mut plain, MAX_MODULE)? {
         Ok(()) => {}
         Err(error) => return Ok(Err(error)),
     }
-    plain.rewind().map_err(fault("read back"))?;
+    plain.rewind()?;
     Ok(Ok(plain))
 }
 
@@ -215,6 +198,6 @@ mod tests {
     #[test]
     fn a_payload_that_is_not_there_is_a_fault() {
         let error = read_modules(Path::new("/nonexistent/payload")).unwrap_err();
-        assert_eq!(error.to_string(), "list /nonexistent/payload");
+        assert!(error.to_string().contains("/nonexistent/payload"), "{error}");
     }
 }

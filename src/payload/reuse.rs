@@ -1,18 +1,22 @@
 //! Adapter: a published payload, unpacked and put under another kernel's module directory.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read},
+    io::Read,
     path::{Path, PathBuf},
 };
 
+use fs_err::{self as fs, File};
 use regex::bytes::Regex;
 use sha2::{Digest as _, Sha256};
 use walkdir::WalkDir;
 
-use super::layer::{LayerFileError, digest, walk};
+use super::{
+    error::PayloadError,
+    layer::{digest, walk},
+    modules::is_module_file,
+};
 use crate::{
-    archive::{Limits, UnpackError, unpack_file},
+    archive::{Limits, unpack_file},
     image::Digest,
     kernel::KernelRelease,
     oci::LayerReader,
@@ -20,63 +24,16 @@ use crate::{
 
 /// Where a payload has its modules, each above a directory that is named as the kernel is.
 const MODULES: [&[&str]; 2] = [&["lib", "modules"], &["usr", "lib", "modules"]];
-/// How module files end; they name their kernel, and the check judges that.
-const MODULE_ENDINGS: [&str; 4] = [".ko", ".ko.gz", ".ko.xz", ".ko.zst"];
 /// Read at once when a file is searched.
 const CHUNK: usize = 1 << 20;
 
-/// Why a payload cannot be used for another kernel.
-#[derive(Debug, thiserror::Error)]
-pub enum ReuseError {
-    /// It cannot be unpacked.
-    #[error("its layer cannot be unpacked")]
-    Unpack(#[from] UnpackError),
-    /// Something in it does not survive on this machine, such as a sticky bit.
-    #[error("its layer holds what is lost when it is unpacked")]
-    Lossy,
-    /// Read as a tree.
-    #[error(transparent)]
-    Tree(#[from] LayerFileError),
-    /// It has no modules where they are looked for.
-    #[error("it has no directory lib/modules/{0}")]
-    NoModules(KernelRelease),
-    /// It has something for the other kernel already.
-    #[error("it holds {} already", .0.display())]
-    Occupied(PathBuf),
-    /// Something else than the module directory depends on the kernel.
-    #[error("its {} names kernel {kernel}", .path.display())]
-    Named {
-        /// What does.
-        path: PathBuf,
-        /// The kernel that it was built for.
-        kernel: KernelRelease,
-    },
-    /// The disk.
-    #[error("{action} {}", .path.display())]
-    Io {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-}
-
-fn fault(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ReuseError {
-    let path = path.to_owned();
-    move |source| ReuseError::Io { action, path, source }
-}
-
 /// Unpacks a payload layer into an empty directory, so that packing it again gives the same layer. Blocks.
-pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), ReuseError> {
+pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), PayloadError> {
     unpack_file(layer, tree, &Limits::default())?;
-    let read = || fault("read", layer);
-    let mut tar = LayerReader::new(File::open(layer).map_err(read())?).map_err(read())?;
+    let mut tar = LayerReader::new(File::open(layer)?)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; CHUNK]);
     loop {
-        match tar.read(&mut buffer).map_err(read())? {
+        match tar.read(&mut buffer)? {
             0 => break,
             count => hash.update(buffer.get(..count).unwrap_or_default()),
         }
@@ -84,13 +41,13 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), ReuseError> {
     if digest(&walk(tree)?)? == Digest::from_sha256(&hash.finalize().into()) {
         Ok(())
     } else {
-        Err(ReuseError::Lossy)
+        Err(PayloadError::Lossy)
     }
 }
 
 /// Renames the module directory, after a look at everything else: a payload that names its kernel anywhere but in
 /// its modules is not this kernel's by a change of name. Blocks.
-pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<(), ReuseError> {
+pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<(), PayloadError> {
     let directories: Vec<PathBuf> = MODULES
         .iter()
         .map(|above| above.iter().copied().chain([from.as_str()]).collect::<Vec<_>>())
@@ -98,17 +55,17 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
         .map(|path| path.iter().collect())
         .collect();
     if directories.is_empty() {
-        return Err(ReuseError::NoModules(from.clone()));
+        return Err(PayloadError::NoModules(from.clone()));
     }
     if let Some(path) = first_that_names(tree, &directories, from)? {
-        return Err(ReuseError::Named { path, kernel: from.clone() });
+        return Err(PayloadError::Named { path, kernel: from.clone() });
     }
     for directory in directories {
         let place = directory.with_file_name(to.as_str());
         if fs::symlink_metadata(tree.join(&place)).is_ok() {
-            return Err(ReuseError::Occupied(place));
+            return Err(PayloadError::Occupied(place));
         }
-        fs::rename(tree.join(&directory), tree.join(&place)).map_err(fault("rename", &directory))?;
+        fs::rename(tree.join(&directory), tree.join(&place))?;
     }
     Ok(())
 }
@@ -128,23 +85,19 @@ fn first_that_names(
     tree: &Path,
     directories: &[PathBuf],
     kernel: &KernelRelease,
-) -> Result<Option<PathBuf>, ReuseError> {
+) -> Result<Option<PathBuf>, PayloadError> {
     // An escaped literal is a regular expression; what cannot be searched for is not known to be absent.
     let Ok(pattern) = Regex::new(&regex::escape(kernel.as_str())) else { return Ok(Some(PathBuf::new())) };
     let names = |path: &Path| pattern.is_match(path.as_os_str().as_encoded_bytes());
     for entry in WalkDir::new(tree).min_depth(1).follow_links(false).sort_by_file_name() {
-        let entry = entry.map_err(|error| {
-            let path = error.path().unwrap_or(tree).to_owned();
-            fault("list", &path)(error.into())
-        })?;
+        let entry = entry?;
         let path = entry.path().strip_prefix(tree).unwrap_or(entry.path());
         let inner =
             directories.iter().find_map(|directory| path.strip_prefix(directory).ok()).unwrap_or(path);
-        let file_name = entry.file_name().to_string_lossy();
-        let is_module = MODULE_ENDINGS.iter().any(|ending| file_name.ends_with(ending));
+        // Modules name their kernel, and the check judges that.
+        let is_module = is_module_file(&entry.file_name().to_string_lossy());
         let found = names(inner)
-            || (entry.path_is_symlink()
-                && names(&fs::read_link(entry.path()).map_err(fault("read link", path))?))
+            || (entry.path_is_symlink() && names(&fs::read_link(entry.path())?))
             || (entry.file_type().is_file()
                 && !is_module
                 && holds(entry.path(), &pattern, kernel.as_str().len())?);
@@ -156,14 +109,14 @@ fn first_that_names(
 }
 
 /// Does the file hold the pattern, which matches texts of one length?
-fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool, ReuseError> {
-    let mut file = File::open(path).map_err(fault("open", path))?;
+fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool, PayloadError> {
+    let mut file = File::open(path)?;
     let mut buffer = Vec::with_capacity(CHUNK + length);
     loop {
         // The end of what was seen stays, for a match across two chunks.
         buffer.drain(..buffer.len().saturating_sub(length - 1));
         let kept = buffer.len();
-        file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer).map_err(fault("read", path))?;
+        file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer)?;
         if buffer.len() == kept {
             return Ok(false);
         }
@@ -199,7 +152,7 @@ mod tests {
         tree
     }
 
-    fn moved(tree: &Path) -> Result<(), ReuseError> {
+    fn moved(tree: &Path) -> Result<(), PayloadError> {
         move_to_kernel(tree, &release(A), &release(B))
     }
 
@@ -242,7 +195,7 @@ mod tests {
         let (layer, tree) = (work.path().join("layer"), work.path().join("tree"));
         write_payload_layer(payload.path(), false, &layer).unwrap();
         fs::create_dir(&tree).unwrap();
-        assert!(matches!(unpack_layer(&layer, &tree), Err(ReuseError::Lossy)));
+        assert!(matches!(unpack_layer(&layer, &tree), Err(PayloadError::Lossy)));
         fs::write(&layer, "no layer").unwrap();
         assert!(unpack_layer(&layer, &tree).is_err());
     }
@@ -270,7 +223,7 @@ mod tests {
             let tree = payload();
             change(tree.path());
             let error = moved(tree.path()).unwrap_err();
-            let ReuseError::Named { path, .. } = &error else { panic!("{error}") };
+            let PayloadError::Named { path, .. } = &error else { panic!("{error}") };
             assert!(path.display().to_string().contains(what), "{error}");
             assert!(tree.path().join("lib/modules").join(A).is_dir(), "nothing was moved");
         }
@@ -282,11 +235,11 @@ mod tests {
         let error = move_to_kernel(tree.path(), &release("6.1.0-54-amd64"), &release(B)).unwrap_err();
         assert_eq!(error.to_string(), "it has no directory lib/modules/6.1.0-54-amd64");
         fs::create_dir(tree.path().join("lib/modules").join(B)).unwrap();
-        assert!(matches!(moved(tree.path()), Err(ReuseError::Occupied(_))));
+        assert!(matches!(moved(tree.path()), Err(PayloadError::Occupied(_))));
 
         // A link in place of `lib` could lead anywhere.
         let (tree, elsewhere) = (tempfile::tempdir().unwrap(), payload());
         symlink(elsewhere.path().join("lib"), tree.path().join("lib")).unwrap();
-        assert!(matches!(moved(tree.path()), Err(ReuseError::NoModules(_))));
+        assert!(matches!(moved(tree.path()), Err(PayloadError::NoModules(_))));
     }
 }

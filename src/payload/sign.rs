@@ -1,17 +1,21 @@
 //! Adapter: signs the modules of a payload directory in place.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{self, Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
+use fs_err as fs;
 use liblzma::stream::{Check, Filters, LzmaOptions, Stream};
 
-use super::modules::{Compression, PayloadError, files, open_plain};
+use super::{
+    error::PayloadError,
+    modules::{Compression, files, open_plain},
+};
 use crate::{
     kmod::{self, SignatureHash, SigningRule},
-    signing::{ModuleSigner, Signer, SigningError},
+    signing::{ModuleSigner, Signer},
 };
 
 /// The dictionary that the kernel's own decompressor is made for (`scripts/Makefile.modinst`).
@@ -34,27 +38,10 @@ pub struct ModuleSigning<'a> {
     pub rule: &'a SigningRule,
 }
 
-/// Why modules are not signed.
-#[derive(Debug, thiserror::Error)]
-pub enum SignModulesError {
-    /// The key.
-    #[error("sign module {}", .path.display())]
-    Signing {
-        /// Relative to the payload.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: SigningError,
-    },
-    /// The payload.
-    #[error(transparent)]
-    Payload(#[from] PayloadError),
-}
-
 /// Signs all modules (`*.ko`, plain or compressed) below a directory, in place, each whole or not at all. Compressed ones
 /// are compressed again, always in the same way. What is no module stays as it is. Returns how many were signed. Blocks; memory is twice the
 /// largest module.
-pub fn sign_modules(payload: &Path, signing: &ModuleSigning<'_>) -> Result<usize, SignModulesError> {
+pub fn sign_modules(payload: &Path, signing: &ModuleSigning<'_>) -> Result<usize, PayloadError> {
     let mut signed = 0;
     for (path, compression) in files(payload)? {
         if sign_file(payload, &path, compression, signing)? {
@@ -69,25 +56,24 @@ fn sign_file(
     path: &Path,
     compression: Compression,
     signing: &ModuleSigning<'_>,
-) -> Result<bool, SignModulesError> {
-    let fault = |action| move |source| PayloadError { action, path: path.to_owned(), source };
+) -> Result<bool, PayloadError> {
     // The check has refused what does not decompress.
     let Ok(mut file) = open_plain(path, compression)? else { return Ok(false) };
     let mut module = Vec::new();
-    file.read_to_end(&mut module).map_err(fault("read"))?;
+    file.read_to_end(&mut module)?;
     let (bare, signature) = kmod::without_signature(&module);
     if signing.rule.keeps(&signature) {
         return Ok(false);
     }
     let trailer = signing.certificate.trailer(signing.signer, signing.hash, bare);
-    let trailer = trailer.map_err(|source| SignModulesError::Signing {
+    let trailer = trailer.map_err(|source| PayloadError::Signing {
         path: path.strip_prefix(payload).unwrap_or(path).to_owned(),
         source,
     })?;
     let length = bare.len();
     module.truncate(length);
     module.extend(trailer);
-    replace(path, compression, &module).map_err(fault("write the signed module"))?;
+    replace(path, compression, &module)?;
     Ok(true)
 }
 

@@ -57,6 +57,16 @@ pub enum Upload {
     Present,
 }
 
+impl Upload {
+    /// The bytes that were sent.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Sent(bytes) => bytes,
+            Self::Present => 0,
+        }
+    }
+}
+
 /// A place for images. Everything is checked by digest.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {

@@ -21,8 +21,8 @@ use tokio::sync::Mutex;
 use super::{DriverBuild, History, Regarding, StatusEvent, Told, desired, events, writes};
 use crate::{
     cluster::Fence,
-    controller::chain,
     controller::live::{PassView, StatusSink},
+    fault::chain,
 };
 
 /// Whose fields they are in server-side apply, and who reports events.

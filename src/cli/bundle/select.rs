@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use super::BundleExportArgs;
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
-    cli::{CliError, mirror::carrying, output, settings},
-    controller::{Carrying, Controller, Lacking},
+    cli::{CliError, mirror::selection, output, settings},
+    controller::Controller,
     image::{ImageName, ImageReference, Repository, Version},
+    images::{MissingInput, Selection, find_inputs},
     kernel::KernelTarget,
     oci::{ImageFacts, is_referrers_tag},
     registry::RegistryLocation,
@@ -23,17 +24,17 @@ pub(super) async fn contents(
         found.push(referred(controller, reference).await?);
     }
     if !args.carry.kernel.is_empty() {
-        let carrying = carrying(&args.carry, controller)?;
-        let (images, mut lacking) = published(controller, &carrying).await?;
+        let selection = selection(&args.carry, controller)?;
+        let (images, mut missing) = published(controller, &selection).await?;
         if images.is_empty() {
             let kernels: Vec<&str> = args.carry.kernel.iter().map(String::as_str).collect();
             let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
             return Err(BundleError::Nothing(reason).into());
         }
-        let (made_from, not_kept) = controller.made_from(&carrying).await;
-        lacking.extend(not_kept);
-        lacking.iter().for_each(tell);
-        if !lacking.is_empty() && !args.incomplete {
+        let (made_from, not_kept) = find_inputs(controller, &selection).await;
+        missing.extend(not_kept);
+        missing.iter().for_each(tell);
+        if !missing.is_empty() && !args.incomplete {
             output::message(
                 "error: nothing was written, because the bundle would lack what is listed above\n\
                  hint: put it into the registry (`farrier mirror`, `farrier headers import`, `farrier build --push`), name \
@@ -47,7 +48,7 @@ pub(super) async fn contents(
     Ok(Some(in_order(found)))
 }
 
-fn tell(Lacking { what, error, hint, unreachable: _ }: &Lacking) {
+fn tell(MissingInput { what, error, hint, unreachable: _ }: &MissingInput) {
     let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
     output::message(&format!("missing: {what}: {error}{hint}"));
 }
@@ -60,23 +61,23 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
 /// The images, and those that they need, as far as they are published for the kernels, and what is not.
 async fn published(
     controller: &Controller,
-    carrying: &Carrying,
-) -> Result<(Vec<Content>, Vec<Lacking>), CliError> {
-    let Carrying { images, kernels } = carrying;
+    selection: &Selection,
+) -> Result<(Vec<Content>, Vec<MissingInput>), CliError> {
+    let Selection { images, kernels } = selection;
     let needed = needed(&controller.definitions, images, kernels);
-    let (mut found, mut lacking) = (Vec::new(), Vec::new());
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
     for image in &needed.images {
         let name = &image.metadata.name;
         let published = published_image(controller, name, kernels).await?;
         let is_missing = |kernel: &&KernelTarget| !published.iter().any(|(facts, _)| is_for(facts, kernel));
-        lacking.extend(needed.kernels_of(image).filter(is_missing).map(|kernel| not_published(name, kernel)));
+        missing.extend(needed.kernels_of(image).filter(is_missing).map(|kernel| not_published(name, kernel)));
         found.extend(published.into_iter().map(|(_, content)| content));
     }
-    Ok((found, lacking))
+    Ok((found, missing))
 }
 
-fn not_published(name: &ImageName, kernel: &KernelTarget) -> Lacking {
-    Lacking {
+fn not_published(name: &ImageName, kernel: &KernelTarget) -> MissingInput {
+    MissingInput {
         what: format!("{name} for {}", kernel.release),
         error: "the registry does not have it".to_owned(),
         hint: Some(format!("farrier build {name} --kernel {} --push puts it there", kernel.release)),

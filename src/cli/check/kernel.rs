@@ -7,7 +7,7 @@ use crate::{
     cli::{CliError, headers, settings},
     headers::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
-    kmod::KernelFacts,
+    kmod::{BeyondHeaders, KernelFacts},
 };
 
 /// The kernel.
@@ -61,15 +61,13 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Fetches the kernel's image when the arguments allow that; whether there are new facts.
-    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<bool, CliError> {
-        if !context.args.fetch_kernel_image {
-            return Ok(false);
-        }
-        match self.target.clone() {
-            Some(target) => self.fetch_image(context, &target).await.map(|()| true),
-            None => Ok(false),
-        }
+    /// Fetches the kernel's image when the arguments allow that, and says what it tells.
+    pub async fn take_image(&mut self, context: &Context<'_>) -> Result<Option<BeyondHeaders>, CliError> {
+        let Some(target) = self.target.clone().filter(|_| context.args.fetch_kernel_image) else {
+            return Ok(None);
+        };
+        self.fetch_image(context, &target).await?;
+        Ok(Some(self.facts.beyond_headers.clone()))
     }
 
     /// The image to boot: the one at hand, else this machine's, else what the family says.

@@ -6,7 +6,7 @@ use indicatif::BinaryBytes;
 
 use super::indented_table;
 use crate::{
-    controller::{GcReport, GcState},
+    images::{GcReport, GcState},
     plan::KeptWhy,
 };
 

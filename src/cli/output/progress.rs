@@ -15,7 +15,7 @@ use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, Prog
 use super::message;
 use crate::{
     bundle::{Meter, Phase},
-    controller::{Reporter, Stage},
+    parts::{Reporter, Stage},
 };
 
 /// The progress of builds: a spinner for each target on a terminal, plain lines elsewhere.

@@ -2,8 +2,8 @@
 
 use super::{printable, table};
 use crate::{
-    controller::VerifyReport,
     image::{ImageReference, Version},
+    images::VerifyReport,
 };
 
 /// A line for each check, what to do about those that failed, and the verdict.

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 
 use super::queue::CellKey;
 use crate::{
-    controller::{Reporter, Stage},
+    parts::{Reporter, Stage},
     plan::{Activity, BuildActivity},
 };
 

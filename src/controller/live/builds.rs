@@ -19,13 +19,14 @@ use super::{
 };
 use crate::{
     controller::{
-        BuildLimits, Controller, TargetReport,
+        Controller, TargetReport,
         pass::{BuildEnd, Fault},
         side_by_side::cost,
     },
     fault::chain,
     image::Definitions,
     jitter::jitter,
+    parts::BuildLimits,
     plan::{Activity, Cell, Plan, PlannedBuild},
     runtime::{BuildOutcomeLabel, Metrics},
 };

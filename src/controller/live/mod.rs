@@ -27,12 +27,12 @@ use self::{
     wake::Wake,
 };
 use super::{
-    Controller, Memory, Planned, RolloutReport, TargetReport, broken_chains::BrokenChains,
-    kernel_record::Noted,
+    Controller, Memory, Planned, RolloutReport, TargetReport, apply::label_nodes, broken_chains::BrokenChains,
 };
 use crate::{
     cluster::Cluster,
     fault::chain,
+    images::LastRecord,
     jitter::jitter,
     plan::{
         Change, ClusterSnapshot, HoldReason, Interest, Pace, Plan, PlannedRollout, RolloutDecision, retry,
@@ -83,7 +83,7 @@ pub struct Live {
     wake: Wake,
     memory: Memory,
     remembered_since: Instant,
-    noted: Noted,
+    last_record: LastRecord,
     kernels: KernelChanges,
     pace: Pace,
     /// What the pace is counted from.
@@ -118,7 +118,7 @@ impl Live {
             wake: Wake::new(now),
             memory: Memory::default(),
             remembered_since: now,
-            noted: Noted::default(),
+            last_record: LastRecord::default(),
             kernels: KernelChanges::default(),
             pace: Pace::default(),
             started: now,
@@ -227,11 +227,11 @@ impl Live {
             unreachable |= self.add_tags(&planned.plan).await;
             unreachable |= self.sign(&planned.plan).await;
             unreachable |= self.unite(&planned.plan).await;
-            self.controller.mark_nodes(self.cluster.as_ref(), &mut planned.plan.nodes).await;
+            label_nodes(&self.controller, self.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.controller.definitions);
             self.start_builds();
             // Last: nobody waits for it.
-            self.controller.note_kernels(&planned, &mut self.noted).await;
+            self.controller.record_kernels(&planned, &mut self.last_record).await;
         }
         let now = Instant::now();
         self.kernels.update(&planned.plan, now);

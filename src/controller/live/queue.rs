@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use tokio::time::Instant;
 
 use crate::{
-    controller::BuildLimits,
     image::{BuildSpec, ImageName, InputHash},
     kernel::KernelTarget,
+    parts::BuildLimits,
     plan::{Cell, retry},
 };
 

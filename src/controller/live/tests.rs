@@ -12,10 +12,8 @@ use tokio::{sync::Notify, task::JoinHandle};
 use super::*;
 use crate::{
     cluster::Fence,
-    controller::{
-        BootChecker,
-        testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
-    },
+    controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
+    parts::BootChecker,
     plan::{Activity, KERNEL_LABEL},
     registry::RegistryLocation,
 };

@@ -24,7 +24,7 @@ fn exposes(paths: &[&str]) -> Vec<String> {
     paths.iter().map(ToString::to_string).collect()
 }
 
-fn exposed(tree: &Path) -> Result<Exposed, ExposedError> {
+fn exposed(tree: &Path) -> Result<Exposed, PayloadError> {
     expose(tree, &exposes(&["/usr/src/ofa_kernel"]))
 }
 

@@ -25,7 +25,7 @@ fn payload(entries: &[&str]) -> tempfile::TempDir {
     root
 }
 
-fn write(root: &tempfile::TempDir, usr_merged: bool) -> Result<(PayloadLayer, Vec<String>), LayerFileError> {
+fn write(root: &tempfile::TempDir, usr_merged: bool) -> Result<(PayloadLayer, Vec<String>), PayloadError> {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("layer.tar.gz");
     let written = write_payload_layer(root.path(), usr_merged, &out)?;
@@ -129,10 +129,10 @@ fn special_files_and_whiteouts_are_refused() {
         0,
     )
     .unwrap();
-    assert!(matches!(write(&root, false), Err(LayerFileError::Kind(_))));
+    assert!(matches!(write(&root, false), Err(PayloadError::Kind(_))));
     assert!(matches!(
         write(&payload(&["a/.wh.passwd"]), false),
-        Err(LayerFileError::Layer(LayerError::Whiteout(_)))
+        Err(PayloadError::Layer(LayerError::Whiteout(_)))
     ));
 }
 
@@ -159,7 +159,7 @@ fn nothing_is_left_when_the_payload_cannot_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("layer");
     let error = write_payload_layer(&directory.path().join("absent"), false, &out).unwrap_err();
-    assert!(matches!(error, LayerFileError::Io { .. }), "{error}");
+    assert!(matches!(error, PayloadError::Io(_)), "{error}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 

@@ -1,0 +1,130 @@
+//! Adapter: the assemble stage: a checked payload becomes an image, not pushed yet.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use super::{
+    job::{CheckedPayload, Job},
+    sign::module_signer,
+};
+use crate::{
+    blocking::blocking,
+    image::Digest,
+    images::{BaseImage, runtime_base},
+    oci::{
+        self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
+        Layer, annotations, media_type,
+    },
+    parts::{Stage, TargetError},
+    payload,
+    plan::Cell,
+};
+
+/// An image that is ready to be pushed.
+pub(super) struct Image {
+    /// Configuration and manifest.
+    pub(super) assembled: Assembled,
+    /// The check report, which is stored beside it.
+    pub(super) check_report: Artifact,
+    /// Its own layers, as files.
+    pub(super) layers: Vec<(PathBuf, Layer)>,
+    /// The base, whose blobs the target repository may lack.
+    pub(super) base: Option<BaseImage>,
+}
+
+/// Puts the payload on its base.
+pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image, TargetError> {
+    job.stage(Stage::Assemble);
+    let Job { parts, cell, image, .. } = job;
+    let CheckedPayload { payload, headers, report } = checked;
+    let runtime = &image.spec.runtime;
+    let summary = report.in_a_few_words();
+    let mut facts = ImageFacts {
+        input_hash: Some(cell.input_hash),
+        kernel_release: Some(cell.target.release.clone()),
+        driver_version: Some(cell.version.clone()),
+        payload_digest: None,
+        exposed_digest: payload.exposed.clone(),
+        verdict: Some(report.verdict),
+        check_summary: Some(summary.clone()),
+        recipe: Some(cell.recipe),
+        unsigned_hash: cell.unsigned_hash,
+        module_signer: module_signer(job),
+        reused_from: payload.reused_from.as_ref().map(|from| from.digest.clone()),
+        os: Some(format!("{} {}", cell.target.os, cell.target.os_version)),
+        toolchain: Some(payload.toolchain.clone()),
+        members: BTreeMap::new(),
+    };
+    let mut entrypoint = None;
+    let (base, layers) = if let Some(made) = &payload.image {
+        (Some(engine_made(made, cell)?), made.layers.clone())
+    } else {
+        let base = match &runtime.base {
+            None => None,
+            Some(spec) => Some(runtime_base(parts, spec, cell).await?),
+        };
+        let usr_merged = base.as_ref().is_some_and(|base| base.usr_merged);
+        let (tree, out) = (payload.tree.clone(), payload.work.path().join("layer.tar.gz"));
+        let file = out.clone();
+        let written = blocking(move || payload::write_payload_layer(&tree, usr_merged, &file)).await?;
+        facts.payload_digest = Some(written.payload_digest);
+        if image.spec.holds_entrypoint() {
+            let file = payload.work.path().join("entrypoint.tar.gz");
+            let layer = parts.entrypoint.write_layer(cell.target.arch, file.clone()).await?;
+            // A base that is a driver image has it already.
+            let below = base.as_ref().is_some_and(|base| base.image.holds(&layer.digest));
+            entrypoint = (!below).then_some((file, layer));
+        }
+        (base, vec![(out, written.layer)])
+    };
+    let mut notes = facts.to_annotations();
+    notes.insert(annotations::TITLE.to_owned(), cell.image.to_string());
+    notes.insert(annotations::VERSION.to_owned(), cell.version.clone());
+    notes.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
+    for (key, origins) in [(annotations::HEADERS, headers), (annotations::SOURCES, &payload.sources)] {
+        if !origins.is_empty() {
+            notes.insert(key.to_owned(), origins.join(", "));
+        }
+    }
+    // An engine-made image has its layers in `base` already.
+    let own: Vec<Layer> = match payload.image {
+        Some(_) => Vec::new(),
+        None => layers.iter().map(|(_, layer)| layer.clone()).collect(),
+    };
+    let assembled = oci::assemble(&Assembly {
+        base: base.as_ref().map(|base| &base.image),
+        entrypoint_layer: entrypoint.as_ref().map(|(_, layer)| layer),
+        layers: &own,
+        entrypoint: &runtime.entrypoint,
+        env: &runtime.env,
+        labels: &BTreeMap::new(),
+        annotations: &notes,
+        architecture: cell.target.arch.as_str(),
+    })?;
+    let document = CheckReportDocument { report, reused_from: payload.reused_from.as_ref() };
+    Ok(Image {
+        check_report: document.artifact(&assembled.manifest, &summary)?,
+        assembled,
+        layers: entrypoint.into_iter().chain(layers).collect(),
+        base: base.filter(|_| payload.image.is_none()),
+    })
+}
+
+/// An image that the engine made, in the form that bases have: its configuration and layers are kept,
+/// annotations are added.
+fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage, TargetError> {
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: None,
+        config: Descriptor::new(media_type::OCI_CONFIG, Digest::of(&made.config), made.config.len() as u64),
+        layers: made
+            .layers
+            .iter()
+            .map(|(_, layer)| Descriptor::new(layer.media_type, layer.digest.clone(), layer.size))
+            .collect(),
+        subject: None,
+        annotations: BTreeMap::new(),
+    };
+    let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch.as_str())?;
+    Ok(BaseImage { image, repository: cell.reference.repository.clone(), usr_merged: false })
+}

@@ -1,0 +1,88 @@
+//! Adapter: the cell of one image and one kernel, asked for by name rather than by a node.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::job::definition_gone;
+use crate::{
+    image::{Chains, Definitions, DriverImage, ImageName},
+    kernel::KernelTarget,
+    parts::{Parts, TargetError},
+    plan::{self, Cell},
+    resolve::resolve,
+    template::Templates,
+};
+
+/// The cell of one image for one kernel. What it is compiled against must be published.
+pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell, TargetError> {
+    let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
+    let resolved = resolve(parts, &images, &BTreeSet::from([target.clone()])).await;
+    let location = parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location).image_location();
+    let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
+    let subject = || format!("{name} for {target}");
+    for image in images {
+        let inputs = resolved.cell_inputs(&parts.definitions, &published, &location);
+        match plan::cell_for(&inputs, &mut templates, image, target) {
+            Ok(cell) if image.metadata.name == *name => return Ok(cell),
+            Ok(needed) => {
+                if let Some(found) = parts.look_up(&needed.reference).await? {
+                    published.insert(needed.reference, found);
+                }
+            }
+            Err(reason) if image.metadata.name == *name => {
+                return Err(TargetError::Skipped { subject: subject(), reason });
+            }
+            // The image that is compiled against it says so.
+            Err(_) => {}
+        }
+    }
+    Err(definition_gone(&subject()))
+}
+
+/// The Dockerfile of one image for one kernel; nothing need be published for that.
+pub async fn dockerfile(
+    parts: &Parts,
+    name: &ImageName,
+    target: &KernelTarget,
+) -> Result<String, TargetError> {
+    let image = find(&parts.definitions, name)?;
+    let resolved = resolve(parts, &[image], &BTreeSet::from([target.clone()])).await;
+    let (location, published) = (parts.location.image_location(), BTreeMap::new());
+    let inputs = resolved.cell_inputs(&parts.definitions, &published, &location);
+    plan::dockerfile_for(&inputs, image, target)
+        .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
+}
+
+pub(super) fn find<'a>(
+    definitions: &'a Definitions,
+    name: &ImageName,
+) -> Result<&'a DriverImage, TargetError> {
+    definitions.images.get(name).ok_or_else(|| TargetError::no_image(name, definitions.images.keys()))
+}
+
+/// The images that one needs, directly or through others, in the order in which they are built, and itself as the last.
+pub(super) fn in_build_order<'a>(
+    definitions: &'a Definitions,
+    image: &'a DriverImage,
+) -> Vec<&'a DriverImage> {
+    let mut images = vec![image];
+    add_needs(definitions, &mut images);
+    let chains = Chains::of(&definitions.images);
+    let place = |image: &&DriverImage| chains.order().iter().position(|name| *name == image.metadata.name);
+    images.sort_by_key(place);
+    images.retain(|needed| needed.metadata.name != image.metadata.name);
+    images.push(image);
+    images
+}
+
+/// Adds the images that the given ones are compiled against, directly or through others.
+pub(crate) fn add_needs<'a>(definitions: &'a Definitions, images: &mut Vec<&'a DriverImage>) {
+    let mut next = 0;
+    while let Some(image) = images.get(next) {
+        next += 1;
+        let needs = image.spec.needs.iter().filter_map(|need| definitions.images.get(need.image()?));
+        let new: Vec<&DriverImage> = needs
+            .filter(|need| images.iter().all(|image| image.metadata.name != need.metadata.name))
+            .collect();
+        images.extend(new);
+    }
+}

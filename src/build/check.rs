@@ -1,0 +1,161 @@
+//! Adapter: the check stage: what the kernel's loader says about a payload, and what the definition makes of it. Between
+//! the static check and the boot check the modules are signed.
+
+use std::{path::Path, sync::Arc};
+
+use super::{
+    job::{Against, CheckedPayload, Job, Payload},
+    sign::{self, Signing},
+};
+use crate::{
+    blocking::blocking,
+    headers::KernelImageLookup,
+    image::UnknownPolicy,
+    kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
+    oci::ModuleSignerFact,
+    parts::{BootCheck, Stage, TargetError},
+    payload,
+};
+
+/// Finds out before the work that the check which the definition asks for cannot be made.
+pub(super) fn can_check(job: &Job<'_>) -> Result<(), TargetError> {
+    if job.image.spec.check.boot && job.parts.boot_checker.is_none() {
+        let name = &job.image.metadata.name;
+        return Err(TargetError::unmet(
+            format!(
+                "image {name} asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
+            ),
+            "leave check.boot out, or run a farrier that can",
+        ));
+    }
+    Ok(())
+}
+
+/// Checks a payload against its kernel's header set, signs its modules where the site has them signed, and, where the
+/// definition asks for it, loads them in a virtual machine. `previous` signed a payload that was taken over.
+pub(super) async fn check(
+    job: &Job<'_>,
+    against: &Against,
+    payload: Payload,
+    previous: Option<&ModuleSignerFact>,
+) -> Result<CheckedPayload, TargetError> {
+    job.stage(Stage::Check);
+    let signing = sign::signing(job, &against.headers, previous).await?;
+    let report = static_check(job, against, signing.as_ref(), &payload.tree).await?;
+    accept(&report, job.image.spec.check.unknown)?;
+    sign::sign(job, signing, &payload.tree).await?;
+    let report = boot(job, against, &payload.tree, report).await?;
+    accept(&report, job.image.spec.check.unknown)?;
+    Ok(CheckedPayload { payload, headers: against.headers.origin.clone(), report })
+}
+
+/// Checks modules with what is known about the kernel. Where the headers leave something open, the kernel's own image
+/// is asked, if it can be had, and the check is made again: a download of 70 MB, so not before.
+pub async fn check_with_image<E, F: Future<Output = Result<CheckReport, E>>>(
+    mut facts: KernelFacts,
+    check: impl Fn(KernelFacts) -> F,
+    image: impl Future<Output = Result<Option<BeyondHeaders>, E>>,
+) -> Result<CheckReport, E> {
+    let report = check(facts.clone()).await?;
+    if report.verdict != Verdict::Unknown {
+        return Ok(report);
+    }
+    match image.await? {
+        Some(beyond_headers) => {
+            facts.beyond_headers = beyond_headers;
+            check(facts).await
+        }
+        None => Ok(report),
+    }
+}
+
+/// What headers and kernel image say about the payload. Modules that are about to be signed count as signed.
+pub(super) async fn static_check(
+    job: &Job<'_>,
+    against: &Against,
+    signing: Option<&Signing>,
+    tree: &Path,
+) -> Result<CheckReport, TargetError> {
+    let tree = tree.to_owned();
+    let mut modules = blocking(move || payload::read_modules(&tree)).await?;
+    let future_key = signing.map(|signing| signing.anticipate(&mut modules));
+    let modules = Arc::new(modules);
+    let check = |mut facts: KernelFacts| {
+        facts.beyond_headers.trusted_keys.extend(future_key.clone());
+        let modules = Arc::clone(&modules);
+        let (required, needs) = (job.image.spec.modules.clone(), against.needed.tables.clone());
+        blocking(move || {
+            Ok(kmod::check(&CheckRequest {
+                kernel: &facts,
+                needs: &needs,
+                modules: &modules,
+                required: &required,
+                // Firmware may come with the base image or the node.
+                files: None,
+            }))
+        })
+    };
+    check_with_image(against.headers.facts.clone(), check, facts_of_image(job)).await
+}
+
+/// What the kernel's own image says, where the family names one.
+async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>, TargetError> {
+    let Job { parts, cell, family, .. } = job;
+    if family.spec.kernel_image.is_none() {
+        return Ok(None);
+    }
+    let fetch = || parts.fetcher.kernel_image(family, &parts.definitions.root, &cell.target);
+    match parts.retry("fetch kernel image", fetch).await? {
+        KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_facts(&kernel).await?)),
+        KernelImageLookup::Missing { .. } => Ok(None),
+    }
+}
+
+/// Adds what a boot shows, where the definition asks for one.
+pub(super) async fn boot(
+    job: &Job<'_>,
+    against: &Against,
+    tree: &Path,
+    report: CheckReport,
+) -> Result<CheckReport, TargetError> {
+    let Some(checker) = job.parts.boot_checker.as_ref().filter(|_| job.image.spec.check.boot) else {
+        return Ok(report);
+    };
+    job.stage(Stage::Boot);
+    let places = report.places_in_load_order().into_iter();
+    let in_load_order = places.filter_map(|place| report.modules.get(place));
+    let check = BootCheck {
+        target: &job.cell.target,
+        family: job.family,
+        payload: tree,
+        modules: in_load_order.map(|module| module.path.clone()).collect(),
+        needed: &against.needed.modules,
+    };
+    // The virtual machine ends with the future that waits for it.
+    tokio::select! {
+        biased;
+        () = job.parts.cancel.cancelled() => Err(TargetError::Cancelled),
+        booted = checker.boot_check(&check) => Ok(report.with_boot(booted?)),
+    }
+}
+
+/// May a payload with this report be published?
+fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetError> {
+    let table = || kmod::table(report);
+    match (report.verdict, unknown) {
+        (Verdict::Loads, _) | (Verdict::Unknown, UnknownPolicy::Allow) => Ok(()),
+        (Verdict::Unknown, UnknownPolicy::Deny) => Err(TargetError::Unknown {
+            summary: report.summary(),
+            settle: report.remedies(Verdict::Unknown),
+            report: table(),
+        }),
+        (Verdict::Refused, _) => Err(match report.boot.as_ref().and_then(BootReport::failure) {
+            Some(summary) => TargetError::BootRefused { summary, report: table() },
+            None => TargetError::Refused { summary: report.summary(), report: table() },
+        }),
+    }
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

@@ -1,0 +1,150 @@
+use serde_json::json;
+
+use super::{super::needs::Needed, *};
+use crate::{
+    build::{
+        build_one, known_failures, record_outcome,
+        testing::{Bench, K9, module},
+    },
+    kmod::{BootOutcome, ModuleBoot, testing::ModuleFile},
+};
+
+/// What a scripted boot comes to.
+type Answer = fn() -> Result<BootReport, TargetError>;
+
+fn boot_report(outcome: BootOutcome) -> BootReport {
+    BootReport {
+        kernel: K9.to_owned(),
+        accelerator: "tcg".to_owned(),
+        milliseconds: 3000,
+        modules: vec![ModuleBoot { path: "m.ko".to_owned(), name: "m".to_owned(), outcome }],
+    }
+}
+
+/// A report with one finding of this verdict, made by the real check of a header set without `Module.symvers`.
+async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
+    let cell = bench.cell(K9).await;
+    let job = Job::of(&bench.controller, &cell).unwrap();
+    let mut headers = crate::build::headers::fetch(&job).await.unwrap();
+    headers.facts.symbols = None;
+    let against = Against { headers, needed: Needed::default() };
+    let payload = bench.payload(K9, &[&module()]);
+    Ok(check(&job, &against, payload, None).await?.report)
+}
+
+#[tokio::test]
+async fn unknown_is_accepted_unless_the_definition_denies_it() {
+    let mut bench = Bench::new(&json!({}));
+    let report = unknown(&bench).await.unwrap();
+    assert_eq!(report.verdict, Verdict::Unknown);
+    assert_eq!(report.in_a_few_words(), "1 module: unknown");
+
+    bench.image().spec.check.unknown = UnknownPolicy::Deny;
+    let error = unknown(&bench).await.unwrap_err();
+    let TargetError::Unknown { settle, .. } = &error else { panic!("{error}") };
+    assert!(!settle.is_empty());
+    assert!(error.is_permanent() && error.is_of_policy());
+    let hint = error.hint().unwrap();
+    assert!(hint.starts_with("what would settle it: ") && hint.contains(settle[0].as_str()), "{hint}");
+    assert!(error.detail().iter().any(|line| line.contains("unknown")), "{:?}", error.detail());
+
+    // Remembered with the policy that it failed under.
+    let cell = bench.cell(K9).await;
+    record_outcome(&bench.controller, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.controller.cache, [cell.input_hash]).unwrap();
+    let failure = &failures[&cell.input_hash];
+    assert!(failure.still_holds(bench.definition().0.spec.check));
+    bench.image().spec.check.unknown = UnknownPolicy::Allow;
+    assert!(!failure.still_holds(bench.definition().0.spec.check));
+}
+
+#[tokio::test]
+async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() {
+    let mut bench = Bench::new(&json!({}));
+    // Without `Module.symvers` nothing is known of symbols.
+    std::fs::remove_file(bench.controller.definitions.root.join(format!("headers-{K9}/Module.symvers")))
+        .unwrap();
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    assert_eq!(built.report.verdict, Verdict::Unknown);
+    let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
+    let outcome = build_one(&bench.controller, &name, &target, true, false).await.unwrap();
+    assert!(outcome.built.is_none());
+
+    bench.image().spec.check.unknown = UnknownPolicy::Deny;
+    let error = build_one(&bench.controller, &name, &target, true, false).await.unwrap_err();
+    assert!(error.to_string().ends_with("with the verdict unknown, and check.unknown is deny"), "{error}");
+    assert!(error.hint().is_some());
+}
+
+#[tokio::test]
+async fn a_refused_module_is_not_booted() {
+    let (bench, scripted) =
+        Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
+    let error = bench.publish(K9, &[&ModuleFile::named("m").needs("printk", 2)]).await.unwrap_err();
+    assert!(matches!(error, TargetError::Refused { .. }), "{error}");
+    assert!(scripted.asked.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_boot_that_loads_everything_is_in_the_report() {
+    let (bench, scripted) =
+        Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
+    // `a` needs what `m` exports, and comes after it.
+    let (first, second) = (module().exports("f", 5), ModuleFile::named("a").needs("f", 5));
+    let built = bench.publish(K9, &[&first, &second]).await.unwrap();
+    assert_eq!(built.report.boot, Some(boot_report(BootOutcome::Loaded)));
+    let paths = ["m", "a"].map(|name| format!("lib/modules/{K9}/extra/{name}.ko"));
+    assert_eq!(*scripted.asked.lock().unwrap(), [paths.to_vec()]);
+    assert_eq!(
+        bench.annotations(K9).await["farrier.dev/check-summary"],
+        "2 modules: loads, also when booted"
+    );
+    let heard = bench.heard();
+    assert!(heard.contains(&"booting the kernel to load the modules".to_owned()), "{heard:?}");
+}
+
+#[tokio::test]
+async fn a_boot_that_does_not_load_stops_the_target() {
+    let cases: [(Answer, &str); 3] = [
+        (
+            || {
+                let messages = vec!["m: disagrees about version of symbol printk".to_owned()];
+                Ok(boot_report(BootOutcome::Refused { error: "EINVAL".to_owned(), messages }))
+            },
+            "m was refused with EINVAL: m: disagrees about version of symbol printk",
+        ),
+        (
+            || Ok(boot_report(BootOutcome::Crashed { messages: vec!["Kernel panic".to_owned()] })),
+            "m crashed the kernel: Kernel panic",
+        ),
+        (|| Ok(boot_report(BootOutcome::Hung { messages: Vec::new() })), "m hung the kernel"),
+    ];
+    for (answer, said) in cases {
+        let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(answer);
+        let error = bench.publish(K9, &[&module()]).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("the boot check failed: {said}"));
+        assert!(error.is_permanent() && error.is_of_policy() && error.hint().is_some());
+        let reference = bench.cell(K9).await.reference;
+        assert!(bench.controller.look_up(&reference).await.unwrap().is_none(), "nothing is published");
+    }
+}
+
+/// Fails before the compiler runs, which may take an hour.
+#[tokio::test]
+async fn a_boot_check_that_nobody_can_make_is_an_error_at_once() {
+    let bench = Bench::new(&json!({"check": {"boot": true}}));
+    let error = bench.build(K9).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "image x asks for a boot check (check.boot: true), and this farrier cannot boot kernels"
+    );
+    assert!(!error.is_permanent());
+    assert!(bench.heard().is_empty(), "nothing was begun");
+}
+
+#[tokio::test]
+async fn faults_of_the_virtual_machine_pass_through() {
+    let (bench, _) = Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Err(TargetError::Cancelled));
+    let error = bench.publish(K9, &[&module()]).await.unwrap_err();
+    assert!(matches!(error, TargetError::Cancelled) && !error.is_permanent(), "{error}");
+}

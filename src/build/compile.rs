@@ -1,0 +1,120 @@
+//! Adapter: the compile stage: sources and patches into the build context, the engine's run, and what it left.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use super::{
+    base::PreparedBase,
+    failures::log_path,
+    job::{Job, Payload},
+    needs::Needed,
+};
+use crate::{
+    blocking::blocking,
+    engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog},
+    image::{Digest, Output},
+    parts::{Stage, TargetError},
+    payload,
+};
+
+/// Runs the engine and collects what it left.
+pub(super) async fn compile(
+    job: &Job<'_>,
+    base: &PreparedBase,
+    needed: &Needed,
+) -> Result<Payload, TargetError> {
+    let Job { parts, cell, image, .. } = job;
+    let (mut context, sources) = context(job).await?;
+    context.extend(needed.context.iter().cloned());
+    job.stage(Stage::Compile);
+    let work = parts.cache.scratch()?;
+    let log_path = log_path(&parts.cache, cell);
+    let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
+    let log = Arc::new(FileLog::create(&log_path, move |line| reporter.output(&subject, line))?);
+    let build = BuildJob {
+        id: job_id(job),
+        dockerfile: cell.dockerfile.clone(),
+        context,
+        log: Arc::clone(&log) as Arc<dyn BuildLog>,
+        cancel: parts.cancel.clone(),
+    };
+    let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
+    fs_err::create_dir(&tree)?;
+    let outcome = match image.spec.output {
+        Output::Payload => base.engine.build_payload(&build, &tree).await,
+        Output::Image => base.engine.build_archive(&build, &archive).await,
+    };
+    match outcome {
+        Ok(()) => {}
+        Err(EngineError::Step { message }) => {
+            let (diagnosis, tail) = log.finish();
+            return Err(TargetError::Compile { diagnosis, message, tail, log: log_path });
+        }
+        Err(other) => return Err(other.into()),
+    }
+    let made = match image.spec.output {
+        Output::Payload => None,
+        Output::Image => {
+            let (work, modules) = (work.path().to_owned(), tree.clone());
+            let import = move || {
+                payload::extract_modules(&archive, &modules)?;
+                payload::import_docker_archive(&archive, &work)
+            };
+            Some(blocking(import).await?)
+        }
+    };
+    let mut payload = Payload {
+        tree,
+        image: made,
+        sources,
+        toolchain: cell.toolchain.clone(),
+        exposed: None,
+        reused_from: None,
+        work,
+    };
+    payload.exposed = expose(job, &payload).await?;
+    Ok(payload)
+}
+
+/// Finds what the payload exposes and settles its links.
+async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>, TargetError> {
+    let exposes = job.image.spec.exposes.clone();
+    if exposes.is_empty() || payload.image.is_some() {
+        return Ok(None);
+    }
+    let tree = payload.tree.clone();
+    let found = blocking(move || payload::expose(&tree, &exposes)).await?;
+    for path in found.without_tables() {
+        job.note(&format!("exposed /{} has no Module.symvers", path.display()));
+    }
+    Ok(Some(found.digest))
+}
+
+/// The build context, sources and the patches that apply, and what the sources are.
+async fn context(job: &Job<'_>) -> Result<(Vec<ContextEntry>, Vec<String>), TargetError> {
+    let Job { parts, cell, image, .. } = job;
+    let root = &parts.definitions.root;
+    let (mut context, mut origins) = (Vec::new(), Vec::new());
+    if !image.spec.sources.is_empty() {
+        job.stage(Stage::Sources);
+    }
+    for source in &image.spec.sources {
+        let fetched = parts.retry("fetch source", || parts.fetcher.source(source, root)).await?;
+        context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
+        origins.push(format!("{}: {}", source.name, fetched.origin));
+    }
+    for patch in &cell.patches {
+        let from = root.join(&image.spec.patches[patch.index].path);
+        context.push(ContextEntry { dest: format!("patches/{}", patch.name), from });
+    }
+    Ok((context, origins))
+}
+
+/// Names what an engine makes for this build: unique among all farriers of a machine.
+fn job_id(job: &Job<'_>) -> String {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let (image, hash) = (&job.cell.image, job.cell.input_hash.short());
+    format!("{image}-{hash}-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}

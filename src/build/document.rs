@@ -1,0 +1,262 @@
+//! Adapter: the document stage: gathers what an image was made of, for its bill of materials and its provenance.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    assemble::Image,
+    job::{CheckedPayload, Job},
+};
+use crate::{
+    blocking::blocking,
+    image::{Digest, RuntimeBase, SourceOrigin, Version},
+    images::{BaseImage, Claim, Documents, FARRIER, base_image, bootstrap_reference, layer_files},
+    kernel::{Architecture, BootstrapSpec, Toolchain},
+    kmod::CheckReport,
+    parts::{Parts, TargetError},
+    plan::BUILD_FORMAT,
+    provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
+};
+
+/// The cache's records of what layers hold.
+const PACKAGES: &str = "packages";
+
+/// Writes the documents of an image.
+pub(super) async fn document(
+    job: &Job<'_>,
+    checked: &CheckedPayload,
+    made: &Image,
+) -> Result<Documents, TargetError> {
+    let Job { parts, cell, image, .. } = job;
+    let CheckedPayload { payload, headers, report } = checked;
+    let mut materials = sources(job).await?;
+    let recipe = Digest::of(cell.dockerfile.as_bytes());
+    materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
+    match &payload.reused_from {
+        None => {
+            materials.extend(headers.iter().map(|o| Material::of_origin(Role::Headers, o, "kernel headers")));
+            materials.push(toolchain(job).await?);
+        }
+        // What compiled it stands in the provenance of that image.
+        Some(from) => materials.push(Material {
+            version: Some(from.kernel.to_string()),
+            digest: Some(from.digest.clone()),
+            ..Material::new(Role::ReusedImage, cell.image.as_str())
+        }),
+    }
+    materials.extend(cell.needs.iter().map(|need| Material {
+        version: Some(need.version.clone()),
+        digest: Some(need.exposed.clone()),
+        ..Material::new(Role::Need, need.name.as_str())
+    }));
+    materials.extend(module_certificate(job, report));
+    if let (Some(spec), Some(base)) = (&image.spec.runtime.base, &made.base) {
+        materials.push(base_material(job, spec, base).await?);
+    }
+    if image.spec.holds_entrypoint() {
+        let digest = Some(parts.entrypoint.binary().await?.digest.clone());
+        let version = Some(FARRIER.to_owned());
+        let name = "driver-entrypoint";
+        materials.push(Material { version, digest, ..Material::new(Role::Entrypoint, name) });
+    }
+    let (tree, about) = (payload.tree.clone(), report.clone());
+    let modules = blocking(move || modules(&tree, &about)).await?;
+    let provenance = Provenance {
+        subject: Subject {
+            name: cell.image.to_string(),
+            version: cell.version.clone(),
+            digest: made.assembled.digest.clone(),
+            target: Some(cell.target.clone()),
+            architecture: cell.target.arch,
+            input_hash: cell.input_hash,
+        },
+        farrier: FARRIER.to_owned(),
+        build_format: BUILD_FORMAT.to_owned(),
+        materials,
+        modules,
+    };
+    let mut documents = Documents::of(&provenance, &made.assembled.manifest)?;
+    documents.claims.insert(0, Claim::of_report(&made.check_report.content)?);
+    documents.artifacts.insert(0, made.check_report.clone());
+    Ok(documents)
+}
+
+/// The certificate whose key signed modules of the payload; none where the kernel looks at no signatures.
+fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
+    let signed_with = job.cell.signed_with.as_ref()?;
+    let certificate = job.parts.module_signer.as_ref()?.certificate();
+    let key_id = certificate.key_id();
+    let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
+    signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
+    let name = certificate.issuer_name().unwrap_or("module signing");
+    Some(Material {
+        version: Some(key_id),
+        digest: Some(signed_with.certificate.clone()),
+        ..Material::new(Role::ModuleCertificate, name)
+    })
+}
+
+/// Sources and the patches that apply.
+async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
+    let Job { parts, cell, image, .. } = job;
+    let root = &parts.definitions.root;
+    let mut materials = Vec::new();
+    for source in &image.spec.sources {
+        let identity =
+            parts.retry("look up source", || parts.fetcher.source_identity(source, root)).await?.identity;
+        let mut material = Material::of_origin(Role::Source, &identity, source.name.as_str());
+        if let SourceOrigin::Url { url, .. } = &source.from {
+            material.uri = Some(url.clone());
+        }
+        if material.version.is_none() {
+            material.version = Some(cell.version.clone());
+        }
+        materials.push(material);
+    }
+    for patch in &cell.patches {
+        let bytes = fs_err::tokio::read(root.join(&image.spec.patches[patch.index].path)).await?;
+        let digest = Some(Digest::of(&bytes));
+        materials.push(Material { digest, ..Material::new(Role::Patch, patch.name.clone()) });
+    }
+    Ok(materials)
+}
+
+async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
+    let cell = job.cell;
+    let spec = match &job.family.spec.toolchain {
+        Toolchain::Image(_) => {
+            // The cell's toolchain is the reference with its digest.
+            let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));
+            return Ok(Material {
+                digest: digest.parse().ok(),
+                uri: Some(format!("oci://{}", cell.toolchain)),
+                ..Material::new(Role::Toolchain, name)
+            });
+        }
+        Toolchain::Bootstrap(spec) => spec,
+    };
+    let mut material = Material::new(Role::Toolchain, spec.suite.clone());
+    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, spec).await? {
+        material.digest = Some(digest);
+        material.packages = packages;
+    }
+    Ok(material)
+}
+
+/// Layer and packages of the toolchain: of the one in the registry, else of the one in the cache. Neither is there
+/// when the engine kept the toolchain for longer than both; nothing is fetched anew only to be written down.
+async fn toolchain_packages(
+    parts: &Parts,
+    arch: Architecture,
+    spec: &BootstrapSpec,
+) -> Result<Option<(Digest, Vec<Package>)>, TargetError> {
+    let mut reference = bootstrap_reference(parts, spec, arch)?;
+    let found = parts.registry.manifest(&reference.repository, &reference.version).await?;
+    if let Some(stored) = found {
+        reference.version = Version::Digest(stored.digest);
+        let base = base_image(parts, &reference, arch).await?;
+        let digest = base.image.layers.first().map(|layer| layer.digest.clone());
+        let packages = packages_of(parts, &base).await?;
+        return Ok(digest.map(|digest| (digest, packages)));
+    }
+    let Some(made) = parts.fetcher.bootstrapped(spec, arch)? else { return Ok(None) };
+    let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
+    Ok(Some((made.digest, packages)))
+}
+
+async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> Result<Material, TargetError> {
+    let parts = job.parts;
+    let digest = Some(base.image.digest.clone());
+    Ok(match spec {
+        RuntimeBase::Need(name) => Material { digest, ..Material::new(Role::Base, name.as_str()) },
+        RuntimeBase::Minimal(spec) => {
+            let arch = job.cell.target.arch;
+            let package =
+                parts.retry("look up busybox", || parts.fetcher.minimal_package(spec, arch)).await?;
+            // The package is all that is in it, and its digest says more than that of the image made of it.
+            Material::of_origin(Role::Base, &package, &spec.package)
+        }
+        RuntimeBase::Bootstrap(spec) => Material {
+            digest,
+            packages: packages_of(parts, base).await?,
+            ..Material::new(Role::Base, spec.suite.clone())
+        },
+        RuntimeBase::Image(name) => Material {
+            digest,
+            uri: Some(format!("oci://{}@{}", base.repository, base.image.digest)),
+            packages: packages_of(parts, base).await?,
+            ..Material::new(Role::Base, name.clone())
+        },
+    })
+}
+
+/// The packages of an image.
+async fn packages_of(parts: &Parts, base: &BaseImage) -> Result<Vec<Package>, TargetError> {
+    let mut key = Sha256::new();
+    for layer in &base.image.layers {
+        key.update(layer.digest.as_str());
+    }
+    let key = match &base.image.layers[..] {
+        [only] => only.digest.hex().to_owned(),
+        _ => hex::encode(key.finalize()),
+    };
+    if let Some(known) = parts.cache.read_record(PACKAGES, &key)? {
+        return Ok(known);
+    }
+    packages_in(parts, &key, layer_files(parts, base).await?).await
+}
+
+/// The same from the layers' files, read once for each cache.
+async fn packages_in(parts: &Parts, key: &str, layers: Vec<PathBuf>) -> Result<Vec<Package>, TargetError> {
+    if let Some(known) = parts.cache.read_record(PACKAGES, key)? {
+        return Ok(known);
+    }
+    let packages = blocking(move || {
+        let mut reader = PackageReader::default();
+        for path in layers {
+            reader.layer(fs_err::File::open(&path)?)?;
+        }
+        Ok::<_, TargetError>(reader.finish())
+    })
+    .await?;
+    parts.cache.write_record(PACKAGES, key, &packages)?;
+    Ok(packages)
+}
+
+/// The payload's modules with the digests of their files.
+fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>, TargetError> {
+    let by_path: BTreeMap<&str, _> =
+        report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
+    let mut files = Vec::new();
+    for module in by_path.values() {
+        let mut hasher = Sha256::new();
+        io::copy(&mut fs_err::File::open(tree.join(&module.path))?, &mut Hashing(&mut hasher))?;
+        files.push(ModuleFile {
+            path: module.path.clone(),
+            name: module.name.clone(),
+            version: module.about.version.clone(),
+            licence: module.about.licence.clone(),
+            srcversion: module.about.srcversion.clone(),
+            digest: Digest::from_sha256(&hasher.finalize().into()),
+        });
+    }
+    Ok(files)
+}
+
+struct Hashing<'a>(&'a mut Sha256);
+
+impl io::Write for Hashing<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,18 @@
+//! Adapter: the headers stage: the header set of the cell's kernel.
+
+use super::job::Job;
+use crate::{
+    headers::{HeaderLookup, HeaderSet},
+    parts::{Stage, TargetError},
+};
+
+/// Fetches the header set, as far as the cache lacks it.
+pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet, TargetError> {
+    job.stage(Stage::Headers);
+    let (parts, source) = (job.parts, &job.family.spec.headers);
+    let look = || parts.fetcher.header_set(source, &parts.definitions.root, &job.cell.target);
+    match parts.retry("fetch headers", look).await? {
+        HeaderLookup::Found(headers) => Ok(*headers),
+        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::HeadersMissing { looked_for, hint }),
+    }
+}

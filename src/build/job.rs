@@ -1,0 +1,89 @@
+//! Adapter: what the stages of one build share, and what they hand to each other.
+
+use std::path::PathBuf;
+
+use super::needs::Needed;
+use crate::{
+    cache::Scratch,
+    headers::HeaderSet,
+    image::{Digest, DriverImage, OnConflict},
+    kernel::KernelFamily,
+    kmod::CheckReport,
+    oci::ReusedFrom,
+    parts::{Parts, Stage, TargetError},
+    payload::ArchiveImage,
+    plan::Cell,
+};
+
+/// One image for one kernel, which is being built.
+pub(super) struct Job<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) cell: &'a Cell,
+    pub(super) image: &'a DriverImage,
+    pub(super) family: &'a KernelFamily,
+}
+
+impl<'a> Job<'a> {
+    /// Finds the cell's definitions.
+    pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self, TargetError> {
+        let image = parts.definitions.images.get(&cell.image);
+        let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
+        let (image, family) = image.zip(family).ok_or_else(|| definition_gone(&cell.subject()))?;
+        Ok(Self { parts, cell, image, family })
+    }
+
+    /// A stage begins.
+    pub(super) fn stage(&self, stage: Stage) {
+        self.parts.reporter.stage(&self.cell.subject(), stage);
+    }
+
+    /// Something to know that stops nothing.
+    pub(super) fn note(&self, text: &str) {
+        self.parts.reporter.note(&self.cell.subject(), text);
+    }
+
+    /// May a tag that holds other content be replaced?
+    pub(super) fn overwrites(&self) -> bool {
+        self.image.spec.on_conflict == OnConflict::Overwrite
+    }
+}
+
+/// A cell whose image or family is not among the definitions.
+pub(super) fn definition_gone(subject: &str) -> TargetError {
+    TargetError::Unmet { message: format!("{subject}: its definition is gone"), hint: None }
+}
+
+/// What a payload is compiled and checked against.
+pub(super) struct Against {
+    /// The kernel's.
+    pub(super) headers: HeaderSet,
+    /// The needed images'.
+    pub(super) needed: Needed,
+}
+
+/// What an engine or another image left, not checked yet.
+pub(super) struct Payload {
+    /// `/out`, unpacked; for an engine-made image only its modules.
+    pub(super) tree: PathBuf,
+    /// The engine-made image, for `output: image`.
+    pub(super) image: Option<ArchiveImage>,
+    /// Each source's identity, for the image's annotations.
+    pub(super) sources: Vec<String>,
+    /// The toolchain, for the image's annotations.
+    pub(super) toolchain: String,
+    /// Digest over what it exposes.
+    pub(super) exposed: Option<Digest>,
+    /// The image whose payload it is; `None` where it was compiled.
+    pub(super) reused_from: Option<ReusedFrom>,
+    /// Keeps the files above until it is dropped.
+    pub(super) work: Scratch,
+}
+
+/// A payload that may be published: its check has passed, its modules are signed where the site has them signed.
+pub(super) struct CheckedPayload {
+    pub(super) payload: Payload,
+    /// The header set's packages or file, for the image's annotations.
+    pub(super) headers: Vec<String>,
+    /// The report of the check.
+    pub(super) report: CheckReport,
+}

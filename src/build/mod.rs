@@ -1,0 +1,27 @@
+//! Adapter: the build pipeline: one image for one kernel, from headers to a published digest, a file for each stage.
+
+mod assemble;
+mod base;
+mod cell;
+mod check;
+mod compile;
+mod document;
+mod failures;
+mod headers;
+mod job;
+mod needs;
+mod pipeline;
+mod publish;
+mod reuse;
+mod sign;
+mod single;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub(crate) use cell::add_needs;
+pub use cell::{cell, dockerfile};
+pub use check::check_with_image;
+pub(crate) use failures::{known_failures, record_outcome};
+pub use pipeline::{BuildOptions, Built, build};
+pub(crate) use publish::add_tags;
+pub use single::{BuildOutcome, build_one};

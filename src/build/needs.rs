@@ -1,0 +1,253 @@
+//! Adapter: the needs stage: what an image is compiled against: exposed trees of published images, fetched by digest
+//! and verified, and trees of the user's, such as the headers of a host's own driver.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use super::{
+    cell::cell,
+    job::{Job, definition_gone},
+};
+use crate::{
+    blocking::blocking,
+    engine::ContextEntry,
+    fault::chain,
+    headers::{HostTree, HostTreeLookup},
+    image::{Digest, ImageName, ImageReference, Need, Version},
+    kmod::{NeededTable, SymbolTable},
+    oci::{ImageFacts, ImageManifest},
+    parts::{Parts, Stage, TargetError},
+    payload,
+};
+
+/// Kinds of cache entries: exposed trees by their own digest, modules by their image's.
+const EXPOSED: &str = "exposed";
+const MODULES: &str = "needed-modules";
+
+/// What a cell is compiled against, checked against and loaded after.
+#[derive(Default)]
+pub(super) struct Needed {
+    /// Its part of the build context.
+    pub(super) context: Vec<ContextEntry>,
+    /// Symbol tables: of what it is compiled against, then of what these need when they are loaded.
+    pub(super) tables: Vec<NeededTable>,
+    /// Directories with the modules that must be loaded before, where the definition asks for a boot check.
+    pub(super) modules: Vec<PathBuf>,
+}
+
+/// A published image whose exposed trees are needed.
+struct NeededImage {
+    name: ImageName,
+    image: ImageReference,
+    exposed: Digest,
+    /// Is it compiled against, or only there when the modules are loaded?
+    compiled_against: bool,
+}
+
+/// A needed image without what it says that it exposes. Not permanent: the fault is that image's, which may be published
+/// anew while the inputs of this build stay as they are.
+fn lacks(image: &str, why: &str) -> TargetError {
+    TargetError::unmet(
+        format!("needed image {image} does not hold the headers that it claims to expose: {why}"),
+        "delete the needed image's tag: then it is built and published again, and this one after it",
+    )
+}
+
+/// A needed image that was there when the build was planned.
+fn vanished(image: &ImageReference) -> TargetError {
+    TargetError::unmet(
+        format!("needed image {image} is not in the registry any more"),
+        "run again: it is built and published first",
+    )
+}
+
+/// Fetches what the cell needs, as far as the cache lacks it.
+pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed, TargetError> {
+    let mut needed = Needed::default();
+    if job.cell.needs.is_empty() {
+        return Ok(needed);
+    }
+    job.stage(Stage::Needs);
+    add_host_trees(job, &mut needed).await?;
+    for image in needed_images(job).await? {
+        let tree = exposed_tree(job.parts, &image).await?;
+        let tables = read_tables(&image, &tree).await?;
+        if tables.is_empty() {
+            job.note(&format!("{} exposes no Module.symvers: nothing can use its symbols", image.name));
+        }
+        needed.tables.extend(tables);
+        if image.compiled_against {
+            needed.context.push(ContextEntry { dest: format!("needs/{}", image.name), from: tree });
+        }
+        if job.image.spec.check.boot {
+            needed.modules.push(modules_of(job, &image).await?);
+        }
+    }
+    Ok(needed)
+}
+
+/// Adds the cell's trees to its build context and their symbols to what it is checked against.
+async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<(), TargetError> {
+    let Job { parts, cell, .. } = job;
+    for need in &job.image.spec.needs {
+        let Need::Tree { name, tree } = need else { continue };
+        let found = parts.fetcher.host_tree(tree, &parts.definitions.root, &cell.target).await?;
+        let HostTree { root, digest, symvers, origin } = match found {
+            HostTreeLookup::Found(found) => found,
+            HostTreeLookup::Missing { looked_for, hint } => {
+                return Err(TargetError::HeadersMissing { looked_for, hint });
+            }
+        };
+        let planned = cell.needs.iter().find(|planned| planned.name == *name);
+        if planned.is_none_or(|planned| planned.exposed != digest) {
+            let message =
+                format!("need {name}: its tree has been changed since the build was planned, to {origin}");
+            return Err(TargetError::unmet(message, "run again"));
+        }
+        let mut texts = Vec::new();
+        for path in symvers {
+            let bytes = fs_err::tokio::read(root.join(&path)).await?;
+            texts.push((path, String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        needed.tables.extend(parse_tables(name.as_str(), &origin, texts)?);
+        needed.context.push(ContextEntry { dest: format!("needs/{name}"), from: root });
+    }
+    Ok(())
+}
+
+/// The images that the cell is compiled against, then those that these need, nearest first.
+async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>, TargetError> {
+    let needs = &job.cell.needs;
+    let mut images: Vec<NeededImage> = needs
+        .iter()
+        .filter_map(|need| {
+            let (name, exposed) = (need.name.clone(), need.exposed.clone());
+            Some(NeededImage { name, image: need.image.clone()?, exposed, compiled_against: true })
+        })
+        .collect();
+    let mut known: BTreeSet<ImageName> = needs.iter().map(|need| need.name.clone()).collect();
+    let mut next = 0;
+    while let Some(image) = images.get(next) {
+        next += 1;
+        let definition = job.parts.definitions.images.get(&image.name);
+        let further = definition.into_iter().flat_map(|image| &image.spec.needs);
+        for name in further.filter_map(|need| need.image()) {
+            if known.insert(name.clone()) {
+                images.push(published_need(job, name).await?);
+            }
+        }
+    }
+    Ok(images)
+}
+
+/// An image that a needed image needs. That one was built, so it was published before.
+async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage, TargetError> {
+    let needed = cell(job.parts, name, &job.cell.target).await?;
+    let mut image = needed.reference;
+    let found = job.parts.look_up(&image).await?;
+    let found = found.filter(|found| found.input_hash == Some(needed.input_hash));
+    let found = found.ok_or_else(|| vanished(&image))?;
+    let exposed = found.exposed.ok_or_else(|| lacks(&image.to_string(), "it exposes nothing"))?;
+    image.version = Version::Digest(found.digest);
+    Ok(NeededImage { name: name.clone(), image, exposed, compiled_against: false })
+}
+
+/// The exposed trees of a published image, at their natural paths below one directory.
+async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf, TargetError> {
+    let key = image.exposed.hex();
+    parts.cache.get_or_make(EXPOSED, key, |place| fetch_exposed(parts, image, place)).await
+}
+
+async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<(), TargetError> {
+    let NeededImage { name, image, exposed, compiled_against: _ } = needed;
+    let lacks = |why: String| lacks(&image.to_string(), &why);
+    let definition = parts.definitions.images.get(name).ok_or_else(|| definition_gone(name.as_str()))?;
+    let patterns = definition.spec.exposes.clone();
+    let manifest = needed_manifest(parts, image).await?;
+    let claimed = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;
+    if claimed.as_ref() != Some(exposed) {
+        let claimed =
+            claimed.map_or_else(|| "exposes nothing".to_owned(), |digest| format!("exposes {digest}"));
+        return Err(lacks(format!("{exposed} is wanted, and its annotations say that it {claimed}")));
+    }
+    let work = parts.cache.scratch()?;
+    let (blob, tree) = (work.path().join("layer"), work.path().join("tree"));
+    fetch_payload(parts, image, &manifest, &blob).await?;
+    fs_err::create_dir(&tree)?;
+    let unpacked = tree.clone();
+    let found = blocking(move || {
+        payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| chain(&error))?;
+        payload::read_exposed(&unpacked, &patterns).map_err(|error| chain(&error))
+    })
+    .await;
+    let found = found.map_err(lacks)?.digest;
+    if found != *exposed {
+        return Err(lacks(format!("its annotations say {exposed}, and its content is {found}")));
+    }
+    Ok(fs_err::rename(&tree, &place)?)
+}
+
+/// The modules of a needed image for the cell's kernel.
+async fn modules_of(job: &Job<'_>, needed: &NeededImage) -> Result<PathBuf, TargetError> {
+    let Version::Digest(digest) = &needed.image.version else { return Err(vanished(&needed.image)) };
+    let release = job.cell.target.release.as_str();
+    let fetch = |place| fetch_modules(job.parts, &needed.image, release, place);
+    job.parts.cache.get_or_make(MODULES, digest.hex(), fetch).await
+}
+
+async fn fetch_modules(
+    parts: &Parts,
+    image: &ImageReference,
+    release: &str,
+    place: PathBuf,
+) -> Result<(), TargetError> {
+    let manifest = needed_manifest(parts, image).await?;
+    let work = parts.cache.scratch()?;
+    let blob = work.path().join("layer");
+    fetch_payload(parts, image, &manifest, &blob).await?;
+    let release = release.to_owned();
+    let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
+    unpacked.map_err(|error| lacks(&image.to_string(), &chain(&error)))
+}
+
+async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest, TargetError> {
+    let ImageReference { repository, version } = image;
+    let stored = parts.registry_of_needs(repository).manifest(repository, version).await?;
+    Ok(ImageManifest::parse(&stored.ok_or_else(|| vanished(image))?.bytes)?)
+}
+
+async fn fetch_payload(
+    parts: &Parts,
+    image: &ImageReference,
+    manifest: &ImageManifest,
+    to: &Path,
+) -> Result<(), TargetError> {
+    let repository = &image.repository;
+    let layer = manifest.payload_layer().ok_or_else(|| lacks(&image.to_string(), "it has no layers"))?;
+    Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, to).await?)
+}
+
+/// The symbol tables of an exposed tree.
+async fn read_tables(needed: &NeededImage, tree: &Path) -> Result<Vec<NeededTable>, TargetError> {
+    let (name, image, tree) = (needed.name.to_string(), needed.image.to_string(), tree.to_owned());
+    blocking(move || parse_tables(&name, &image, payload::read_symbol_tables(&tree)?)).await
+}
+
+/// Reads the symbol tables of one need; `from` names where they come from in errors.
+fn parse_tables(
+    need: &str,
+    from: &str,
+    texts: Vec<(PathBuf, String)>,
+) -> Result<Vec<NeededTable>, TargetError> {
+    let read = |(path, text): (PathBuf, String)| match SymbolTable::parse(&text) {
+        Ok(symbols) => Ok(NeededTable { image: need.to_owned(), symbols }),
+        Err(error) => Err(lacks(from, &format!("its /{} is no symbol table: {error}", path.display()))),
+    };
+    texts.into_iter().map(read).collect()
+}
+
+#[cfg(test)]
+#[path = "host_trees_tests.rs"]
+mod tests;

@@ -1,0 +1,93 @@
+//! Adapter: the publish stage: pushes an image: blobs first, tags last.
+
+use super::{assemble::Image, job::Job};
+use crate::{
+    image::{Digest, ImageReference, Repository, Version},
+    images::{BaseImage, Documents, push_document, sign_image},
+    oci::{Descriptor, media_type},
+    parts::{Parts, Stage, TargetError},
+    plan::Cell,
+};
+
+/// Pushes what the registry lacks, then the manifest by its digest, the documents that refer to it, the signatures,
+/// and the manifest under every tag: no tag is ever there without its report. Returns the bytes sent.
+pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64, TargetError> {
+    job.stage(Stage::Publish);
+    let (parts, registry) = (job.parts, &job.parts.registry);
+    parts.may_write()?;
+    let repository = &job.cell.reference.repository;
+    let mut sent = 0;
+    if let Some(base) = &image.base {
+        for layer in &base.image.layers {
+            sent += push_base_layer(parts, repository, base, layer).await?;
+        }
+    }
+    for (file, layer) in &image.layers {
+        sent += registry.push_blob(repository, &layer.digest, file).await?.bytes();
+    }
+    let assembled = &image.assembled;
+    sent += registry.push_bytes(repository, &assembled.config).await?.bytes();
+    let by_digest = Version::Digest(assembled.digest.clone());
+    registry.push_manifest(repository, &by_digest, media_type::OCI_MANIFEST, &assembled.manifest).await?;
+    for artifact in &documents.artifacts {
+        sent += push_document(parts, repository, artifact).await?;
+    }
+    sent +=
+        sign_image(parts, repository, &assembled.digest, job.cell.image.as_str(), &documents.claims).await?;
+    for reference in job.cell.references() {
+        push_tag(job, reference, &assembled.manifest).await?;
+    }
+    Ok(sent)
+}
+
+/// Puts the manifest under one tag, unless the tag has got other content meanwhile (guarantee 3).
+async fn push_tag(job: &Job<'_>, reference: &ImageReference, manifest: &[u8]) -> Result<(), TargetError> {
+    if !job.overwrites()
+        && let Some(found) = job.parts.look_up(reference).await?
+    {
+        if found.input_hash == Some(job.cell.input_hash) {
+            return Ok(());
+        }
+        return Err(TargetError::overtaken(reference));
+    }
+    // The layers may have taken minutes.
+    job.parts.may_write()?;
+    let ImageReference { repository, version } = reference;
+    job.parts.registry.push_manifest(repository, version, media_type::OCI_MANIFEST, manifest).await?;
+    Ok(())
+}
+
+/// Gives an image that is published further tags.
+pub(crate) async fn add_tags(
+    parts: &Parts,
+    cell: &Cell,
+    digest: &Digest,
+    references: &[ImageReference],
+) -> Result<(), TargetError> {
+    let repository = &cell.reference.repository;
+    let version = Version::Digest(digest.clone());
+    let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
+    for reference in references {
+        parts.may_write()?;
+        let (version, kind) = (&reference.version, &stored.media_type);
+        parts.registry.push_manifest(repository, version, kind, &stored.bytes).await?;
+    }
+    Ok(())
+}
+
+/// Pushes one layer of a base from where it is kept, when the target repository lacks it.
+async fn push_base_layer(
+    parts: &Parts,
+    repository: &Repository,
+    base: &BaseImage,
+    layer: &Descriptor,
+) -> Result<u64, TargetError> {
+    let registry = &parts.registry;
+    if registry.has_blob(repository, &layer.digest).await?
+        || registry.mount_blob(repository, &layer.digest, &base.repository).await?
+    {
+        return Ok(0);
+    }
+    let file = parts.blob_file(&base.repository, layer).await?;
+    Ok(registry.push_blob(repository, &layer.digest, &file).await?.bytes())
+}

@@ -1,0 +1,202 @@
+use std::{fs, path::Path, sync::Arc};
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    build::testing::{Bench, K9, K10, SYMBOLS, module},
+    cluster::KubeOptions,
+    engine::EngineError,
+    kmod::{Rule, Verdict},
+    net::SecretReader,
+    signing::{
+        ModuleSigner,
+        testing::{EC_256, RSA_2048, Workshop},
+    },
+    site::{KeySource, ModuleSigning, Signed},
+};
+
+/// Kernels that load signed modules only.
+const ENFORCING: &str = "CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_FORCE=y\nCONFIG_MODULE_SIG_HASH=\"sha512\"\n";
+
+fn bench(options: &str) -> Bench {
+    let bench = Bench::new(&json!({
+        "reuse": "compatible", "tags": ["{{version}}-{{kernel_label}}-{{signer}}"],
+    }));
+    for release in [K9, K10] {
+        bench.headers_with(release, SYMBOLS, options);
+    }
+    bench
+}
+
+/// A new key with its certificate.
+fn workshop(kind: &str) -> Workshop {
+    let workshop = Workshop::new();
+    workshop.key(kind);
+    workshop.certificate("/CN=Acme");
+    workshop
+}
+
+fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
+    let spec = ModuleSigning {
+        key: KeySource::File("k.pem".into()),
+        passphrase: None,
+        certificate: "c.pem".into(),
+        signed,
+    };
+    let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
+    let opened = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
+    bench.controller.module_signer = Some(Arc::new(opened));
+}
+
+/// The certificate's serial number, as OpenSSL knows it.
+fn serial(workshop: &Workshop) -> String {
+    crate::signing::read_certificate(&workshop.path("c.pem")).unwrap().key_id()
+}
+
+#[tokio::test]
+async fn an_enforcing_kernel_takes_what_will_be_signed() {
+    let mut bench = bench(ENFORCING);
+    let error = bench.publish(K9, &[&module()]).await.unwrap_err();
+    let TargetError::Refused { summary, .. } = &error else { panic!("{error}") };
+    assert!(summary.contains("not signed"), "{summary}");
+
+    let workshop = workshop(RSA_2048);
+    sign_with(&mut bench, &workshop, Signed::Keep);
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    assert_eq!(built.report.verdict, Verdict::Loads);
+    let about = &built.report.modules[0].about;
+    let signed_by = about.signed_by.as_ref().unwrap();
+    assert_eq!((signed_by.signer.as_deref(), signed_by.hash.as_deref()), (Some("Acme"), Some("sha512")));
+    assert_eq!(signed_by.key_id, serial(&workshop));
+    assert!(built.report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Signature));
+    let annotations = bench.annotations(K9).await;
+    let fingerprint = bench.controller.module_signer.as_ref().unwrap().fingerprint();
+    assert_eq!(annotations[annotations::MODULE_SIGNER], format!("keep {} {fingerprint}", serial(&workshop)));
+    assert!(annotations.contains_key(annotations::UNSIGNED_HASH));
+}
+
+/// No engine answers, so nothing of this can have compiled.
+#[tokio::test]
+async fn another_key_signs_anew_without_a_build() {
+    let mut bench = bench(ENFORCING);
+    let (first, second) = (workshop(RSA_2048), workshop(RSA_2048));
+    sign_with(&mut bench, &first, Signed::Keep);
+    let before = bench.publish(K9, &[&module()]).await.unwrap();
+    let old = bench.cell(K9).await;
+    sign_with(&mut bench, &second, Signed::Keep);
+    let new = bench.cell(K9).await;
+    assert_ne!((old.input_hash, &old.reference), (new.input_hash, &new.reference));
+    assert_eq!(old.unsigned_hash, new.unsigned_hash);
+    let after = bench.build(K9).await.unwrap();
+    assert_ne!(before.digest, after.digest);
+    assert_eq!(after.reused_from.unwrap().digest, before.digest);
+    assert_eq!(after.report.modules[0].about.signed_by.as_ref().unwrap().key_id, serial(&second));
+    // The first key again: its image is there, and nothing is to do. Were it lost, the same payload would come of it.
+    sign_with(&mut bench, &first, Signed::Keep);
+    bench.lose(&old.reference);
+    let back = bench.build(K9).await.unwrap();
+    assert_eq!(back.reused_from.unwrap().digest, after.digest);
+    let payload = |annotations: std::collections::BTreeMap<String, String>| {
+        annotations[annotations::PAYLOAD_DIGEST].clone()
+    };
+    let again = payload(bench.annotations(K9).await);
+    bench.lose(&old.reference);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    assert_eq!(payload(bench.annotations(K9).await), again, "signed anew is the same as signed at first");
+}
+
+#[tokio::test]
+async fn signing_switched_on_takes_the_unsigned_payload() {
+    let mut bench = bench("CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_HASH=sha256\n");
+    let unsigned = bench.cell(K9).await;
+    assert_eq!(unsigned.unsigned_hash, None);
+    assert!(unsigned.reference.to_string().ends_with("-unsigned"), "{}", unsigned.reference);
+    let before = bench.publish(K9, &[&module()]).await.unwrap();
+    assert!(!bench.annotations(K9).await.contains_key(annotations::MODULE_SIGNER));
+    let key = workshop(RSA_2048);
+    sign_with(&mut bench, &key, Signed::Keep);
+    assert_eq!(bench.cell(K9).await.unsigned_hash, Some(unsigned.input_hash));
+    let after = bench.build(K9).await.unwrap();
+    assert_eq!(after.reused_from.unwrap().digest, before.digest);
+
+    // Switched off again, a signed payload is nobody's: signatures are not taken off.
+    bench.controller.module_signer = None;
+    bench.lose(&unsigned.reference);
+    let error = bench.build(K9).await.unwrap_err();
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn another_kernels_payload_is_signed_anew() {
+    let mut bench = bench(ENFORCING);
+    bench.headers_with(K10, SYMBOLS, &ENFORCING.replace("sha512", "sha256"));
+    let (first, second) = (workshop(RSA_2048), workshop(RSA_2048));
+    sign_with(&mut bench, &first, Signed::Keep);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    sign_with(&mut bench, &second, Signed::Keep);
+    let built = bench.build(K10).await.unwrap();
+    let signed_by = built.report.modules[0].about.signed_by.clone().unwrap();
+    assert_eq!((signed_by.key_id, signed_by.hash.as_deref()), (serial(&second), Some("sha256")));
+    assert_eq!(built.reused_from.unwrap().kernel.as_str(), K9);
+}
+
+#[tokio::test]
+async fn signatures_that_were_replaced_cannot_be_had_again() {
+    let mut bench = bench(ENFORCING);
+    let key = workshop(RSA_2048);
+    sign_with(&mut bench, &key, Signed::Replace);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let replaced = bench.cell(K9).await;
+    sign_with(&mut bench, &key, Signed::Keep);
+    assert_ne!(bench.cell(K9).await.input_hash, replaced.input_hash);
+    let error = bench.build(K9).await.unwrap_err();
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+}
+
+#[tokio::test]
+async fn kernels_and_keys_that_do_not_go_together() {
+    let mut bench = bench(ENFORCING);
+    sign_with(&mut bench, &workshop(EC_256), Signed::Keep);
+    let error = bench.publish(K9, &[&module()]).await.unwrap_err();
+    assert!(chain(&error).contains("CONFIG_CRYPTO_ECDSA"), "{}", chain(&error));
+    assert!(error.hint().unwrap().contains("RSA"));
+    // The workshop and its files are gone: the plan's certificate is known, the key is not.
+    bench.headers_with(K9, SYMBOLS, &format!("{ENFORCING}CONFIG_CRYPTO_ECDSA=y\n"));
+    let error = bench.publish(K9, &[&module()]).await.unwrap_err();
+    assert!(matches!(error, TargetError::Signing(_)), "{error}");
+}
+
+#[tokio::test]
+async fn kernels_that_look_at_no_signature_get_none() {
+    let mut bench = bench("");
+    let key = workshop(RSA_2048);
+    sign_with(&mut bench, &key, Signed::Keep);
+    let built = bench.publish(K9, &[&module()]).await.unwrap();
+    assert_eq!(built.report.modules[0].about.signed_by, None);
+    bench.build(K9).await.unwrap();
+    assert!(bench.heard().iter().any(|note| note.contains("no CONFIG_MODULE_SIG")));
+}
+
+#[tokio::test]
+async fn the_key_is_nowhere_but_where_it_was() {
+    let mut bench = bench(ENFORCING);
+    let key = workshop(RSA_2048);
+    sign_with(&mut bench, &key, Signed::Keep);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.build(K10).await.unwrap();
+    let (secret, mut searched) = (key.secret(), 0);
+    for entry in walkdir::WalkDir::new(bench.root()).into_iter().map(Result::unwrap) {
+        if entry.file_type().is_file() {
+            searched += 1;
+            assert!(!holds(entry.path(), &secret), "{}", entry.path().display());
+        }
+    }
+    assert!(searched > 10);
+    assert!(holds(&key.path("k.pem"), &secret));
+}
+
+fn holds(path: &Path, text: &str) -> bool {
+    let bytes = fs::read(path).unwrap();
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}

@@ -1,0 +1,251 @@
+//! Adapter: a published payload that needs no compiler: this kernel's own whose modules are signed otherwise (after the
+//! key was rotated, or signing was switched on), or one that was built for another kernel.
+
+use std::collections::BTreeSet;
+
+use futures::{StreamExt as _, stream};
+
+use super::{
+    check,
+    job::{Against, CheckedPayload, Job, Payload},
+    sign,
+};
+use crate::{
+    blocking::blocking,
+    cache::Scratch,
+    fault::chain,
+    image::{Digest, Output, Reuse, Tag, Version},
+    kernel::KernelRelease,
+    kmod::{BootReport, Verdict},
+    oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
+    parts::{AT_ONCE, Stage, TargetError},
+    payload::{self, PayloadError},
+    plan::reuse::{by_numbers, may_lend, may_resign, tags_to_resign, tags_to_try},
+};
+
+/// Tags that are looked up for one target.
+const MAX_LOOKUPS: usize = 64;
+/// The same for a payload to sign anew: they are looked up one after the other, the likeliest first.
+const MAX_RESIGN_LOOKUPS: usize = 32;
+/// Payloads that are fetched and checked for one target: each may be hundreds of megabytes.
+const MAX_TRIES: usize = 3;
+
+/// A published image whose payload may be taken over.
+struct Lender {
+    digest: Digest,
+    facts: ImageFacts,
+    manifest: ImageManifest,
+}
+
+/// Why a payload was not reused; a normal build follows.
+#[derive(Debug, thiserror::Error)]
+enum NotReused {
+    #[error("no image of the same recipe is published for another kernel")]
+    NoLender,
+    #[error("the payload of {kernel} cannot be used: {why}")]
+    Payload { kernel: KernelRelease, why: String },
+    #[error("the payload of {kernel}: the check says {verdict}: {summary}")]
+    Check { kernel: KernelRelease, verdict: Verdict, summary: String },
+    #[error("the payload of {kernel}: in the boot check {summary}")]
+    Boot { kernel: KernelRelease, summary: String },
+}
+
+/// A checked payload of an image that is published. That there is none is noted and no error; nor is a registry that
+/// does not answer, because a build needs none.
+pub(super) async fn find(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>, TargetError> {
+    match resign(job, against).await? {
+        Some(checked) => Ok(Some(checked)),
+        None => reuse(job, against).await,
+    }
+}
+
+/// The cell's own payload as it is published with other signatures or none, with the right ones.
+async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>, TargetError> {
+    if job.cell.unsigned_hash.is_none() {
+        return Ok(None);
+    }
+    let lender = match find_to_resign(job).await {
+        Ok(Some(lender)) => lender,
+        Ok(None) => return Ok(None),
+        Err(error @ TargetError::Registry(_)) => {
+            tracing::info!(subject = job.cell.subject(), reason = chain(&error), "nothing to sign anew");
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    job.stage(Stage::Reuse);
+    let Some(unpacked) = lender.unpack(job, |_| Ok(())).await? else { return Ok(None) };
+    let work = match unpacked {
+        Ok(work) => work,
+        Err(why) => {
+            job.note(&format!("{} is not signed anew: {}", lender.digest, chain(&why)));
+            return Ok(None);
+        }
+    };
+    let payload = Payload {
+        exposed: lender.facts.exposed_digest.clone(),
+        ..lender.payload(work, job.cell.target.release.clone())
+    };
+    check::check(job, against, payload, lender.facts.module_signer.as_ref()).await.map(Some)
+}
+
+/// The first published image that has the payload.
+async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>, TargetError> {
+    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
+    for tag in tags_to_resign(job.cell, tags, MAX_RESIGN_LOOKUPS) {
+        if let Some(lender) = look_up(job, tag).await?
+            && may_resign(job.cell, &lender.facts)
+        {
+            return Ok(Some(lender));
+        }
+    }
+    Ok(None)
+}
+
+/// A checked payload of another kernel, where the definition allows that and there is one.
+async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload>, TargetError> {
+    let spec = &job.image.spec;
+    // What is exposed was made for one kernel, its configuration included.
+    if spec.reuse == Reuse::Never || spec.output == Output::Image || !spec.exposes.is_empty() {
+        return Ok(None);
+    }
+    job.stage(Stage::Reuse);
+    let reason = match try_lenders(job, against).await {
+        Ok(Ok(checked)) => return Ok(Some(checked)),
+        Ok(Err(reason)) => reason.to_string(),
+        Err(error @ TargetError::Registry(_)) => chain(&error),
+        Err(error) => return Err(error),
+    };
+    job.note(&format!("nothing to reuse: {reason}"));
+    tracing::info!(subject = job.cell.subject(), %reason, "nothing to reuse");
+    Ok(None)
+}
+
+/// Tries one after the other. The reason is that of the newest.
+async fn try_lenders(
+    job: &Job<'_>,
+    against: &Against,
+) -> Result<Result<CheckedPayload, NotReused>, TargetError> {
+    let mut first = None;
+    for (kernel, lender) in lenders(job).await? {
+        match borrow(job, against, &kernel, &lender).await? {
+            Ok(checked) => return Ok(Ok(checked)),
+            Err(reason) => {
+                tracing::info!(subject = job.cell.subject(), %reason, "not reused");
+                first.get_or_insert(reason);
+            }
+        }
+    }
+    Ok(Err(first.unwrap_or(NotReused::NoLender)))
+}
+
+/// Published images that may lend, the newest kernel first, each payload once.
+async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>, TargetError> {
+    let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
+    let found = stream::iter(tags_to_try(job.cell, tags, MAX_LOOKUPS))
+        .map(|tag| look_up(job, tag))
+        .buffered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let mut lenders = Vec::new();
+    for lender in found {
+        if let Some(lender) = lender?
+            && may_lend(job.cell, &lender.facts)
+            && let Some(kernel) = lender.facts.kernel_release.clone()
+        {
+            lenders.push((kernel, lender));
+        }
+    }
+    lenders.sort_by(|(a, _), (b, _)| by_numbers(b.as_str(), a.as_str()));
+    let mut payloads = BTreeSet::new();
+    lenders.retain(|(_, lender)| payloads.insert(lender.origin().clone()));
+    lenders.truncate(MAX_TRIES);
+    Ok(lenders)
+}
+
+/// Fetches a lender's payload, puts it under this kernel's name, and asks what this kernel says to it.
+async fn borrow(
+    job: &Job<'_>,
+    against: &Against,
+    kernel: &KernelRelease,
+    lender: &Lender,
+) -> Result<Result<CheckedPayload, NotReused>, TargetError> {
+    let (from, to) = (kernel.clone(), job.cell.target.release.clone());
+    let kernel = || kernel.clone();
+    let unusable = |why: PayloadError| Ok(Err(NotReused::Payload { kernel: kernel(), why: chain(&why) }));
+    let unpacked = lender.unpack(job, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
+    let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel()))) {
+        Ok(work) => work,
+        Err(why) => return unusable(why),
+    };
+    let payload = lender.payload(work, kernel());
+
+    let signing = sign::signing(job, &against.headers, lender.facts.module_signer.as_ref()).await?;
+    let report = check::static_check(job, against, signing.as_ref(), &payload.tree).await?;
+    if report.verdict != Verdict::Loads {
+        let (verdict, summary) = (report.verdict, report.summary());
+        return Ok(Err(NotReused::Check { kernel: kernel(), verdict, summary }));
+    }
+    sign::sign(job, signing, &payload.tree).await?;
+    let report = check::boot(job, against, &payload.tree, report).await?;
+    if report.verdict != Verdict::Loads {
+        let summary = report.boot.as_ref().and_then(BootReport::failure);
+        let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
+        return Ok(Err(NotReused::Boot { kernel: kernel(), summary }));
+    }
+    Ok(Ok(CheckedPayload { payload, headers: against.headers.origin.clone(), report }))
+}
+
+/// An image of farrier's under a tag of the cell's repository.
+async fn look_up(job: &Job<'_>, tag: Tag) -> Result<Option<Lender>, TargetError> {
+    let found = job.parts.registry.manifest(&job.cell.reference.repository, &Version::Tag(tag)).await?;
+    Ok(found.and_then(|stored| {
+        let manifest = ImageManifest::parse(&stored.bytes).ok()?;
+        let facts = ImageFacts::from_annotations(&manifest.annotations).ok()?;
+        Some(Lender { digest: stored.digest, facts, manifest })
+    }))
+}
+
+impl Lender {
+    /// The image that the payload was built for: several kernels may have it by now.
+    fn origin(&self) -> &Digest {
+        self.facts.reused_from.as_ref().unwrap_or(&self.digest)
+    }
+
+    /// Fetches the payload and unpacks it into `payload` of a scratch directory; `None` where the image has none.
+    async fn unpack(
+        &self,
+        job: &Job<'_>,
+        then: impl FnOnce(&std::path::Path) -> Result<(), PayloadError> + Send + 'static,
+    ) -> Result<Option<Result<Scratch, PayloadError>>, TargetError> {
+        let Some(layer) = self.manifest.payload_layer() else { return Ok(None) };
+        let work = job.parts.cache.scratch()?;
+        let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
+        let repository = &job.cell.reference.repository;
+        job.parts.registry.fetch_blob(repository, &layer.digest, &blob).await?;
+        fs_err::create_dir(&tree)?;
+        let unpacked = blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| then(&tree))).await;
+        Ok(Some(unpacked.map(|()| work)))
+    }
+
+    /// The unpacked payload, built for `kernel`.
+    fn payload(&self, work: Scratch, kernel: KernelRelease) -> Payload {
+        let sources = self.manifest.annotations.get(annotations::SOURCES);
+        Payload {
+            tree: work.path().join("payload"),
+            image: None,
+            sources: sources.cloned().into_iter().collect(),
+            toolchain: self.facts.toolchain.clone().unwrap_or_default(),
+            exposed: None,
+            reused_from: Some(ReusedFrom { kernel, digest: self.digest.clone() }),
+            work,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "resign_tests.rs"]
+mod resign_tests;
+#[cfg(test)]
+#[path = "reuse_tests.rs"]
+mod tests;

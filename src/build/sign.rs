@@ -1,0 +1,99 @@
+//! Adapter: the sign stage: signs the modules of a payload between the static check and the boot check.
+
+use std::{path::Path, sync::Arc};
+
+use super::job::Job;
+use crate::{
+    blocking::blocking,
+    headers::HeaderSet,
+    image::Output,
+    kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule},
+    oci::ModuleSignerFact,
+    parts::{Stage, TargetError},
+    payload,
+    plan::SignedWith,
+    signing::{ModuleSigner, Signer},
+    site::Signed,
+};
+
+/// How the modules of one payload are to be signed.
+#[derive(Clone)]
+pub(super) struct Signing {
+    modules: Arc<ModuleSigner>,
+    signer: Arc<Signer>,
+    hash: SignatureHash,
+    rule: SigningRule,
+}
+
+/// Who signs the image's modules, as the image's annotations say it.
+pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
+    let SignedWith { certificate, signed } = job.cell.signed_with.clone()?;
+    let key_id = job.parts.module_signer.as_ref()?.certificate().key_id();
+    Some(ModuleSignerFact { signed, key_id, certificate })
+}
+
+/// Finds out before the work that the modules cannot be signed, and notes why they are not signed, or a warning.
+pub(super) async fn can_sign(job: &Job<'_>, headers: &HeaderSet) -> Result<(), TargetError> {
+    let Some(modules) = &job.parts.module_signer else { return Ok(()) };
+    let signed = signing(job, headers, None).await?.is_some();
+    if job.image.spec.output == Output::Image {
+        job.note("its modules are not signed: the engine makes the whole image (output: image)");
+    } else if !signed {
+        job.note(
+            "its modules are not signed: the kernel has no CONFIG_MODULE_SIG, and looks at no signature",
+        );
+    } else if let Some(warning) = modules.warning(jiff::Timestamp::now()) {
+        job.note(&format!("warning: {warning}"));
+    }
+    Ok(())
+}
+
+/// How the payload's modules are to be signed for the cell's kernel; `None` where they are not. `previous` signed a payload
+/// that was taken over.
+pub(super) async fn signing(
+    job: &Job<'_>,
+    headers: &HeaderSet,
+    previous: Option<&ModuleSignerFact>,
+) -> Result<Option<Signing>, TargetError> {
+    let Some(modules) = &job.parts.module_signer else { return Ok(None) };
+    if job.image.spec.output == Output::Image {
+        return Ok(None);
+    }
+    let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
+        TargetError::CannotVerify { kernel: job.cell.target.release.to_string(), source }
+    })?;
+    let Some(hash) = hash else { return Ok(None) };
+    let signer = modules.load().await?;
+    let rule = SigningRule {
+        replace: modules.signed() == Signed::Replace,
+        previous: previous.map(|signer| signer.key_id.clone()),
+    };
+    Ok(Some(Signing { modules: Arc::clone(modules), signer, hash, rule }))
+}
+
+/// Signs a payload's modules in place.
+pub(super) async fn sign(job: &Job<'_>, signing: Option<Signing>, tree: &Path) -> Result<(), TargetError> {
+    let Some(Signing { modules, signer, hash, rule }) = signing else { return Ok(()) };
+    job.stage(Stage::Sign);
+    let tree = tree.to_owned();
+    let signed = blocking(move || {
+        let how = payload::ModuleSigning { certificate: &modules, signer: &signer, hash, rule: &rule };
+        payload::sign_modules(&tree, &how)
+    })
+    .await?;
+    tracing::info!(subject = job.cell.subject(), modules = signed, "signed");
+    Ok(())
+}
+
+impl Signing {
+    /// Makes of the modules what they will be: signed. Returns the identity of the key, which, as the site says, the kernel trusts.
+    pub(super) fn anticipate(&self, modules: &mut [PayloadModule]) -> String {
+        let signer = kmod::signer(self.modules.certificate(), self.hash);
+        for module in modules.iter_mut().filter_map(|module| module.module.as_mut().ok()) {
+            if !self.rule.keeps(&module.signature) {
+                module.signature = Signature::By(signer.clone());
+            }
+        }
+        signer.key_id
+    }
+}

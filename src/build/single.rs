@@ -1,0 +1,117 @@
+//! Adapter: one image for one kernel is built by name, after the images that it needs.
+
+use super::{
+    cell::{cell, find, in_build_order},
+    failures::{known_failures, record_outcome},
+    pipeline::{BuildOptions, Built, build},
+};
+use crate::{
+    image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
+    images::ensure_signed,
+    kernel::KernelTarget,
+    kmod::Verdict,
+    parts::{Parts, TargetError},
+    plan::Cell,
+};
+
+/// The result of [`build_one`].
+#[derive(Debug)]
+pub struct BuildOutcome {
+    /// The image and kernel, with names and input hash.
+    pub cell: Cell,
+    /// The image's digest.
+    pub digest: Digest,
+    /// The build; `None` where the same inputs are published already.
+    pub built: Option<Built>,
+}
+
+/// Builds one image for one kernel and, with `push`, publishes it under its tags; what it is compiled against is
+/// then built and published before, where it is not yet. Without `push` that must be published already.
+///
+/// With `force` it is compiled although the same inputs are published, failed before, or could take over another kernel's payload.
+pub async fn build_one(
+    parts: &Parts,
+    name: &ImageName,
+    target: &KernelTarget,
+    push: bool,
+    force: bool,
+) -> Result<BuildOutcome, TargetError> {
+    let image = find(&parts.definitions, name)?;
+    for need in in_build_order(&parts.definitions, image) {
+        if push && need.metadata.name != *name {
+            build_alone(parts, need, target, push, false).await.map_err(|error| TargetError::Need {
+                image: name.to_string(),
+                need: need.metadata.name.to_string(),
+                error: Box::new(error),
+            })?;
+        }
+    }
+    build_alone(parts, image, target, push, force).await
+}
+
+/// The same for the image alone.
+async fn build_alone(
+    parts: &Parts,
+    image: &DriverImage,
+    target: &KernelTarget,
+    push: bool,
+    force: bool,
+) -> Result<BuildOutcome, TargetError> {
+    let name = &image.metadata.name;
+    let cell = cell(parts, name, target).await?;
+    // A conflict is found before the compiler runs, forced or not.
+    if push
+        && let Some(digest) = published_already(parts, &cell, image).await?
+        && !force
+    {
+        ensure_signed(parts, name.as_str(), &cell.reference.repository, &digest).await?;
+        return Ok(BuildOutcome { cell, digest, built: None });
+    }
+    if !force
+        && let Some(failure) = known_failures(&parts.cache, [cell.input_hash])?.remove(&cell.input_hash)
+        && failure.still_holds(image.spec.check)
+    {
+        let message = format!("the same inputs failed at {}: {}", failure.at, failure.message);
+        return Err(TargetError::unmet(message, "change an input, or build with --force"));
+    }
+    let outcome = build(parts, &cell, BuildOptions { push, compile: force }).await;
+    record_outcome(parts, &cell, &outcome)?;
+    let how = match (&outcome, push) {
+        (Err(_), _) => "failed",
+        (Ok(_), true) => "published",
+        (Ok(_), false) => "built",
+    };
+    parts.reporter.finished(&cell.subject(), how);
+    let built = outcome?;
+    Ok(BuildOutcome { cell, digest: built.digest.clone(), built: Some(built) })
+}
+
+/// The digest under the cell's first tag when it has the cell's inputs; other inputs are a conflict (guarantee 3).
+/// So is a verdict that the definition does not accept.
+async fn published_already(
+    parts: &Parts,
+    cell: &Cell,
+    image: &DriverImage,
+) -> Result<Option<Digest>, TargetError> {
+    let mut digest = None;
+    for reference in cell.references() {
+        let Some(found) = parts.look_up(reference).await? else { return Ok(None) };
+        if found.input_hash != Some(cell.input_hash) {
+            if image.spec.on_conflict == OnConflict::Overwrite {
+                return Ok(None);
+            }
+            return Err(TargetError::unmet(
+                format!("{reference} holds an image of other inputs"),
+                "a published tag never changes: raise the version or change the tag pattern (with {{signer}} in it, another signing certificate gives another tag), delete the tag, or set onConflict: overwrite",
+            ));
+        }
+        if found.verdict == Some(Verdict::Unknown) && image.spec.check.unknown == UnknownPolicy::Deny {
+            return Err(TargetError::unmet(
+                format!("{reference} is published with the verdict unknown, and check.unknown is deny"),
+                "settle what is unknown and raise the version, or accept it with check.unknown: allow",
+            ));
+        }
+        digest.get_or_insert(found.digest);
+    }
+    Ok(digest)
+}

@@ -1,0 +1,293 @@
+//! A controller over directories of its own, for tests that need neither network nor engine: images go to a
+//! layout directory, headers are trees that the test writes, and payloads come from [`ModuleFile`].
+
+mod fleet;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{Arc, Mutex},
+};
+
+use serde_json::{Value, json};
+
+pub(crate) use self::fleet::{FIRST, Fleet, Gate};
+use super::{
+    assemble, cell, check, document, headers,
+    job::{Against, Job, Payload},
+    needs::Needed,
+    pipeline::{BuildOptions, Built, build},
+    publish,
+};
+use crate::{
+    cache::Cache,
+    engine::{EngineChoice, EngineEnv},
+    headers::{FetchOptions, Fetcher},
+    image::{Definitions, DriverImage, ImageName, ImageReference},
+    kernel::{KernelFamily, KernelTarget},
+    kmod::{BootReport, testing::ModuleFile},
+    parts::{
+        BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
+    },
+    plan::Cell,
+    registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
+};
+
+/// Three kernels; [`ModuleFile`] writes modules for the first.
+pub(crate) const K9: &str = "6.1.0-9-amd64";
+pub(crate) const K10: &str = "6.1.0-10-amd64";
+pub(crate) const K11: &str = "6.1.0-11-amd64";
+/// Symbols that they all export.
+pub(crate) const SYMBOLS: &str =
+    "0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
+
+/// The controller with everything that it works on.
+pub(crate) struct Bench {
+    pub(crate) controller: Parts,
+    heard: Arc<Heard>,
+    directory: tempfile::TempDir,
+}
+
+/// What the pass told.
+#[derive(Default)]
+struct Heard(Mutex<Vec<String>>);
+
+impl Reporter for Heard {
+    fn stage(&self, _: &str, stage: Stage) {
+        self.0.lock().unwrap().push(stage.to_string());
+    }
+
+    fn output(&self, _: &str, _: &str) {}
+
+    fn note(&self, _: &str, text: &str) {
+        self.0.lock().unwrap().push(text.to_owned());
+    }
+
+    fn finished(&self, _: &str, _: &str) {}
+}
+
+/// Says what it was told to say, and remembers what it was asked.
+pub(crate) struct Scripted {
+    pub(crate) answer: fn() -> Result<BootReport, TargetError>,
+    pub(crate) asked: Mutex<Vec<Vec<String>>>,
+}
+
+#[async_trait::async_trait]
+impl BootChecker for Scripted {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+        for module in &check.modules {
+            assert!(check.payload.join(module).is_file(), "{module}");
+        }
+        self.asked.lock().unwrap().push(check.modules.clone());
+        (self.answer)()
+    }
+}
+
+fn image(spec: &Value) -> DriverImage {
+    let mut whole = json!({"version": "1.0", "template": "t", "modules": ["m"]});
+    whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+    serde_json::from_value(json!({
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {"name": "x"}, "spec": whole,
+    }))
+    .unwrap()
+}
+
+fn family(headers: &str) -> KernelFamily {
+    serde_json::from_value(json!({
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "debian-12"},
+        "spec": {
+            "match": {"os": ["debian"]},
+            "headers": {"tarball": {"path": headers}},
+            "toolchain": {"image": format!("registry.test/toolchain@sha256:{:0>64}", 0)},
+        },
+    }))
+    .unwrap()
+}
+
+impl Bench {
+    /// One image `x`, with these fields of its definition beside the usual ones.
+    pub(crate) fn new(spec: &Value) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let cache = Cache::open(at("cache")).unwrap();
+        let location = RegistryLocation::Layout(at("layout"));
+        let options = RegistryOptions::default();
+        let image = image(spec);
+        let heard = Arc::new(Heard::default());
+        // Nobody listens there: whoever asks for the engine is told so.
+        let env = EngineEnv {
+            docker_host: Some(format!("unix://{}", at("none.sock").display())),
+            runtime_dir: None,
+        };
+        let controller = Parts {
+            definitions: Definitions {
+                site: crate::site::SiteSpec::default(),
+                announced: BTreeMap::new(),
+                images: [(image.metadata.name.clone(), image)].into(),
+                families: vec![family(&at("headers-{{release}}").display().to_string())],
+                templates: [(
+                    "t".to_owned(),
+                    "FROM {{toolchain}} AS modules\nRUN make K={{kernel.release}}\nFROM scratch\n".to_owned(),
+                )]
+                .into(),
+                root: directory.path().to_owned(),
+            },
+            fetcher: Fetcher::new(cache.clone(), FetchOptions::default()),
+            cache,
+            registry: connect(&location, &options).unwrap(),
+            needs_from: None,
+            remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
+            credentials: Keyring::default(),
+            location,
+            engine: LazyEngine::new(EngineChoice::Docker, env),
+            entrypoint: LazyEntrypoint::new(Some(at("driver-entrypoint"))),
+            limits: BuildLimits { at_once: 1, budget: crate::machine::budget() },
+            module_signer: None,
+            boot_checker: None,
+            reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+            fence: None,
+            cancel: tokio_util::sync::CancellationToken::new(),
+        };
+        let bench = Self { controller, heard, directory };
+        for release in [K9, K10, K11] {
+            bench.headers(release, SYMBOLS);
+        }
+        bench
+    }
+
+    /// Writes a kernel's headers.
+    pub(crate) fn headers(&self, release: &str, symvers: &str) {
+        self.headers_with(release, symvers, "");
+    }
+
+    /// The same with further configuration.
+    pub(crate) fn headers_with(&self, release: &str, symvers: &str, options: &str) {
+        let build = self.directory.path().join(format!("headers-{release}"));
+        for (file, text) in [
+            ("Makefile", String::new()),
+            ("Module.symvers", symvers.to_owned()),
+            ("include/config/kernel.release", format!("{release}\n")),
+            ("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{release}\"\n")),
+            (
+                "include/config/auto.conf",
+                format!(
+                    "CONFIG_X86_64=y\nCONFIG_64BIT=y\nCONFIG_SMP=y\nCONFIG_PREEMPT_BUILD=y\n\
+                     CONFIG_MODULE_UNLOAD=y\nCONFIG_MODVERSIONS=y\n\
+                     CONFIG_CC_VERSION_TEXT=\"gcc (GCC) 12.2.0\"\n{options}"
+                ),
+            ),
+        ] {
+            let path = build.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+    }
+
+    /// The directory of the definitions, the cache and the layout.
+    pub(crate) fn root(&self) -> &std::path::Path {
+        self.directory.path()
+    }
+
+    /// With somebody who boots.
+    pub(crate) fn with_boot(
+        mut self,
+        answer: fn() -> Result<BootReport, TargetError>,
+    ) -> (Self, Arc<Scripted>) {
+        let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
+        self.controller.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
+        (self, scripted)
+    }
+
+    pub(crate) fn image(&mut self) -> &mut DriverImage {
+        self.controller.definitions.images.values_mut().next().unwrap()
+    }
+
+    pub(crate) fn definition(&self) -> (&DriverImage, &KernelFamily) {
+        let definitions = &self.controller.definitions;
+        (definitions.images.values().next().unwrap(), &definitions.families[0])
+    }
+
+    pub(crate) fn target(release: &str) -> KernelTarget {
+        KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: crate::kernel::Architecture::Amd64,
+        }
+    }
+
+    pub(crate) async fn cell(&self, release: &str) -> Cell {
+        let name: ImageName = "x".parse().unwrap();
+        cell::cell(&self.controller, &name, &Self::target(release)).await.unwrap()
+    }
+
+    /// A payload with these modules, as a build for the kernel leaves it.
+    pub(super) fn payload(&self, release: &str, modules: &[&ModuleFile]) -> Payload {
+        let work = self.controller.cache.scratch().unwrap();
+        let tree = work.path().join("payload");
+        let extra = tree.join(format!("lib/modules/{release}/extra"));
+        fs::create_dir_all(&extra).unwrap();
+        for module in modules {
+            fs::write(extra.join(format!("{}.ko", module.module().name)), module.build()).unwrap();
+        }
+        fs::write(tree.join(format!("lib/modules/{release}/modules.dep")), "extra/m.ko:\n").unwrap();
+        let family = &self.controller.definitions.families[0].spec.toolchain;
+        let crate::kernel::Toolchain::Image(toolchain) = family else { panic!("an image") };
+        Payload {
+            tree,
+            image: None,
+            sources: vec!["src: here".to_owned()],
+            toolchain: toolchain.clone(),
+            exposed: None,
+            reused_from: None,
+            work,
+        }
+    }
+
+    /// Checks and publishes a payload, as a build does.
+    pub(crate) async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, TargetError> {
+        let cell = self.cell(release).await;
+        let job = Job::of(&self.controller, &cell).unwrap();
+        let against = Against { headers: headers::fetch(&job).await?, needed: Needed::default() };
+        let checked = check::check(&job, &against, self.payload(release, modules), None).await?;
+        let image = assemble::assemble(&job, &checked).await?;
+        let documents = document::document(&job, &checked, &image).await?;
+        let pushed_bytes = publish::publish(&job, &image, &documents).await?;
+        let digest = image.assembled.digest.clone();
+        Ok(Built { digest, report: checked.report, reused_from: None, pushed_bytes })
+    }
+
+    /// Builds the image for a kernel, as a pass does; there is no engine.
+    pub(crate) async fn build(&self, release: &str) -> Result<Built, TargetError> {
+        let cell = self.cell(release).await;
+        build(&self.controller, &cell, BuildOptions { push: true, compile: false }).await
+    }
+
+    /// The annotations of the image that is published for a kernel.
+    pub(crate) async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
+        let reference = self.cell(release).await.reference;
+        let registry = &self.controller.registry;
+        let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
+        crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
+    }
+
+    /// Takes a tag away from the registry, as somebody's clean-up does.
+    pub(crate) fn lose(&self, reference: &ImageReference) {
+        let path = self.directory.path().join("layout/index.json");
+        let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let manifests = index["manifests"].as_array_mut().unwrap();
+        let name = reference.to_string();
+        manifests.retain(|found| found["annotations"]["org.opencontainers.image.ref.name"] != name.as_str());
+        fs::write(&path, serde_json::to_vec(&index).unwrap()).unwrap();
+    }
+
+    /// What was told so far, and forgets it.
+    pub(crate) fn heard(&self) -> Vec<String> {
+        std::mem::take(&mut self.heard.0.lock().unwrap())
+    }
+}
+
+/// A module that both kernels load.
+pub(crate) fn module() -> ModuleFile {
+    ModuleFile::named("m").needs("printk", 1)
+}

@@ -1,0 +1,161 @@
+//! A cluster in memory, and a boot check that waits.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{Notify, watch};
+
+use crate::{
+    cluster::{Cluster, ClusterError},
+    kmod::{BootOutcome, BootReport, ModuleBoot},
+    parts::{BootCheck, BootChecker, TargetError},
+    plan::{
+        ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, Interest, KERNEL_LABEL, NodeAffinity,
+        NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
+    },
+};
+
+pub(crate) const FIRST: &str = "registry.test/x:first";
+
+/// A cluster in memory.
+pub(crate) struct Fleet(watch::Sender<State>);
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    pub(crate) snapshot: ClusterSnapshot,
+    /// Something changed since the last look.
+    pub(crate) changed: bool,
+    pub(crate) looks: usize,
+    pub(crate) writes: Vec<String>,
+    pub(crate) interest: Vec<Interest>,
+    /// A node that joins with that look: its name, and what it runs.
+    pub(crate) joins: Option<(usize, &'static str, &'static str)>,
+}
+
+impl State {
+    pub(crate) fn node(&mut self, name: &str, release: &str) {
+        self.changed = true;
+        self.snapshot.nodes.retain(|node| node.name != name);
+        let labels = [
+            (KERNEL_LABEL, release),
+            (OS_ID_LABEL, "debian"),
+            (OS_VERSION_LABEL, "12"),
+            (ARCH_LABEL, "amd64"),
+        ];
+        self.snapshot.nodes.push(NodeFacts {
+            name: name.to_owned(),
+            labels: labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
+            kernel_version: release.to_owned(),
+            architecture: "amd64".to_owned(),
+            ..NodeFacts::default()
+        });
+    }
+
+    pub(crate) fn daemon_set(&mut self, name: &str, kernel: &str) {
+        self.snapshot.daemon_sets.push(DaemonSetFacts {
+            namespace: "drivers".to_owned(),
+            name: name.to_owned(),
+            containers: vec![Container { name: "driver".to_owned(), image: FIRST.to_owned(), fixed: None }],
+            node_selector: [(KERNEL_LABEL.to_owned(), kernel.to_owned())]
+                .into_iter()
+                .filter(|(_, kernel)| !kernel.is_empty())
+                .collect(),
+            affinity: NodeAffinity::Any,
+            owner: None,
+            live: None,
+        });
+    }
+
+    pub(crate) fn image(&self, name: &str) -> &str {
+        let found = self.snapshot.daemon_sets.iter().find(|found| found.name == name);
+        &found.unwrap().containers[0].image
+    }
+}
+
+impl Fleet {
+    pub(crate) fn new(set_up: impl FnOnce(&mut State)) -> Arc<Self> {
+        let mut state = State::default();
+        set_up(&mut state);
+        Arc::new(Self(watch::channel(state).0))
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
+        self.0.send_modify(change);
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a condition, which has an hour of the test's clock to come true.
+    pub(crate) async fn until(&self, condition: impl FnMut(&State) -> bool) -> State {
+        let mut states = self.0.subscribe();
+        let found = tokio::time::timeout(Duration::from_hours(1), states.wait_for(condition)).await;
+        found.unwrap_or_else(|_| panic!("it never came true: {:?}", self.state())).unwrap().clone()
+    }
+}
+
+#[async_trait::async_trait]
+impl Cluster for Fleet {
+    fn describe(&self) -> String {
+        "a cluster in memory".to_owned()
+    }
+
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        self.0.send_modify(|state| {
+            state.changed = false;
+            state.looks += 1;
+            if let Some((_, name, release)) = state.joins.take_if(|(look, ..)| *look == state.looks) {
+                state.node(name, release);
+                state.changed = false;
+            }
+        });
+        Ok(self.state().snapshot)
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        let Change::DaemonSet(change) = change else { panic!("{change:?}") };
+        self.0.send_modify(|state| {
+            state.changed = true;
+            state.writes.push(change.images["driver"].clone());
+            let found =
+                state.snapshot.daemon_sets.iter_mut().find(|found| found.name == change.name).unwrap();
+            assert_eq!(found.containers[0].image, change.expected["driver"]);
+            found.containers[0].image.clone_from(&change.images["driver"]);
+        });
+        Ok(())
+    }
+
+    async fn changed(&self) {
+        self.0.subscribe().wait_for(|state| state.changed).await.unwrap();
+    }
+
+    fn set_interest(&self, interest: &Interest) {
+        self.0.send_modify(|state| state.interest.push(interest.clone()));
+    }
+}
+
+/// Boots kernels when it is let.
+#[derive(Default)]
+pub(crate) struct Gate {
+    pub(crate) asked: Notify,
+    pub(crate) open: Notify,
+}
+
+#[async_trait::async_trait]
+impl BootChecker for Gate {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+        self.asked.notify_one();
+        self.open.notified().await;
+        let booted = |module: &String| ModuleBoot {
+            path: module.clone(),
+            name: "m".to_owned(),
+            outcome: BootOutcome::Loaded,
+        };
+        Ok(BootReport {
+            kernel: check.target.release.to_string(),
+            accelerator: "kvm".to_owned(),
+            milliseconds: 900,
+            modules: check.modules.iter().map(booted).collect(),
+        })
+    }
+}

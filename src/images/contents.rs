@@ -1,0 +1,56 @@
+//! Adapter: what the images that DaemonSets and pods name at this moment hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, stream};
+
+use crate::{
+    image::{ImageReference, Version},
+    oci::ImageFacts,
+    parts::{AT_ONCE, Parts},
+    plan::ImageContents,
+};
+
+/// Looks up those of the images that farrier publishes; others are not asked for, because no registry is contacted
+/// that the configuration does not name. What `known` holds by digest is not asked for again. An image that cannot
+/// be looked up is not in the answer: what depends on it waits.
+pub(crate) async fn contents(
+    parts: &Parts,
+    images: &BTreeSet<String>,
+    known: &mut BTreeMap<String, ImageContents>,
+) -> BTreeMap<String, ImageContents> {
+    known.retain(|image, _| images.contains(image));
+    let prefix = format!("{}/", parts.location.image_location().prefix.trim_end_matches('/'));
+    let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
+    let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
+        .map(|(image, reference)| async move {
+            let by_digest = matches!(reference.version, Version::Digest(_));
+            (image.clone(), by_digest, contents_of(parts, &reference).await)
+        })
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<_>>()
+        .await;
+    let mut all = known.clone();
+    for (image, by_digest, contents) in found {
+        let Some(contents) = contents else { continue };
+        if by_digest {
+            known.insert(image.clone(), contents.clone());
+        }
+        all.insert(image, contents);
+    }
+    all
+}
+
+async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageContents> {
+    match parts.registry.manifest(&reference.repository, &reference.version).await {
+        Ok(manifest) => {
+            let manifest = manifest?;
+            let facts = ImageFacts::from_manifest(&manifest.bytes).ok()?;
+            Some(ImageContents::of(&facts, &manifest.digest)).filter(|contents| !contents.kernels.is_empty())
+        }
+        Err(error) => {
+            tracing::debug!(%reference, %error, "image in use cannot be looked up");
+            None
+        }
+    }
+}

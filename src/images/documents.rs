@@ -1,0 +1,175 @@
+//! Adapter: documents beside an image (check report, bill of materials, provenance): stored before the image's tags
+//! are, and found again.
+
+use serde_json::Value;
+
+use crate::{
+    image::{Digest, ImageReference, Repository, Version},
+    oci::{Artifact, Descriptor, ImageError, ImageManifest, annotations, media_type},
+    parts::{Parts, TargetError},
+    provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
+};
+
+/// A kind of document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DocumentKind {
+    /// For messages.
+    pub(crate) name: &'static str,
+    /// Of the artifact and of its layer.
+    pub(crate) media_type: &'static str,
+    /// What it claims, as attestations say it.
+    pub(crate) predicate_type: &'static str,
+}
+
+/// What the kernel's loader says about the modules.
+pub(crate) const CHECK_REPORT: DocumentKind = DocumentKind {
+    name: "check report",
+    media_type: media_type::CHECK_REPORT,
+    predicate_type: CHECK_REPORT_PREDICATE,
+};
+/// What is in it.
+pub(crate) const BILL: DocumentKind = DocumentKind {
+    name: "bill of materials",
+    media_type: media_type::CYCLONEDX,
+    predicate_type: CYCLONEDX_PREDICATE,
+};
+/// How it was built.
+pub(crate) const PROVENANCE: DocumentKind =
+    DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
+
+/// A document that a registry holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Document {
+    /// The artifact's digest.
+    pub(crate) digest: Digest,
+    /// Its bytes.
+    pub(crate) content: Vec<u8>,
+}
+
+/// A statement about an image that can be signed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Claim {
+    /// The kind of claim.
+    pub(crate) predicate_type: &'static str,
+    /// The claim.
+    pub(crate) predicate: Value,
+}
+
+impl Claim {
+    /// The claim that a check report is.
+    pub(crate) fn of_report(content: &[u8]) -> Result<Self, TargetError> {
+        let predicate = parse_json(CHECK_REPORT.name, content)?;
+        Ok(Self { predicate_type: CHECK_REPORT_PREDICATE, predicate })
+    }
+}
+
+/// The bill and the provenance of an image, as artifacts and as claims.
+pub(crate) struct Documents {
+    /// What is stored beside the image.
+    pub(crate) artifacts: Vec<Artifact>,
+    /// What is signed, where the site signs.
+    pub(crate) claims: Vec<Claim>,
+}
+
+impl Documents {
+    /// Writes both.
+    pub(crate) fn of(provenance: &Provenance, manifest: &[u8]) -> Result<Self, TargetError> {
+        let Subject { name, digest, .. } = &provenance.subject;
+        let (bill, slsa) = (provenance::bill(provenance), provenance::slsa(provenance));
+        let statement = provenance::statement(name, digest, SLSA_PREDICATE, &slsa);
+        let note = [(annotations::PREDICATE_TYPE, SLSA_PREDICATE)];
+        let artifacts = vec![
+            Artifact::about(manifest, media_type::CYCLONEDX, bill.to_string().into_bytes(), &[])?,
+            Artifact::about(manifest, media_type::IN_TOTO, statement, &note)?,
+        ];
+        let claims = vec![
+            Claim { predicate_type: CYCLONEDX_PREDICATE, predicate: bill },
+            Claim { predicate_type: SLSA_PREDICATE, predicate: slsa },
+        ];
+        Ok(Self { artifacts, claims })
+    }
+}
+
+/// A check report that a registry holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredReport {
+    /// The artifact's digest.
+    pub digest: Digest,
+    /// `{"report": ..., "reusedFrom": ...}`; the report as `farrier check -o json` writes it.
+    pub document: Value,
+}
+
+/// The check report of a published image; `None` where there is no such image, or none beside it. Of
+/// several, the one that was stored last, as far as the registry tells.
+pub async fn check_report(
+    parts: &Parts,
+    reference: &ImageReference,
+) -> Result<Option<StoredReport>, TargetError> {
+    let repository = &reference.repository;
+    let Some(subject) = parts.digest_of(reference).await? else { return Ok(None) };
+    let Some(found) = find_document(parts, repository, &subject, &CHECK_REPORT).await? else {
+        return Ok(None);
+    };
+    let document = parse_json(CHECK_REPORT.name, &found.content)?;
+    Ok(Some(StoredReport { digest: found.digest, document }))
+}
+
+pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value, TargetError> {
+    Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json { what, source })?)
+}
+
+/// Pushes a document with what it names. Returns the bytes sent.
+pub(crate) async fn push_document(
+    parts: &Parts,
+    repository: &Repository,
+    artifact: &Artifact,
+) -> Result<u64, TargetError> {
+    let registry = &parts.registry;
+    let mut sent = 0;
+    for bytes in [artifact.config, &artifact.content] {
+        sent += registry.push_bytes(repository, bytes).await?.bytes();
+    }
+    registry.push_referrer(repository, &artifact.manifest).await?;
+    Ok(sent)
+}
+
+/// The document of one kind about an image; `None` where there is none beside it. Of several, the one that was
+/// stored last, as far as the registry tells.
+pub(crate) async fn find_document(
+    parts: &Parts,
+    repository: &Repository,
+    subject: &Digest,
+    kind: &DocumentKind,
+) -> Result<Option<Document>, TargetError> {
+    let registry = parts.registry_of(repository);
+    for referrer in registry.referrers(repository, subject, Some(kind.media_type)).await?.into_iter().rev() {
+        if let Some(found) = read_document(parts, repository, subject, &referrer.digest, kind).await? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+/// `None` for a list's entry that is gone, or that is about something else: lists are kept by clients.
+async fn read_document(
+    parts: &Parts,
+    repository: &Repository,
+    subject: &Digest,
+    digest: &Digest,
+    kind: &DocumentKind,
+) -> Result<Option<Document>, TargetError> {
+    let version = Version::Digest(digest.clone());
+    let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {
+        return Ok(None);
+    };
+    let manifest = ImageManifest::parse(&stored.bytes)?;
+    // Others put statements beside images, too.
+    let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
+    let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
+    let about = manifest.subject.as_ref().map(|subject| &subject.digest);
+    let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
+    let layer = manifest.layers.iter().find(is_it);
+    let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
+    let content = parts.small_blob(repository, layer, kind.name).await?;
+    Ok(Some(Document { digest: stored.digest, content }))
+}

@@ -1,0 +1,129 @@
+//! Adapter: the record of when each kernel was last seen, kept in the registry, so that the decision which images are for
+//! kernels that are gone needs nothing of this machine.
+//!
+//! One manifest under one tag of `kernels`, the record in an annotation. Its tag moves, as no image's does: it is no
+//! content but a memory. Writers put together what they and others know, so that it does not matter who comes last.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use jiff::{Timestamp, civil::Date, tz::TimeZone};
+
+use crate::{
+    fault::chain,
+    image::{Digest, Repository, Version},
+    oci::{self, Descriptor, ImageManifest, annotations, media_type},
+    parts::{Parts, TargetError},
+    plan::{KernelKey, KernelRecord},
+    registry::{
+        RegistryError,
+        contention::{MAX_TRIES, pause_before},
+    },
+};
+
+/// The repository, below the registry's prefix. No driver image can have this name.
+pub const REPOSITORY: &str = "kernels";
+const TAG: &str = "last-seen";
+/// Until it is tried again to write down what could not be: a registry that does not take it is not asked with each pass.
+const PATIENCE: Duration = Duration::from_hours(1);
+
+/// What was written down last: the same kernels are written down once a day.
+#[derive(Clone, Debug, Default)]
+pub struct LastRecord {
+    written: Option<(Date, BTreeSet<KernelKey>)>,
+    failed: Option<Instant>,
+}
+
+/// The day of the record, the same everywhere.
+pub(crate) fn day(now: Timestamp) -> Date {
+    now.to_zoned(TimeZone::UTC).date()
+}
+
+/// Writes down which kernels are run or announced, at most once a day for each. A record that cannot be written stops
+/// nothing: kernels that are not in it count as seen when they are noticed.
+pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, last: &mut LastRecord) {
+    let today = day(Timestamp::now());
+    let known = |(day, known): &(Date, BTreeSet<KernelKey>)| *day == today && kernels.is_subset(known);
+    let tried = last.failed.is_some_and(|failed| failed.elapsed() < PATIENCE);
+    if kernels.is_empty() || tried || last.written.as_ref().is_some_and(known) {
+        return;
+    }
+    let seen = KernelRecord::default().with(&kernels, today);
+    match add_to_kernel_record(parts, &seen).await {
+        Ok(()) => *last = LastRecord { written: Some((today, kernels)), failed: None },
+        Err(TargetError::Cancelled) => {}
+        Err(error) => {
+            last.failed = Some(Instant::now());
+            tracing::warn!(error = %chain(&error), "kernels in use cannot be written down");
+        }
+    }
+}
+
+/// What the registry remembers; nothing where it has no record.
+pub(crate) async fn kernel_record(parts: &Parts) -> Result<KernelRecord, TargetError> {
+    let (repository, version) = place_of_record(parts)?;
+    let stored = parts.registry.manifest(&repository, &version).await?;
+    let Some(stored) = stored else { return Ok(KernelRecord::default()) };
+    let unusable = |reason: String| {
+        TargetError::Registry(RegistryError::Protocol {
+            host: parts.registry.describe(),
+            action: format!("read the record of kernels in {repository}{version}"),
+            reason,
+        })
+    };
+    let manifest = ImageManifest::parse(&stored.bytes).map_err(|error| unusable(error.to_string()))?;
+    let text = manifest
+        .annotations
+        .get(annotations::KERNELS_SEEN)
+        .ok_or_else(|| unusable(format!("it has no annotation {}", annotations::KERNELS_SEEN)))?;
+    KernelRecord::parse(text).map_err(unusable)
+}
+
+/// Writes what is not in the record yet, then reads it again until it is: the protocol has no way to make others
+/// wait that write at the same time.
+pub(crate) async fn add_to_kernel_record(parts: &Parts, news: &KernelRecord) -> Result<(), TargetError> {
+    let (repository, version) = place_of_record(parts)?;
+    for attempt in 0..=MAX_TRIES {
+        pause_before(attempt).await;
+        let known = kernel_record(parts).await?;
+        let all = known.joined(news);
+        if all == known {
+            return Ok(());
+        }
+        parts.may_write()?;
+        let bytes = manifest(&all)?;
+        parts.registry.push_bytes(&repository, oci::EMPTY).await?;
+        parts.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
+    }
+    Err(TargetError::Registry(RegistryError::Protocol {
+        host: parts.registry.describe(),
+        action: format!("write the record of kernels to {repository}{version}"),
+        reason: format!("what is added is gone again, {MAX_TRIES} times"),
+    }))
+}
+
+fn place_of_record(parts: &Parts) -> Result<(Repository, Version), TargetError> {
+    let repository = parts.location.repository(REPOSITORY)?;
+    Ok((repository, Version::Tag(TAG.parse()?)))
+}
+
+fn manifest(record: &KernelRecord) -> Result<Vec<u8>, TargetError> {
+    let empty = || Descriptor::new(media_type::OCI_EMPTY, Digest::of(oci::EMPTY), oci::EMPTY.len() as u64);
+    let notes = [
+        (annotations::CREATED, oci::CREATED.to_owned()),
+        (annotations::TITLE, "when each kernel was last seen".to_owned()),
+        (annotations::KERNELS_SEEN, record.to_text()),
+    ];
+    let manifest = ImageManifest {
+        schema_version: 2,
+        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
+        artifact_type: Some(media_type::KERNEL_RECORD.to_owned()),
+        config: empty(),
+        layers: vec![empty()],
+        subject: None,
+        annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect::<BTreeMap<_, _>>(),
+    };
+    Ok(manifest.to_bytes()?)
+}

@@ -1,0 +1,86 @@
+//! Adapter: the keys that sign images, and those that verify them.
+
+use std::{path::PathBuf, sync::Arc};
+
+use crate::{
+    blocking::blocking,
+    parts::{Parts, TargetError},
+    provenance::PublicKey,
+    signing::{self, SignatureHash, Signer},
+    site::ImageSigning,
+};
+
+/// A key that signs images, with its public half in the form that verifies.
+pub(super) struct ImageSigner {
+    signer: Arc<Signer>,
+    pub(super) public: PublicKey,
+}
+
+impl ImageSigner {
+    /// The site's; `None` where the site signs no images.
+    pub(super) async fn load(parts: &Parts) -> Result<Option<Self>, TargetError> {
+        let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
+        let ImageSigning { key, passphrase, public_key, existing: _ } = signing;
+        let path = public_key.as_ref().map(|path| parts.definitions.root.join(path));
+        let public = path.as_deref().map(signing::PublicKey::from_file).transpose()?;
+        let secrets = parts.fetcher.net().secrets();
+        let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), secrets).await?;
+        if let (Some(path), Some(public)) = (&path, &public) {
+            signer.must_match(public, path)?;
+        }
+        let public = PublicKey::from_info(signer.public_key().der())
+            .map_err(|source| TargetError::ImageKey { from: "imageSigning".to_owned(), source })?;
+        Ok(Some(Self { signer: Arc::new(signer), public }))
+    }
+
+    /// Not on the asynchronous threads: a program may be asked.
+    pub(super) async fn sign(&self, content: Vec<u8>) -> Result<Vec<u8>, TargetError> {
+        let signer = Arc::clone(&self.signer);
+        Ok(blocking(move || signer.sign(SignatureHash::Sha256, &content)).await?)
+    }
+}
+
+/// Fails where images are to be signed and cannot be: better before a compilation than after it.
+pub(crate) async fn can_sign_images(parts: &Parts) -> Result<(), TargetError> {
+    ImageSigner::load(parts).await.map(drop)
+}
+
+/// The keys that images are checked with where none is named: those that the policy asks for, else the site's own.
+pub async fn verification_keys(parts: &Parts, named: &[PathBuf]) -> Result<Vec<PublicKey>, TargetError> {
+    if !named.is_empty() {
+        return read_keys(named.to_vec()).await;
+    }
+    let required = required_keys(parts).await?;
+    if !required.is_empty() {
+        return Ok(required);
+    }
+    Ok(own_key(parts).await?.into_iter().collect())
+}
+
+/// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side
+/// of an air gap where images are signed.
+pub(super) async fn own_key(parts: &Parts) -> Result<Option<PublicKey>, TargetError> {
+    let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
+    match &signing.public_key {
+        Some(path) => Ok(read_keys(vec![parts.definitions.root.join(path)]).await?.pop()),
+        None => Ok(ImageSigner::load(parts).await?.map(|signer| signer.public)),
+    }
+}
+
+/// The keys of which one must have signed (`policy.requireSigned`).
+pub(super) async fn required_keys(parts: &Parts) -> Result<Vec<PublicKey>, TargetError> {
+    let root = &parts.definitions.root;
+    let paths = parts.definitions.site.policy.require_signed.iter().map(|path| root.join(path));
+    read_keys(paths.collect()).await
+}
+
+/// Reads public keys in PEM form.
+async fn read_keys(paths: Vec<PathBuf>) -> Result<Vec<PublicKey>, TargetError> {
+    let mut keys = Vec::new();
+    for path in paths {
+        let text = fs_err::tokio::read_to_string(&path).await?;
+        let from = path.display().to_string();
+        keys.push(PublicKey::from_pem(&text).map_err(|source| TargetError::ImageKey { from, source })?);
+    }
+    Ok(keys)
+}

@@ -1,0 +1,342 @@
+//! Adapter: what images are made from, put into the store of the registry where they go, and the list of all that a
+//! site must get to build and run them.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+
+use super::{
+    copies::{ImageCopy, copy_image, copy_tag},
+    root_fs::root_fs_tag,
+};
+use crate::{
+    bundle::{Content, ContentKind, Needed, contents, needed},
+    fault::chain,
+    headers::{self, FetchError, Kept, KeptHeaders, bootstrap_key},
+    image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
+    kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
+    parts::{Parts, TargetError},
+    resolve::{Resolved, resolve},
+    store::{self, Kind, Stored},
+};
+
+/// One thing in the store.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MirroredInput {
+    /// What it is, for people.
+    pub what: String,
+    /// Where it stands.
+    #[serde(flatten)]
+    pub content: Content,
+    /// Was it put there now?
+    pub new: bool,
+}
+
+/// What became of one thing.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase", tag = "outcome")]
+pub enum MirrorReport {
+    /// The registry has it.
+    Kept(MirroredInput),
+    /// It could not be put there.
+    Failed(MissingInput),
+}
+
+/// What is missing, and why.
+#[derive(Clone, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MissingInput {
+    /// What it is, for people.
+    pub what: String,
+    /// Why it is missing.
+    pub error: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<String>,
+    /// Was an outside system out of reach?
+    #[serde(skip)]
+    pub unreachable: bool,
+}
+
+/// Images and kernels that another site is to get.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    /// The driver images, without those that they need.
+    pub images: BTreeSet<ImageName>,
+    /// The kernels.
+    pub kernels: BTreeSet<KernelTarget>,
+}
+
+/// An input of a build that the store can hold.
+enum Input<'a> {
+    Source(&'a SourceSpec),
+    Bootstrap(BootstrapSpec, Architecture),
+    Minimal(&'a MinimalSpec, Architecture),
+    Headers(&'a KernelTarget, &'a HeaderSource),
+    Copy(&'a str),
+}
+
+/// Puts what the images are made from into the store, one after the other; one that fails does not stop the others.
+/// What is there is not sent again. `tell` is called with each as it is done.
+pub async fn mirror_inputs(
+    parts: &Parts,
+    selection: &Selection,
+    tell: &mut (dyn FnMut(&MirrorReport) + Send),
+) -> Vec<MirrorReport> {
+    let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
+    // Their versions, by which bases differ; of toolchains only the definition counts here.
+    let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
+    let (inputs, missing) = inputs_of(&needed, &resolved);
+    let mut reports: Vec<MirrorReport> = missing.into_iter().map(MirrorReport::Failed).collect();
+    reports.iter().for_each(&mut *tell);
+    for input in &inputs {
+        if parts.cancel.is_cancelled() {
+            return reports;
+        }
+        let report = match mirror_input(parts, input).await {
+            Ok(kept) => MirrorReport::Kept(kept),
+            Err(error) => MirrorReport::Failed(missing_of(input.what(), &error)),
+        };
+        tell(&report);
+        reports.push(report);
+    }
+    if let Some(report) = keep_own_definitions(parts).await {
+        tell(&report);
+        reports.push(report);
+    }
+    reports
+}
+
+/// What the images are made from, as it stands in the registry, and what is missing of it. The images themselves are
+/// not among it.
+pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>, Vec<MissingInput>) {
+    let needed = needed(&parts.definitions, &selection.images, &selection.kernels);
+    // Their versions, by which bases differ; of toolchains only the definition counts here.
+    let resolved = resolve(parts, &needed.images, &BTreeSet::new()).await;
+    let (inputs, mut missing) = inputs_of(&needed, &resolved);
+    let mut found = Vec::new();
+    for input in &inputs {
+        match find_input(parts, input).await {
+            Ok(contents) if contents.is_empty() => missing.push(MissingInput {
+                what: input.what(),
+                error: "the registry does not have it".to_owned(),
+                hint: Some("farrier mirror puts it there".to_owned()),
+                unreachable: false,
+            }),
+            Ok(contents) => found.extend(contents),
+            Err(error) => missing.push(missing_of(input.what(), &error)),
+        }
+    }
+    match named(parts, ContentKind::Definitions, Kind::Definitions.repository(), headers::LATEST).await {
+        Ok(definitions) => found.extend(definitions),
+        Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
+    }
+    (contents::in_order(found), missing)
+}
+
+/// What is put into the store, and what cannot be because it is not known.
+fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, Vec<MissingInput>) {
+    let Needed { images: _, sources, bases, families, kernels, strangers } = needed;
+    let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
+    let mut inputs: Vec<Input<'a>> = sources.iter().map(|source| Input::Source(source)).collect();
+    let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
+    let mut root_fs = BTreeSet::new();
+    let mut bootstrap = |spec: BootstrapSpec, arch: Architecture| {
+        root_fs.insert(bootstrap_key(&spec, arch)).then_some(Input::Bootstrap(spec, arch))
+    };
+    for family in families {
+        let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { continue };
+        inputs.extend(arches.iter().filter_map(|arch| bootstrap(spec.clone(), *arch)));
+    }
+    for (image, base) in bases {
+        match (base, resolved.images.get(&image.metadata.name)) {
+            (RuntimeBase::Bootstrap(spec), Some(Ok(found))) => {
+                let spec = spec.for_version(&found.version);
+                inputs.extend(arches.iter().filter_map(|arch| bootstrap(spec.clone(), *arch)));
+            }
+            (RuntimeBase::Minimal(spec), _) => {
+                inputs.extend(arches.iter().map(|arch| Input::Minimal(spec, *arch)));
+            }
+            (RuntimeBase::Bootstrap(_), Some(Err(error))) => missing.push(MissingInput {
+                what: format!("runtime base of {}", image.metadata.name),
+                error: error.clone(),
+                hint: None,
+                unreachable: resolved.unreachable,
+            }),
+            (RuntimeBase::Bootstrap(_) | RuntimeBase::Image(_) | RuntimeBase::Need(_), _) => {}
+        }
+    }
+    inputs.extend(needed.foreign().into_iter().map(Input::Copy));
+    inputs.extend(kernels.iter().map(|(kernel, family)| Input::Headers(kernel, &family.spec.headers)));
+    (inputs, missing)
+}
+
+async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput, TargetError> {
+    parts.may_write()?;
+    let root = &parts.definitions.root;
+    let keep = "put into the store";
+    let kept = match input {
+        Input::Source(spec) => parts.retry(keep, || parts.fetcher.keep_source(spec, root)).await?,
+        Input::Bootstrap(spec, arch) => {
+            parts.retry(keep, || parts.fetcher.keep_bootstrap(spec, *arch)).await?
+        }
+        Input::Minimal(spec, arch) => parts.retry(keep, || parts.fetcher.keep_minimal(spec, *arch)).await?,
+        Input::Headers(kernel, source) => {
+            let put = || parts.fetcher.keep_headers(source, root, kernel);
+            match parts.retry(keep, put).await? {
+                KeptHeaders::Kept(kept) => *kept,
+                KeptHeaders::Missing { looked_for, hint } => {
+                    return Err(TargetError::HeadersMissing { looked_for, hint });
+                }
+            }
+        }
+        Input::Copy(text) => {
+            let ImageCopy { reference, digest, new } = copy_image(parts, text).await?;
+            let tag = Some(copy_tag(&reference)?);
+            let repository = name_of(parts, &reference);
+            let content = Content { kind: ContentKind::Mirror, repository, tag, digest };
+            return Ok(MirroredInput { what: input.what(), content, new });
+        }
+    };
+    Ok(mirrored(&kept))
+}
+
+async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
+    let root = &parts.definitions.root;
+    // The built-in ones are in every farrier.
+    if root.as_os_str().is_empty() {
+        return None;
+    }
+    let secrets = parts.definitions.site.secret_files();
+    Some(match parts.fetcher.keep_definitions(root, secrets).await {
+        Ok((kept, left_out)) => {
+            for path in &left_out {
+                let text = "holds a private key or credentials: it stays here, and is not in the registry";
+                parts.reporter.note(&path.display().to_string(), text);
+            }
+            MirrorReport::Kept(mirrored(&kept))
+        }
+        Err(error) => MirrorReport::Failed(missing_of("definitions".to_owned(), &error.into())),
+    })
+}
+
+/// A part as it stands in the registry; nothing where it does not.
+async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, TargetError> {
+    let (kind, store_kind, tag) = match input {
+        Input::Source(spec) => (ContentKind::Source, Kind::Source, headers::source_tag(spec)?),
+        Input::Minimal(spec, arch) => (ContentKind::RootFs, Kind::RootFs, headers::minimal_tag(spec, *arch)?),
+        Input::Bootstrap(spec, arch) => {
+            let tag = store::key_tag(&bootstrap_key(spec, *arch)).map_err(FetchError::from)?;
+            (ContentKind::RootFs, Kind::RootFs, tag)
+        }
+        Input::Headers(kernel, _) => {
+            let tag = store::header_tag(&kernel.release, kernel.arch).map_err(FetchError::from)?;
+            (ContentKind::Headers, Kind::Headers, tag)
+        }
+        Input::Copy(text) => {
+            let reference: ImageReference = text.parse()?;
+            let Some(place) = parts.place_of_copy(&reference)? else {
+                let reference = parts.resolve_reference(text).await?;
+                return at(parts, ContentKind::Mirror, &reference).await;
+            };
+            let version = Version::Tag(copy_tag(&reference)?);
+            let copy = ImageReference { repository: place, version };
+            return at(parts, ContentKind::Mirror, &copy).await;
+        }
+    };
+    let mut found = Vec::new();
+    for content in named(parts, kind, store_kind.repository(), tag.as_str()).await? {
+        // The tag that never changes goes with the one that does.
+        found.extend(further_tag(parts, kind, store_kind, &content).await?);
+        found.push(content);
+    }
+    if let Input::Bootstrap(spec, arch) = input {
+        // The image that it was published as.
+        let (name, tag) = root_fs_tag(&bootstrap_key(spec, *arch))?;
+        found.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
+    }
+    Ok(found)
+}
+
+async fn further_tag(
+    parts: &Parts,
+    kind: ContentKind,
+    store_kind: Kind,
+    content: &Content,
+) -> Result<Option<Content>, TargetError> {
+    let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
+    let stored = store.find(store_kind, tag).await.map_err(FetchError::from)?;
+    let Some(tag) = stored.and_then(|stored| headers::content_tag(&stored)) else {
+        return Ok(None);
+    };
+    Ok(Some(Content { kind, tag: Some(tag), ..content.clone() }))
+}
+
+/// What stands under a tag of a repository below the prefix; nothing where nothing does.
+async fn named(parts: &Parts, kind: ContentKind, name: &str, tag: &str) -> Result<Vec<Content>, TargetError> {
+    let repository = parts.location.repository(name)?;
+    at(parts, kind, &ImageReference { repository, version: Version::Tag(tag.parse()?) }).await
+}
+
+async fn at(
+    parts: &Parts,
+    kind: ContentKind,
+    reference: &ImageReference,
+) -> Result<Vec<Content>, TargetError> {
+    let ImageReference { repository, version } = reference;
+    let found = parts.registry.manifest(repository, version).await?;
+    let tag = match version {
+        Version::Tag(tag) => Some(tag.clone()),
+        Version::Digest(_) => None,
+    };
+    let content = |digest| Content { kind, repository: name_of(parts, reference), tag: tag.clone(), digest };
+    Ok(found.into_iter().map(|found| content(found.digest)).collect())
+}
+
+fn name_of(parts: &Parts, reference: &ImageReference) -> String {
+    let repository = &reference.repository;
+    parts.location.name_of(repository).unwrap_or(repository.as_str()).to_owned()
+}
+
+impl Input<'_> {
+    fn what(&self) -> String {
+        match self {
+            Self::Source(spec) => format!("source {}", spec.name),
+            Self::Bootstrap(spec, arch) => format!("root file system of {} ({arch})", spec.suite),
+            Self::Minimal(spec, arch) => format!("minimal base of {} ({arch})", spec.package),
+            Self::Headers(kernel, _) => format!("headers of {} ({})", kernel.release, kernel.arch),
+            Self::Copy(text) => format!("image {text}"),
+        }
+    }
+}
+
+fn mirrored(kept: &Kept) -> MirroredInput {
+    let Kept { what, stored: Stored { kind, digest, .. }, tags, new } = kept;
+    let content_kind = match kind {
+        Kind::Headers => ContentKind::Headers,
+        Kind::Source => ContentKind::Source,
+        Kind::RootFs => ContentKind::RootFs,
+        Kind::Definitions => ContentKind::Definitions,
+    };
+    let content = Content {
+        kind: content_kind,
+        repository: kind.repository().to_owned(),
+        tag: tags.first().cloned(),
+        digest: digest.clone(),
+    };
+    MirroredInput { what: what.clone(), content, new: *new }
+}
+
+fn without_family(kernel: &KernelTarget) -> MissingInput {
+    MissingInput {
+        what: format!("headers of {kernel}"),
+        error: "no kernel family matches it".to_owned(),
+        hint: Some("add one to kernels/ of the definitions directory".to_owned()),
+        unreachable: false,
+    }
+}
+
+fn missing_of(what: String, error: &TargetError) -> MissingInput {
+    MissingInput { what, error: chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
+}

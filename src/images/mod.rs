@@ -1,0 +1,34 @@
+//! Adapter: operations on images in a registry: sign, verify, copy, collect garbage, put several kernels into one.
+
+mod contents;
+mod copies;
+mod documents;
+mod gc;
+mod kernel_record;
+mod keys;
+mod mirror;
+mod root_fs;
+mod sign;
+mod signatures;
+mod union;
+mod verify;
+
+pub(crate) use contents::contents;
+pub(crate) use documents::{Claim, Documents, push_document};
+pub use documents::{StoredReport, check_report};
+pub use gc::{GcError, GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
+pub use kernel_record::REPOSITORY as KERNEL_RECORD;
+pub(crate) use kernel_record::{LastRecord, record_kernels};
+pub(crate) use keys::can_sign_images;
+pub use keys::verification_keys;
+pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs};
+pub(crate) use root_fs::{
+    BaseImage, base_image, bootstrap_reference, layer_files, root_fs_layer, runtime_base,
+};
+pub(crate) use sign::{ensure_signed, sign_image, sign_published};
+pub(crate) use signatures::look_up_signatures;
+pub use union::publish_union;
+pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};
+
+/// farrier's own version, in the documents beside images.
+pub(crate) const FARRIER: &str = env!("CARGO_PKG_VERSION");

@@ -1,0 +1,194 @@
+//! Adapter: root file systems made with mmdebstrap, kept in the registry as one-layer images, and the
+//! bases that payloads are put on.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use crate::{
+    blocking::blocking,
+    headers::bootstrap_key,
+    image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
+    kernel::{Architecture, BootstrapSpec},
+    oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
+    parts::{Parts, TargetError},
+    payload,
+    plan::Cell,
+};
+
+/// Where bootstrapped root file systems are published, below the registry's prefix.
+const ROOT_FS: &str = "farrier-rootfs";
+/// Says on a root file system's manifest whether `/lib` is a link, so that its layers need not be read.
+const USR_MERGED: &str = "farrier.dev/usr-merged";
+/// Debian's default for containers' processes.
+const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The image below a payload.
+pub(crate) struct BaseImage {
+    /// Configuration and layers.
+    pub(crate) image: Base,
+    /// Where its blobs are.
+    pub(crate) repository: Repository,
+    /// Is `/lib` a link to `/usr/lib` in it?
+    pub(crate) usr_merged: bool,
+}
+
+/// What a root file system is made of.
+#[derive(Clone, Copy)]
+enum RootFsSpec<'a> {
+    Bootstrap(&'a BootstrapSpec),
+    Minimal(&'a MinimalSpec),
+}
+
+/// The repository's name and the tag under which a root file system is published.
+pub(crate) fn root_fs_tag(key: &str) -> Result<(&'static str, Tag), TargetError> {
+    Ok((ROOT_FS, key[..32].parse()?))
+}
+
+/// The runtime base of a cell's definition.
+pub(crate) async fn runtime_base(
+    parts: &Parts,
+    base: &RuntimeBase,
+    cell: &Cell,
+) -> Result<BaseImage, TargetError> {
+    let arch = cell.target.arch;
+    let reference = match base {
+        RuntimeBase::Need(name) => {
+            let need = cell.needs.iter().find(|need| need.name == *name);
+            let image = need.and_then(|need| need.image.clone());
+            image.ok_or_else(|| TargetError::no_such_image(name))?
+        }
+        RuntimeBase::Bootstrap(spec) => {
+            let spec = spec.for_version(&cell.version);
+            ensure_published(parts, RootFsSpec::Bootstrap(&spec), arch).await?
+        }
+        RuntimeBase::Minimal(spec) => ensure_published(parts, RootFsSpec::Minimal(spec), arch).await?,
+        RuntimeBase::Image(text) => parts.nearest(parts.resolve_reference(text).await?).await?,
+    };
+    base_image(parts, &reference, arch).await
+}
+
+/// The layer file of a bootstrapped root file system: from the registry, else made now and published.
+pub(crate) async fn root_fs_layer(
+    parts: &Parts,
+    spec: &BootstrapSpec,
+    arch: Architecture,
+) -> Result<PathBuf, TargetError> {
+    let reference = ensure_published(parts, RootFsSpec::Bootstrap(spec), arch).await?;
+    let base = base_image(parts, &reference, arch).await?;
+    let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
+    parts.blob_file(&base.repository, layer).await
+}
+
+/// Where a bootstrapped root file system is published.
+pub(crate) fn bootstrap_reference(
+    parts: &Parts,
+    spec: &BootstrapSpec,
+    arch: Architecture,
+) -> Result<ImageReference, TargetError> {
+    reference_of_key(parts, &bootstrap_key(spec, arch))
+}
+
+fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference, TargetError> {
+    let (name, tag) = root_fs_tag(key)?;
+    Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
+}
+
+/// Makes sure that the registry has the root file system.
+async fn ensure_published(
+    parts: &Parts,
+    spec: RootFsSpec<'_>,
+    arch: Architecture,
+) -> Result<ImageReference, TargetError> {
+    let reference = match spec {
+        RootFsSpec::Bootstrap(spec) => bootstrap_reference(parts, spec, arch)?,
+        RootFsSpec::Minimal(spec) => {
+            let key = parts.retry("look up busybox", || parts.fetcher.minimal_key(spec, arch)).await?;
+            reference_of_key(parts, &key)?
+        }
+    };
+    if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
+        publish(parts, spec, arch, &reference).await?;
+    }
+    Ok(reference)
+}
+
+async fn publish(
+    parts: &Parts,
+    spec: RootFsSpec<'_>,
+    arch: Architecture,
+    reference: &ImageReference,
+) -> Result<(), TargetError> {
+    let action = "make root file system";
+    let (made, title) = match spec {
+        RootFsSpec::Bootstrap(spec) => {
+            let made = parts.retry(action, || parts.fetcher.bootstrap(spec, arch)).await?;
+            (made, format!("{} root file system", spec.suite))
+        }
+        RootFsSpec::Minimal(spec) => {
+            let made = parts.retry(action, || parts.fetcher.minimal(spec, arch)).await?;
+            (made, format!("{} base", spec.package))
+        }
+    };
+    let file = made.layer.clone();
+    let usr_merged = blocking(move || payload::is_usr_merged(&[file])).await?;
+    let layer = Layer {
+        digest: made.digest,
+        diff_id: made.diff_id,
+        size: made.size,
+        media_type: media_type::OCI_LAYER_GZIP,
+    };
+    let notes = BTreeMap::from([
+        (annotations::TITLE.to_owned(), title),
+        (USR_MERGED.to_owned(), usr_merged.to_string()),
+    ]);
+    let image = oci::assemble(&Assembly {
+        base: None,
+        entrypoint_layer: None,
+        layers: std::slice::from_ref(&layer),
+        entrypoint: &[],
+        env: &BTreeMap::from([("PATH".to_owned(), DEFAULT_PATH.to_owned())]),
+        labels: &BTreeMap::new(),
+        annotations: &notes,
+        architecture: arch.as_str(),
+    })?;
+    let (ImageReference { repository, version }, registry) = (reference, &parts.registry);
+    registry.push_blob(repository, &layer.digest, &made.layer).await?;
+    registry.push_bytes(repository, &image.config).await?;
+    registry.push_manifest(repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
+    Ok(())
+}
+
+/// Reads an image's manifest and configuration, picking the architecture out of an index.
+pub(crate) async fn base_image(
+    parts: &Parts,
+    reference: &ImageReference,
+    arch: Architecture,
+) -> Result<BaseImage, TargetError> {
+    let repository = &reference.repository;
+    let mut stored = parts.existing_manifest(reference).await?;
+    if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
+        let version = Version::Digest(index.for_architecture(arch.as_str())?.digest.clone());
+        let found = parts.registry_of(repository).manifest(repository, &version).await?;
+        stored = found.ok_or_else(|| TargetError::no_such_image(reference))?;
+    }
+    let manifest = ImageManifest::parse(&stored.bytes)?;
+    let config = fs_err::tokio::read(parts.blob_file(repository, &manifest.config).await?).await?;
+    let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
+    let mut base = BaseImage { image, repository: repository.clone(), usr_merged: false };
+    base.usr_merged = match manifest.annotations.get(USR_MERGED) {
+        Some(value) => value == "true",
+        None => {
+            let layers = layer_files(parts, &base).await?;
+            blocking(move || payload::is_usr_merged(&layers)).await?
+        }
+    };
+    Ok(base)
+}
+
+/// A base's layers as files in the cache, the lowest first.
+pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<PathBuf>, TargetError> {
+    let mut files = Vec::new();
+    for layer in &base.image.layers {
+        files.push(parts.blob_file(&base.repository, layer).await?);
+    }
+    Ok(files)
+}

@@ -1,0 +1,160 @@
+//! Adapter: publishes images with the payloads of several kernels. Only a configuration and a manifest are sent: the
+//! layers are in the repository already, as those of the members.
+
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::{
+    documents::{Documents, push_document},
+    sign::sign_image,
+};
+use crate::{
+    image::{ImageReference, Repository, Version},
+    oci::{self, Assembled, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
+    parts::{AT_ONCE, Parts, TargetError},
+    plan::{BUILD_FORMAT, PlannedUnion, Published, UnionMember},
+    provenance::{Material, Provenance, Role, Subject},
+};
+
+/// Makes sure that a union image is in the registry: the manifest under its digest first, then under its tag.
+pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Published, TargetError> {
+    if let Some(found) = parts.look_up(&union.reference).await? {
+        return if found.input_hash == Some(union.input_hash) {
+            Ok(found)
+        } else {
+            Err(TargetError::overtaken(&union.reference))
+        };
+    }
+    let repository = &union.reference.repository;
+    let members: Vec<UnionPart> = stream::iter(&union.members)
+        .map(|member| union_part(parts, repository, member))
+        .buffered(AT_ONCE)
+        .try_collect()
+        .await?;
+    let made = oci::assemble_union(
+        &members,
+        &UnionNotes {
+            title: union.image.as_str(),
+            version: &union.version,
+            input_hash: union.input_hash,
+            architecture: union.architecture,
+        },
+    )?;
+    parts.may_write()?;
+    let (registry, kind) = (&parts.registry, media_type::OCI_MANIFEST);
+    registry.push_bytes(repository, &made.config).await?;
+    let by_digest = Version::Digest(made.digest.clone());
+    registry.push_manifest(repository, &by_digest, kind, &made.manifest).await?;
+    let documents = documents(union, &made)?;
+    for artifact in &documents.artifacts {
+        push_document(parts, repository, artifact).await?;
+    }
+    sign_image(parts, repository, &made.digest, union.image.as_str(), &documents.claims).await?;
+    parts.may_write()?;
+    registry.push_manifest(repository, &union.reference.version, kind, &made.manifest).await?;
+    let stored = parts.look_up(&union.reference).await?;
+    stored.ok_or_else(|| TargetError::no_such_image(&union.reference))
+}
+
+/// The documents of an image for several kernels: its members have those with the details.
+fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents, TargetError> {
+    let members = union.members.iter().map(|member| Material {
+        version: Some(member.kernel.to_string()),
+        digest: Some(member.digest.clone()),
+        ..Material::new(Role::Member, union.image.as_str())
+    });
+    let provenance = Provenance {
+        subject: Subject {
+            name: union.image.to_string(),
+            version: union.version.clone(),
+            digest: made.digest.clone(),
+            target: None,
+            architecture: union.architecture,
+            input_hash: union.input_hash,
+        },
+        farrier: super::FARRIER.to_owned(),
+        build_format: BUILD_FORMAT.to_owned(),
+        materials: members.collect(),
+        modules: Vec::new(),
+    };
+    Documents::of(&provenance, &made.manifest)
+}
+
+/// A member's manifest and configuration.
+async fn union_part(
+    parts: &Parts,
+    repository: &Repository,
+    member: &UnionMember,
+) -> Result<UnionPart, TargetError> {
+    let UnionMember { kernel, digest } = member;
+    let version = Version::Digest(digest.clone());
+    let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
+    let wanted = ImageManifest::parse(&stored.bytes)?.config;
+    if wanted.size > MAX_MANIFEST as u64 {
+        let bytes = usize::try_from(wanted.size).unwrap_or(usize::MAX);
+        return Err(ImageError::TooLarge { what: "image configuration", bytes }.into());
+    }
+    let config = parts.small_blob(repository, &wanted, "configuration").await?;
+    Ok(UnionPart { kernel: kernel.clone(), digest: digest.clone(), manifest: stored.bytes, config })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        build::testing::{Bench, K9, K10, module},
+        image::InputHasher,
+        images::{CheckResult, verify},
+        provenance::PublicKey,
+        signing::testing::{EC_256, Workshop},
+        site::{Existing, ImageSigning, KeySource},
+    };
+
+    /// The union of the images for two kernels, which are published.
+    async fn union(bench: &Bench) -> PlannedUnion {
+        let mut members = Vec::new();
+        for release in [K9, K10] {
+            let digest = bench.publish(release, &[&module()]).await.unwrap().digest;
+            members.push(UnionMember { kernel: release.parse().unwrap(), digest });
+        }
+        let repository = bench.cell(K9).await.reference.repository;
+        PlannedUnion {
+            image: "x".parse().unwrap(),
+            version: "1.0".to_owned(),
+            reference: ImageReference { repository, version: Version::Tag("1.0-union".parse().unwrap()) },
+            input_hash: InputHasher::new("test").finish(),
+            architecture: crate::kernel::Architecture::Amd64,
+            members,
+        }
+    }
+
+    #[tokio::test]
+    async fn an_image_for_several_kernels_is_signed_and_verified_with_its_members() {
+        let workshop = Workshop::new();
+        workshop.key(EC_256);
+        let mut bench = Bench::new(&json!({"tags": ["{{version}}-{{kernel_label}}"]}));
+        let signing = ImageSigning {
+            key: KeySource::File(workshop.path("k.pem")),
+            passphrase: None,
+            public_key: Some(workshop.path("p.pem")),
+            existing: Existing::Leave,
+        };
+        bench.controller.definitions.site.image_signing = Some(signing);
+        let union = union(&bench).await;
+        publish_union(&bench.controller, &union).await.unwrap();
+
+        let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
+        let ours = [PublicKey::from_pem(&pem).unwrap()];
+        let report = verify(&bench.controller, &union.reference, &ours, true).await.unwrap();
+        assert!(report.verified, "{:#?}", report.checks);
+        let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
+        assert_eq!(reports.result, CheckResult::Ok);
+
+        workshop.key(EC_256);
+        let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
+        let strangers = [PublicKey::from_pem(&pem).unwrap()];
+        let report = verify(&bench.controller, &union.reference, &strangers, false).await.unwrap();
+        assert!(!report.verified, "{:#?}", report.checks);
+    }
+}

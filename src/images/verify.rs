@@ -1,0 +1,426 @@
+//! Adapter: checks a published image with all that belongs to it: blobs, signature, check report, bill of materials,
+//! provenance.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    documents::{BILL, CHECK_REPORT, Document, DocumentKind, PROVENANCE, find_document},
+    signatures::{NO_SIGNATURE, attested, signed_by},
+};
+use crate::{
+    fault::chain,
+    image::{Digest, ImageReference, Repository, UnknownPolicy},
+    kmod::Verdict,
+    oci::{Descriptor, ImageFacts, ImageManifest},
+    parts::{Parts, TargetError},
+    provenance::{self, PublicKey, Statement},
+};
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CheckResult {
+    /// As it should be.
+    Ok,
+    /// Not as it should be.
+    Failed,
+    /// There is nothing to check.
+    Absent,
+    /// Not asked for.
+    Skipped,
+}
+
+impl CheckResult {
+    /// The word in tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "FAILED",
+            Self::Absent => "ABSENT",
+            Self::Skipped => "skipped",
+        }
+    }
+}
+
+/// One check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifyCheck {
+    /// What was checked.
+    pub check: &'static str,
+    /// How it ended.
+    pub result: CheckResult,
+    /// What was found.
+    pub message: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hint: Option<&'static str>,
+}
+
+/// All checks of one image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifyReport {
+    /// The image, by digest where it is there.
+    pub image: String,
+    /// Did no check fail, and was everything there?
+    pub verified: bool,
+    /// The checks.
+    pub checks: Vec<VerifyCheck>,
+}
+
+/// What a check found that is not as it should be.
+#[derive(Debug)]
+struct Finding {
+    result: CheckResult,
+    why: String,
+    hint: &'static str,
+}
+
+impl Finding {
+    fn failed(why: impl Into<String>, hint: &'static str) -> Self {
+        Self { result: CheckResult::Failed, why: why.into(), hint }
+    }
+
+    fn absent(why: impl Into<String>, hint: &'static str) -> Self {
+        Self { result: CheckResult::Absent, why: why.into(), hint }
+    }
+}
+
+impl From<String> for Finding {
+    fn from(why: String) -> Self {
+        Self::failed(why, BUILD_AGAIN)
+    }
+}
+
+/// What a check says: what it found in order, or what is wrong.
+type Outcome = Result<String, Finding>;
+
+/// Collects the checks.
+#[derive(Default)]
+struct Checks(Vec<VerifyCheck>);
+
+impl Checks {
+    fn add(&mut self, check: &'static str, outcome: Outcome) {
+        let (result, message, hint) = match outcome {
+            Ok(message) => (CheckResult::Ok, message, None),
+            Err(Finding { result, why, hint }) => (result, why, Some(hint)),
+        };
+        self.0.push(VerifyCheck { check, result, message, hint });
+    }
+
+    fn report(self, image: String) -> VerifyReport {
+        let fine = |check: &VerifyCheck| matches!(check.result, CheckResult::Ok | CheckResult::Skipped);
+        VerifyReport { image, verified: self.0.iter().all(fine), checks: self.0 }
+    }
+}
+
+const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from where it is whole";
+const SIGN: &str = "with the key in site.yaml (imageSigning), `farrier build --push` or `farrier run` signs what is \
+                    published; or give the key that did sign with --key";
+const BUILD_AGAIN: &str =
+    "images of older versions of farrier have none: raise the version, or delete the tag, and build";
+const NOT_AS_STORED: &str = "what the registry gives is not what was pushed: copy the image again from where it is whole, or \
+                             build it again with --push --force";
+const ALLOW: &str = "images of which it is not known whether they load pass where --definitions has the driver image, and that \
+                     says `check: {unknown: allow}` (the default); `farrier check` says what would settle it";
+
+/// What an image is checked against.
+struct Subject<'a> {
+    repository: &'a Repository,
+    digest: Digest,
+    facts: ImageFacts,
+    /// Do the definitions here let an image pass of which it is not known whether it loads?
+    unknown: bool,
+    keys: &'a [PublicKey],
+    /// What the keys signed.
+    statements: Vec<Statement>,
+}
+
+/// Checks an image. What is wrong with it is in the report; an error is a registry that does not answer.
+pub async fn verify(
+    parts: &Parts,
+    reference: &ImageReference,
+    keys: &[PublicKey],
+    deep: bool,
+) -> Result<VerifyReport, TargetError> {
+    let mut checks = Checks::default();
+    let repository = &reference.repository;
+    let Some(stored) = parts.manifest(reference).await? else {
+        checks.add("manifest", Err(Finding::absent(format!("there is no {reference}"), PUSH_AGAIN)));
+        return Ok(checks.report(reference.to_string()));
+    };
+    let image = format!("{repository}@{}", stored.digest);
+    let manifest = match ImageManifest::parse(&stored.bytes) {
+        Ok(manifest) => manifest,
+        Err(error) => {
+            let hint = "give an image that farrier published, not an index of several";
+            checks.add("manifest", Err(Finding::failed(chain(&error), hint)));
+            return Ok(checks.report(image));
+        }
+    };
+    checks.add("manifest", Ok(stored.digest.to_string()));
+    checks.add("blobs", check_blobs(parts, repository, &manifest, deep).await?);
+    let (facts, annotations) = check_annotations(&manifest);
+    checks.add("annotations", annotations);
+    let statements = attested(parts, repository, &stored.digest, keys).await?;
+    let unknown = accepts_unknown(parts, repository);
+    let subject = Subject { repository, digest: stored.digest, facts, unknown, keys, statements };
+    check_signature(parts, &subject, &mut checks).await?;
+    if subject.facts.members.is_empty() {
+        checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
+    } else {
+        checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
+    }
+    checks.add(BILL.name, check_document(parts, &subject, &BILL, bill_fits).await?);
+    checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
+    Ok(checks.report(image))
+}
+
+/// Does the driver image's definition, as it is here, let `unknown` pass? It is the same field that decides about
+/// rollouts. Verification goes by the repository: what the image says of itself is what is to be verified.
+fn accepts_unknown(parts: &Parts, repository: &Repository) -> bool {
+    let name = repository.as_str().rsplit('/').next().unwrap_or_default();
+    let image = parts.definitions.images.values().find(|image| image.metadata.name.as_str() == name);
+    image.is_some_and(|image| image.spec.check.unknown == UnknownPolicy::Allow)
+}
+
+/// Are all blobs there, and with `deep`, are they what their digests say?
+async fn check_blobs(
+    parts: &Parts,
+    repository: &Repository,
+    manifest: &ImageManifest,
+    deep: bool,
+) -> Result<Outcome, TargetError> {
+    let registry = parts.registry_of(repository);
+    let blobs: Vec<&Descriptor> = std::iter::once(&manifest.config).chain(&manifest.layers).collect();
+    let mut wrong = Vec::new();
+    for blob in &blobs {
+        let digest = &blob.digest;
+        if !registry.has_blob(repository, digest).await? {
+            wrong.push(format!("{digest} is missing"));
+        } else if deep {
+            let work = parts.cache.scratch()?;
+            match registry.fetch_blob(repository, digest, &work.path().join("blob")).await {
+                Ok(()) => {}
+                Err(error) if error.is_unreachable() => return Err(error.into()),
+                Err(error) => wrong.push(chain(&error)),
+            }
+        }
+    }
+    if !wrong.is_empty() {
+        return Ok(Err(Finding::failed(wrong.join("; "), PUSH_AGAIN)));
+    }
+    let bytes: u64 = blobs.iter().map(|blob| blob.size).sum();
+    let how = if deep { "read and right" } else { "there" };
+    Ok(Ok(format!("{} blobs of {bytes} bytes are {how}", blobs.len())))
+}
+
+/// Are farrier's notes there and readable?
+fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
+    let hint = "farrier verifies images that farrier published";
+    let facts = match ImageFacts::from_annotations(&manifest.annotations) {
+        Ok(facts) => facts,
+        Err(error) => return (ImageFacts::default(), Err(Finding::failed(chain(&error), hint))),
+    };
+    let kernels: Vec<String> = match &facts.kernel_release {
+        Some(kernel) => vec![kernel.to_string()],
+        None => facts.members.keys().map(ToString::to_string).collect(),
+    };
+    let outcome = match (facts.input_hash, kernels.is_empty()) {
+        (Some(hash), false) => Ok(format!("inputs {}, for {}", hash.short(), kernels.join(", "))),
+        _ => Err(Finding::absent("no input hash or no kernel is noted", hint)),
+    };
+    (facts, outcome)
+}
+
+async fn check_signature(
+    parts: &Parts,
+    subject: &Subject<'_>,
+    checks: &mut Checks,
+) -> Result<(), TargetError> {
+    let Subject { repository, digest, keys, .. } = subject;
+    if keys.is_empty() {
+        let message =
+            "no key is named: give --key, or imageSigning or policy.requireSigned in site.yaml".to_owned();
+        let result = CheckResult::Skipped;
+        checks.0.push(VerifyCheck { check: "signature", result, message, hint: None });
+        return Ok(());
+    }
+    checks.add(
+        "signature",
+        match signed_by(parts, repository, digest, keys).await? {
+            Ok(key) => Ok(format!("by key {}", key.fingerprint())),
+            Err(why) if why == NO_SIGNATURE => Err(Finding::absent(why, SIGN)),
+            Err(why) => Err(Finding::failed(why, SIGN)),
+        },
+    );
+    Ok(())
+}
+
+/// A document beside the image. That it cannot be read, as the registry has other bytes under its digest, is a
+/// finding, and not a fault.
+async fn read_document(
+    parts: &Parts,
+    subject: &Subject<'_>,
+    about: &Digest,
+    kind: &DocumentKind,
+) -> Result<Result<Option<Document>, Finding>, TargetError> {
+    match find_document(parts, subject.repository, about, kind).await {
+        Ok(found) => Ok(Ok(found)),
+        Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
+            Ok(Err(Finding::failed(format!("it cannot be read: {}", chain(&error)), NOT_AS_STORED)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// A document: is it there, about this image, does it say what it must, and is it signed where keys are named?
+async fn check_document(
+    parts: &Parts,
+    subject: &Subject<'_>,
+    kind: &DocumentKind,
+    fits: fn(&Value, &Subject<'_>) -> Outcome,
+) -> Result<Outcome, TargetError> {
+    let found = read_document(parts, subject, &subject.digest, kind).await?;
+    Ok(found.and_then(|found| match found {
+        Some(found) => judge_document(subject, kind, &found.content, fits),
+        None => Err(Finding::absent(format!("there is no {} beside the image", kind.name), BUILD_AGAIN)),
+    }))
+}
+
+fn judge_document(
+    subject: &Subject<'_>,
+    kind: &DocumentKind,
+    content: &[u8],
+    fits: fn(&Value, &Subject<'_>) -> Outcome,
+) -> Outcome {
+    let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is no JSON".to_owned())?;
+    if *kind == PROVENANCE {
+        let statement = Statement::parse(content).map_err(|error| chain(&error))?;
+        if !provenance::is_about(&statement, &subject.digest) {
+            return Err("it is about another image".to_owned().into());
+        }
+        predicate = statement.predicate;
+    }
+    let said = fits(&predicate, subject)?;
+    if subject.keys.is_empty() {
+        return Ok(said);
+    }
+    let of_kind = |one: &&Statement| one.predicate_type == kind.predicate_type;
+    let mut signed = subject.statements.iter().filter(of_kind).peekable();
+    if signed.peek().is_none() {
+        return Err(Finding::failed("no accepted key has signed it", SIGN));
+    }
+    if !signed.any(|statement| statement.predicate == predicate) {
+        return Err(Finding::failed("what is signed differs from what stands beside the image", SIGN));
+    }
+    Ok(format!("{said}, signed"))
+}
+
+/// An image for several kernels has the check reports of its members.
+async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome, TargetError> {
+    let (mut wrong, mut unknown) = (Vec::new(), Vec::new());
+    let mut hint = BUILD_AGAIN;
+    for (kernel, digest) in &subject.facts.members {
+        let found = match read_document(parts, subject, digest, &CHECK_REPORT).await? {
+            Ok(found) => found,
+            Err(finding) => {
+                hint = finding.hint;
+                wrong.push(format!("that of {kernel}: {}", finding.why));
+                continue;
+            }
+        };
+        let report = found.and_then(|found| serde_json::from_slice::<Value>(&found.content).ok());
+        match report.as_ref().map(|report| report["report"]["verdict"].as_str().unwrap_or("none")) {
+            Some("loads") => {}
+            Some("unknown") if subject.unknown => unknown.push(kernel.to_string()),
+            Some(said) => {
+                if said == "unknown" {
+                    hint = ALLOW;
+                }
+                wrong.push(format!("that of {kernel} says {said}"));
+            }
+            None => wrong.push(format!("the image for {kernel} has none")),
+        }
+    }
+    if !wrong.is_empty() {
+        return Ok(Err(Finding::failed(wrong.join("; "), hint)));
+    }
+    let count = subject.facts.members.len();
+    Ok(Ok(match unknown.len() {
+        0 => format!("those of {count} kernels say loads"),
+        _ => format!(
+            "those of {count} kernels say loads or, which is allowed, unknown: {}",
+            unknown.join(", ")
+        ),
+    }))
+}
+
+fn report_fits(document: &Value, subject: &Subject<'_>) -> Outcome {
+    let report = &document["report"];
+    let (kernel, verdict) = (report["kernel"].as_str(), report["verdict"].as_str().unwrap_or("nothing"));
+    let wanted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
+    if kernel != wanted.as_deref() {
+        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
+    }
+    let kernel = kernel.unwrap_or_default();
+    let noted = subject.facts.verdict.map(Verdict::as_str);
+    match (verdict, noted) {
+        ("loads", Some("loads")) => Ok(format!("loads on {kernel}")),
+        ("unknown", Some("unknown")) if subject.unknown => Ok(format!(
+            "unknown on {kernel}, which the definition allows{}",
+            subject.facts.check_summary.as_ref().map(|words| format!(" ({words})")).unwrap_or_default()
+        )),
+        ("unknown", Some("unknown")) => {
+            Err(Finding::failed("it says unknown, and nothing here allows that", ALLOW))
+        }
+        (said, Some(noted)) if said != noted => {
+            Err(format!("it says {said}, and the image's annotation {noted}").into())
+        }
+        (said, _) => Err(format!("it says {said}").into()),
+    }
+}
+
+fn bill_fits(bill: &Value, subject: &Subject<'_>) -> Outcome {
+    let component = &bill["metadata"]["component"];
+    if component["hashes"][0]["content"].as_str() != Some(subject.digest.hex()) {
+        return Err("it is about another image".to_owned().into());
+    }
+    let mut properties = BTreeMap::new();
+    for property in component["properties"].as_array().into_iter().flatten() {
+        properties.insert(property["name"].as_str().unwrap_or_default(), property["value"].as_str());
+    }
+    let hash = properties.get("farrier:input-hash").copied().flatten();
+    same_inputs(hash, subject)?;
+    let count = bill["components"].as_array().map_or(0, Vec::len);
+    Ok(format!("CycloneDX {}, {count} components", bill["specVersion"].as_str().unwrap_or_default()))
+}
+
+fn provenance_fits(predicate: &Value, subject: &Subject<'_>) -> Outcome {
+    let definition = &predicate["buildDefinition"];
+    same_inputs(definition["internalParameters"]["inputHash"].as_str(), subject)?;
+    let kernel = definition["externalParameters"]["kernel"]["release"].as_str();
+    let noted = subject.facts.kernel_release.as_ref().map(ToString::to_string);
+    if kernel != noted.as_deref() {
+        return Err(format!("it is about kernel {}", kernel.unwrap_or("of no name")).into());
+    }
+    let count = definition["resolvedDependencies"].as_array().map_or(0, Vec::len);
+    let builder = &predicate["runDetails"]["builder"]["version"]["farrier"];
+    Ok(format!("SLSA v1, {count} inputs, farrier {}", builder.as_str().unwrap_or("of no version")))
+}
+
+fn same_inputs(hash: Option<&str>, subject: &Subject<'_>) -> Result<(), String> {
+    let noted = subject.facts.input_hash.map(|hash| hash.to_string());
+    if hash.is_some() && hash == noted.as_deref() {
+        return Ok(());
+    }
+    Err("its input hash is not that of the image's annotation".to_owned())
+}
+
+#[cfg(test)]
+#[path = "verify_tests.rs"]
+mod tests;

@@ -1,0 +1,37 @@
+use serde_json::json;
+
+use super::*;
+use crate::kmod::Verdict;
+
+fn fits(verdict: Verdict, said: &str, unknown: bool) -> Outcome {
+    let repository = "registry.test/hello".parse().unwrap();
+    let facts = ImageFacts {
+        kernel_release: Some("6.1.0-18-amd64".parse().unwrap()),
+        verdict: Some(verdict),
+        check_summary: Some("1 unknown".to_owned()),
+        ..ImageFacts::default()
+    };
+    let digest = Digest::of(b"image");
+    let subject =
+        Subject { repository: &repository, digest, facts, unknown, keys: &[], statements: Vec::new() };
+    report_fits(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
+}
+
+#[test]
+fn unknown_passes_where_the_definition_allows_it() {
+    let said = fits(Verdict::Unknown, "unknown", true).unwrap_or_else(|finding| panic!("{}", finding.why));
+    assert_eq!(said, "unknown on 6.1.0-18-amd64, which the definition allows (1 unknown)");
+    let finding = fits(Verdict::Unknown, "unknown", false).unwrap_err();
+    assert_eq!(finding.why, "it says unknown, and nothing here allows that");
+    assert_eq!(finding.hint, ALLOW);
+}
+
+#[test]
+fn what_report_and_annotation_say_must_be_the_same_and_load() {
+    assert!(fits(Verdict::Loads, "loads", false).is_ok());
+    for (noted, said) in
+        [(Verdict::Loads, "unknown"), (Verdict::Unknown, "loads"), (Verdict::Refused, "refused")]
+    {
+        assert!(fits(noted, said, true).is_err(), "{noted:?} {said}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Adapter: boot checks with QEMU and the kernel image that the target's family names.
+
+use std::path::{Path, PathBuf};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{TargetError, retry::with_retry};
+use crate::{
+    boot::{self, BootRequest},
+    headers::{Fetcher, KernelImageLookup},
+    kernel::{KernelFamily, KernelTarget},
+    kmod::BootReport,
+};
+
+/// A boot check to make.
+#[derive(Clone, Debug)]
+pub struct BootCheck<'a> {
+    /// The kernel to boot.
+    pub target: &'a KernelTarget,
+    /// Its family, which says where its image comes from.
+    pub family: &'a KernelFamily,
+    /// The payload.
+    pub payload: &'a Path,
+    /// The modules to load, as paths relative to `payload`, in load order.
+    pub modules: Vec<String>,
+    /// Directories with modules of needed images, which are there before.
+    pub needed: &'a [PathBuf],
+}
+
+/// Boots kernels in throwaway virtual machines and loads modules there.
+#[async_trait::async_trait]
+pub trait BootChecker: Send + Sync {
+    /// What became of the modules. That the kernel refuses one is in the report, and no error; that its image is
+    /// missing, or that no virtual machine can be started, is one.
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError>;
+}
+
+/// Boots kernels with QEMU.
+#[derive(Clone, Debug)]
+pub struct QemuBoot {
+    /// Fetches the kernels.
+    pub fetcher: Fetcher,
+    /// The definitions directory, to which a family's paths are relative.
+    pub root: PathBuf,
+    /// The static `driver-entrypoint`; `None` for the one beside farrier's own program.
+    pub entrypoint: Option<PathBuf>,
+    /// Where it is remembered that KVM does not work on this machine.
+    pub memory: PathBuf,
+    /// Ends a boot at once.
+    pub cancel: CancellationToken,
+}
+
+#[async_trait::async_trait]
+impl BootChecker for QemuBoot {
+    async fn boot_check(&self, check: &BootCheck<'_>) -> Result<BootReport, TargetError> {
+        let &BootCheck { target, family, payload, ref modules, needed } = check;
+        // First what costs nothing to find out.
+        let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref())?;
+        let fetch = || self.fetcher.kernel_image(family, &self.root, target);
+        let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {
+            KernelImageLookup::Found(image) => *image,
+            KernelImageLookup::Missing { looked_for, hint } => {
+                let message = format!("boot the kernel: there is no {looked_for}");
+                return Err(TargetError::Unmet { message, hint: Some(hint) });
+            }
+        };
+        let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);
+        request.needed = needed.to_vec();
+        request.memory = Some(self.memory.clone());
+        Ok(boot::boot_check(&request, &self.cancel).await?)
+    }
+}

@@ -1,0 +1,129 @@
+//! Adapter: the engine and the `driver-entrypoint` binary, each got when the first build asks for it, and once for all clones.
+
+use std::{path::PathBuf, sync::Arc};
+
+use tokio::sync::OnceCell;
+
+use super::TargetError;
+use crate::{
+    blocking::blocking,
+    boot,
+    engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
+    kernel::Architecture,
+    oci::Layer,
+    payload::{Entrypoint, PayloadError},
+};
+
+/// An engine that is connected at its first use.
+#[derive(Clone)]
+pub struct LazyEngine {
+    choice: EngineChoice,
+    env: EngineEnv,
+    engine: Arc<OnceCell<Arc<dyn Engine>>>,
+}
+
+impl LazyEngine {
+    /// Remembers the choice.
+    pub fn new(choice: EngineChoice, env: EngineEnv) -> Self {
+        Self { choice, env, engine: Arc::default() }
+    }
+
+    /// The engine, connected now if it was not.
+    pub async fn get(&self) -> Result<Arc<dyn Engine>, EngineError> {
+        self.engine.get_or_try_init(|| engine::connect(self.choice, &self.env)).await.cloned()
+    }
+}
+
+/// The `driver-entrypoint` that images get: read once, so that the plan's digest and the image's layer are of the same
+/// bytes whatever becomes of the file meanwhile.
+#[derive(Clone, Debug, Default)]
+pub struct LazyEntrypoint {
+    given: Option<PathBuf>,
+    binary: Arc<OnceCell<Arc<Entrypoint>>>,
+    layer: Arc<OnceCell<(Layer, Vec<u8>)>>,
+}
+
+impl LazyEntrypoint {
+    /// The given file; without one, that beside farrier's own program.
+    pub fn new(given: Option<PathBuf>) -> Self {
+        Self { given, ..Self::default() }
+    }
+
+    /// The binary, read now if it was not.
+    pub(crate) async fn binary(&self) -> Result<&Arc<Entrypoint>, TargetError> {
+        let read = || async {
+            let path = boot::find_entrypoint(self.given.as_deref())?;
+            Ok::<_, TargetError>(Arc::new(blocking(move || Entrypoint::read(&path)).await?))
+        };
+        self.binary.get_or_try_init(read).await
+    }
+
+    /// Writes the layer for an image of the architecture.
+    pub(crate) async fn write_layer(&self, arch: Architecture, out: PathBuf) -> Result<Layer, TargetError> {
+        let binary = self.binary().await?;
+        binary.runs_on(arch)?;
+        let binary = Arc::clone(binary);
+        let make = || blocking(move || binary.layer());
+        let (layer, bytes): &(Layer, Vec<u8>) =
+            self.layer.get_or_try_init::<PayloadError, _, _>(make).await?;
+        fs_err::tokio::write(&out, bytes).await?;
+        Ok(layer.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::{
+        build::testing::{Bench, K9, K10, module},
+        oci::{Descriptor, ImageManifest},
+        payload::elf_program,
+    };
+
+    async fn layers(bench: &Bench, release: &str) -> Vec<Descriptor> {
+        let reference = bench.cell(release).await.reference;
+        let registry = &bench.controller.registry;
+        let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
+        ImageManifest::parse(&stored.bytes).unwrap().layers
+    }
+
+    fn bench() -> Bench {
+        Bench::new(&json!({"runtime": {"entrypoint": ["driver-entrypoint", "generic", "m"]}}))
+    }
+
+    #[tokio::test]
+    async fn one_more_kernel_is_one_more_payload_over_the_same_entrypoint() {
+        let bench = bench();
+        let path = bench.controller.definitions.root.join("driver-entrypoint");
+        std::fs::write(&path, elf_program(62, 1)).unwrap();
+        let first = bench.publish(K9, &[&module()]).await.unwrap();
+        // What became of the file since does not matter: the plan was made with what it was.
+        std::fs::remove_file(path).unwrap();
+        let second = bench.publish(K10, &[&module()]).await.unwrap();
+        let [first_layers, second_layers] = [layers(&bench, K9).await, layers(&bench, K10).await];
+        assert_eq!((first_layers.len(), second_layers.len()), (2, 2));
+        assert_eq!(first_layers[0], second_layers[0]);
+        assert_ne!(first_layers[1], second_layers[1]);
+        // The two payloads differ by a few bytes, the entrypoint's layer has hundreds.
+        assert!(second.pushed_bytes < first.pushed_bytes, "{second:?} after {first:?}");
+    }
+
+    #[tokio::test]
+    async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
+        let bench = bench();
+        let name = "x".parse().unwrap();
+        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let text = crate::fault::chain(&error);
+        assert!(
+            text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
+            "{text}"
+        );
+        // An arm64 one is not for this target.
+        let path = bench.controller.definitions.root.join("driver-entrypoint");
+        std::fs::write(path, elf_program(183, 1)).unwrap();
+        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let text = crate::fault::chain(&error);
+        assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
+    }
+}

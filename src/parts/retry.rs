@@ -1,0 +1,38 @@
+//! Adapter: runs an action again after transient faults, by the delays that [`crate::plan::retry`] says.
+
+use tokio_util::sync::CancellationToken;
+
+use super::TargetError;
+use crate::{fault::chain, jitter::jitter, plan::retry};
+
+/// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
+pub(super) async fn with_retry<T, E, F>(
+    what: &str,
+    cancel: &CancellationToken,
+    mut action: impl FnMut() -> F,
+) -> Result<T, TargetError>
+where
+    F: Future<Output = Result<T, E>>,
+    E: Into<TargetError>,
+{
+    let mut attempt = 0;
+    loop {
+        let outcome = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return Err(TargetError::Cancelled),
+            outcome = action() => outcome,
+        };
+        let error: TargetError = match outcome {
+            Ok(value) => return Ok(value),
+            Err(error) => error.into(),
+        };
+        let delay = if error.is_transient() { retry::delay(attempt, jitter()) } else { None };
+        let Some(delay) = delay else { return Err(error) };
+        attempt += 1;
+        tracing::warn!(what, attempt, ?delay, error = %chain(&error), "transient fault, trying again");
+        tokio::select! {
+            () = cancel.cancelled() => return Err(TargetError::Cancelled),
+            () = tokio::time::sleep(delay) => {}
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Adapter: why a payload, a layer of one, or the binary that goes beside it cannot be used.
+
+use std::{io, path::PathBuf};
+
+use crate::{
+    archive::UnpackError,
+    kernel::{Architecture, KernelRelease},
+    oci::{LayerError, docker_archive::ArchiveError},
+    signing::SigningError,
+};
+
+/// Why a payload cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError {
+    /// An exposed path that is not there.
+    #[error("the payload has no {}, which the definition exposes; {nearby}", .missing.join(", "))]
+    Missing {
+        /// The paths, as the definition has them.
+        missing: Vec<String>,
+        /// What is there instead.
+        nearby: String,
+    },
+    /// An exposed link that cannot be followed where the tree is used.
+    #[error("exposed link {} -> {}: {why}", .link.display(), .target.display())]
+    Link {
+        /// The link, absolute in the payload.
+        link: PathBuf,
+        /// Its target, as the build made it.
+        target: PathBuf,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// An exposed path that has another place on a usr-merged base.
+    #[error("exposed path {0} lies in a directory that is a link on usr-merged systems")]
+    Merged(String),
+    /// An exposed device, socket or FIFO.
+    #[error("exposed entry {} is neither a file, a directory nor a symbolic link", .0.display())]
+    ExposedKind(PathBuf),
+    /// A device, a socket, a FIFO.
+    #[error("payload entry {0:?} is neither a file, a directory nor a symbolic link")]
+    Kind(PathBuf),
+    /// Two entries with one place on a usr-merged base.
+    #[error("payload entries {first:?} and {second:?} would both be {place:?} on the usr-merged base")]
+    Conflict {
+        /// One.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+        /// Their place.
+        place: PathBuf,
+    },
+    /// A top-level `lib`, `bin`, ... that is neither a directory nor the link that the base has.
+    #[error("payload entry {0:?} would replace the link of the usr-merged base")]
+    HidesBase(PathBuf),
+    /// The layer cannot be written.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+    /// A published payload cannot be unpacked.
+    #[error("its layer cannot be unpacked")]
+    Unpack(#[from] UnpackError),
+    /// Something in a published payload does not survive on this machine, such as a sticky bit.
+    #[error("its layer holds what is lost when it is unpacked")]
+    Lossy,
+    /// A published payload has no modules where they are looked for.
+    #[error("it has no directory lib/modules/{0}")]
+    NoModules(KernelRelease),
+    /// A published payload has something for the other kernel already.
+    #[error("it holds {} already", .0.display())]
+    Occupied(PathBuf),
+    /// Something else than the module directory of a published payload depends on the kernel.
+    #[error("its {} names kernel {kernel}", .path.display())]
+    Named {
+        /// The file, directory or link.
+        path: PathBuf,
+        /// The kernel that it was built for.
+        kernel: KernelRelease,
+    },
+    /// An engine's image archive.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// A layer of an engine's image is not what the configuration says.
+    #[error("layer {number} of the image archive is {found}, but its configuration says {wanted}")]
+    DiffId {
+        /// Counted from 1.
+        number: usize,
+        /// Its digest.
+        found: String,
+        /// The configuration's words.
+        wanted: String,
+    },
+    /// More modules in an image than there can be.
+    #[error("modules of the image archive have more than {0} bytes")]
+    TooLarge(u64),
+    /// `driver-entrypoint` cannot be read, or is not there.
+    #[error("read driver-entrypoint at {path}")]
+    Entrypoint {
+        /// The file.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// `driver-entrypoint` is no program that could run in an image.
+    #[error("use {path} as driver-entrypoint: {why}")]
+    Unfit {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// `driver-entrypoint` is for other machines than the image.
+    #[error("use {path} as driver-entrypoint: it is for {found}, the image for {wanted}")]
+    Architecture {
+        /// The file.
+        path: PathBuf,
+        /// What it is for.
+        found: Architecture,
+        /// What the image is for.
+        wanted: Architecture,
+    },
+    /// A module cannot be signed.
+    #[error("sign module {}", .path.display())]
+    Signing {
+        /// Relative to the payload.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: SigningError,
+    },
+    /// A directory of this machine.
+    #[error(transparent)]
+    Walk(#[from] walkdir::Error),
+    /// A file of this machine.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl PayloadError {
+    /// What to do about it, where that is clear.
+    pub fn hint(&self) -> Option<String> {
+        let text = match self {
+            Self::Missing { .. } => {
+                "let the template install the tree below /out, or correct `exposes` in the definition"
+            }
+            Self::Link { .. } => "let the template link to a place inside the payload, or copy the target",
+            Self::Merged(_) => "let the template install it below /out/usr instead",
+            Self::Conflict { .. } | Self::HidesBase(_) => "let the template install below /out/usr instead",
+            Self::Entrypoint { .. } | Self::Unfit { .. } | Self::Architecture { .. } => {
+                "build it for the image's architecture with `cargo build --profile entrypoint` in \
+                 crates/driver-entrypoint/, and put it beside farrier or name it with --entrypoint"
+            }
+            Self::Signing { source, .. } => return source.hint(),
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+
+    /// Would the same build give the same error?
+    pub fn is_permanent(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::Link { .. } | Self::Merged(_) | Self::ExposedKind(_))
+    }
+}

@@ -1,0 +1,208 @@
+//! Adapter: the look-ups before a plan: what sources, patches, bases, headers and toolchains are at this moment.
+
+mod tracked;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt, stream};
+
+pub(crate) use tracked::tracked;
+
+use crate::{
+    fault::chain,
+    headers::{HostTreeLookup, bootstrap_key},
+    image::{
+        Definitions, Digest, DriverImage, ImageName, ImageReference, Need, Output, RuntimeBase, VersionSpec,
+    },
+    kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
+    parts::{AT_ONCE, Parts, TargetError},
+    plan::{CellInputs, EntrypointBinary, ImageLocation, Published, ResolvedImage, SignedWith, TreeKey},
+};
+
+/// What definitions amount to at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct Resolved {
+    /// Versions, sources, patches and bases of the images, or why they are not known.
+    pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
+    /// Identities of the families' toolchains, or why they are not known.
+    pub toolchains: BTreeMap<ImageName, Result<String, String>>,
+    /// Digests of the headers that users bring, nothing for those of packages, or why it is not known.
+    pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
+    /// Digests of the trees that users bring as needs, or why they are not known.
+    pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
+    /// Was an outside system out of reach?
+    pub unreachable: bool,
+}
+
+impl Resolved {
+    /// What cells are made from, with what the registry answered.
+    pub(crate) fn cell_inputs<'a>(
+        &'a self,
+        definitions: &'a Definitions,
+        published: &'a BTreeMap<ImageReference, Published>,
+        location: &'a ImageLocation,
+    ) -> CellInputs<'a> {
+        let Self { images, toolchains, headers, trees, unreachable: _ } = self;
+        CellInputs { definitions, resolved: images, toolchains, headers, published, trees, location }
+    }
+}
+
+/// Looks up what the given images, and the families of the given targets, amount to.
+pub(crate) async fn resolve(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+) -> Resolved {
+    let mut resolved = Resolved::default();
+    resolve_more(parts, images, targets, &mut resolved).await;
+    resolved
+}
+
+/// The same for those that are not known yet.
+pub(crate) async fn resolve_more(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    let known = &resolved.images;
+    let all = images;
+    // Collected, because a closure that is kept over an `await` keeps the future from being `Send`.
+    let images: Vec<_> = images
+        .iter()
+        .copied()
+        .filter(|image| !known.contains_key(&image.metadata.name))
+        .map(|image| async move { (image.metadata.name.clone(), resolve_image(parts, image).await) })
+        .collect();
+    for (name, outcome) in stream::iter(images).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
+    }
+    resolve_trees(parts, all, targets, &mut resolved.trees).await;
+    for family in targets.iter().filter_map(|target| match_family(&parts.definitions.families, target)) {
+        let name = &family.metadata.name;
+        if resolved.toolchains.contains_key(name) {
+            continue;
+        }
+        let outcome = toolchain_identity(parts, family).await;
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
+    }
+    for target in targets {
+        if resolved.headers.contains_key(target) {
+            continue;
+        }
+        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let source = &family.spec.headers;
+        let look = || parts.fetcher.header_identity(source, &parts.definitions.root, target);
+        let outcome = parts.retry("look up headers", look).await;
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.headers.insert(target.clone(), outcome.map_err(|error| with_hint(&error)));
+    }
+}
+
+async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedImage, TargetError> {
+    let root = &parts.definitions.root;
+    let spec = &image.spec;
+    let mut sources = BTreeMap::new();
+    let mut versions = BTreeMap::new();
+    for source in &spec.sources {
+        let identity = parts.retry("look up source", || parts.fetcher.source_identity(source, root)).await?;
+        versions.insert(source.name.as_str(), identity.version);
+        sources.insert(source.name.to_string(), identity.identity);
+    }
+    let version = match &spec.version {
+        VersionSpec::Literal(version) => version.clone(),
+        VersionSpec::FromSource { source } => {
+            versions.remove(source.as_str()).flatten().ok_or_else(|| {
+                TargetError::Usage(format!(
+                    "image {}: source {source} has no version; only apt sources have one",
+                    image.metadata.name
+                ))
+            })?
+        }
+    };
+    let mut patches = BTreeMap::new();
+    for (index, patch) in spec.patches.iter().enumerate() {
+        let path = root.join(&patch.path);
+        let bytes = fs_err::tokio::read(path).await?;
+        patches.insert(index, Digest::of(&bytes).hex().to_owned());
+    }
+    let base_identity = match &spec.runtime.base {
+        // The image that it is counts with the needs.
+        None | Some(RuntimeBase::Need(_)) => None,
+        // The specification alone: the architecture is hashed with the target.
+        Some(RuntimeBase::Bootstrap(base)) => {
+            Some(bootstrap_key(&base.for_version(&version), Architecture::Amd64))
+        }
+        Some(RuntimeBase::Minimal(base)) => {
+            Some(parts.retry("look up busybox", || parts.fetcher.minimal_identity(base)).await?)
+        }
+        Some(RuntimeBase::Image(reference)) => Some(parts.resolve_reference(reference).await?.to_string()),
+    };
+    let entrypoint = if spec.holds_entrypoint() {
+        let binary = parts.entrypoint.binary().await?;
+        Some(EntrypointBinary { arch: binary.arch })
+    } else {
+        None
+    };
+    let signed_with = signed_with(parts, image);
+    Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
+}
+
+async fn toolchain_identity(parts: &Parts, family: &KernelFamily) -> Result<String, TargetError> {
+    match &family.spec.toolchain {
+        // The specification alone: the architecture is hashed with the target.
+        Toolchain::Bootstrap(spec) => Ok(bootstrap_key(spec, Architecture::Amd64)),
+        Toolchain::Image(reference) => Ok(parts.resolve_reference(reference).await?.to_string()),
+    }
+}
+
+/// Who signs an image's modules. What an engine makes whole (`output: image`) is not changed any more.
+fn signed_with(parts: &Parts, image: &DriverImage) -> Option<SignedWith> {
+    let modules = parts.module_signer.as_ref().filter(|_| image.spec.output == Output::Payload)?;
+    Some(SignedWith { certificate: modules.fingerprint(), signed: modules.signed() })
+}
+
+/// Looks at the trees of these images for these kernels. One that is not there, or not fit, is a reason not to
+/// build.
+pub(crate) async fn resolve_trees(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    trees: &mut BTreeMap<TreeKey, Result<Digest, String>>,
+) {
+    for image in images {
+        for need in &image.spec.needs {
+            for target in targets {
+                let key = (image.metadata.name.clone(), need.name().clone(), target.clone());
+                if trees.contains_key(&key) {
+                    continue;
+                }
+                if let Some(found) = digest_of_tree(parts, need, target).await {
+                    trees.insert(key, found);
+                }
+            }
+        }
+    }
+}
+
+/// `None` for a need that is an image.
+async fn digest_of_tree(parts: &Parts, need: &Need, target: &KernelTarget) -> Option<Result<Digest, String>> {
+    let Need::Tree { name: _, tree } = need else { return None };
+    let found = parts.fetcher.host_tree(tree, &parts.definitions.root, target).await;
+    Some(match found {
+        Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
+        Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
+        Err(error) => {
+            let hint = error.hint().map(|hint| format!(": {hint}")).unwrap_or_default();
+            Err(format!("{}{hint}", chain(&error)))
+        }
+    })
+}
+
+/// A fault as the plan tells it: what failed, why, and what to do.
+pub(crate) fn with_hint(error: &TargetError) -> String {
+    let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+    format!("{}{hint}", chain(error))
+}
