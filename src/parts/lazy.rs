@@ -113,7 +113,7 @@ mod tests {
     async fn without_the_binary_the_image_is_unresolved_and_says_how_to_build_it() {
         let bench = bench();
         let name = "x".parse().unwrap();
-        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::build::cell(&bench.controller, &name, &Bench::target(K9)).await.unwrap_err();
         let text = crate::fault::chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
@@ -122,7 +122,7 @@ mod tests {
         // An arm64 one is not for this target.
         let path = bench.controller.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
-        let error = bench.controller.cell(&name, &Bench::target(K9)).await.unwrap_err();
+        let error = crate::build::cell(&bench.controller, &name, &Bench::target(K9)).await.unwrap_err();
         let text = crate::fault::chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }

@@ -128,7 +128,10 @@ fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool, PayloadErr
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::{
+        fs,
+        os::unix::fs::{PermissionsExt as _, symlink},
+    };
 
     use super::*;
     use crate::payload::write_payload_layer;

@@ -1,4 +1,6 @@
-use std::{collections::BTreeMap, os::unix::fs::PermissionsExt as _, process::Command, sync::Arc};
+use std::{
+    collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::PathBuf, process::Command, sync::Arc,
+};
 
 use super::*;
 use crate::{
@@ -6,7 +8,10 @@ use crate::{
     kmod::{Signature, testing::ModuleFile},
     net::SecretReader,
     payload::read_modules,
-    signing::testing::{EC_384, RSA_2048, Workshop},
+    signing::{
+        SigningError,
+        testing::{EC_384, RSA_2048, Workshop},
+    },
     site::{self, KeySource, Signed},
 };
 

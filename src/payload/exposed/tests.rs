@@ -1,4 +1,7 @@
-use std::os::unix::fs::PermissionsExt as _;
+use std::{
+    fs,
+    os::unix::fs::{PermissionsExt as _, symlink},
+};
 
 use super::*;
 use crate::payload::write_payload_layer;

@@ -1,4 +1,5 @@
 use std::{
+    fs,
     io::Read as _,
     os::unix::fs::{PermissionsExt as _, symlink},
 };
