@@ -98,7 +98,7 @@ impl BootError {
     /// What to do.
     pub fn hint(&self) -> String {
         match self {
-            Self::NoEntrypoint(_) => "build it with `cargo build --profile entrypoint` in entrypoint/, and put \
+            Self::NoEntrypoint(_) => "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint, and put \
                                       it beside farrier or name it with --entrypoint"
                 .to_owned(),
             Self::NoEmulator { package, .. } => format!("install {package}, or name the emulator"),

@@ -51,11 +51,11 @@ pub struct Global {
     /// Further root certificates for registries and downloads, PEM
     #[arg(long, global = true, env = vars::FARRIER_CA_FILE, value_name = "FILE", hide_env_values = true)]
     pub ca_file: Option<PathBuf>,
-    /// Use plain HTTP for this registry host[:port]; loopback needs no such leave
+    /// Use plain HTTP for this registry host[:port]; loopback needs no such option
     #[arg(long, global = true, value_name = "HOST")]
     pub insecure_registry: Vec<String>,
-    /// Ask no host but those that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name; what the
-    /// registry's store has of sources, headers and toolchains counts, and nobody is asked for something newer
+    /// Contact only hosts that site.yaml (`hosts`, `mirrors`, `proxy`), --registry and --cluster name; sources, headers
+    /// and toolchains come from the registry's store, and farrier does not look for newer ones
     #[arg(long, global = true, env = vars::FARRIER_OFFLINE, hide_env_values = true,
           value_parser = clap::builder::FalseyValueParser::new())]
     pub offline: bool,
@@ -114,7 +114,7 @@ pub enum Command {
     Prebuild(PrebuildArgs),
     /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
     Preflight(PreflightArgs),
-    /// Put what images are made from into the registry, so that a site without a network can build them
+    /// Put everything that images are made from into the registry, so that a site without a network can build them
     ///
     /// Sources, header sets, root file systems, copies of other registries' images and the definitions directory. Kernel
     /// images are not among them: for boot checks on the other side put them into the definitions directory, and name
@@ -124,7 +124,7 @@ pub enum Command {
     Check(CheckArgs),
     /// Verify a published image: blobs, signature, check report, bill of materials, provenance
     Verify(VerifyArgs),
-    /// Carry images and all that they are made from to a site that nothing outside can reach, in one file
+    /// Carry images and everything that they are made from to a site without a network, in one file
     #[command(subcommand)]
     Bundle(BundleCommand),
     /// The loop: observe, plan, build, check, publish, roll out

@@ -43,7 +43,7 @@ pub enum BundleCommand {
 pub struct BundleExportArgs {
     #[command(flatten)]
     pub carry: CarryArgs,
-    /// Carry this along too, and what refers to it: repository:tag below the registry's prefix (repeatable)
+    /// Export this image too, with its referrers: repository:tag below the registry's prefix (repeatable)
     #[arg(long, value_name = "NAME:TAG")]
     pub reference: Vec<String>,
     /// Write a bundle although something is missing that images are made from, or an image is not published

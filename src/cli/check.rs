@@ -39,7 +39,7 @@ pub struct CheckArgs {
     /// A root with the kernel's headers at their natural paths, such as / [default: as in a build]
     #[arg(long, value_name = "DIR")]
     pub headers: Option<PathBuf>,
-    /// Check against the kernel that this machine runs, and what it says itself
+    /// Check against the kernel that this machine runs, with what the running kernel says about itself
     #[arg(long, conflicts_with_all = ["kernel", "headers", "kernel_image", "fetch_kernel_image"])]
     pub host: bool,
     /// Take further facts from this kernel image (vmlinuz or vmlinux)
@@ -49,7 +49,7 @@ pub struct CheckArgs {
     /// in the cache is used in any case
     #[arg(long, conflicts_with = "kernel_image")]
     pub fetch_kernel_image: bool,
-    /// What the modules may use beside the kernel: a Module.symvers, or a directory that holds one (repeatable)
+    /// Symbols that the modules may use beside the kernel's: a Module.symvers, or a directory that holds one (repeatable)
     #[arg(long, value_name = "PATH")]
     pub needs: Vec<PathBuf>,
     /// Boot the kernel in a virtual machine (QEMU) too, and load the modules there. Its image is what --kernel-image

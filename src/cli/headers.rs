@@ -30,9 +30,9 @@ const RUNNING: &str = "/proc/sys/kernel/osrelease";
 pub enum HeadersCommand {
     /// Fetch the header set of a kernel into the cache
     Fetch(TargetArgs),
-    /// Import the header set of a kernel that no mirror has, for all who publish to the registry
+    /// Import the header set of a kernel that no mirror has, for every farrier that uses the registry
     Import(HeadersImportArgs),
-    /// Import the header set of the kernel that this node runs; what the Job of the chart does
+    /// Import the header set of the kernel that this node runs, as the chart's Job does
     Collect(HeadersCollectArgs),
     /// List the header sets in the cache and the registry
     List {
@@ -64,7 +64,7 @@ pub struct HeadersImportArgs {
     pub arch: Option<String>,
     #[command(flatten)]
     pub store: HeadersStoreArg,
-    /// Take the place of other headers of the same kernel: new builds use these, and images built with the old ones
+    /// Replace other headers of the same kernel: new builds use these, and images built with the old ones
     /// count as built from other inputs
     #[arg(long)]
     pub replace: bool,

@@ -33,7 +33,8 @@ pub struct PrebuildArgs {
     pub engine: EngineArg,
     #[command(flatten)]
     pub registry: RegistryArg,
-    /// Build only what nodes of the kernel's operating system and architecture call for here, where no image is named
+    /// Where no image is named, build only those that nodes of this cluster with the same operating system and
+    /// architecture call for
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: Option<String>,
 }

@@ -30,7 +30,7 @@ use crate::{
 /// What a run without --once has around it.
 #[derive(Debug, Args)]
 pub struct ServiceArgs {
-    /// Of several farriers with the same lease, let one build and write [default: in a pod, with --cluster kube]
+    /// Elect a leader: of several farriers with the same lease, only one builds and writes [default: in a pod, with --cluster kube]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub leader_elect: Option<bool>,
     /// The lease's name

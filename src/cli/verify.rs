@@ -12,8 +12,8 @@ pub struct VerifyArgs {
     /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
     #[arg(value_name = "IMAGE")]
     pub image: String,
-    /// A public key, PEM, of which one must have signed; may be repeated [default: those of policy.requireSigned in
-    /// site.yaml, else that of imageSigning]
+    /// A public key, PEM; one of them must have signed (repeatable) [default: those of policy.requireSigned in site.yaml,
+    /// else that of imageSigning]
     #[arg(long, value_name = "PEM")]
     pub key: Vec<PathBuf>,
     /// Read every blob and compare its digest, rather than ask whether it is there

@@ -181,8 +181,8 @@ fn runs_on(resolved: &ResolvedImage, arch: Architecture) -> Result<(), SkipReaso
     match &resolved.entrypoint {
         Some(binary) if binary.arch == arch => Ok(()),
         Some(binary) => unresolved(format!(
-            "the driver-entrypoint at hand is for {}, and the target is {arch} (build it with `cargo build --profile \
-             entrypoint` in entrypoint/ for {arch}, and name it with --entrypoint)",
+            "the driver-entrypoint here is for {}, and the target is {arch} (build it with `cargo build --profile \
+             entrypoint` in crates/driver-entrypoint for {arch}, and name it with --entrypoint)",
             binary.arch
         )),
         None => unresolved("driver-entrypoint was not looked up".to_owned()),
