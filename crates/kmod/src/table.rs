@@ -157,8 +157,8 @@ fn outcome(outcome: &BootOutcome) -> String {
             format!("its symbols were resolved, then it gave up with {}{}", one_line(error), last(messages))
         }
         BootOutcome::Crashed { messages } => format!("crashed the kernel{}", last(messages)),
-        BootOutcome::Hung { messages } => format!("nothing was heard any more{}", last(messages)),
-        BootOutcome::NotReached => "its turn never came".to_owned(),
+        BootOutcome::Hung { messages } => format!("the machine went silent{}", last(messages)),
+        BootOutcome::NotReached => "not reached".to_owned(),
     }
 }
 

@@ -39,7 +39,7 @@ impl fmt::Display for BuildReason {
                 f.write_str("the tag holds an image of unknown inputs (onConflict: overwrite)")
             }
             Self::RetryAfterFailure { at, detail } => {
-                write!(f, "tried at {at:.0} and failed for a passing reason: {detail}")
+                write!(f, "tried at {at:.0} and failed for a transient reason: {detail}")
             }
         }
     }
@@ -350,7 +350,7 @@ impl fmt::Display for HoldReason {
             ),
             Self::ChangedBack { times } => write!(
                 f,
-                "somebody else changed it back {times} times, so it is left; \
+                "another writer changed it back {times} times, so it is left; \
                  find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
             ),
             Self::RolloutFailed { at, why } => write!(

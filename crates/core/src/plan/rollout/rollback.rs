@@ -179,7 +179,7 @@ fn take_back(
                 (nothing("its pods failed, and what was before was put back then"), field.clone())
             }
             (RecordState::Conflict, _) => {
-                (nothing("somebody else has set it, and it was left"), field.clone())
+                (nothing("another writer has set it, and it was left"), field.clone())
             }
             (RecordState::Set | RecordState::Good, Some(now)) if now == field.set => {
                 (RollbackOutcome::PutBack { from: said(&now), to: said(&field.replaced) }, rolled_back)
