@@ -6,6 +6,7 @@ use std::{
 };
 
 use futures::{StreamExt as _, TryStreamExt as _};
+use serde::Serialize;
 
 use super::{
     BundleError, Content, Meter, Phase, Verified,
@@ -24,7 +25,8 @@ const AT_ONCE: usize = 3;
 const MAX_DEPTH: usize = 4;
 
 /// What became of one of the contents.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "outcome")]
 pub enum Taken {
     /// It was pushed.
     Pushed,
@@ -33,6 +35,7 @@ pub enum Taken {
     /// The tag, one of those that name what was kept last, held something else before.
     Moved {
         /// What it held.
+        #[serde(rename = "holds")]
         held: Digest,
     },
     /// The tag holds something else, and keeps it.

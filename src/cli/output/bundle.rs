@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::indented_table;
 use crate::{
     bundle::{Bundle, BundleIndex, Content, Imported, Listed, Taken, kind_name},
-    image::{Digest, Tag},
+    image::Digest,
     registry::RegistryLocation,
 };
 
@@ -42,30 +42,11 @@ impl<'a> Listing<'a> {
 
 /// One of the contents after an import, for `-o json`.
 #[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
 struct Row<'a> {
-    kind: &'static str,
-    repository: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tag: Option<&'a str>,
-    digest: &'a str,
-    /// `pushed`, `present`, `moved` or `conflict`.
-    outcome: &'static str,
-    /// What the tag holds instead, or held before it moved.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    holds: Option<&'a str>,
-}
-
-fn row((content, taken): &(Content, Taken)) -> Row<'_> {
-    let Content { kind, repository, tag, digest } = content;
-    let (outcome, holds) = match taken {
-        Taken::Pushed => ("pushed", None),
-        Taken::Present => ("present", None),
-        Taken::Moved { held } => ("moved", Some(held.as_str())),
-        Taken::Conflict { holds } => ("conflict", Some(Digest::as_str(holds))),
-    };
-    let tag = tag.as_ref().map(Tag::as_str);
-    Row { kind: kind_name(*kind), repository, tag, digest: digest.as_str(), outcome, holds }
+    #[serde(flatten)]
+    content: &'a Content,
+    #[serde(flatten)]
+    taken: &'a Taken,
 }
 
 /// What an import did, for `-o json`.
@@ -91,7 +72,7 @@ impl<'a> ImportReport<'a> {
         Self {
             id: id.as_str(),
             registry: location.to_string(),
-            contents: imported.contents.iter().map(row).collect(),
+            contents: imported.contents.iter().map(|(content, taken)| Row { content, taken }).collect(),
             sent_blobs: imported.blobs,
             sent_bytes: imported.sent,
             definitions_written,
