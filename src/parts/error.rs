@@ -308,7 +308,7 @@ impl TargetError {
                 ));
             }
             Self::BootRefused { .. } => {
-                "the kernel itself does not load the modules: see its words above; it is not tried again until an input changes"
+                "the kernel itself does not load the modules: see its messages above; it is not tried again until an input changes"
             }
             Self::CannotVerify { .. } => {
                 "sign with an RSA key, for a kernel that has SHA-256 or SHA-512 built in, or leave moduleSigning out of site.yaml"
