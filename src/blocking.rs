@@ -1,5 +1,14 @@
 //! Adapter: work that blocks, off the threads of the asynchronous runtime.
 
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
 /// Runs `work` on a thread where it may block, and gives back what it returns. A panic in it goes on in the caller.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
@@ -9,5 +18,62 @@ pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
             // Only a runtime that shuts down refuses work, and it polls no caller any more.
             Err(_) => std::future::pending().await,
         },
+    }
+}
+
+/// As [`blocking`], for work that can be cut short. When the future is dropped, the work's flag becomes true and the drop
+/// waits for it to return: its files are about to be removed.
+pub async fn stoppable<T: Send + 'static>(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> T {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (done, ended) = mpsc::channel::<()>();
+    let mut guard = Guard { stop: Arc::clone(&stop), ended, armed: true };
+    let result = blocking(move || {
+        // Dropped with the closure, whether it runs, panics or never starts.
+        let _done = done;
+        work(&stop)
+    })
+    .await;
+    guard.armed = false;
+    result
+}
+
+struct Guard {
+    stop: Arc<AtomicBool>,
+    ended: mpsc::Receiver<()>,
+    armed: bool,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.armed {
+            self.stop.store(true, Ordering::Relaxed);
+            // Nothing is ever sent: this returns when the sender is gone. Bounded, since a hung disk must
+            // not keep the program from ending.
+            let _ = self.ended.recv_timeout(Duration::from_secs(5));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn dropping_stops_the_work_and_waits() {
+        let finished = Arc::new(AtomicBool::new(false));
+        let (seen, started) = (Arc::clone(&finished), Arc::new(AtomicBool::new(false)));
+        let running = Arc::clone(&started);
+        let work = stoppable(move |stop| {
+            running.store(true, Ordering::SeqCst);
+            while !stop.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            seen.store(true, Ordering::SeqCst);
+        });
+        tokio::select! {
+            _ = work => unreachable!(),
+            () = async { while !started.load(Ordering::SeqCst) { tokio::task::yield_now().await } } => {}
+        }
+        assert!(finished.load(Ordering::SeqCst));
     }
 }

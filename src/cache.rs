@@ -2,12 +2,13 @@
 
 use std::{
     ffi::OsString,
-    fs::{self, File, TryLockError},
+    fs::TryLockError,
     io,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use fs_err::{self as fs, File};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::{NamedTempFile, TempDir};
 
@@ -20,16 +21,8 @@ pub struct Cache {
 
 /// A cache directory that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{action} {path}")]
-pub struct CacheError {
-    /// What was done.
-    pub action: &'static str,
-    /// To what.
-    pub path: PathBuf,
-    /// The system's answer.
-    #[source]
-    pub source: io::Error,
-}
+#[error("use the cache")]
+pub struct CacheError(#[from] pub io::Error);
 
 /// Held while an entry is made; the system releases it even when the process is killed.
 #[derive(Debug)]
@@ -42,7 +35,7 @@ pub struct CacheLock {
 pub enum LockMode {
     /// By one.
     Exclusive,
-    /// By any number, while nobody has it exclusively.
+    /// By any number, while no one holds it exclusively.
     Shared,
 }
 
@@ -51,7 +44,7 @@ pub enum LockMode {
 pub struct Scratch {
     directory: PathBuf,
     lock_path: PathBuf,
-    _lock: File,
+    _lock: std::fs::File,
 }
 
 impl Scratch {
@@ -73,7 +66,7 @@ impl Drop for Scratch {
 impl Cache {
     /// Opens (and makes) the directory.
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
-        create_dir_all(&root)?;
+        fs::create_dir_all(&root)?;
         Ok(Self { root })
     }
 
@@ -127,13 +120,11 @@ impl Cache {
         }
         let parent = self.root.join(kind);
         let prefix = format!(".tmp-{key}-");
-        create_dir_all(&parent)?;
+        fs::create_dir_all(&parent).map_err(CacheError)?;
         // Under the lock they can only be those of processes that were killed.
         remove_stale(&parent, &prefix)?;
-        let temporary = tempfile::Builder::new()
-            .prefix(&prefix)
-            .tempdir_in(&parent)
-            .map_err(error("create a temporary directory in", &parent))?;
+        let temporary =
+            tempfile::Builder::new().prefix(&prefix).tempdir_in(&parent).map_err(CacheError::from)?;
         make(temporary.path().to_owned()).await?;
         publish(temporary, &place)?;
         Ok(place)
@@ -142,14 +133,9 @@ impl Cache {
     /// Waits for the lock of a key. Dropping the future gives up the wait.
     pub async fn lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<CacheLock, CacheError> {
         let directory = self.root.join("locks");
-        create_dir_all(&directory)?;
+        fs::create_dir_all(&directory)?;
         let path = directory.join(component(&directory, &format!("{kind}-{key}"))?);
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path)
-            .map_err(error("open lock file", &path))?;
+        let file = File::options().create(true).truncate(false).write(true).open(&path)?;
         // Asking again and again instead of waiting in the system: a thread that waits there can be
         // neither cancelled nor abandoned when the program is told to end.
         let mut pause = Duration::from_millis(5);
@@ -164,17 +150,17 @@ impl Cache {
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(Duration::from_millis(100));
                 }
-                Err(TryLockError::Error(source)) => return Err(error("lock", &path)(source)),
+                Err(TryLockError::Error(error)) => return Err(error.into()),
             }
         }
     }
 
     /// An empty directory of this process's own, removed when the guard is dropped. Those of farriers that
-    /// were killed are removed first: nobody holds their lock any more.
+    /// were killed are removed first: their lock is free.
     pub fn scratch(&self) -> Result<Scratch, CacheError> {
         let parent = self.root.join("work");
-        create_dir_all(&parent)?;
-        for entry in fs::read_dir(&parent).map_err(error("list", &parent))?.flatten() {
+        fs::create_dir_all(&parent)?;
+        for entry in fs::read_dir(&parent)?.flatten() {
             let path = entry.path();
             if path.extension().is_some_and(|e| e == "lock")
                 && File::open(&path).is_ok_and(|file| file.try_lock().is_ok())
@@ -185,15 +171,14 @@ impl Cache {
             }
         }
         // It gets the name by which others look for it only when it is locked.
-        let new =
-            NamedTempFile::with_prefix_in(".new-", &parent).map_err(error("create a lock in", &parent))?;
-        new.as_file().lock().map_err(error("lock", new.path()))?;
+        let new = NamedTempFile::with_prefix_in(".new-", &parent)?;
+        new.as_file().lock()?;
         let unique = new.path().file_name().unwrap_or_default().to_string_lossy().replace(".new-", "build-");
         let lock_path = parent.join(format!("{unique}.lock"));
-        let lock = new.persist(&lock_path).map_err(|e| error("create", &lock_path)(e.error))?;
+        let lock = new.persist(&lock_path).map_err(io::Error::from)?;
         let directory = lock_path.with_extension("d");
         let scratch = Scratch { directory, lock_path, _lock: lock };
-        fs::create_dir(&scratch.directory).map_err(error("create", &scratch.directory))?;
+        fs::create_dir(&scratch.directory)?;
         Ok(scratch)
     }
 
@@ -203,8 +188,8 @@ impl Cache {
         let path = self.record_path(kind, key)?;
         match fs::read(&path) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok()),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(e) => Err(error("read", &path)(e)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -213,8 +198,8 @@ impl Cache {
         let directory = self.root.join("records").join(kind);
         let listing = match fs::read_dir(&directory) {
             Ok(listing) => listing,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(error("list", &directory)(e)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
         };
         let read = |path: PathBuf| serde_json::from_slice(&fs::read(path).ok()?).ok();
         Ok(listing.flatten().filter_map(|entry| read(entry.path())).collect())
@@ -224,11 +209,10 @@ impl Cache {
     pub fn write_record<T: Serialize>(&self, kind: &str, key: &str, record: &T) -> Result<(), CacheError> {
         let path = self.record_path(kind, key)?;
         let parent = self.root.join("records").join(kind);
-        create_dir_all(&parent)?;
-        let file = NamedTempFile::with_prefix_in(".tmp-", &parent)
-            .map_err(error("create a temporary file in", &parent))?;
-        serde_json::to_writer(&file, record).map_err(|e| error("write", &path)(e.into()))?;
-        file.persist(&path).map_err(|e| error("write", &path)(e.error))?;
+        fs::create_dir_all(&parent)?;
+        let file = NamedTempFile::with_prefix_in(".tmp-", &parent)?;
+        serde_json::to_writer(&file, record).map_err(io::Error::from)?;
+        file.persist(&path).map_err(io::Error::from)?;
         Ok(())
     }
 
@@ -236,7 +220,7 @@ impl Cache {
     pub fn remove_record(&self, kind: &str, key: &str) -> Result<(), CacheError> {
         let path = self.record_path(kind, key)?;
         match fs::remove_file(&path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(error("remove", &path)(e)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
             _ => Ok(()),
         }
     }
@@ -250,18 +234,17 @@ impl Cache {
 
 /// Puts a finished temporary directory in its place.
 fn publish(temporary: TempDir, place: &Path) -> Result<(), CacheError> {
-    fs::rename(temporary.path(), place).map_err(error("rename a finished entry to", place))?;
+    fs::rename(temporary.path(), place)?;
     // It is there under its name now: nothing is left to remove.
     let _ = temporary.keep();
     Ok(())
 }
 
 fn remove_stale(parent: &Path, prefix: &str) -> Result<(), CacheError> {
-    for entry in fs::read_dir(parent).map_err(error("list", parent))? {
-        let entry = entry.map_err(error("list", parent))?;
+    for entry in fs::read_dir(parent)? {
+        let entry = entry?;
         if entry.file_name().as_encoded_bytes().starts_with(prefix.as_bytes()) {
-            let path = entry.path();
-            fs::remove_dir_all(&path).map_err(error("remove", &path))?;
+            fs::remove_dir_all(entry.path())?;
         }
     }
     Ok(())
@@ -273,16 +256,9 @@ fn component<'a>(parent: &Path, name: &'a str) -> Result<&'a str, CacheError> {
     if (1..=255).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.') {
         Ok(name)
     } else {
-        Err(error("name a cache entry in", parent)(io::ErrorKind::InvalidInput.into()))
+        let text = format!("name a cache entry in {}: {name:?} is no plain name", parent.display());
+        Err(io::Error::new(io::ErrorKind::InvalidInput, text).into())
     }
-}
-
-fn create_dir_all(path: &Path) -> Result<(), CacheError> {
-    fs::create_dir_all(path).map_err(error("create cache directory", path))
-}
-
-fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CacheError {
-    move |source| CacheError { action, path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -327,7 +303,7 @@ mod tests {
         let (_directory, cache) = cache();
         let fail = |path: PathBuf| async move {
             fs::write(path.join("half"), "x").unwrap();
-            Err(error("write", &path)(io::ErrorKind::StorageFull.into()))
+            Err(CacheError(io::ErrorKind::StorageFull.into()))
         };
         cache.get_or_make::<_, _, CacheError>("kind", "key", fail).await.unwrap_err();
         assert!(left_over(&cache, "kind").is_empty());

@@ -29,14 +29,15 @@ pub(super) struct Header {
     pub(super) offset: usize,
     /// The archive's form.
     pub(super) format: Format,
-    /// The archive's bytes, where it says so.
-    pub(super) size: Option<u64>,
-    sums: Stated,
+    pub(super) stated: Stated,
 }
 
-/// The sums that it states, as it writes them.
+/// What it states of the archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Stated {
+pub(super) struct Stated {
+    /// Bytes.
+    pub(super) size: Option<u64>,
+    /// Sums, as it writes them.
     crc: Option<String>,
     md5: Option<String>,
     sha256: Option<String>,
@@ -56,10 +57,10 @@ pub(super) enum Unreadable {
 impl Header {
     /// Reads the file's first [`LONGEST`] bytes, or all of it.
     pub(super) fn parse(start: &[u8]) -> Result<Self, Unreadable> {
-        let mut header = Assignments::default();
+        let mut stated = Stated::default();
         let skip = start
             .split(|byte| *byte == b'\n')
-            .find_map(|line| header.read(line))
+            .find_map(|line| stated.read(line))
             .ok_or(if start.len() < LONGEST { Unreadable::Short } else { Unreadable::NoSkip })?;
         let skip = usize::try_from(skip).map_err(|_| Unreadable::NoSkip)?;
         // makeself's own count first; in NVIDIA's the archive is in the last line that is counted.
@@ -75,15 +76,17 @@ impl Header {
             Some(offset) if offset < start.len() => Unreadable::Form,
             _ => Unreadable::Short,
         })?;
-        header.read_rest(&start[..offset]);
-        let Assignments { size, sums } = header;
-        Ok(Self { offset, format, size, sums })
+        // makeself writes `skip` last, NVIDIA's first: what counts is anywhere in the header.
+        for line in start[..offset].split(|byte| *byte == b'\n') {
+            stated.read(line);
+        }
+        Ok(Self { offset, format, stated })
     }
 
     /// Something to feed the archive to.
     pub(super) fn sums(&self) -> Sums {
         Sums {
-            stated: self.sums.clone(),
+            stated: self.stated.clone(),
             crc: CKSUM.digest(),
             md5: Md5::new(),
             sha256: Sha256::new(),
@@ -92,33 +95,19 @@ impl Header {
     }
 }
 
-/// The assignments before and after `skip`.
-#[derive(Default)]
-struct Assignments {
-    size: Option<u64>,
-    sums: Stated,
-}
-
-impl Assignments {
+impl Stated {
     /// Takes in a line; the value of `skip` where it is that.
     fn read(&mut self, line: &[u8]) -> Option<u64> {
         let (name, value) = assignment(line)?;
         match name {
             "skip" => return value.parse().ok().filter(|lines| (2..1_000_000).contains(lines)),
             "totalsize" | "filesizes" if self.size.is_none() => self.size = value.parse().ok(),
-            "CRCsum" if self.sums.crc.is_none() => self.sums.crc = sum(value, 10),
-            "MD5" if self.sums.md5.is_none() => self.sums.md5 = sum(value, 32),
-            "SHA" if self.sums.sha256.is_none() => self.sums.sha256 = sum(value, 64),
+            "CRCsum" if self.crc.is_none() => self.crc = sum(value, 10),
+            "MD5" if self.md5.is_none() => self.md5 = sum(value, 32),
+            "SHA" if self.sha256.is_none() => self.sha256 = sum(value, 64),
             _ => {}
         }
         None
-    }
-
-    /// makeself writes `skip` last, NVIDIA's first: what counts is anywhere in the header.
-    fn read_rest(&mut self, header: &[u8]) {
-        for line in header.split(|byte| *byte == b'\n') {
-            self.read(line);
-        }
     }
 }
 
@@ -159,24 +148,21 @@ impl Sums {
     /// Takes in a part of the archive.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         let Self { stated, crc, md5, sha256, bytes: count } = self;
-        let Stated { crc: wants_crc, md5: wants_md5, sha256: wants_sha256 } = stated;
         *count += bytes.len() as u64;
-        if wants_crc.is_some() {
+        if stated.crc.is_some() {
             crc.update(bytes);
         }
-        if wants_md5.is_some() {
+        if stated.md5.is_some() {
             md5.update(bytes);
         }
-        if wants_sha256.is_some() {
+        if stated.sha256.is_some() {
             sha256.update(bytes);
         }
     }
 
     /// Compares, once all of the archive was taken in.
     pub(super) fn verify(self) -> Result<(), Differs> {
-        let Self { stated: Stated { crc: stated_crc, md5: stated_md5, sha256: stated_sha256 }, .. } = &self;
-        let stated = [stated_crc.clone(), stated_md5.clone(), stated_sha256.clone()];
-        let Self { stated: _, mut crc, md5, sha256, bytes } = self;
+        let Self { stated, mut crc, md5, sha256, bytes } = self;
         // cksum goes on with the length, the lowest byte first, as far as it is not 0.
         let length = bytes.to_le_bytes();
         let used = length.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
@@ -186,7 +172,7 @@ impl Sums {
             ("MD5", hex::encode(md5.finalize())),
             ("SHA-256", hex::encode(sha256.finalize())),
         ];
-        for (stated, (kind, found)) in stated.into_iter().zip(found) {
+        for (stated, (kind, found)) in [stated.crc, stated.md5, stated.sha256].into_iter().zip(found) {
             if let Some(stated) = stated.filter(|stated| *stated != found) {
                 return Err(Differs { kind, stated, found });
             }
@@ -214,9 +200,9 @@ mod tests {
         let bytes = file(header, GZIP);
         assert!(is_one(&bytes));
         let parsed = Header::parse(&bytes).unwrap();
-        assert_eq!((parsed.offset, parsed.format, parsed.size), (header.len(), Format::Gzip, None));
-        assert_eq!(parsed.sums.crc.as_deref(), Some("3232997086"));
-        assert_eq!(parsed.sums.md5.as_deref(), Some("1cb347a27c40e73f2d12b16bdf961a1e"));
+        assert_eq!((parsed.offset, parsed.format, parsed.stated.size), (header.len(), Format::Gzip, None));
+        assert_eq!(parsed.stated.crc.as_deref(), Some("3232997086"));
+        assert_eq!(parsed.stated.md5.as_deref(), Some("1cb347a27c40e73f2d12b16bdf961a1e"));
     }
 
     #[test]
@@ -224,7 +210,10 @@ mod tests {
         let header = "#!/bin/sh\n# Makeself\nMD5=\"00000000000000000000000000000000\"\nCRCsum=\"1 2\"\n\
                       totalsize=\"4\"\nskip=\"6\"\n";
         let parsed = Header::parse(&file(header, GZIP)).unwrap();
-        assert_eq!((parsed.offset, parsed.size, parsed.sums), (header.len(), Some(4), Stated::default()));
+        assert_eq!(
+            (parsed.offset, parsed.stated),
+            (header.len(), Stated { size: Some(4), ..Stated::default() })
+        );
     }
 
     #[test]
@@ -244,9 +233,9 @@ mod tests {
         let stated = Stated {
             crc: Some("1219131554".to_owned()),
             md5: Some("900150983cd24fb0d6963f7d28e17f72".to_owned()),
-            sha256: None,
+            ..Stated::default()
         };
-        let header = Header { offset: 0, format: Format::Gzip, size: None, sums: stated };
+        let header = Header { offset: 0, format: Format::Gzip, stated };
         let mut sums = header.sums();
         sums.update(b"a");
         sums.update(b"bc");

@@ -1,26 +1,25 @@
 //! Adapter: unpacking of untrusted archives.
 
 mod entry;
+pub mod links;
 mod makeself;
 mod tree;
-mod way;
 
 #[cfg(test)]
 mod tests;
 
 use std::{
     ffi::OsString,
-    fs::File,
     io::{self, BufReader, Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use entry::{Extensions, Names};
+use fs_err::File;
 use tar::EntryType;
 use tree::Tree;
-pub use way::way;
 
 use crate::oci::LayerReader;
 
@@ -90,24 +89,28 @@ pub enum UnpackError {
         #[source]
         source: io::Error,
     },
-    /// The archive cannot be opened.
-    #[error("open {path}")]
-    Open {
-        /// The archive.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
-    /// Writing failed.
-    #[error("write {path}")]
-    Write {
-        /// What was written.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    /// The archive cannot be opened, or a file of it cannot be written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+/// How an archive is unpacked.
+#[derive(Clone, Copy)]
+pub struct Options<'a> {
+    /// What it may hold.
+    pub limits: Limits,
+    /// Which entries are unpacked, by name. The bytes of the others count only against [`PASSED_OVER`] times the limit.
+    pub wanted: &'a dyn Fn(&Path) -> bool,
+    /// The work ends with an error soon after this becomes true.
+    pub stop: &'a AtomicBool,
+}
+
+impl Default for Options<'_> {
+    /// Everything, within the default limits.
+    fn default() -> Self {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        Self { limits: Limits::default(), wanted: &|_| true, stop: &NEVER }
+    }
 }
 
 /// The forms that [`unpack_file`] knows.
@@ -163,17 +166,11 @@ impl Format {
 /// point anywhere, but nothing is ever written through one. What was written before an error stays: give
 /// it a directory that is thrown away then.
 pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
-    unpack_tar_part(reader, dest, limits, &|_| true)
+    unpack_entries(reader, dest, &Options { limits: *limits, ..Options::default() })
 }
 
-/// As [`unpack_tar`], for the entries whose names `wanted` takes; of the others nothing is kept, and their bytes do
-/// not count.
-fn unpack_tar_part(
-    reader: impl Read,
-    dest: &Path,
-    limits: &Limits,
-    wanted: &dyn Fn(&Path) -> bool,
-) -> Result<(), UnpackError> {
+fn unpack_entries(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+    let Options { limits, wanted, stop: _ } = options;
     let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
     let mut tree = Tree::new(dest, limits.depth);
     let mut extensions = Extensions::default();
@@ -248,37 +245,13 @@ fn unpack_entry(
 }
 
 /// As [`unpack_tar`], for a file in one of the known [formats](Format) (told by its first bytes).
-pub fn unpack_file(archive: &Path, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
-    unpack_file_unless(&AtomicBool::new(false), archive, dest, limits)
-}
-
-/// As [`unpack_file`]; ends with an error soon after `stop` becomes true.
-pub fn unpack_file_unless(
-    stop: &AtomicBool,
-    archive: &Path,
-    dest: &Path,
-    limits: &Limits,
-) -> Result<(), UnpackError> {
-    unpack_wanted(stop, archive, dest, limits, &|_| true)
-}
-
-/// The same for those entries whose names `wanted` takes; of the others nothing is kept, and their bytes count only
-/// against [`PASSED_OVER`] times the limit.
-pub fn unpack_wanted(
-    stop: &AtomicBool,
-    archive: &Path,
-    dest: &Path,
-    limits: &Limits,
-    wanted: &dyn Fn(&Path) -> bool,
-) -> Result<(), UnpackError> {
-    let open = |source| UnpackError::Open { path: archive.to_owned(), source };
-    let file = || File::open(archive).map(|inner| Stoppable { inner, stop }).map_err(open);
-    let to = Destination { dest, limits, wanted };
-    match Format::of(archive).map_err(open)? {
+pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+    let file = || File::open(archive).map(|inner| Stoppable { inner, stop: options.stop });
+    match Format::of(archive)? {
         Some(Format::Deb) => {
             let mut command = Command::new("dpkg-deb");
             command.arg("--fsys-tarfile").arg(archive);
-            unpack_output(command, "dpkg-deb", stop, &to)
+            unpack_output(command, "dpkg-deb", dest, options)
         }
         Some(Format::Rpm) => {
             // libarchive reads every form of package and compression. It only turns one archive into another.
@@ -286,10 +259,10 @@ pub fn unpack_wanted(
             let mut package = OsString::from("@");
             package.push(archive);
             command.args(["--create", "--format", "gnutar", "--file", "-"]).arg(package);
-            unpack_output(command, "bsdtar", stop, &to)
+            unpack_output(command, "bsdtar", dest, options)
         }
-        Some(Format::Makeself) => unpack_makeself(file()?, &to),
-        Some(format) => unpack_compressed(format, file()?, &to),
+        Some(Format::Makeself) => unpack_makeself(file()?, dest, options),
+        Some(format) => unpack_compressed(format, file()?, dest, options),
         None => Err(UnpackError::Damaged(io::Error::new(
             io::ErrorKind::InvalidData,
             "its first bytes are those of no tar, gzip, xz, zstd, makeself, Debian or RPM archive",
@@ -297,46 +270,32 @@ pub fn unpack_wanted(
     }
 }
 
-/// As [`unpack_file`], for those entries of a layer (plain, gzip or Zstandard) whose names `wanted` takes.
-pub fn unpack_file_part(
-    layer: &Path,
-    dest: &Path,
-    limits: &Limits,
-    wanted: &dyn Fn(&Path) -> bool,
-) -> Result<(), UnpackError> {
-    let open = |source| UnpackError::Open { path: layer.to_owned(), source };
-    let tar = LayerReader::new(File::open(layer).map_err(open)?).map_err(UnpackError::Damaged)?;
-    unpack_tar_part(tar, dest, limits, wanted)
-}
-
-/// Where the entries of an archive go.
-struct Destination<'a> {
-    dest: &'a Path,
-    limits: &'a Limits,
-    wanted: &'a dyn Fn(&Path) -> bool,
-}
-
-impl Destination<'_> {
-    fn unpack(&self, tar: impl Read) -> Result<(), UnpackError> {
-        unpack_tar_part(tar, self.dest, self.limits, self.wanted)
-    }
+/// As [`unpack_file`], for an image's layer (plain, gzip or Zstandard).
+pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+    let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
+    unpack_entries(tar, dest, options)
 }
 
 /// A tar, compressed or not.
-fn unpack_compressed(format: Format, file: impl Read, to: &Destination<'_>) -> Result<(), UnpackError> {
+fn unpack_compressed(
+    format: Format,
+    file: impl Read,
+    dest: &Path,
+    options: &Options<'_>,
+) -> Result<(), UnpackError> {
     let file = BufReader::with_capacity(128 << 10, file);
     match format {
-        Format::Tar => to.unpack(file),
-        Format::Gzip => to.unpack(flate2::bufread::MultiGzDecoder::new(file)),
+        Format::Tar => unpack_entries(file, dest, options),
+        Format::Gzip => unpack_entries(flate2::bufread::MultiGzDecoder::new(file), dest, options),
         Format::Xz => {
             let stream =
                 liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
                     .map_err(|e| UnpackError::Damaged(e.into()))?;
-            to.unpack(liblzma::bufread::XzDecoder::new_stream(file, stream))
+            unpack_entries(liblzma::bufread::XzDecoder::new_stream(file, stream), dest, options)
         }
         Format::Zstd => {
             let decoder = zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?;
-            to.unpack(decoder)
+            unpack_entries(decoder, dest, options)
         }
         Format::Deb | Format::Rpm | Format::Makeself => {
             Err(UnpackError::Unsupported("it is a package inside another form of archive"))
@@ -345,7 +304,11 @@ fn unpack_compressed(format: Format, file: impl Read, to: &Destination<'_>) -> R
 }
 
 /// The tar behind a shell script, once its size and sums are what the script says.
-fn unpack_makeself(mut file: Stoppable<'_, File>, to: &Destination<'_>) -> Result<(), UnpackError> {
+fn unpack_makeself(
+    mut file: Stoppable<'_, File>,
+    dest: &Path,
+    options: &Options<'_>,
+) -> Result<(), UnpackError> {
     let mut start = Vec::new();
     file.by_ref().take(makeself::LONGEST as u64).read_to_end(&mut start).map_err(UnpackError::Damaged)?;
     let header = makeself::Header::parse(&start).map_err(|error| match error {
@@ -361,10 +324,10 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, to: &Destination<'_>) -> Resul
     let offset = header.offset as u64;
     let length = file.inner.metadata().map_err(UnpackError::Damaged)?.len();
     let found = length.saturating_sub(offset);
-    if let Some(stated) = header.size.filter(|stated| *stated > found) {
+    if let Some(stated) = header.stated.size.filter(|stated| *stated > found) {
         return Err(UnpackError::Truncated { stated, found });
     }
-    let archive = header.size.unwrap_or(found);
+    let archive = header.stated.size.unwrap_or(found);
     file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
     let (mut sums, mut buffer) = (header.sums(), vec![0; 256 << 10]);
     let mut part = file.by_ref().take(archive);
@@ -380,21 +343,24 @@ fn unpack_makeself(mut file: Stoppable<'_, File>, to: &Destination<'_>) -> Resul
         stated,
     })?;
     file.inner.seek(SeekFrom::Start(offset)).map_err(UnpackError::Damaged)?;
-    unpack_compressed(header.format, file.take(archive), to)
+    unpack_compressed(header.format, file.take(archive), dest, options)
 }
 
 /// The tar that a program writes.
 fn unpack_output(
     mut command: Command,
     program: &'static str,
-    stop: &AtomicBool,
-    to: &Destination<'_>,
+    dest: &Path,
+    options: &Options<'_>,
 ) -> Result<(), UnpackError> {
     let failed = |source| UnpackError::Start { program, source };
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(failed)?;
     let result = match child.stdout.take() {
-        Some(inner) => to.unpack(BufReader::new(Stoppable { inner, stop })),
+        Some(inner) => {
+            let output = BufReader::new(Stoppable { inner, stop: options.stop });
+            unpack_entries(output, dest, options)
+        }
         None => Err(failed(io::ErrorKind::BrokenPipe.into())),
     };
     if result.is_err() {
@@ -441,10 +407,12 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// Fails once it is told to stop.
-struct Stoppable<'a, R> {
-    inner: R,
-    stop: &'a AtomicBool,
+/// A reader that fails once its flag is true.
+pub struct Stoppable<'a, R> {
+    /// What is read.
+    pub inner: R,
+    /// The flag.
+    pub stop: &'a AtomicBool,
 }
 
 impl<R: Read> Read for Stoppable<'_, R> {

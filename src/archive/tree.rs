@@ -3,12 +3,14 @@
 use std::{
     collections::HashSet,
     ffi::OsStr,
-    fs::{self, File, OpenOptions, Permissions},
+    fs::Permissions,
     io::{self, Read, Write},
     os::unix::fs::PermissionsExt,
     path::{Component, Path, PathBuf},
     time::{Duration, SystemTime},
 };
+
+use fs_err::{self as fs, File};
 
 use super::UnpackError;
 
@@ -45,10 +47,8 @@ impl<'a> Tree<'a> {
         size: u64,
     ) -> Result<(), UnpackError> {
         let path = self.place(name)?;
-        let failed = |source| UnpackError::Write { path: path.clone(), source };
         // `create_new` follows no link.
-        let create = || OpenOptions::new().write(true).create_new(true).open(&path);
-        let mut file = instead(&path, create)?;
+        let mut file = instead(&path, || File::create_new(&path))?;
         let mut left = size;
         while left > 0 {
             let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len());
@@ -58,15 +58,19 @@ impl<'a> Tree<'a> {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                 Err(e) => return Err(UnpackError::Damaged(e)),
             };
-            file.write_all(&self.buffer[..count]).map_err(failed)?;
+            file.write_all(&self.buffer[..count])?;
             left -= count as u64;
         }
-        finish_file(&file, mode, modified).map_err(failed)
+        // Whoever unpacked a file must be able to read it.
+        file.set_permissions(Permissions::from_mode(mode & 0o777 | 0o400))?;
+        // `make` compares times. The end of year 9999; further ones only come from damage or malice.
+        let modified = Duration::from_secs(modified.min(253_402_300_799));
+        Ok(file.set_modified(SystemTime::UNIX_EPOCH + modified)?)
     }
 
     pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
         let path = self.place(name)?;
-        instead(&path, || std::os::unix::fs::symlink(target, &path))
+        Ok(instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 
     pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
@@ -74,16 +78,14 @@ impl<'a> Tree<'a> {
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
         self.check_parents(&target, name)?;
         let existing = self.root.join(&target);
-        let metadata = fs::symlink_metadata(&existing)
-            .map_err(|source| UnpackError::Write { path: existing.clone(), source })?;
-        if !metadata.is_file() {
+        if !fs::symlink_metadata(&existing)?.is_file() {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
         if self.relative(name)?.is_some_and(|path| path == target) {
             return Ok(());
         }
         let path = self.place(name)?;
-        instead(&path, || fs::hard_link(&existing, &path))
+        Ok(instead(&path, || fs::hard_link(&existing, &path))?)
     }
 
     /// The name as a relative path of plain components; `None` for the root itself.
@@ -124,8 +126,7 @@ impl<'a> Tree<'a> {
             self.ensure_directory(parent, name)?;
         }
         if !self.is_directory(path, name)? {
-            let full = self.root.join(path);
-            fs::create_dir(&full).map_err(|source| UnpackError::Write { path: full, source })?;
+            fs::create_dir(self.root.join(path))?;
             self.set_mode(path, 0o755)?;
         }
         self.directories.insert(path.to_owned());
@@ -148,35 +149,26 @@ impl<'a> Tree<'a> {
             Ok(metadata) if metadata.is_symlink() => {
                 Err(UnpackError::ThroughLink(name.to_string_lossy().into_owned()))
             }
-            Ok(_) => Err(UnpackError::Write { path: full, source: io::ErrorKind::NotADirectory.into() }),
+            Ok(_) => {
+                let text = format!("write below {}: it is not a directory", full.display());
+                Err(io::Error::new(io::ErrorKind::NotADirectory, text).into())
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(source) => Err(UnpackError::Write { path: full, source }),
+            Err(error) => Err(error.into()),
         }
     }
 
     fn set_mode(&self, path: &Path, mode: u32) -> Result<(), UnpackError> {
-        let full = self.root.join(path);
-        fs::set_permissions(&full, Permissions::from_mode(mode))
-            .map_err(|source| UnpackError::Write { path: full, source })
+        Ok(fs::set_permissions(self.root.join(path), Permissions::from_mode(mode))?)
     }
 }
 
 /// Makes a file or link, in place of what an earlier entry made there. Few archives name a file twice.
-fn instead<T>(path: &Path, make: impl Fn() -> io::Result<T>) -> Result<T, UnpackError> {
-    let outcome = match make() {
+fn instead<T>(path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    match make() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(path).and_then(|()| make())
         }
         other => other,
-    };
-    outcome.map_err(|source| UnpackError::Write { path: path.to_owned(), source })
-}
-
-/// Mode and time: `make` compares the times of a source's files.
-fn finish_file(file: &File, mode: u32, modified: u64) -> io::Result<()> {
-    // Whoever unpacked a file must be able to read it.
-    file.set_permissions(Permissions::from_mode(mode & 0o777 | 0o400))?;
-    // The end of year 9999; further ones only come from damage or malice.
-    let modified = Duration::from_secs(modified.min(253_402_300_799));
-    file.set_modified(SystemTime::UNIX_EPOCH + modified)
+    }
 }

@@ -44,7 +44,7 @@ pub const ENTRYPOINT: &str = "driver-entrypoint";
 #[derive(Clone, Debug)]
 pub struct BootRequest {
     /// The kernel.
-    pub kernel: crate::headers::KernelImage,
+    pub kernel: crate::inputs::KernelImage,
     /// A directory that holds the modules, anywhere below it.
     pub payload: PathBuf,
     /// The modules to load, as paths relative to `payload`, in load order. One that has the name of one of the
@@ -72,7 +72,7 @@ pub struct BootRequest {
 impl BootRequest {
     /// Loads `modules`, and nothing special about it.
     pub fn new(
-        kernel: crate::headers::KernelImage,
+        kernel: crate::inputs::KernelImage,
         payload: PathBuf,
         modules: Vec<String>,
         entrypoint: PathBuf,

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{BootError, BootLimits, console::Console, protocol::Transcript};
-use crate::{headers::KernelImage, kernel::Architecture};
+use crate::{inputs::KernelImage, kernel::Architecture};
 
 /// With KVM a kernel is at its init process in a second. Where a guest hangs instead, as it does on some nested
 /// hosts that offer the device all the same, this much time is lost once.

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     blocking::blocking,
-    headers::KernelImageLookup,
     image::UnknownPolicy,
+    inputs::KernelImageLookup,
     kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
     oci::ModuleSignerFact,
     parts::{BootCheck, Stage, TargetError},
@@ -104,9 +104,9 @@ async fn facts_of_image(job: &Job<'_>) -> Result<Option<BeyondHeaders>, TargetEr
     if family.spec.kernel_image.is_none() {
         return Ok(None);
     }
-    let fetch = || parts.fetcher.kernel_image(family, &parts.definitions.root, &cell.target);
+    let fetch = || parts.fetcher.kernel_images().find(family, &parts.definitions.root, &cell.target);
     match parts.retry("fetch kernel image", fetch).await? {
-        KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_facts(&kernel).await?)),
+        KernelImageLookup::Found(kernel) => Ok(Some(parts.fetcher.kernel_images().facts(&kernel).await?)),
         KernelImageLookup::Missing { .. } => Ok(None),
     }
 }

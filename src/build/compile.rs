@@ -101,7 +101,7 @@ async fn context(job: &Job<'_>) -> Result<(Vec<ContextEntry>, Vec<String>), Targ
         job.stage(Stage::Sources);
     }
     for source in &image.spec.sources {
-        let fetched = parts.retry("fetch source", || parts.fetcher.source(source, root)).await?;
+        let fetched = parts.retry("fetch source", || parts.fetcher.sources().fetch(source, root)).await?;
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         origins.push(format!("{}: {}", source.name, fetched.origin));
     }

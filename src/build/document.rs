@@ -108,7 +108,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
     let mut materials = Vec::new();
     for source in &image.spec.sources {
         let identity =
-            parts.retry("look up source", || parts.fetcher.source_identity(source, root)).await?.identity;
+            parts.retry("look up source", || parts.fetcher.sources().identity(source, root)).await?.identity;
         let mut material = Material::of_origin(Role::Source, &identity, source.name.as_str());
         if let SourceOrigin::Url { url, .. } = &source.from {
             material.uri = Some(url.clone());
@@ -164,7 +164,7 @@ async fn toolchain_packages(
         let packages = packages_of(parts, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = parts.fetcher.bootstrapped(spec, arch)? else { return Ok(None) };
+    let Some(made) = parts.fetcher.root_fs().bootstrapped(spec, arch)? else { return Ok(None) };
     let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
     Ok(Some((made.digest, packages)))
 }
@@ -176,8 +176,9 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
         RuntimeBase::Need(name) => Material { digest, ..Material::new(Role::Base, name.as_str()) },
         RuntimeBase::Minimal(spec) => {
             let arch = job.cell.target.arch;
-            let package =
-                parts.retry("look up busybox", || parts.fetcher.minimal_package(spec, arch)).await?;
+            let package = parts
+                .retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch))
+                .await?;
             // The package is all that is in it, and its digest says more than that of the image made of it.
             Material::of_origin(Role::Base, &package, &spec.package)
         }

@@ -2,7 +2,7 @@
 
 use super::job::Job;
 use crate::{
-    headers::{HeaderLookup, HeaderSet},
+    inputs::{HeaderLookup, HeaderSet},
     parts::{Stage, TargetError},
 };
 
@@ -10,7 +10,7 @@ use crate::{
 pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet, TargetError> {
     job.stage(Stage::Headers);
     let (parts, source) = (job.parts, &job.family.spec.headers);
-    let look = || parts.fetcher.header_set(source, &parts.definitions.root, &job.cell.target);
+    let look = || parts.fetcher.headers().find(source, &parts.definitions.root, &job.cell.target);
     match parts.retry("fetch headers", look).await? {
         HeaderLookup::Found(headers) => Ok(*headers),
         HeaderLookup::Missing { looked_for, hint } => Err(TargetError::HeadersMissing { looked_for, hint }),

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use super::needs::Needed;
 use crate::{
     cache::Scratch,
-    headers::HeaderSet,
     image::{Digest, DriverImage, OnConflict},
+    inputs::HeaderSet,
     kernel::KernelFamily,
     kmod::CheckReport,
     oci::ReusedFrom,

@@ -5,8 +5,8 @@ use std::{path::Path, sync::Arc};
 use super::job::Job;
 use crate::{
     blocking::blocking,
-    headers::HeaderSet,
     image::Output,
+    inputs::HeaderSet,
     kmod::{self, PayloadModule, Signature, SignatureHash, SigningRule},
     oci::ModuleSignerFact,
     parts::{Stage, TargetError},

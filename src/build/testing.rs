@@ -22,8 +22,8 @@ use super::{
 use crate::{
     cache::Cache,
     engine::{EngineChoice, EngineEnv},
-    headers::{FetchOptions, Fetcher},
     image::{Definitions, DriverImage, ImageName, ImageReference},
+    inputs::{FetchOptions, Fetcher},
     kernel::{KernelFamily, KernelTarget},
     kmod::{BootReport, testing::ModuleFile},
     parts::{

@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{CliError, Exit, output, session::Session, settings};
-use crate::headers::{self, Collected, Collection};
+use crate::inputs::{self, Collected, Collection};
 
 #[derive(Debug, Args)]
 pub struct CollectArgs {
@@ -40,7 +40,7 @@ pub async fn collect(session: &Session, args: CollectArgs) -> Result<Exit, CliEr
     let CollectArgs { paths, root, kernel, to } = args;
     let release = settings::parse("kernel release", &kernel)?;
     let Collected { digest, size, symvers, left_out } =
-        headers::collect(Collection { root, release, paths }, to.clone()).await?;
+        inputs::collect(Collection { root, release, paths }, to.clone()).await?;
     let texts = |paths: Vec<PathBuf>| paths.iter().map(|path| path.display().to_string()).collect();
     let report = CollectReport {
         path: to.display().to_string(),

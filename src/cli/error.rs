@@ -11,8 +11,8 @@ use crate::{
     definitions::DefinitionErrors,
     engine::EngineError,
     fault::chain,
-    headers::{FetchError, HostError, TreeError},
     images::GcError,
+    inputs::{FetchError, TreeError},
     net::NetError,
     oci::ImageError,
     parts::TargetError,
@@ -163,7 +163,6 @@ endings! {
     NetError: |_| Exit::Wrong, NetError::hint;
     SigningError: |_| Exit::Wrong, SigningError::hint;
     TreeError: |_| Exit::Wrong, |error| Some(error.remedy().to_owned());
-    HostError: |_| Exit::Wrong, |error| Some(error.remedy().to_owned());
     HttpError: |_| Exit::Wrong, |_| Some("choose another one with --listen, or --listen off".to_owned());
     ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Wrong }, ClusterError::hint;
     PassError: |error| match error {

@@ -16,7 +16,7 @@ use super::{
     settings::{self, Settings, parse},
 };
 use crate::{
-    headers::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome},
+    inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{KernelFacts, SymbolTable},
     parts::TargetError,
@@ -108,8 +108,8 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
         HeadersCommand::Collect(args) => collect(session, args).await?,
         HeadersCommand::List { store } => {
             let Settings { fetcher, .. } = session.settings()?.with_store(store.registry.as_deref())?;
-            let cached = fetcher.header_sets().await?;
-            let stored = fetcher.stored_header_sets().await?;
+            let cached = fetcher.headers().in_cache().await?;
+            let stored = fetcher.headers().list_store().await?;
             let cached = cached.iter().map(ListedSet::from);
             let sets: Vec<ListedSet> = cached.chain(stored.into_iter().map(ListedSet::from)).collect();
             session.show(&sets[..], output::headers::list)?;
@@ -131,7 +131,7 @@ async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliE
     };
     let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
     let settings = session.settings()?.with_store(store.registry.as_deref())?;
-    let Some(stored) = settings.fetcher.stored_headers(&release, arch).await? else {
+    let Some(stored) = settings.fetcher.headers().in_store(&release, arch).await? else {
         let sources = vec![ImportSource::Node(root)];
         return import_headers(session, &settings, HeaderImport { sources, release, arch, replace: false })
             .await;
@@ -157,7 +157,7 @@ async fn import_headers(
     settings: &Settings,
     import: HeaderImport,
 ) -> Result<(), CliError> {
-    let imported = settings.fetcher.import_headers(import).await?;
+    let imported = settings.fetcher.headers().import(import).await?;
     let ImportedHeaders { outcome, headers, content, size, stored } = &imported;
     let KernelFacts { release, arch, symbols, .. } = &headers.facts;
     if symbols.is_none() {
@@ -191,7 +191,7 @@ fn reference(stored: &Stored, release: &KernelRelease, arch: Architecture) -> Re
 /// The kernel's header set, as a build would find it.
 pub async fn find(settings: &Settings, target: &KernelTarget) -> Result<HeaderLookup, CliError> {
     let family = family(settings, target)?;
-    Ok(settings.fetcher.header_set(&family.spec.headers, &settings.definitions.root, target).await?)
+    Ok(settings.fetcher.headers().find(&family.spec.headers, &settings.definitions.root, target).await?)
 }
 
 /// The kernel's family, without which it is not known where anything of the kernel comes from.

@@ -17,8 +17,8 @@ use super::{
 use crate::{
     cache::Cache,
     definitions,
-    headers::{FetchOptions, Fetcher},
     image::{Definitions, ImageName},
+    inputs::{FetchOptions, Fetcher},
     kernel::{Architecture, KernelTarget},
     net::{Net, NetOptions},
     parts::TargetError,

@@ -12,8 +12,8 @@ use super::{
 use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
     fault::chain,
-    headers::{self, FetchError, Kept, KeptHeaders, bootstrap_key},
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
+    inputs::{self, FetchError, Kept, Lookup, bootstrap_key},
     kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
     parts::{Parts, TargetError},
     resolve::{Resolved, resolve},
@@ -128,7 +128,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    match named(parts, ContentKind::Definitions, Kind::Definitions.repository(), headers::LATEST).await {
+    match named(parts, ContentKind::Definitions, Kind::Definitions.repository(), inputs::LATEST).await {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }
@@ -177,16 +177,18 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput,
     let root = &parts.definitions.root;
     let keep = "put into the store";
     let kept = match input {
-        Input::Source(spec) => parts.retry(keep, || parts.fetcher.keep_source(spec, root)).await?,
+        Input::Source(spec) => parts.retry(keep, || parts.fetcher.sources().keep(spec, root)).await?,
         Input::Bootstrap(spec, arch) => {
-            parts.retry(keep, || parts.fetcher.keep_bootstrap(spec, *arch)).await?
+            parts.retry(keep, || parts.fetcher.root_fs().keep_bootstrap(spec, *arch)).await?
         }
-        Input::Minimal(spec, arch) => parts.retry(keep, || parts.fetcher.keep_minimal(spec, *arch)).await?,
+        Input::Minimal(spec, arch) => {
+            parts.retry(keep, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
+        }
         Input::Headers(kernel, source) => {
-            let put = || parts.fetcher.keep_headers(source, root, kernel);
+            let put = || parts.fetcher.headers().keep(source, root, kernel);
             match parts.retry(keep, put).await? {
-                KeptHeaders::Kept(kept) => *kept,
-                KeptHeaders::Missing { looked_for, hint } => {
+                Lookup::Found(kept) => kept,
+                Lookup::Missing { looked_for, hint } => {
                     return Err(TargetError::HeadersMissing { looked_for, hint });
                 }
             }
@@ -224,8 +226,8 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
 /// A part as it stands in the registry; nothing where it does not.
 async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, TargetError> {
     let (kind, store_kind, tag) = match input {
-        Input::Source(spec) => (ContentKind::Source, Kind::Source, headers::source_tag(spec)?),
-        Input::Minimal(spec, arch) => (ContentKind::RootFs, Kind::RootFs, headers::minimal_tag(spec, *arch)?),
+        Input::Source(spec) => (ContentKind::Source, Kind::Source, inputs::source_tag(spec)?),
+        Input::Minimal(spec, arch) => (ContentKind::RootFs, Kind::RootFs, inputs::minimal_tag(spec, *arch)?),
         Input::Bootstrap(spec, arch) => {
             let tag = store::key_tag(&bootstrap_key(spec, *arch)).map_err(FetchError::from)?;
             (ContentKind::RootFs, Kind::RootFs, tag)
@@ -267,7 +269,7 @@ async fn further_tag(
 ) -> Result<Option<Content>, TargetError> {
     let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
     let stored = store.find(store_kind, tag).await.map_err(FetchError::from)?;
-    let Some(tag) = stored.and_then(|stored| headers::content_tag(&stored)) else {
+    let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
         return Ok(None);
     };
     Ok(Some(Content { kind, tag: Some(tag), ..content.clone() }))

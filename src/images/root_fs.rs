@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, path::PathBuf};
 
 use crate::{
     blocking::blocking,
-    headers::bootstrap_key,
     image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
+    inputs::bootstrap_key,
     kernel::{Architecture, BootstrapSpec},
     oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, TargetError},
@@ -101,7 +101,8 @@ async fn ensure_published(
     let reference = match spec {
         RootFsSpec::Bootstrap(spec) => bootstrap_reference(parts, spec, arch)?,
         RootFsSpec::Minimal(spec) => {
-            let key = parts.retry("look up busybox", || parts.fetcher.minimal_key(spec, arch)).await?;
+            let key =
+                parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_key(spec, arch)).await?;
             reference_of_key(parts, &key)?
         }
     };
@@ -120,11 +121,11 @@ async fn publish(
     let action = "make root file system";
     let (made, title) = match spec {
         RootFsSpec::Bootstrap(spec) => {
-            let made = parts.retry(action, || parts.fetcher.bootstrap(spec, arch)).await?;
+            let made = parts.retry(action, || parts.fetcher.root_fs().bootstrap(spec, arch)).await?;
             (made, format!("{} root file system", spec.suite))
         }
         RootFsSpec::Minimal(spec) => {
-            let made = parts.retry(action, || parts.fetcher.minimal(spec, arch)).await?;
+            let made = parts.retry(action, || parts.fetcher.root_fs().minimal(spec, arch)).await?;
             (made, format!("{} base", spec.package))
         }
     };

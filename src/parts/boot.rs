@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{TargetError, retry::with_retry};
 use crate::{
     boot::{self, BootRequest},
-    headers::{Fetcher, KernelImageLookup},
+    inputs::{Fetcher, KernelImageLookup},
     kernel::{KernelFamily, KernelTarget},
     kmod::BootReport,
 };
@@ -56,7 +56,7 @@ impl BootChecker for QemuBoot {
         let &BootCheck { target, family, payload, ref modules, needed } = check;
         // First what costs nothing to find out.
         let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref())?;
-        let fetch = || self.fetcher.kernel_image(family, &self.root, target);
+        let fetch = || self.fetcher.kernel_images().find(family, &self.root, target);
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {
             KernelImageLookup::Found(image) => *image,
             KernelImageLookup::Missing { looked_for, hint } => {

@@ -21,8 +21,8 @@ use self::retry::with_retry;
 use crate::{
     cache::Cache,
     cluster::Fence,
-    headers::Fetcher,
     image::Definitions,
+    inputs::Fetcher,
     plan::Budget,
     registry::{Keyring, Registry, RegistryLocation},
     signing::ModuleSigner,

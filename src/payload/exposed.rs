@@ -12,7 +12,7 @@ use walkdir::WalkDir;
 
 use super::{error::PayloadError, layer::MERGED};
 use crate::{
-    archive::{self, Limits, UnpackError, unpack_file_part},
+    archive::{self, UnpackError, links},
     image::{Digest, checked::fits},
     oci::{EntryKind, TreeDigester, plain_path},
 };
@@ -66,7 +66,7 @@ pub fn unpack_exposed(layer: &Path, exposes: &[String], dest: &Path) -> Result<(
     let wanted = |path: &Path| {
         plain_path(path).is_some_and(|path| exposes.iter().any(|exposed| is_at_or_below(&path, exposed)))
     };
-    unpack_file_part(layer, dest, &Limits::default(), &wanted)
+    archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
 }
 
 /// Unpacks only the module files of one kernel out of a payload's layer into an existing directory. Blocks.
@@ -77,7 +77,7 @@ pub fn unpack_modules(layer: &Path, release: &str, dest: &Path) -> Result<(), Un
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         inner.starts_with(Path::new("lib/modules").join(release)) && super::modules::is_module_file(name)
     };
-    unpack_file_part(layer, dest, &Limits::default(), &wanted)
+    archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
 }
 
 /// The symbol tables in an exposed tree, with their text. Blocks.
@@ -196,7 +196,7 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), P
     }
     if target.is_absolute() {
         fs::remove_file(&place)?;
-        symlink(archive::way(parent, &meant), &place)?;
+        symlink(links::relative(parent, &meant), &place)?;
     }
     Ok(())
 }

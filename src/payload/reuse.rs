@@ -16,7 +16,7 @@ use super::{
     modules::is_module_file,
 };
 use crate::{
-    archive::{Limits, unpack_file},
+    archive::{Options, unpack_file},
     image::Digest,
     kernel::KernelRelease,
     oci::LayerReader,
@@ -29,7 +29,7 @@ const CHUNK: usize = 1 << 20;
 
 /// Unpacks a payload layer into an empty directory, so that packing it again gives the same layer. Blocks.
 pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), PayloadError> {
-    unpack_file(layer, tree, &Limits::default())?;
+    unpack_file(layer, tree, &Options::default())?;
     let mut tar = LayerReader::new(File::open(layer)?)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; CHUNK]);
     loop {

@@ -10,10 +10,10 @@ pub(crate) use tracked::tracked;
 
 use crate::{
     fault::chain,
-    headers::{HostTreeLookup, bootstrap_key},
     image::{
         Definitions, Digest, DriverImage, ImageName, ImageReference, Need, Output, RuntimeBase, VersionSpec,
     },
+    inputs::{HostTreeLookup, bootstrap_key},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     parts::{AT_ONCE, Parts, TargetError},
     plan::{CellInputs, EntrypointBinary, ImageLocation, Published, ResolvedImage, SignedWith, TreeKey},
@@ -94,7 +94,7 @@ pub(crate) async fn resolve_more(
         }
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         let source = &family.spec.headers;
-        let look = || parts.fetcher.header_identity(source, &parts.definitions.root, target);
+        let look = || parts.fetcher.headers().identity(source, &parts.definitions.root, target);
         let outcome = parts.retry("look up headers", look).await;
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
         resolved.headers.insert(target.clone(), outcome.map_err(|error| with_hint(&error)));
@@ -107,7 +107,8 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     let mut sources = BTreeMap::new();
     let mut versions = BTreeMap::new();
     for source in &spec.sources {
-        let identity = parts.retry("look up source", || parts.fetcher.source_identity(source, root)).await?;
+        let identity =
+            parts.retry("look up source", || parts.fetcher.sources().identity(source, root)).await?;
         versions.insert(source.name.as_str(), identity.version);
         sources.insert(source.name.to_string(), identity.identity);
     }
@@ -136,7 +137,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
             Some(bootstrap_key(&base.for_version(&version), Architecture::Amd64))
         }
         Some(RuntimeBase::Minimal(base)) => {
-            Some(parts.retry("look up busybox", || parts.fetcher.minimal_identity(base)).await?)
+            Some(parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_identity(base)).await?)
         }
         Some(RuntimeBase::Image(reference)) => Some(parts.resolve_reference(reference).await?.to_string()),
     };

@@ -36,14 +36,14 @@ async fn newest_of(
     platform: &Platform,
 ) -> Vec<TrackedKernel> {
     let name = &family.metadata.name;
-    let releases = match parts.fetcher.kernel_releases(&family.spec.headers, suites, platform.arch).await {
+    let releases = match parts.fetcher.headers().releases(&family.spec.headers, suites, platform.arch).await {
         Ok(releases) => releases,
         Err(error) => {
             tracing::warn!(family = %name, error = chain(&error), "the tracked suites cannot be read");
             return Vec::new();
         }
     };
-    let compare = crate::headers::apt::version::compare;
+    let compare = crate::inputs::apt::version::compare;
     let newest = |flavour: &String| {
         newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), compare)
     };

@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(left, ["docker.json", "keys/both.pem", "keys/mok.pem", "password"]);
         let back = dir.path().join("back");
         fs::create_dir(&back).unwrap();
-        archive::unpack_file(&to, &back, &archive::Limits::default()).unwrap();
+        archive::unpack_file(&to, &back, &archive::Options::default()).unwrap();
         let files = WalkDir::new(&back).sort_by_file_name().into_iter().map(Result::unwrap);
         let files = files.filter(|entry| entry.file_type().is_file());
         let files: Vec<_> =

@@ -81,6 +81,16 @@ pub struct Stored {
     pub annotations: BTreeMap<String, String>,
 }
 
+impl Stored {
+    /// An annotation that it must have.
+    pub fn note(&self, key: &str) -> Result<&str, StoreError> {
+        self.annotations.get(key).map(String::as_str).ok_or_else(|| StoreError::NotAnArtifact {
+            reference: format!("{}@{}", self.repository, self.digest),
+            reason: format!("it has no annotation {key}"),
+        })
+    }
+}
+
 /// A file that is to be kept.
 #[derive(Clone, Debug)]
 pub struct Item<'a> {

@@ -11,8 +11,8 @@ use std::{
 
 use farrier::{
     cache::Cache,
-    headers::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet, bootstrap_key},
     image::{Digest, MinimalSpec, SourceSpec},
+    inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet, bootstrap_key},
     kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget},
 };
 use tempfile::TempDir;
@@ -71,7 +71,7 @@ async fn newest_release(cache: &Cache) -> String {
 }
 
 async fn lookup(cache: &Cache, target: &KernelTarget) -> HeaderLookup {
-    fetcher(cache).header_set(&debian_headers(), Path::new("/"), target).await.unwrap()
+    fetcher(cache).headers().find(&debian_headers(), Path::new("/"), target).await.unwrap()
 }
 
 async fn found(cache: &Cache, target: &KernelTarget) -> HeaderSet {
@@ -147,7 +147,7 @@ async fn a_suite_that_the_mirror_lacks() {
     let json = r#"{"apt": {"packages": ["linux-headers-{{release}}"], "suites": ["no-such-suite"]}}"#;
     let source = serde_json::from_str(json).unwrap();
     let error =
-        fetcher(&cache).header_set(&source, Path::new("/"), &target("6.1.0-1-amd64")).await.unwrap_err();
+        fetcher(&cache).headers().find(&source, Path::new("/"), &target("6.1.0-1-amd64")).await.unwrap_err();
     assert!(error.to_string().contains("does not have a Release file"), "{error}");
     assert!(!error.is_transient());
     assert!(error.hint().unwrap().contains("mirror"));
@@ -162,7 +162,7 @@ async fn a_mirror_that_does_not_answer() {
     );
     let source = serde_json::from_str(&json).unwrap();
     let error =
-        fetcher(&cache).header_set(&source, Path::new("/"), &target("6.1.0-1-amd64")).await.unwrap_err();
+        fetcher(&cache).headers().find(&source, Path::new("/"), &target("6.1.0-1-amd64")).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
 }
 
@@ -172,16 +172,16 @@ async fn source_from_a_package_of_another_suite() {
     let spec = source(
         r#""from": {"apt": {"package": "mstflint-dkms", "suites": ["sid"]}}, "subdir": "usr/src/mstflint-*""#,
     );
-    let identity = fetcher(&cache).source_identity(&spec, Path::new("/")).await.unwrap();
+    let identity = fetcher(&cache).sources().identity(&spec, Path::new("/")).await.unwrap();
     assert!(identity.identity.starts_with("mstflint-dkms="), "{}", identity.identity);
     let version = identity.version.unwrap();
     assert!(!version.contains([':', '-']), "{version}");
-    let fetched = fetcher(&cache).source(&spec, Path::new("/")).await.unwrap();
+    let fetched = fetcher(&cache).sources().fetch(&spec, Path::new("/")).await.unwrap();
     assert!(fetched.root.join("Makefile").is_file());
     assert_eq!(fetched.origin, identity.identity);
 
     let absent = source(r#""from": {"apt": {"package": "no-such-package", "suites": ["sid"]}}"#);
-    let error = fetcher(&cache).source_identity(&absent, Path::new("/")).await.unwrap_err();
+    let error = fetcher(&cache).sources().identity(&absent, Path::new("/")).await.unwrap_err();
     assert_eq!(error.to_string(), "find package no-such-package in sid");
 }
 
@@ -221,7 +221,7 @@ async fn header_set_from_a_tarball() {
         serde_json::from_str(&format!(r#"{{"tarball": {{"path": "{path}"}}}}"#)).unwrap()
     };
     let look = async |path: &str, release: &str| {
-        fetcher(&cache).header_set(&headers(path), dir.path(), &target(release)).await
+        fetcher(&cache).headers().find(&headers(path), dir.path(), &target(release)).await
     };
     let mut identities = Vec::new();
     for path in ["headers-{{release}}.tar.xz", "linux-6.1.192"] {
@@ -301,7 +301,7 @@ impl Downloads {
 
     async fn get(&self, path: &str, sha256: &str) -> Result<PathBuf, FetchError> {
         let json = format!(r#""from": {{"url": {{"url": "{}{path}", "sha256": "{sha256}"}}}}"#, self.address);
-        fetcher(&self.cache).source(&source(&json), Path::new("/")).await.map(|fetched| fetched.root)
+        fetcher(&self.cache).sources().fetch(&source(&json), Path::new("/")).await.map(|fetched| fetched.root)
     }
 }
 
@@ -356,7 +356,7 @@ async fn root_file_system_with_a_toolchain() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path().join("cache")).unwrap();
     let spec = toolchain(&["make", "gcc-12", "kmod"]);
-    let rootfs = fetcher(&cache).bootstrap(&spec, Architecture::Amd64).await.unwrap();
+    let rootfs = fetcher(&cache).root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap();
     assert_eq!(names(&cache, "rootfs"), [bootstrap_key(&spec, Architecture::Amd64)]);
 
     let layer = fs::read(&rootfs.layer).unwrap();
@@ -375,7 +375,7 @@ async fn root_file_system_with_a_toolchain() {
 
     // Again: found, not made.
     let started = Instant::now();
-    assert_eq!(fetcher(&cache).bootstrap(&spec, Architecture::Amd64).await.unwrap(), rootfs);
+    assert_eq!(fetcher(&cache).root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap(), rootfs);
     assert!(started.elapsed() < Duration::from_secs(1));
 }
 
@@ -384,11 +384,13 @@ async fn root_file_system_of_packages_that_do_not_exist() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path().join("cache")).unwrap();
     let spec = toolchain(&["no-such-package"]);
-    let error = fetcher(&cache).bootstrap(&spec, Architecture::Amd64).await.unwrap_err();
+    let error = fetcher(&cache).root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap_err();
     assert!(error.to_string().contains("no-such-package"), "{error}");
     assert!(!error.is_transient());
     assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
-    assert!(fetcher(&cache).bootstrap(&toolchain(&["$(reboot)"]), Architecture::Amd64).await.is_err());
+    assert!(
+        fetcher(&cache).root_fs().bootstrap(&toolchain(&["$(reboot)"]), Architecture::Amd64).await.is_err()
+    );
 }
 
 /// The probes' commands in the minimal base, and every tool that it names.
@@ -397,10 +399,10 @@ async fn the_minimal_base_has_what_probes_call() {
     let dir = tempfile::tempdir().unwrap();
     let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
     let cache = shared_cache();
-    let base = fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap();
+    let base = fetcher(&cache).root_fs().minimal(&spec, Architecture::Amd64).await.unwrap();
     assert!(base.size < 2 << 20, "{} bytes", base.size);
     assert_eq!(Digest::of(&fs::read(&base.layer).unwrap()), base.digest);
-    assert_eq!(fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap(), base);
+    assert_eq!(fetcher(&cache).root_fs().minimal(&spec, Architecture::Amd64).await.unwrap(), base);
 
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
@@ -431,7 +433,7 @@ async fn the_minimal_base_is_there_without_a_network() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::open(dir.path().to_owned()).unwrap();
     let spec: MinimalSpec = serde_json::from_str(r#"{"suites": ["bookworm"]}"#).unwrap();
-    let base = fetcher(&cache).minimal(&spec, Architecture::Amd64).await.unwrap();
+    let base = fetcher(&cache).root_fs().minimal(&spec, Architecture::Amd64).await.unwrap();
     // A host whose archive is where nobody listens.
     let apt_dir = dir.path().join("etc-apt");
     fs::create_dir_all(apt_dir.join("sources.list.d")).unwrap();
@@ -476,7 +478,7 @@ async fn a_cancelled_bootstrap_leaves_nothing() {
         }
     };
     tokio::select! {
-        result = fetcher.bootstrap(&spec, Architecture::Amd64) => panic!("{result:?}"),
+        result = fetcher.root_fs().bootstrap(&spec, Architecture::Amd64) => panic!("{result:?}"),
         () = running => {}
     }
     assert_eq!(processes(marker), 0);

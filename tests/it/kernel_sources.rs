@@ -14,7 +14,7 @@ use crate::support::{
 };
 use farrier::{
     cache::Cache,
-    headers::{FetchOptions, Fetcher, HeaderLookup, HeaderSet, KernelImage, KernelImageLookup, read_host},
+    inputs::{FetchOptions, Fetcher, HeaderLookup, HeaderSet, KernelImage, KernelImageLookup, read_host},
     kernel::{Architecture, KernelFamily, KernelTarget, match_family},
     kmod::{FactSource, Method, locate},
     payload::read_module,
@@ -47,15 +47,15 @@ async fn kernel(release: &str) -> Kernel {
     let (families, root) = families();
     let target = target(release);
     let family = match_family(&families, &target).unwrap();
-    let image = match fetcher.kernel_image(family, &root, &target).await.unwrap() {
+    let image = match fetcher.kernel_images().find(family, &root, &target).await.unwrap() {
         KernelImageLookup::Found(image) => *image,
         KernelImageLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
-    let headers = match fetcher.header_set(&family.spec.headers, &root, &target).await.unwrap() {
+    let headers = match fetcher.headers().find(&family.spec.headers, &root, &target).await.unwrap() {
         HeaderLookup::Found(headers) => *headers,
         HeaderLookup::Missing { looked_for, hint } => panic!("no {looked_for}: {hint}"),
     };
-    let again = fetcher.kernel_image_at_hand(family, &root, &target).await.unwrap();
+    let again = fetcher.kernel_images().find_here(family, &root, &target).await.unwrap();
     assert_eq!(again.as_ref(), Some(&image), "what was fetched is at hand");
     Kernel { target, image, headers, fetcher }
 }
@@ -78,7 +78,7 @@ async fn agrees(release: &str, method: Method) {
     let Kernel { target, image, headers, fetcher } = kernel(release).await;
     let payload = locate(&mut fs::File::open(&image.vmlinuz).unwrap()).unwrap();
     assert_eq!(payload.method, method);
-    let facts = fetcher.kernel_facts(&image).await.unwrap();
+    let facts = fetcher.kernel_images().facts(&image).await.unwrap();
     let size = facts.module_size.as_ref().unwrap();
     assert_eq!(size.source, FactSource::Btf);
     let modules = image.modules.as_ref().unwrap();
@@ -156,7 +156,7 @@ async fn a_running_machine_tells_the_same() {
     assert!(facts.symbols.is_none(), "there are no headers on it");
     assert_eq!(facts.config.get("CC_VERSION_TEXT"), headers.facts.config.get("CC_VERSION_TEXT"));
     assert_eq!(facts.expected_vermagic(), headers.facts.expected_vermagic());
-    let known = fetcher.kernel_facts(&image).await.unwrap();
+    let known = fetcher.kernel_images().facts(&image).await.unwrap();
     let (found, wanted) = (facts.beyond_headers.module_size.unwrap(), known.module_size.unwrap());
     assert_eq!(found.value, wanted.value);
     assert!(matches!(found.source, FactSource::InTreeModule(_)), "{:?}", found.source);

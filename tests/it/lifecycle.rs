@@ -2,7 +2,7 @@
 //! are started as their DaemonSets say, probed, ended, killed and started again.
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
-use farrier::{headers::KernelImage, kernel::KernelRelease};
+use farrier::{inputs::KernelImage, kernel::KernelRelease};
 use tempfile::TempDir;
 
 use crate::support::{

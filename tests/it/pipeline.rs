@@ -7,7 +7,7 @@ use crate::support::{
     site::{FIRST_IMAGE, Site, image_of, read_all, skopeo},
 };
 use farrier::{
-    headers::bootstrap_key,
+    inputs::bootstrap_key,
     kernel::{Architecture, Toolchain},
 };
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::support::{kernels, site::Site};
 use farrier::{
     cache::Cache,
-    headers::{FetchOptions, Fetcher},
     image::Digest,
+    inputs::{FetchOptions, Fetcher},
     kernel::{Architecture, BootstrapSpec},
 };
 
@@ -63,7 +63,7 @@ async fn a_root_file_system_that_is_made_again() {
         let directory = tempfile::tempdir().unwrap();
         let cache = Cache::open(directory.path().join("cache")).unwrap();
         let fetcher = Fetcher::new(cache, FetchOptions::default());
-        let found = fetcher.bootstrap(&spec, Architecture::Amd64).await.unwrap();
+        let found = fetcher.root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap();
         assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
         made.push((found.digest, found.diff_id, found.size));
     }

@@ -13,8 +13,8 @@ use crate::support::{
 use farrier::{
     cache::Cache,
     fault::chain,
-    headers::{FetchError, FetchOptions, Fetcher},
     image::{Digest, Repository, SourceSpec, Version},
+    inputs::{FetchError, FetchOptions, Fetcher},
     net::{Net, NetError, NetOptions},
     oci::media_type,
     registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry},
@@ -331,14 +331,15 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
     let mirror = format!("http://{}/debian", forbidden.host);
     let apt = json!({"name": "x", "from": {"apt": {"package": "x-dkms", "suites": ["bookworm"], "mirror": mirror}}});
     let apt: SourceSpec = serde_json::from_value(apt).unwrap();
-    let error = fetcher.source_identity(&apt, Path::new("/")).await.unwrap_err();
+    let error = fetcher.sources().identity(&apt, Path::new("/")).await.unwrap_err();
     let wanted = |who: &str| {
         format!("apt for {who} needs {}, which --offline forbids: nothing names it", forbidden.host)
     };
     assert_eq!(error.to_string(), wanted("suite bookworm"));
     let bootstrap =
         serde_json::from_value(json!({"suite": "bookworm", "include": ["make"], "mirror": mirror})).unwrap();
-    let error = fetcher.bootstrap(&bootstrap, farrier::kernel::Architecture::Amd64).await.unwrap_err();
+    let error =
+        fetcher.root_fs().bootstrap(&bootstrap, farrier::kernel::Architecture::Amd64).await.unwrap_err();
     assert_eq!(error.to_string(), wanted("a root file system of bookworm"));
     forbidden.was_not_asked();
 }
@@ -354,7 +355,7 @@ async fn apt_goes_through_the_sites_proxy() {
     let apt = json!({"name": "x", "from": {"apt":
         {"package": "x-dkms", "suites": ["bookworm"], "mirror": "http://archive.test/debian"}}});
     let apt: SourceSpec = serde_json::from_value(apt).unwrap();
-    assert!(fetcher.source_identity(&apt, Path::new("/")).await.is_err());
+    assert!(fetcher.sources().identity(&apt, Path::new("/")).await.is_err());
     let asked = proxy.requests();
     assert!(
         asked.iter().any(|request| request.target == "http://archive.test/debian/dists/bookworm/InRelease"),
@@ -389,7 +390,7 @@ async fn apt_shows_and_checks_certificates_of_the_site() {
                 "mirror": format!("https://{name}:{}/", archive.port()), "signedBy": archive.keyring(),
             }}});
             let source: SourceSpec = serde_json::from_value(source).unwrap();
-            let found = fetcher.source(&source, Path::new("/")).await?;
+            let found = fetcher.sources().fetch(&source, Path::new("/")).await?;
             Ok::<_, FetchError>(fs::read_to_string(found.root.join("usr/src/x-1.0/x.c")).unwrap())
         };
         assert_eq!(read(true).await.map_err(|error| chain(&error)), Ok("int x;\n".to_owned()), "{name}");

@@ -13,7 +13,7 @@ use crate::support::{
     virtual_machine::{boot, request},
 };
 use farrier::{
-    headers::read_header_set,
+    inputs::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{BootOutcome, CheckRequest, KernelFacts, Module, Verdict, check, module_name},
     payload::{is_module_file, open_module, read_module},

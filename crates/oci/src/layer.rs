@@ -256,9 +256,9 @@ impl<W: Write> Write for Blocks<W> {
 struct Gzip<W: Write>(Blocks<GzEncoder<Hashing<W>>>);
 
 impl<W: Write> Gzip<W> {
-    fn new(out: W) -> Self {
+    fn new(level: u32, out: W) -> Self {
         let builder = GzBuilder::new().mtime(0).operating_system(GZIP_OS_UNKNOWN);
-        Self(Blocks::new(builder.write(Hashing::new(out), Compression::new(GZIP_LEVEL))))
+        Self(Blocks::new(builder.write(Hashing::new(out), Compression::new(level))))
     }
 
     fn finish(self, diff_id: Digest) -> io::Result<(Layer, W)> {
@@ -284,7 +284,7 @@ pub struct LayerWriter<W: Write>(TreeWriter<Gzip<W>>);
 impl<W: Write> LayerWriter<W> {
     /// Starts a layer whose entries all have this modification time (seconds since 1970).
     pub fn new(out: W, mtime: u64) -> Self {
-        Self(TreeWriter::new(Gzip::new(out), mtime))
+        Self(TreeWriter::new(Gzip::new(GZIP_LEVEL, out), mtime))
     }
 
     /// Adds an entry. Paths are relative to the image's root and come in the order of `Path`'s `Ord`,
@@ -330,8 +330,13 @@ impl<W: Write> ArtifactWriter<W> {
 }
 
 /// Compresses a finished tar stream into a layer, the way [`LayerWriter`] does.
-pub fn compress(mut tar: impl Read, out: impl Write) -> io::Result<Layer> {
-    let mut stream = Hashing::new(Gzip::new(out));
+pub fn compress(tar: impl Read, out: impl Write) -> io::Result<Layer> {
+    compress_at(GZIP_LEVEL, tar, out)
+}
+
+/// The same with a gzip level of its own.
+pub fn compress_at(level: u32, mut tar: impl Read, out: impl Write) -> io::Result<Layer> {
+    let mut stream = Hashing::new(Gzip::new(level, out));
     io::copy(&mut tar, &mut stream)?;
     let (gzip, diff_id, _) = stream.into_parts();
     Ok(gzip.finish(diff_id)?.0)

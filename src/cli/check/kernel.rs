@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use super::Context;
 use crate::{
     cli::{CliError, headers, settings},
-    headers::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host},
+    inputs::{HeaderLookup, KernelImage, KernelImageLookup, read_header_set, read_host},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{BeyondHeaders, KernelFacts},
 };
@@ -87,7 +87,7 @@ impl Kernel {
     async fn fetch_image(&mut self, context: &Context<'_>, target: &KernelTarget) -> Result<(), CliError> {
         let settings = context.settings()?;
         let family = headers::family(settings, target)?;
-        match settings.fetcher.kernel_image(family, &settings.definitions.root, target).await? {
+        match settings.fetcher.kernel_images().find(family, &settings.definitions.root, target).await? {
             KernelImageLookup::Found(image) => self.learn(context, *image).await,
             KernelImageLookup::Missing { looked_for, hint } => Err(missing("image", &looked_for, hint)),
         }
@@ -107,7 +107,7 @@ impl Kernel {
             return Ok(());
         };
         let found =
-            settings.fetcher.kernel_image_at_hand(family, &settings.definitions.root, &target).await?;
+            settings.fetcher.kernel_images().find_here(family, &settings.definitions.root, &target).await?;
         match found {
             Some(image) => self.learn(context, image).await?,
             None => self.hint = Some(hint(family)),
@@ -116,7 +116,7 @@ impl Kernel {
     }
 
     async fn learn(&mut self, context: &Context<'_>, image: KernelImage) -> Result<(), CliError> {
-        self.facts.beyond_headers = context.settings()?.fetcher.kernel_facts(&image).await?;
+        self.facts.beyond_headers = context.settings()?.fetcher.kernel_images().facts(&image).await?;
         self.hint = None;
         self.target = None;
         self.image = Some(image);
@@ -149,7 +149,7 @@ async fn given_image(
     }
     let release = context.args.kernel.as_deref();
     let release = release.map(|release| settings::parse("--kernel", release)).transpose()?;
-    Ok(context.settings()?.fetcher.kernel_image_file(path, release.as_ref(), arch).await?)
+    Ok(context.settings()?.fetcher.kernel_images().file(path, release.as_ref(), arch).await?)
 }
 
 /// The release: said, or what the kernel image, the checked images or the header directory are for.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::indented_table;
 use crate::{
-    headers::{HeaderSet, ListedHeaders, Outcome},
+    inputs::{HeaderSet, ListedHeaders, Outcome},
     kmod::SymbolTable,
 };
 

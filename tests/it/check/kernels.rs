@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier::{
-    headers::read_header_set,
+    inputs::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{CheckReport, CheckRequest, KernelFacts, Module, ModuleError, PayloadModule, check},
     payload::read_modules,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use farrier::{
-    headers::read_header_set,
+    inputs::read_header_set,
     kernel::{Architecture, KernelRelease},
     kmod::{BtfBase, CheckReport, CheckRequest, FactSource, Known, Module, Rule, Signature, Verdict, check},
     payload::read_modules,

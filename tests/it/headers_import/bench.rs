@@ -11,7 +11,7 @@ use std::{
 
 use farrier::{
     cache::Cache,
-    headers::{FetchError, FetchOptions, Fetcher, HeaderImport, ImportSource, ImportedHeaders},
+    inputs::{FetchError, FetchOptions, Fetcher, HeaderImport, ImportSource, ImportedHeaders},
     kernel::{Architecture, HeaderSource, KernelTarget},
     registry::{self, RegistryLocation, RegistryOptions},
     store::Store,
@@ -101,20 +101,25 @@ impl Bench {
     }
 
     pub async fn import(&self, sources: &[&Path]) -> Result<ImportedHeaders, FetchError> {
-        self.fetcher("cache").import_headers(request(sources)).await
+        self.fetcher("cache").headers().import(request(sources)).await
     }
 
     /// Fails with nothing left anywhere.
     pub async fn refused(&self, source: &Path) -> FetchError {
         let fetcher = self.with_store("cache-refused");
-        let error = fetcher.import_headers(request(&[source])).await.unwrap_err();
+        let error = fetcher.headers().import(request(&[source])).await.unwrap_err();
         let names = |directory: &str| {
             let listing = fs::read_dir(self.path("cache-refused").join(directory));
             listing.map_or(0, Iterator::count)
         };
         assert_eq!((names("headers"), names("work"), names("records")), (0, 0, 0), "{error}");
         assert!(
-            fetcher.stored_headers(&RELEASE.parse().unwrap(), Architecture::Amd64).await.unwrap().is_none()
+            fetcher
+                .headers()
+                .in_store(&RELEASE.parse().unwrap(), Architecture::Amd64)
+                .await
+                .unwrap()
+                .is_none()
         );
         error
     }

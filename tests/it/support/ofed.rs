@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use farrier::{headers::KernelImage, kernel::KernelRelease};
+use farrier::{inputs::KernelImage, kernel::KernelRelease};
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 

@@ -7,7 +7,7 @@ use std::{
 };
 
 use farrier::{
-    headers::KernelImage,
+    inputs::KernelImage,
     kernel::{Architecture, KernelRelease},
 };
 

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use farrier::{headers::KernelImage, kernel::Architecture, kernel::KernelRelease};
+use farrier::{inputs::KernelImage, kernel::Architecture, kernel::KernelRelease};
 
 /// Runs a program to its end and returns what it printed.
 pub fn run(command: &mut Command) -> String {

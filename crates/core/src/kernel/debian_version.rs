@@ -1,4 +1,7 @@
 //! Pure: Debian version numbers (Debian Policy, 5.6.12).
+//!
+//! Own code, since the crates that compare them (`debversion`, `debian-control`) bring chrono, num-bigint and a regular
+//! expression for these fifty lines.
 
 use std::cmp::Ordering;
 

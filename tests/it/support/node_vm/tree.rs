@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use farrier::headers::KernelImage;
+use farrier::inputs::KernelImage;
 use tempfile::TempDir;
 
 use super::super::packages::run;

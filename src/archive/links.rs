@@ -1,0 +1,125 @@
+//! Symbolic links inside a tree: what they say, and where they lead.
+
+use std::{
+    ffi::OsString,
+    io,
+    path::{Component, Path, PathBuf},
+};
+
+use fs_err as fs;
+
+/// Symbolic links on the way to one file (`MAXSYMLINKS` in the kernel's `include/linux/namei.h`).
+const MAX_LINKS: usize = 40;
+
+/// The target of a link in a directory that is to mean a place, both relative to the same root and free of `.`, `..`
+/// and links.
+pub fn relative(directory: &Path, place: &Path) -> PathBuf {
+    let common = directory.iter().zip(place).take_while(|(a, b)| a == b).count();
+    let up = directory.iter().skip(common).map(|_| Path::new(".."));
+    let target: PathBuf = up.chain(place.iter().skip(common).map(Path::new)).collect();
+    if target.as_os_str().is_empty() { PathBuf::from(".") } else { target }
+}
+
+/// Does a link at this relative path stay below `top` on the way to its target, other links left aside?
+pub fn stays_below(top: &Path, link: &Path, target: &Path) -> bool {
+    let mut place: PathBuf = link.parent().unwrap_or(Path::new("")).to_owned();
+    target.components().all(|part| {
+        let inside = match part {
+            Component::Normal(name) => {
+                place.push(name);
+                true
+            }
+            Component::ParentDir => place.pop(),
+            Component::CurDir => true,
+            Component::RootDir | Component::Prefix(_) => false,
+        };
+        inside && place.starts_with(top)
+    })
+}
+
+/// Resolves a path inside `root` as if that were `/`. The result is relative to `root` and holds no link; `None` when
+/// something on the way is not there.
+pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
+    let mut waiting: Vec<OsString> = components(path);
+    let mut found = PathBuf::new();
+    let mut links = 0;
+    while let Some(name) = waiting.pop() {
+        if name == ".." {
+            found.pop();
+            continue;
+        }
+        found.push(&name);
+        let place = root.join(&found);
+        let metadata = match fs::symlink_metadata(&place) {
+            Ok(metadata) => metadata,
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                // Trees in the cache have no `lib` of their own, as on a machine with a merged /usr.
+                if found == Path::new("lib") {
+                    waiting.extend(["lib".into(), "usr".into()]);
+                    found.clear();
+                    continue;
+                }
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        if metadata.is_symlink() {
+            links += 1;
+            if links > MAX_LINKS {
+                return Err(io::Error::other(format!(
+                    "follow link {}: too many symbolic links",
+                    place.display()
+                )));
+            }
+            let target = fs::read_link(&place)?;
+            if target.is_absolute() {
+                found.clear();
+            } else {
+                found.pop();
+            }
+            waiting.extend(components(&target));
+        }
+    }
+    Ok(Some(found))
+}
+
+/// The path's names, last first, `..` among them.
+fn components(path: &Path) -> Vec<OsString> {
+    path.components()
+        .rev()
+        .filter_map(|component| match component {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some("..".into()),
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => None,
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn relative_targets() {
+        for (directory, place, wanted) in [
+            ("", "a/b", "a/b"),
+            ("a", "a/b", "b"),
+            ("a/b", "a/c/d", "../c/d"),
+            ("a/b", "c", "../../c"),
+            ("a/b", "a/b", "."),
+            ("a/b", "a", ".."),
+            ("", "", "."),
+        ] {
+            let target = relative(Path::new(directory), Path::new(place));
+            assert_eq!(target, Path::new(wanted), "{directory} {place}");
+        }
+    }
+
+    #[test]
+    fn a_link_that_leaves_on_the_way_does_not_stay() {
+        let stays =
+            |top: &str, target: &str| stays_below(Path::new(top), Path::new("a/b/link"), Path::new(target));
+        assert!(stays("", "../../c") && stays("a", "../c") && stays("a/b", "./c/.."));
+        assert!(!stays("", "../../../c") && !stays("", "/a") && !stays("a", "../../a/c"));
+    }
+}

@@ -1,0 +1,376 @@
+//! Adapter: Debian-like package archives, through the distribution's own `apt-get` with a private
+//! configuration and state, so that signatures are verified as they are on the host.
+
+pub mod control;
+pub(super) mod kernel_packages;
+pub(super) mod package;
+pub mod sources;
+pub use crate::kernel::debian_version as version;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use control::PackageRecord;
+use fs_err as fs;
+use sources::SourceEntry;
+use tokio::process::Command;
+use url::Url;
+
+use super::{FetchError, Fetcher, digest, process};
+use crate::{
+    blocking::stoppable,
+    cache::{Cache, LockMode},
+    kernel::{AptSuites, Architecture},
+    net::Net,
+};
+
+/// Lists younger than this are believed when a package is not in them.
+const YOUNG: Duration = Duration::from_mins(3);
+
+const KIND: &str = "apt";
+
+/// A set of suites with a private apt state in the cache.
+#[derive(Clone, Debug)]
+pub struct AptArchive {
+    cache: Cache,
+    key: String,
+    dir: PathBuf,
+    arch: Architecture,
+    suites: String,
+    refresh: Duration,
+    net: Net,
+    uris: Vec<String>,
+    without_environment: bool,
+}
+
+/// Packages that were looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Packages {
+    /// Every one.
+    Found(Vec<PackageRecord>),
+    /// The first of the named packages that no suite has.
+    Missing(String),
+}
+
+impl AptArchive {
+    /// The archive for these suites, with the host's apt configuration behind the defaults, reached as the fetcher's
+    /// network says. Nothing is fetched yet; lists that are too old will be when they are needed.
+    pub async fn open(fetcher: &Fetcher, wanted: &AptSuites, arch: Architecture) -> Result<Self, FetchError> {
+        let (cache, net, apt_dir) = (&fetcher.cache, &fetcher.net, &fetcher.options.apt_dir);
+        let entries = entries(net, apt_dir, wanted)?;
+        let sources = sources::render(&entries);
+        let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
+        let dir = cache.place(KIND, &key)?;
+        let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
+        let reach = net.apt_reach(uris.iter().map(String::as_str))?;
+        let mut config = config(&dir, apt_dir, arch)?;
+        for line in &reach.options {
+            config.extend([line, "\n"]);
+        }
+        let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
+        for part in ["lists/partial", "archives/partial"] {
+            fs::create_dir_all(dir.join(part))?;
+        }
+        for (name, text) in [("apt.conf", config.as_str()), ("source.sources", &sources), ("status", "")] {
+            let path = dir.join(name);
+            if fs::read_to_string(&path).ok().as_deref() != Some(text) {
+                fs::write(&path, text)?;
+            }
+        }
+        Ok(Self {
+            cache: cache.clone(),
+            key,
+            dir,
+            arch,
+            suites: wanted.suites.join(", "),
+            refresh: fetcher.options.refresh,
+            net: net.clone(),
+            uris,
+            without_environment: reach.without_environment,
+        })
+    }
+
+    /// The names of the packages that begin with `prefix`.
+    pub async fn names(&self, prefix: &str) -> Result<Vec<String>, FetchError> {
+        self.update(self.refresh).await?;
+        let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
+        let mut command = self.command("apt-cache");
+        command.args(["pkgnames", prefix]);
+        let output = process::output(command, "apt-cache").await?;
+        if !output.status.success() {
+            return Err(process::failure(format!("list packages of {}", self.suites), &output.stderr));
+        }
+        Ok(output.stdout.lines().filter(|name| control::is_package_name(name)).map(str::to_owned).collect())
+    }
+
+    /// One package of each group, in the groups' order: the newest version of the first name that a suite has, or exactly
+    /// the version asked for. Lists that are not quite new are fetched again before a group has none.
+    pub async fn choose(
+        &self,
+        groups: &[Vec<String>],
+        version: Option<&str>,
+    ) -> Result<Packages, FetchError> {
+        self.update(self.refresh).await?;
+        let chosen = self.choose_now(groups, version).await?;
+        let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
+        if again { self.choose_now(groups, version).await } else { Ok(chosen) }
+    }
+
+    async fn choose_now(
+        &self,
+        groups: &[Vec<String>],
+        version: Option<&str>,
+    ) -> Result<Packages, FetchError> {
+        let known = self.show(groups.iter().flatten().map(String::as_str).collect()).await?;
+        let mut chosen = Vec::with_capacity(groups.len());
+        for group in groups {
+            let newest = |name: &String| {
+                control::newest(&known, |package| {
+                    package.name == *name && version.is_none_or(|version| package.version == version)
+                })
+            };
+            match group.iter().find_map(newest) {
+                Some(package) => chosen.push(package.clone()),
+                None => return Ok(Packages::Missing(group.join(" or "))),
+            }
+        }
+        Ok(Packages::Found(chosen))
+    }
+
+    /// As [`Self::choose`], with those that they need, recursively, and that come from the same source package; in name
+    /// order.
+    pub async fn closure(&self, groups: &[Vec<String>]) -> Result<Packages, FetchError> {
+        let mut level = match self.choose(groups, None).await? {
+            Packages::Found(packages) => packages,
+            missing @ Packages::Missing(_) => return Ok(missing),
+        };
+        let mut chosen = BTreeMap::new();
+        while !level.is_empty() {
+            let needed: BTreeSet<&str> =
+                level.iter().flat_map(|p| p.depends.iter().flatten()).map(|d| d.name.as_str()).collect();
+            let known = self.show(needed).await?;
+            let next = level.iter().flat_map(|package| control::same_source(package, &known)).cloned();
+            let next: Vec<PackageRecord> = next.collect();
+            chosen.extend(level.into_iter().map(|package| (package.name.clone(), package)));
+            level = next.into_iter().filter(|package| !chosen.contains_key(&package.name)).collect();
+        }
+        Ok(Packages::Found(chosen.into_values().collect()))
+    }
+
+    /// Every version of the packages in the lists.
+    async fn show(&self, names: BTreeSet<&str>) -> Result<Vec<PackageRecord>, FetchError> {
+        // apt takes a name that it does not know for a pattern; one that no package can have is no question.
+        let names: BTreeSet<&str> = names.into_iter().filter(|name| control::is_package_name(name)).collect();
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
+        let mut command = self.command("apt-cache");
+        command.arg("show").args(&names);
+        let output = process::output(command, "apt-cache").await?;
+        if !output.status.success() && !output.stderr.contains("No packages found") {
+            return Err(process::failure(format!("look up packages in {}", self.suites), &output.stderr));
+        }
+        let mut packages = control::packages(&output.stdout, self.arch);
+        packages.retain(|package| names.contains(package.name.as_str()));
+        Ok(packages)
+    }
+
+    /// Fetches the lists again unless they are quite new; whether they are others than before.
+    pub async fn renew(&self) -> Result<bool, FetchError> {
+        self.update(YOUNG).await
+    }
+
+    /// Fetches the lists unless they are younger than `max_age`; whether it did.
+    async fn update(&self, max_age: Duration) -> Result<bool, FetchError> {
+        let stamp = self.dir.join("updated");
+        if is_younger(&stamp, max_age) {
+            return Ok(false);
+        }
+        let _lock = self.cache.lock(KIND, &self.key, LockMode::Exclusive).await?;
+        if is_younger(&stamp, max_age) {
+            // Another farrier did while this one waited.
+            return Ok(true);
+        }
+        self.permit()?;
+        let mut command = self.command("apt-get");
+        command.args(["--quiet", "--quiet", "update"]);
+        let output = process::output(command, "apt-get").await?;
+        // apt's older versions only warn when a list could not be had, and go on with the old one.
+        let warned = ["Failed to fetch", "Some index files failed"].iter().any(|w| output.stderr.contains(w));
+        if !output.status.success() || warned {
+            return Err(process::failure(
+                format!("fetch the package lists of {}", self.suites),
+                &output.stderr,
+            ));
+        }
+        fs::write(&stamp, "")?;
+        Ok(true)
+    }
+
+    /// The packages' files, each in the cache under its sha256, which is verified.
+    pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>, FetchError> {
+        let mut files = Vec::with_capacity(packages.len());
+        for package in packages {
+            let make = |dir| self.download_one(package, dir);
+            let place = self.cache.get_or_make("debs", &package.sha256, make).await?;
+            files.push(place.join(DEB));
+        }
+        Ok(files)
+    }
+
+    async fn download_one(&self, package: &PackageRecord, dir: PathBuf) -> Result<(), FetchError> {
+        let PackageRecord { name, version, sha256, .. } = package;
+        self.permit()?;
+        let lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
+        let mut command = self.command("apt-get");
+        command.args(["--quiet", "--quiet", "download"]).arg(format!("{name}={version}")).current_dir(&dir);
+        let output = process::output(command, "apt-get").await?;
+        drop(lock);
+        if !output.status.success() {
+            return Err(process::failure(format!("download package {name}={version}"), &output.stderr));
+        }
+        let (wanted, what) = (sha256.clone(), format!("package {name}={version}"));
+        stoppable(move |stop| {
+            let file = only_file(&dir)?;
+            let found = digest::of_file(&file, stop)?;
+            if found != wanted {
+                return Err(FetchError::Checksum { what, found, wanted });
+            }
+            Ok(fs::rename(&file, dir.join(DEB))?)
+        })
+        .await
+    }
+
+    /// May apt-get ask the archive's hosts? What is in the lists already needs no leave.
+    fn permit(&self) -> Result<(), FetchError> {
+        let suites = format!("suite {}", self.suites);
+        Ok(self.net.permit_archives(self.uris.iter().map(String::as_str), &suites)?)
+    }
+
+    fn command(&self, program: &'static str) -> Command {
+        let mut command = process::command(program);
+        if self.without_environment {
+            process::without_proxies(&mut command);
+        }
+        command.arg("--config-file").arg(self.dir.join("apt.conf"));
+        command
+    }
+}
+
+/// A package's name in its cache entry.
+const DEB: &str = "package.deb";
+
+/// The source entries for the suites, from the host's own, with the first of a site's mirrors in the place of what it
+/// stands for: apt would want all of several addresses.
+pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<Vec<SourceEntry>, FetchError> {
+    let mut entries = sources::select(&host_entries(apt_dir)?, wanted)?;
+    for uri in entries.iter_mut().flat_map(|entry| &mut entry.uris) {
+        let Ok(url) = Url::parse(uri) else { continue };
+        match net.url_candidates(&url).into_iter().next() {
+            Some(mirror) if mirror != url => *uri = mirror.into(),
+            _ => {}
+        }
+    }
+    Ok(entries)
+}
+
+/// What tells one choice of suites from another.
+pub(super) fn key_parts(suites: &AptSuites) -> Vec<String> {
+    let AptSuites { suites, components, mirror, signed_by } = suites;
+    let mut parts = vec!["suites".to_owned()];
+    parts.extend(suites.iter().cloned());
+    parts.push("components".to_owned());
+    parts.extend(components.iter().cloned());
+    parts.push(format!("mirror {}", mirror.as_deref().unwrap_or_default()));
+    parts.push(format!("signed by {}", signed_by.as_deref().unwrap_or(Path::new("")).display()));
+    parts
+}
+
+/// The host's source entries: `sources.list`, then `sources.list.d` in name order, as apt reads them.
+fn host_entries(apt_dir: &Path) -> Result<Vec<SourceEntry>, FetchError> {
+    let mut files = vec![apt_dir.join("sources.list")];
+    if let Ok(parts) = fs::read_dir(apt_dir.join("sources.list.d")) {
+        let mut parts: Vec<PathBuf> = parts.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        parts.sort();
+        files.extend(parts);
+    }
+    let mut entries = Vec::new();
+    for file in files {
+        let parse = match file.extension().and_then(|e| e.to_str()) {
+            Some("list") => sources::parse_one_line,
+            Some("sources") => sources::parse_deb822,
+            _ => continue,
+        };
+        match fs::read(&file) {
+            Ok(bytes) => entries.extend(parse(&String::from_utf8_lossy(&bytes))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(entries)
+}
+
+/// A configuration read after the host's own, whose proxies, credentials and keys keep applying, while
+/// its sources, pins, state and hooks do not.
+fn config(dir: &Path, apt_dir: &Path, arch: Architecture) -> Result<String, FetchError> {
+    let quotable = |path: &Path| match path.to_str() {
+        Some(text) if !text.contains(['"', '\\']) && !text.contains(char::is_control) => Ok(text.to_owned()),
+        _ => Err(FetchError::value(
+            "a directory in apt's configuration",
+            &path.to_string_lossy(),
+            "it holds a character that cannot be quoted there",
+        )),
+    };
+    Ok(include_str!("apt.conf")
+        .replace("@dir@", &quotable(dir)?)
+        .replace("@host@", &quotable(apt_dir)?)
+        .replace("@arch@", arch.as_str()))
+}
+
+fn is_younger(stamp: &Path, max_age: Duration) -> bool {
+    // A stamp from the future (the clock was set back) proves nothing.
+    let age = fs::metadata(stamp)
+        .and_then(|m| m.modified())
+        .ok()
+        .and_then(|time| SystemTime::now().duration_since(time).ok());
+    age.is_some_and(|age| age < max_age)
+}
+
+fn only_file(dir: &Path) -> Result<PathBuf, FetchError> {
+    let file = fs::read_dir(dir)?.next().transpose()?.map(|entry| entry.path());
+    Ok(file.ok_or_else(|| io::Error::other(format!("apt-get left no file in {}", dir.display())))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_takes_no_hostile_path() {
+        for dir in ["/cache\"; Evil \"", "/cache\nx", "/cache\\x"] {
+            assert!(config(Path::new(dir), Path::new("/etc/apt"), Architecture::Amd64).is_err());
+        }
+        let text = config(Path::new("/c"), Path::new("/etc/apt"), Architecture::Arm64).unwrap();
+        assert!(text.contains("APT::Architecture \"arm64\";"));
+        assert!(!text.contains('@'));
+    }
+
+    #[test]
+    fn host_files_in_apts_order() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(host_entries(dir.path()).unwrap(), []);
+        let parts = dir.path().join("sources.list.d");
+        fs::create_dir(&parts).unwrap();
+        fs::write(dir.path().join("sources.list"), "deb http://a.test/debian sid main").unwrap();
+        fs::write(parts.join("b.list"), "deb http://b.test/debian sid main").unwrap();
+        fs::write(parts.join("a.sources"), "Types: deb\nURIs: http://c.test/debian\nSuites: sid\n").unwrap();
+        fs::write(parts.join("d.list.disabled"), "deb http://d.test/debian sid main").unwrap();
+        let uris: Vec<String> = host_entries(dir.path()).unwrap().into_iter().flat_map(|e| e.uris).collect();
+        assert_eq!(uris, ["http://a.test/debian", "http://c.test/debian", "http://b.test/debian"]);
+    }
+}

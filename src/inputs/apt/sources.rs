@@ -1,0 +1,388 @@
+//! Pure: apt's source entries: reading the host's, and deriving those for the suites that are wanted.
+
+use std::fmt::Write as _;
+
+use deb822_fast::{Deb822, Paragraph};
+
+use crate::{inputs::FetchError, kernel::AptSuites};
+
+/// One archive with its suites, as `sources.list(5)` has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceEntry {
+    /// Addresses of the archive and of its mirrors.
+    pub uris: Vec<String>,
+    /// Suites.
+    pub suites: Vec<String>,
+    /// Components; none for a flat archive.
+    pub components: Vec<String>,
+    /// What signs it.
+    pub signed_by: SignedBy,
+    /// Options that are handed on because the archive does not work without them: `Check-Valid-Until`
+    /// and `Check-Date`, for mirrors of a day in the past.
+    pub checks: Vec<(String, String)>,
+}
+
+/// What signs an archive.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum SignedBy {
+    /// Any key that the host's apt trusts.
+    #[default]
+    Host,
+    /// Keyring files or key fingerprints, as they are written.
+    Named(String),
+    /// A key inside the entry: lines after the field's name.
+    Embedded(Vec<String>),
+}
+
+/// Reads a `.list` file: one entry a line. Lines that are no entry are passed over, as they do not
+/// concern us.
+pub fn parse_one_line(text: &str) -> Vec<SourceEntry> {
+    text.lines().filter_map(one_line).collect()
+}
+
+fn one_line(line: &str) -> Option<SourceEntry> {
+    let line = line.split('#').next()?.trim();
+    let rest = line.strip_prefix("deb")?;
+    let rest = rest.strip_prefix(|c: char| c.is_whitespace())?.trim_start();
+    let (options, rest) = match rest.strip_prefix('[') {
+        Some(inside) => inside.split_once(']')?,
+        None => ("", rest),
+    };
+    let mut words = rest.split_whitespace().map(str::to_owned);
+    let mut entry = SourceEntry {
+        uris: vec![words.next()?],
+        suites: vec![words.next()?],
+        components: words.collect(),
+        ..SourceEntry::default()
+    };
+    for (key, value) in options.split_whitespace().filter_map(|option| option.split_once('=')) {
+        match key.to_ascii_lowercase().as_str() {
+            "signed-by" => entry.signed_by = SignedBy::Named(value.trim_matches('"').replace(',', " ")),
+            "check-valid-until" => entry.checks.push(("Check-Valid-Until".to_owned(), value.to_owned())),
+            "check-date" => entry.checks.push(("Check-Date".to_owned(), value.to_owned())),
+            _ => {}
+        }
+    }
+    Some(entry)
+}
+
+/// Reads a `.sources` file: paragraphs of fields. One that cannot be read is passed over.
+pub fn parse_deb822(text: &str) -> Vec<SourceEntry> {
+    Deb822::iter_paragraphs_from_reader(text.as_bytes())
+        .filter_map(|paragraph| deb822(&paragraph.ok()?))
+        .collect()
+}
+
+fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
+    let value = |field| paragraph.get(field).unwrap_or_default().trim();
+    let words = |field| -> Vec<String> { value(field).split_whitespace().map(str::to_owned).collect() };
+    if value("Enabled").eq_ignore_ascii_case("no") || !words("Types").iter().any(|kind| kind == "deb") {
+        return None;
+    }
+    let signed_by = match value("Signed-By") {
+        "" => SignedBy::Host,
+        key if key.contains("BEGIN PGP") => {
+            // A lone dot stands for an empty line.
+            let line = |line: &str| if line.trim() == "." { String::new() } else { line.trim().to_owned() };
+            SignedBy::Embedded(key.lines().map(line).collect())
+        }
+        names => SignedBy::Named(names.split_whitespace().collect::<Vec<_>>().join(" ")),
+    };
+    let checks = ["Check-Valid-Until", "Check-Date"]
+        .into_iter()
+        .filter_map(|field| Some((field.to_owned(), paragraph.get(field)?.trim().to_owned())))
+        .collect();
+    let entry = SourceEntry {
+        uris: words("URIs"),
+        suites: words("Suites"),
+        components: words("Components"),
+        signed_by,
+        checks,
+    };
+    (!entry.uris.is_empty() && !entry.suites.is_empty()).then_some(entry)
+}
+
+/// The entries for what is wanted. With a mirror: that mirror. Else, for each suite: the host's own entry
+/// for it, or the host's entry for its distribution's main archive with the suite replaced.
+pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntry>, FetchError> {
+    let AptSuites { suites, components, mirror, signed_by } = wanted;
+    let mut selected: Vec<SourceEntry> = Vec::new();
+    for suite in suites {
+        let from_host = || own_entry(host, suite).or_else(|| main_archive(host, suite));
+        let entry = match mirror {
+            Some(mirror) => SourceEntry {
+                uris: vec![mirror.clone()],
+                signed_by: main_archive(host, "").map(|entry| entry.signed_by.clone()).unwrap_or_default(),
+                ..SourceEntry::default()
+            },
+            None => from_host().ok_or_else(|| FetchError::NoAptSource { suite: suite.clone() })?.clone(),
+        };
+        let components = if components.is_empty() { vec!["main".to_owned()] } else { components.clone() };
+        let signed_by = match signed_by {
+            Some(keyring) => SignedBy::Named(keyring.to_string_lossy().into_owned()),
+            None => entry.signed_by,
+        };
+        let entry = SourceEntry { suites: vec![suite.clone()], components, signed_by, ..entry };
+        // Suites of one archive share a paragraph.
+        match selected
+            .iter_mut()
+            .find(|other| SourceEntry { suites: entry.suites.clone(), ..(*other).clone() } == entry)
+        {
+            Some(same) if same.suites.contains(suite) => {}
+            Some(same) => same.suites.push(suite.clone()),
+            None => selected.push(entry),
+        }
+    }
+    check(&selected)?;
+    Ok(selected)
+}
+
+/// The host's entry for exactly this suite, from the distribution's own archive. Third parties use the
+/// distribution's suite names too, so the suite alone proves nothing.
+fn own_entry<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEntry> {
+    best(host.iter().filter(|entry| entry.suites.iter().any(|s| s == suite)))
+}
+
+/// The host's entry for the distribution's main archive, or for its security archive when the suite is
+/// of that one.
+fn main_archive<'a>(host: &'a [SourceEntry], suite: &str) -> Option<&'a SourceEntry> {
+    let security = |suite: &str| suite.ends_with("-security") || suite.ends_with("/updates");
+    if security(suite) {
+        return best(host.iter().filter(|entry| entry.suites.iter().any(|s| security(s))));
+    }
+    best(host.iter().filter(|entry| entry.suites.iter().any(|s| !s.contains(['-', '/']))))
+        .or_else(|| best(host.iter().filter(|entry| entry.suites.iter().any(|s| !security(s)))))
+}
+
+fn best<'a>(entries: impl Iterator<Item = &'a SourceEntry>) -> Option<&'a SourceEntry> {
+    // The first one of the best, as apt prefers what is written first.
+    entries.filter_map(|entry| Some((rank(entry)?, entry))).min_by_key(|(rank, _)| *rank).map(|(_, e)| e)
+}
+
+/// How surely an entry is the distribution's own archive, 0 being certain; `None` when it is not.
+fn rank(entry: &SourceEntry) -> Option<u8> {
+    const KEYRINGS: [&str; 3] = ["debian-archive", "ubuntu-archive", "debian-ports-archive"];
+    const PATHS: [&str; 7] =
+        ["debian", "debian-security", "debian-archive", "ubuntu", "ubuntu-ports", "ubuntu-security", "ports"];
+    if !entry.components.iter().any(|component| component == "main") {
+        return None;
+    }
+    let named_like_it = entry.uris.iter().all(|uri| {
+        // `.../debian`, or `.../debian/20250101T000000Z` on a mirror of the past.
+        let mut parts = uri.trim_end_matches('/').rsplit('/');
+        let last = parts.next().unwrap_or_default();
+        let is_date =
+            last.len() == 16 && last.ends_with('Z') && last.starts_with(|c: char| c.is_ascii_digit());
+        let name = if is_date { parts.next().unwrap_or_default() } else { last };
+        // Personal package archives end in the distribution's name as well.
+        PATHS.contains(&name) && !uri.contains("/ppa") && !uri.contains("//ppa.")
+    });
+    match (&entry.signed_by, named_like_it) {
+        (SignedBy::Named(key), _) if KEYRINGS.iter().any(|keyring| key.contains(keyring)) => Some(0),
+        (SignedBy::Host, true) => Some(1),
+        (SignedBy::Named(_) | SignedBy::Embedded(_), true) => Some(2),
+        (_, false) => None,
+    }
+}
+
+/// Definitions and the host's files are text: nothing in them may end a line or a field.
+fn check(entries: &[SourceEntry]) -> Result<(), FetchError> {
+    let reject = |what, value: &str, why| Err(FetchError::value(what, value, why));
+    for entry in entries {
+        for uri in &entry.uris {
+            if uri.chars().any(|c| c.is_whitespace() || c.is_control()) || !uri.contains(':') {
+                return reject("the address of an apt archive", uri, "it is not an address");
+            }
+        }
+        for name in entry.suites.iter().chain(&entry.components) {
+            let plain = |c: char| c.is_ascii_alphanumeric() || "._+~/-".contains(c);
+            if name.is_empty() || !name.chars().all(plain) || name.starts_with('-') || name.contains("..") {
+                return reject("an apt suite or component", name, "it holds a character that none has");
+            }
+        }
+        let key = match &entry.signed_by {
+            SignedBy::Named(name) => name.as_str(),
+            SignedBy::Host | SignedBy::Embedded(_) => "",
+        };
+        if key.chars().any(char::is_control) {
+            return reject("a keyring", key, "it holds a control character");
+        }
+    }
+    Ok(())
+}
+
+/// The entries as a `.sources` file.
+pub fn render(entries: &[SourceEntry]) -> String {
+    let mut text = String::new();
+    for SourceEntry { uris, suites, components, signed_by, checks } in entries {
+        let _ = write!(
+            text,
+            "Types: deb\nURIs: {}\nSuites: {}\nComponents: {}\n",
+            uris.join(" "),
+            suites.join(" "),
+            components.join(" ")
+        );
+        match signed_by {
+            SignedBy::Host => {}
+            SignedBy::Named(name) => {
+                let _ = writeln!(text, "Signed-By: {name}");
+            }
+            SignedBy::Embedded(lines) => {
+                text.push_str("Signed-By:\n");
+                for line in lines.iter().skip_while(|line| line.is_empty()) {
+                    let _ = writeln!(text, " {}", if line.is_empty() { "." } else { line });
+                }
+            }
+        }
+        for (field, value) in checks {
+            let _ = writeln!(text, "{field}: {value}");
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+    fn debian() -> Vec<SourceEntry> {
+        parse_deb822(&format!(
+            "Types: deb deb-src\n# a comment\nURIs: http://mirror.test/debian\nSuites: bookworm bookworm-updates\n\
+             Components: main\nSigned-By: {KEYRING}\n\n\
+             Types: deb\nURIs: http://mirror.test/debian-security/\nSuites: bookworm-security\n\
+             Components: main\nSigned-By: {KEYRING}\nCheck-Valid-Until: no\n"
+        ))
+    }
+
+    fn select_suites(host: &[SourceEntry], suites: &[&str]) -> Result<String, FetchError> {
+        let suites: Vec<String> = suites.iter().map(|s| (*s).to_owned()).collect();
+        select(host, &AptSuites { suites, ..AptSuites::default() }).map(|entries| render(&entries))
+    }
+
+    #[test]
+    fn the_hosts_own_entries() {
+        let text = select_suites(&debian(), &["bookworm", "bookworm-security", "sid"]).unwrap();
+        insta::assert_snapshot!(text.trim_end(), @r"
+        Types: deb
+        URIs: http://mirror.test/debian
+        Suites: bookworm sid
+        Components: main
+        Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+
+        Types: deb
+        URIs: http://mirror.test/debian-security/
+        Suites: bookworm-security
+        Components: main
+        Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
+        Check-Valid-Until: no
+        ");
+    }
+
+    #[test]
+    fn a_security_suite_only_from_a_security_archive() {
+        let text = select_suites(&debian(), &["trixie-security"]).unwrap();
+        assert!(text.contains("debian-security/\nSuites: trixie-security\n"), "{text}");
+        let error = select_suites(&debian()[..1], &["trixie-security"]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "find an apt source for suite trixie-security: the host has no entry for it"
+        );
+        assert!(error.hint().unwrap().contains("mirror"));
+    }
+
+    #[test]
+    fn a_configured_mirror_wins() {
+        let wanted = AptSuites {
+            suites: vec!["noble".to_owned()],
+            components: vec!["main".to_owned(), "universe".to_owned()],
+            mirror: Some("https://ubuntu.test/ubuntu".to_owned()),
+            signed_by: Some("/keys/ubuntu.gpg".into()),
+        };
+        let text = render(&select(&debian(), &wanted).unwrap());
+        insta::assert_snapshot!(text.trim_end(), @r"
+        Types: deb
+        URIs: https://ubuntu.test/ubuntu
+        Suites: noble
+        Components: main universe
+        Signed-By: /keys/ubuntu.gpg
+        ");
+    }
+
+    #[test]
+    fn one_line_entries() {
+        let entries = parse_one_line(
+            "# deb http://no.test/debian bookworm main\n\
+             deb-src http://no.test/debian bookworm main\n\
+             deb [ arch=amd64 signed-by=/k.gpg trusted=yes check-valid-until=no ] http://a.test/debian/ bookworm main contrib # x\n\
+             \tdeb\thttp://b.test/debian ./\n\
+             deb [unclosed http://c.test/debian bookworm main\n\
+             deb\n",
+        );
+        assert_eq!(entries.len(), 2);
+        assert_eq!(entries[0].signed_by, SignedBy::Named("/k.gpg".into()));
+        assert_eq!(entries[0].checks, [("Check-Valid-Until".to_owned(), "no".to_owned())]);
+        assert_eq!(entries[0].components, ["main", "contrib"]);
+        assert_eq!(entries[1].suites, ["./"]);
+        // Trust without a signature is never handed on.
+        assert!(!render(&entries).to_lowercase().contains("trusted"));
+    }
+
+    #[test]
+    fn third_parties_are_never_taken_for_the_distribution() {
+        let third = parse_one_line(
+            "deb [signed-by=/k/vendor.gpg] https://apt.vendor.test bookworm main\n\
+             deb [signed-by=/k/docker.asc] https://download.vendor.test/linux/debian bookworm stable\n\
+             deb https://ppa.vendor.test/someone/ppa/ubuntu bookworm main\n\
+             deb https://packages.vendor.test/debian/12/prod bookworm main\n",
+        );
+        assert!(select_suites(&third, &["bookworm"]).is_err());
+        let both = [third, parse_one_line("deb http://mirror.test/debian bookworm main")].concat();
+        assert!(select_suites(&both, &["bookworm"]).unwrap().contains("http://mirror.test/debian\n"));
+        assert!(select_suites(&both, &["sid"]).unwrap().contains("http://mirror.test/debian\n"));
+    }
+
+    #[test]
+    fn embedded_keys_and_disabled_entries() {
+        let text = "Types: deb\nEnabled: no\nURIs: http://a.test/debian\nSuites: bookworm\nComponents: main\n\n\
+            Types: deb\nURIs: http://b.test/debian\nSuites: bookworm\nComponents: main\n\
+            Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n abc=\n -----END PGP PUBLIC KEY BLOCK-----\n";
+        let text = select_suites(&parse_deb822(text), &["bookworm"]).unwrap();
+        insta::assert_snapshot!(text.trim_end(), @r"
+        Types: deb
+        URIs: http://b.test/debian
+        Suites: bookworm
+        Components: main
+        Signed-By:
+         -----BEGIN PGP PUBLIC KEY BLOCK-----
+         .
+         abc=
+         -----END PGP PUBLIC KEY BLOCK-----
+        ");
+    }
+
+    #[test]
+    fn hostile_values_reach_no_file() {
+        for suite in ["", "a b", "x\nURIs: http://evil", "../x", "-o", "a[b]"] {
+            assert!(select_suites(&debian(), &[suite]).is_err(), "{suite:?}");
+        }
+        for mirror in ["", "no-scheme", "http://a b", "http://a\nTrusted: yes"] {
+            let wanted = AptSuites {
+                suites: vec!["sid".to_owned()],
+                mirror: Some(mirror.to_owned()),
+                ..AptSuites::default()
+            };
+            assert!(select(&debian(), &wanted).is_err(), "{mirror:?}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_parses(text in "(deb|Types: deb|URIs:| |\\[|\\]|\n|a|#|\\PC){0,60}") {
+            parse_one_line(&text);
+            parse_deb822(&text);
+        }
+    }
+}

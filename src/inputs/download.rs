@@ -1,0 +1,148 @@
+//! Adapter: downloads over HTTP, verified while they arrive.
+
+use std::{io, path::PathBuf, time::Duration};
+
+use fs_err::tokio::File;
+use reqwest::Method;
+use sha2::{Digest as _, Sha256};
+use tokio::{io::AsyncWriteExt, time::timeout};
+use url::Url;
+
+use super::{FetchError, Fetcher, files};
+use crate::{
+    fault::chain,
+    net::{Asker, Net, NetError},
+};
+
+/// Longest silence.
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// The file at an address, or at a mirror of it, in the cache under its sha256 (64 lower-case hexadecimal digits).
+/// `what` names in messages what is fetched.
+pub(super) async fn download(
+    fetcher: &Fetcher,
+    what: &str,
+    url: &str,
+    sha256: &str,
+) -> Result<PathBuf, FetchError> {
+    let url = parse(url)?;
+    // The name matters for a file that is no archive: the source is then a tree of that one file.
+    let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
+    let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
+    let name: String = last.chars().filter(plain).take(200).collect();
+    let name = if name.trim_matches('.').is_empty() { "download".to_owned() } else { name };
+    let make = |dir: PathBuf| any_of(&fetcher.net, what, &url, sha256, dir.join(&name));
+    let place = fetcher.cache.get_or_make("downloads", sha256, make).await?;
+    // Another address may have given the same content another name.
+    let mut names = files::names_in(&place)?.into_iter();
+    Ok(place.join(names.next().unwrap_or_else(|| name.into())))
+}
+
+/// From the first place that has it.
+async fn any_of(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+    let mut outcome = Ok(());
+    for place in net.url_candidates(url) {
+        outcome = transfer(net, what, &place, wanted, path.clone()).await;
+        match &outcome {
+            Ok(()) | Err(FetchError::Io(_)) => break,
+            Err(error) if place != *url => {
+                let (url, mirror) = (shown(url), shown(&place));
+                tracing::warn!(url, mirror, error = %chain(error), "the mirror cannot be used");
+            }
+            Err(_) => {}
+        }
+    }
+    outcome
+}
+
+async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+    let shown = shown(url);
+    let broken = |source: reqwest::Error| FetchError::Transfer {
+        url: shown.clone(),
+        source: Box::new(source.without_url()),
+    };
+    let silent = |_| FetchError::Transfer {
+        url: shown.clone(),
+        source: Box::new(io::Error::new(
+            io::ErrorKind::TimedOut,
+            format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs()),
+        )),
+    };
+    let request = Net::request(Method::GET, url.clone());
+    let asker = Asker::of(what);
+    let answer = timeout(IDLE_TIMEOUT, net.execute(request, &asker)).await.map_err(silent)?;
+    let mut response = answer.map_err(|error| match error {
+        NetError::Http { host: _, source } => broken(source),
+        other => FetchError::Net(other),
+    })?;
+    if !response.status().is_success() {
+        return Err(FetchError::Status { url: shown, status: response.status().as_u16() });
+    }
+    let announced = response.content_length();
+    let mut file = File::create(&path).await?;
+    let (mut hasher, mut got, mut fault) = (Sha256::new(), 0, None);
+    loop {
+        match timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(silent)? {
+            Ok(Some(chunk)) => {
+                hasher.update(&chunk);
+                got += chunk.len() as u64;
+                file.write_all(&chunk).await?;
+            }
+            Ok(None) => break,
+            Err(error) => {
+                fault = Some(error);
+                break;
+            }
+        }
+    }
+    match (announced, fault) {
+        (Some(announced), _) if got < announced => {
+            return Err(FetchError::Truncated { url: shown, got, wanted: announced });
+        }
+        (_, Some(error)) => return Err(broken(error)),
+        _ => {}
+    }
+    // The last write may still be under way, and fail on a full disk.
+    file.flush().await?;
+    let found = hex::encode(hasher.finalize());
+    if found != wanted {
+        return Err(FetchError::Checksum { what: shown, found, wanted: wanted.to_owned() });
+    }
+    Ok(())
+}
+
+fn parse(text: &str) -> Result<Url, FetchError> {
+    let wrong = |why| FetchError::value("the address of a source", text, why);
+    let url = Url::parse(text).map_err(|_| wrong("it is not an address"))?;
+    if matches!(url.scheme(), "http" | "https") {
+        Ok(url)
+    } else {
+        Err(wrong("only http and https are possible"))
+    }
+}
+
+/// The address without its password.
+fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    if url.password().is_some() {
+        // Cannot fail for an address that has one.
+        let _ = url.set_password(Some("***"));
+    }
+    url.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        assert_eq!(
+            shown(&parse("https://me:secret@host.test/x.tgz").unwrap()),
+            "https://me:***@host.test/x.tgz"
+        );
+        for text in ["", "file:///etc/passwd", "host.test/x", "ftp://host.test/x"] {
+            assert!(parse(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Pure: what can go wrong while fetching, whether trying again helps, and what to do about it.
+
+use std::{error::Error, io, path::PathBuf};
+
+use super::header_set::TreeError;
+use crate::{
+    archive::UnpackError,
+    cache::CacheError,
+    net::{Fault, NetError, fault},
+    oci::LayerError,
+    payload::PayloadError,
+    store::StoreError,
+};
+
+/// A fault while fetching. "There are no such headers" is none: see [`Lookup`](super::Lookup).
+#[derive(Debug, thiserror::Error)]
+pub enum FetchError {
+    /// The cache directory.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// An archive that cannot be unpacked.
+    #[error("unpack {what}")]
+    Unpack {
+        /// The archive.
+        what: String,
+        /// Why.
+        #[source]
+        source: UnpackError,
+    },
+    /// A program that cannot be started.
+    #[error("start {program}")]
+    Start {
+        /// Which one.
+        program: &'static str,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// A program that failed.
+    #[error("{action}: {message}")]
+    Program {
+        /// What it was to do.
+        action: String,
+        /// Its own words.
+        message: String,
+        /// Whether its words speak of a network or a mirror that may be better soon.
+        transient: bool,
+    },
+    /// The host's apt configuration has no entry to derive a suite's address from.
+    #[error("find an apt source for suite {suite}: the host has no entry for it")]
+    NoAptSource {
+        /// The suite.
+        suite: String,
+    },
+    /// A definition's value that has no place in an apt source, a package name or a path.
+    #[error("use {value:?} as {what}: {why}")]
+    Value {
+        /// What it should be.
+        what: &'static str,
+        /// The value, cut to 200 characters.
+        value: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A package that no suite has.
+    #[error("find package {package} in {suites}")]
+    NoPackage {
+        /// Its name, with its version where one was asked for.
+        package: String,
+        /// Where it was looked for.
+        suites: String,
+    },
+    /// A digest that differs.
+    #[error("verify {what}: its sha256 is {found}, wanted {wanted}")]
+    Checksum {
+        /// The file.
+        what: String,
+        /// As computed, hexadecimal.
+        found: String,
+        /// As said, hexadecimal.
+        wanted: String,
+    },
+    /// A download that ended too early.
+    #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
+    Truncated {
+        /// The address.
+        url: String,
+        /// Bytes.
+        got: u64,
+        /// Bytes.
+        wanted: u64,
+    },
+    /// A server's refusal.
+    #[error("download {url}: the server answers {status}")]
+    Status {
+        /// The address.
+        url: String,
+        /// The HTTP status.
+        status: u16,
+    },
+    /// A download that failed.
+    #[error("download {url}")]
+    Transfer {
+        /// The address.
+        url: String,
+        /// Why.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A host that may not be asked, or cannot be asked as the site says.
+    #[error(transparent)]
+    Net(#[from] NetError),
+    /// A tree that is not laid out as the definition says.
+    #[error("find {wanted} in {what}: {found}")]
+    Layout {
+        /// What was looked for.
+        wanted: String,
+        /// The source.
+        what: String,
+        /// What is there.
+        found: String,
+    },
+    /// An unpacked tree that is not the kernel's header set.
+    #[error("read the header set")]
+    Tree(#[from] TreeError),
+    /// A file or tree that the command or a definition names, and that is not what it should be.
+    #[error("{message}")]
+    Unusable {
+        /// What was to be done with it, and what is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A file that the command or a definition names, and that is not there.
+    #[error("find {}: there is no such file or directory", path.display())]
+    Absent {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The store in the registry.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A header set in the store that is not what its annotations say, or is not there any more.
+    #[error("{message}")]
+    StoredHeaders {
+        /// Which one, and what is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A file of this machine.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// With `--offline`, what was never put where it could be had.
+    #[error(
+        "find {what}: neither the cache nor the registry's store has it, and --offline forbids to ask any other host"
+    )]
+    NotKept {
+        /// What is missing.
+        what: String,
+        /// What to do.
+        hint: &'static str,
+        /// How asking upstream ended.
+        #[source]
+        source: Box<FetchError>,
+    },
+    /// There is no registry to keep anything in.
+    #[error("store it beside the images: no registry was named")]
+    NoStore,
+    /// A tree that cannot be packed.
+    #[error("pack the tree")]
+    Pack(#[from] PayloadError),
+    /// A layer that cannot be written.
+    #[error("pack the tree")]
+    Layer(#[from] LayerError),
+    /// The work was cut short because the program is ending.
+    #[error("fetching was interrupted")]
+    Interrupted,
+}
+
+impl From<walkdir::Error> for FetchError {
+    fn from(error: walkdir::Error) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+impl FetchError {
+    /// A value of a definition that cannot be used.
+    pub(super) fn value(what: &'static str, value: &str, why: &'static str) -> Self {
+        Self::Value { what, value: value.chars().take(200).collect(), why }
+    }
+
+    /// What the command or a definition names cannot be used.
+    pub(super) fn unusable(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Unusable { message: message.into(), hint: hint.into() }
+    }
+
+    /// Whether the same thing may work in a moment, with nothing changed.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Program { transient, .. } => *transient,
+            Self::Truncated { .. } => true,
+            Self::Transfer { source, .. } => fault(source.as_ref()) == Fault::Connection,
+            Self::Net(error) => error.is_transient(),
+            Self::NotKept { source, .. } => source.is_transient(),
+            Self::Store(error) => error.is_transient(),
+            Self::Status { status, .. } => *status >= 500 || matches!(status, 408 | 425 | 429),
+            _ => false,
+        }
+    }
+
+    /// Is it what the command or a definition names that is wrong, rather than the world?
+    pub fn is_usage(&self) -> bool {
+        match self {
+            Self::Net(NetError::Offline { .. }) | Self::Unusable { .. } | Self::Tree(_) => true,
+            // The archive is not what it should be; the others are of this machine.
+            Self::Unpack { source, .. } => !matches!(source, UnpackError::Io(_) | UnpackError::Start { .. }),
+            _ => false,
+        }
+    }
+
+    /// Is it about what lies upstream, so that another site may have fetched it?
+    pub(super) fn is_upstream(&self) -> bool {
+        matches!(
+            self,
+            Self::Net(_)
+                | Self::NoAptSource { .. }
+                | Self::NoPackage { .. }
+                | Self::Program { .. }
+                | Self::Transfer { .. }
+                | Self::Status { .. }
+                | Self::Truncated { .. }
+        )
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        if self.io().is_some_and(|source| source.kind() == io::ErrorKind::StorageFull) {
+            return Some(FULL.to_owned());
+        }
+        let text = match self {
+            Self::Start { program, source } if source.kind() == io::ErrorKind::NotFound => {
+                return Some(format!("install {program}, or put it in the search path"));
+            }
+            Self::Tree(error) => error.remedy(),
+            Self::Net(error) => return error.hint(),
+            Self::Transfer { source, .. } => return fault(source.as_ref()).hint("the server"),
+            Self::Store(error) => return error.hint(),
+            Self::Pack(error) => return error.hint(),
+            Self::Unusable { hint, .. } | Self::StoredHeaders { hint, .. } => hint,
+            Self::NotKept { hint, .. } => hint,
+            Self::NoStore => "name one with --registry",
+            Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
+            Self::NoPackage { .. } => "check the package's name, the suites and the components",
+            Self::Checksum { .. } => {
+                "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
+            }
+            Self::Absent { .. } => {
+                "put it there, or name another place in the definition; a relative path starts in the definitions \
+                 directory"
+            }
+            Self::Status { status: 401 | 403, .. } => "the server wants credentials or refuses this client",
+            Self::Status { status: 404 | 410, .. } => "check the address",
+            Self::Unpack { source, .. } => return unpack_hint(source).map(str::to_owned),
+            Self::Truncated { .. } => {
+                "the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source"
+            }
+            Self::Program { message, .. } => return program_hint(message).map(str::to_owned),
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+
+    /// The answer of this machine's file system, where that is the cause.
+    fn io(&self) -> Option<&io::Error> {
+        match self {
+            Self::Cache(CacheError(source))
+            | Self::Io(source)
+            | Self::Unpack { source: UnpackError::Io(source), .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+/// What every program says of a full disk.
+pub(super) const DISK_FULL: &str = "No space left on device";
+
+const FULL: &str = "the disk is full: free some room; the cache directory can be deleted at any time";
+
+fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
+    Some(match error {
+        UnpackError::Start { program: "bsdtar", .. } => {
+            "install libarchive-tools, whose bsdtar reads RPM packages"
+        }
+        UnpackError::Start { .. } => "install it, or put it in the search path",
+        UnpackError::Outside(_) | UnpackError::ThroughLink(_) => {
+            "no honest archive has such entries: look where it came from; nothing of it was used"
+        }
+        UnpackError::Kind(..) => {
+            "only files, directories and links are unpacked: make the archive again without it"
+        }
+        UnpackError::Limit(_) => {
+            "the archive is larger than any header set or source: make it of what is needed only (of a kernel's \
+             build tree: tar --exclude='*.o' --exclude=.git), or give the directory itself"
+        }
+        UnpackError::Unsupported(_) => "unpack it, and name the directory as a `path` source",
+        UnpackError::Damaged(_) | UnpackError::Truncated { .. } | UnpackError::Sum { .. } => {
+            "the archive is incomplete or not an archive: fetch it again"
+        }
+        UnpackError::Io(_) => return None,
+    })
+}
+
+fn program_hint(message: &str) -> Option<&'static str> {
+    if message.contains(DISK_FULL) {
+        Some(FULL)
+    } else if message.contains("does not have a Release file") {
+        Some("the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it")
+    } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
+        Some("the archive's key is not known: set `signedBy` to its keyring")
+    } else {
+        None
+    }
+}

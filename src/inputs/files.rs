@@ -1,0 +1,100 @@
+//! Adapter: trees that the user keeps: listed, and copied into the cache.
+
+use std::{
+    ffi::OsString,
+    fs::Permissions,
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use fs_err::{self as fs, File, os::unix::fs::symlink};
+
+use super::FetchError;
+
+/// Copies files, directories and links (as links), with modes and times.
+pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<(), FetchError> {
+    for entry in walkdir::WalkDir::new(from) {
+        let entry = entry?;
+        if stop.load(Ordering::Relaxed) {
+            return Err(FetchError::Interrupted);
+        }
+        let path = entry.path();
+        let dest = match path.strip_prefix(from) {
+            Ok(relative) if relative.as_os_str().is_empty() => to.to_owned(),
+            Ok(relative) => to.join(relative),
+            Err(_) => continue,
+        };
+        let kind = entry.file_type();
+        if kind.is_dir() || entry.depth() == 0 {
+            fs::create_dir(&dest)?;
+            // The copy must be writable to be finished, and deletable.
+            let mode = fs::metadata(path)?.permissions().mode() & 0o777 | 0o700;
+            fs::set_permissions(&dest, Permissions::from_mode(mode))?;
+        } else if kind.is_symlink() {
+            symlink(fs::read_link(path)?, &dest)?;
+        } else if kind.is_file() {
+            copy_file(path, &dest)?;
+        } else {
+            return Err(special(from, path));
+        }
+    }
+    Ok(())
+}
+
+/// Copies one file with its mode and time.
+pub(super) fn copy_file(from: &Path, to: &Path) -> Result<(), FetchError> {
+    fs::copy(from, to)?;
+    // Opened for reading: a file's owner may set its times, whatever its mode is.
+    Ok(File::open(to)?.set_modified(fs::metadata(from)?.modified()?)?)
+}
+
+/// Makes a directory, and those above it, with a mode that no umask decides.
+pub(super) fn make_directory(path: &Path) -> Result<(), FetchError> {
+    fs::create_dir_all(path)?;
+    Ok(fs::set_permissions(path, Permissions::from_mode(0o755))?)
+}
+
+/// A device, a socket or a FIFO in a tree.
+pub(super) fn special(tree: &Path, path: &Path) -> FetchError {
+    FetchError::Layout {
+        wanted: "only files, directories and links".to_owned(),
+        what: tree.display().to_string(),
+        found: format!("{} is something else", path.display()),
+    }
+}
+
+/// Is a directory there, and not a link to one?
+pub(super) fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
+/// Is anything there, a link that leads nowhere included?
+pub(super) fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
+}
+
+/// The last name of a path, for people.
+pub(super) fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+/// The names in a directory, sorted.
+pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>, FetchError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        names.push(entry?.file_name());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Names for a message, at most twenty.
+pub(super) fn listing(names: &[OsString]) -> String {
+    let shown: Vec<_> = names.iter().take(20).map(|name| name.to_string_lossy()).collect();
+    match names.len() {
+        0 => "nothing".to_owned(),
+        count if count > 20 => format!("{} and {} more", shown.join(", "), count - 20),
+        _ => shown.join(", "),
+    }
+}

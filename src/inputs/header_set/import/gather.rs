@@ -1,0 +1,274 @@
+//! Lists what a header set consists of, and where each part comes from.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use fs_err as fs;
+
+use super::{LIMITS, selection, stage::Tree, survey::Survey};
+use crate::{
+    archive::links::{self, stays_below},
+    inputs::{FetchError, header_set::layout::part_inside},
+    kernel::{Architecture, KernelRelease},
+};
+
+/// One entry of a header set.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    Directory,
+    File { from: PathBuf, is_ours: bool, is_executable: bool, size: u64 },
+    Link { target: PathBuf },
+}
+
+/// The header set, by path below `/`.
+pub(super) type Entries = BTreeMap<PathBuf, Entry>;
+
+/// Lists the header set. Links lead nowhere but into the set.
+pub(super) fn gather(
+    survey: &Survey,
+    release: &KernelRelease,
+    arch: Architecture,
+    stop: &AtomicBool,
+) -> Result<Entries, FetchError> {
+    let mut gatherer = Gatherer { entries: Entries::new(), bytes: 0, seen: 0, stop };
+    let build = merged_place(&survey.build.path);
+    let modules = PathBuf::from(format!("usr/lib/modules/{release}"));
+    if !survey.is_whole && build.starts_with("usr") {
+        gatherer.packaged(survey)?;
+        gatherer.link(&modules.join("build"), &build);
+        if let Some(source) = &survey.source {
+            gatherer.link(&modules.join("source"), &merged_place(&source.path));
+        }
+    } else {
+        let build = PathBuf::from(format!("usr/src/linux-headers-{release}"));
+        gatherer.joined(survey, &build, arch)?;
+        gatherer.link(&modules.join("build"), &build);
+    }
+    Ok(gatherer.entries)
+}
+
+/// `lib` is a link to `usr/lib` in the root file systems that the set is put over.
+fn merged_place(path: &Path) -> PathBuf {
+    if path.starts_with("lib") { Path::new("usr").join(path) } else { path.to_owned() }
+}
+
+struct Gatherer<'a> {
+    entries: Entries,
+    bytes: u64,
+    seen: u64,
+    stop: &'a AtomicBool,
+}
+
+/// A symbolic link that was found, relative to the root of its tree.
+struct Found {
+    link: PathBuf,
+    /// What it leads to, if that is there.
+    meant: Option<PathBuf>,
+    /// What it says.
+    says: PathBuf,
+}
+
+impl Gatherer<'_> {
+    /// Trees that lie where packages put them stay there: their Makefiles name each other by these places.
+    fn packaged(&mut self, survey: &Survey) -> Result<(), FetchError> {
+        let mut waiting: VecDeque<PathBuf> =
+            std::iter::once(&survey.build).chain(&survey.source).map(|tree| tree.path.clone()).collect();
+        let (mut taken, mut links) = (BTreeSet::new(), Vec::new());
+        while let Some(path) = waiting.pop_front() {
+            if taken.iter().any(|taken: &PathBuf| path.starts_with(taken)) {
+                continue;
+            }
+            let tree = Tree { path: path.clone(), ..survey.build.clone() };
+            let found = self.walk(&tree, false, &|path| !selection::is_product(path), &merged_place)?;
+            taken.insert(path);
+            for found in found {
+                if let Some(meant) = &found.meant
+                    && !taken.iter().chain(&waiting).any(|taken| meant.starts_with(taken))
+                {
+                    let package = package_of(meant).ok_or_else(|| escapes(&found))?;
+                    waiting.push_back(package);
+                }
+                links.push(found);
+            }
+        }
+        for found in links {
+            let target = match &found.meant {
+                Some(meant) => links::relative(&merged_place(parent(&found.link)), &merged_place(meant)),
+                // Distributions link to packages that need not be there.
+                None if stays_below(Path::new(""), &found.link, &found.says) => found.says.clone(),
+                None => return Err(escapes(&found)),
+            };
+            self.put(merged_place(&found.link), Entry::Link { target });
+        }
+        Ok(())
+    }
+
+    /// Source tree and build directory become one tree, in which nothing names where they were.
+    fn joined(&mut self, survey: &Survey, dest: &Path, arch: Architecture) -> Result<(), FetchError> {
+        let Survey { build, source, is_whole } = survey;
+        let mut links = Vec::new();
+        let trees: Vec<&Tree> = source.iter().chain(std::iter::once(build)).collect();
+        for tree in &trees {
+            let is_stub = source.is_some() && *tree == build;
+            let wanted = |path: &Path| {
+                let is_own = is_stub && (path == Path::new("Makefile") || path == Path::new("source"));
+                !is_own && !selection::is_product(path) && (!is_whole || selection::is_needed(path, arch))
+            };
+            let found = self.walk(tree, *is_whole, &wanted, &|place| moved(tree, dest, place))?;
+            links.extend(found.into_iter().map(|found| (*tree, found)));
+        }
+        for (tree, found) in links {
+            let place = moved(tree, dest, &found.link);
+            // The link of one tree may lead into the other.
+            let meant = found.meant.as_ref().and_then(|meant| {
+                let home =
+                    trees.iter().find(|home| home.root == tree.root && meant.starts_with(&home.path))?;
+                Some(moved(home, dest, meant))
+            });
+            let part = || part_inside(&found.says, |part| self.has(&dest.join(part)));
+            let meant = meant.or_else(|| Some(dest.join(part()?)));
+            let target = match meant {
+                Some(meant) if self.has(&meant) => links::relative(parent(&place), &meant),
+                // It leads to a part of the kernel that no module needs.
+                Some(_) => continue,
+                None if found.meant.is_none() && stays_below(&tree.path, &found.link, &found.says) => {
+                    continue;
+                }
+                None => return Err(escapes(&found)),
+            };
+            self.put(place, Entry::Link { target });
+        }
+        Ok(())
+    }
+
+    fn has(&self, place: &Path) -> bool {
+        self.entries.contains_key(place)
+    }
+
+    /// Lists a tree's files; hands back its links.
+    fn walk(
+        &mut self,
+        tree: &Tree,
+        is_whole: bool,
+        wanted: &dyn Fn(&Path) -> bool,
+        place: &dyn Fn(&Path) -> PathBuf,
+    ) -> Result<Vec<Found>, FetchError> {
+        let top = tree.place();
+        let mut found = Vec::new();
+        let walk = walkdir::WalkDir::new(&top).min_depth(1).into_iter();
+        // What no module needs is most of a whole tree.
+        let entered = |entry: &walkdir::DirEntry| {
+            !entry.file_type().is_dir()
+                || !is_whole
+                || entry.depth() > 1
+                || entry.file_name().to_str().is_some_and(selection::is_entered)
+        };
+        for entry in walk.filter_entry(entered) {
+            let entry = entry?;
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(FetchError::Interrupted);
+            }
+            let relative = entry.path().strip_prefix(&top).unwrap_or(entry.path());
+            self.count(&top, entry.depth())?;
+            let kind = entry.file_type();
+            if kind.is_dir() || !wanted(relative) {
+                continue;
+            }
+            let link = tree.path.join(relative);
+            if kind.is_symlink() {
+                let says = fs::read_link(entry.path())?;
+                found.push(Found { meant: links::resolve(&tree.root, &link)?, link, says });
+            } else if kind.is_file() {
+                let metadata = entry.metadata()?;
+                self.bytes = self.bytes.saturating_add(metadata.len());
+                if self.bytes > LIMITS.bytes {
+                    return Err(too_large(&top, &format!("{} bytes", LIMITS.bytes)));
+                }
+                let file = Entry::File {
+                    from: entry.path().to_owned(),
+                    is_ours: tree.is_ours,
+                    is_executable: metadata.permissions().mode() & 0o111 != 0,
+                    size: metadata.len(),
+                };
+                self.put(place(&link), file);
+            } else {
+                return Err(FetchError::unusable(
+                    format!("use {}: it is neither a file, a directory nor a link", entry.path().display()),
+                    "remove it: a header set holds only files, directories and links",
+                ));
+            }
+        }
+        Ok(found)
+    }
+
+    fn count(&mut self, top: &Path, depth: usize) -> Result<(), FetchError> {
+        self.seen += 1;
+        if self.seen > LIMITS.entries {
+            return Err(too_large(top, &format!("{} files and directories", LIMITS.entries)));
+        }
+        if depth > LIMITS.depth {
+            return Err(too_large(top, &format!("{} directories inside each other", LIMITS.depth)));
+        }
+        Ok(())
+    }
+
+    /// A relative link from one place of the set to another.
+    fn link(&mut self, link: &Path, meant: &Path) {
+        // Some distributions have the build directory itself there.
+        if !self.has(link) && link != meant {
+            self.put(link.to_owned(), Entry::Link { target: links::relative(parent(link), meant) });
+        }
+    }
+
+    /// Puts an entry, and the directories that it is in.
+    fn put(&mut self, place: PathBuf, entry: Entry) {
+        for directory in place.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()) {
+            if self.entries.get(directory) == Some(&Entry::Directory) {
+                break;
+            }
+            self.entries.insert(directory.to_owned(), Entry::Directory);
+        }
+        self.entries.insert(place, entry);
+    }
+}
+
+fn moved(tree: &Tree, dest: &Path, place: &Path) -> PathBuf {
+    dest.join(place.strip_prefix(&tree.path).unwrap_or(place))
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new(""))
+}
+
+/// The directory that a package of headers owns: `usr/src/linux-headers-6.1.0-47-common`, `usr/lib/linux-kbuild-6.1`,
+/// `usr/src/kernels/<release>`. Nothing else is followed.
+fn package_of(meant: &Path) -> Option<PathBuf> {
+    let parts: Vec<&str> = meant.iter().map(|part| part.to_str()).collect::<Option<_>>()?;
+    let depth = match parts[..] {
+        ["usr", "src", "kernels", _, ..] => 4,
+        ["usr", "src", _, ..] => 3,
+        ["usr", "lib", name, ..] if name.starts_with("linux-") => 3,
+        ["lib", name, ..] if name.starts_with("linux-") => 2,
+        _ => return None,
+    };
+    Some(parts.iter().take(depth).collect())
+}
+
+fn escapes(found: &Found) -> FetchError {
+    let (link, target) = (found.link.display(), found.says.display());
+    FetchError::unusable(
+        format!("use link {link}: it leads to {target}, which is not part of the header set"),
+        "name what it leads to as a further source, or remove the link; nothing of the header set was kept",
+    )
+}
+
+fn too_large(top: &Path, limit: &str) -> FetchError {
+    FetchError::unusable(
+        format!("use {}: a header set has at most {limit}", top.display()),
+        "name a kernel's build tree or header package, not a directory above it",
+    )
+}

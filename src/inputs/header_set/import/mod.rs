@@ -1,0 +1,229 @@
+//! Adapter: header sets that the user brings: looked at, checked, brought into one form, and kept in the cache and in
+//! the store beside the images.
+//!
+//! The same content gives the same layer and the same digest, whatever it came in: names, kinds, links, contents and
+//! whether a file can be executed count; order, times and owners do not.
+
+mod gather;
+mod selection;
+mod stage;
+mod survey;
+mod tools;
+mod write;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err as fs;
+use serde::Serialize;
+
+use super::{
+    HeaderSet, Headers,
+    stored::{Imported, LIMITS, place_of},
+    tree,
+};
+use crate::{
+    blocking::stoppable,
+    image::Digest,
+    inputs::{FetchError, TREE},
+    kernel::{Architecture, Compiler, KernelRelease},
+    kmod::KernelFacts,
+    oci::{Descriptor, Layer},
+    store::{Item, Kind, Stored, header_tag},
+};
+
+/// Where headers come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImportSource {
+    /// A tarball, a directory, a Debian or RPM package.
+    Path(PathBuf),
+    /// A node's file system: `/lib/modules/<release>/build` and what it leads to.
+    Node(PathBuf),
+}
+
+impl fmt::Display for ImportSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (Self::Path(path) | Self::Node(path)) = self;
+        write!(f, "{}", path.display())
+    }
+}
+
+/// What is to be imported.
+#[derive(Clone, Debug)]
+pub struct HeaderImport {
+    /// Parts of one header set, in any order.
+    pub sources: Vec<ImportSource>,
+    /// Its kernel.
+    pub release: KernelRelease,
+    /// The kernel's architecture.
+    pub arch: Architecture,
+    /// Take the place of other headers for the same kernel.
+    pub replace: bool,
+}
+
+/// What became of an import.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// It was not known.
+    #[serde(rename = "imported")]
+    New,
+    /// The same content was there already; nothing was sent.
+    Known,
+    /// It took the place of other headers.
+    Replaced,
+}
+
+/// An imported header set.
+#[derive(Clone, Debug)]
+pub struct ImportedHeaders {
+    /// What became of it.
+    pub outcome: Outcome,
+    /// The set in the cache.
+    pub headers: HeaderSet,
+    /// Digest of its content.
+    pub content: Digest,
+    /// Bytes of the layer.
+    pub size: u64,
+    /// Where it stands in the store, when there is one.
+    pub stored: Option<Stored>,
+}
+
+/// What was made of the sources, in a directory that goes away.
+struct Prepared {
+    facts: KernelFacts,
+    compiler: Compiler,
+    layer: Layer,
+    origin: Vec<String>,
+}
+
+impl Headers<'_> {
+    /// Imports a header set into the cache and, where there is one, the store.
+    ///
+    /// # Errors
+    /// A source cannot be read, is not the header set of this kernel, or others are there already. Nothing is left then.
+    pub async fn import(self, import: HeaderImport) -> Result<ImportedHeaders, FetchError> {
+        let HeaderImport { sources, release, arch, replace } = import;
+        let work = self.0.cache.scratch()?;
+        let (directory, wanted) = (work.path().to_owned(), release.clone());
+        let Prepared { facts, compiler, layer, origin } =
+            stoppable(move |stop| prepare(&sources, &wanted, arch, &directory, stop)).await?;
+        let content = layer.diff_id.clone();
+        let identity = content.hex().to_owned();
+        let imported = Imported {
+            release: release.to_string(),
+            arch,
+            content: content.to_string(),
+            identity: Some(identity.clone()),
+            origin,
+        };
+        let (outcome, stored) = if self.0.store().is_some() {
+            let notes = imported.annotations(&facts, Some(compiler)).into_iter();
+            let notes = notes.filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+            let file = work.path().join(LAYER);
+            let (outcome, stored) = self.store(&imported, &release, &layer, &file, notes, replace).await?;
+            (outcome, Some(stored))
+        } else {
+            let there = self.imported_here(&release, arch)?;
+            let place = || format!("the cache {}", self.0.cache.root().display());
+            (outcome(&imported, there.as_ref(), place, replace)?, None)
+        };
+        let made = work.path().join(TREE);
+        let place = move |entry: PathBuf| async move { Ok(fs::rename(&made, entry.join(TREE))?) };
+        let root = self.keep_tree(&imported, place).await?;
+        self.remember(&imported, stored.as_ref())?;
+        let headers = HeaderSet { root, facts, compiler: Some(compiler), origin: imported.origin, identity };
+        Ok(ImportedHeaders { outcome, headers, content, size: layer.size, stored })
+    }
+
+    /// Puts the set into the store, unless it is there.
+    async fn store(
+        self,
+        imported: &Imported,
+        release: &KernelRelease,
+        layer: &Layer,
+        file: &Path,
+        annotations: BTreeMap<String, String>,
+        replace: bool,
+    ) -> Result<(Outcome, Stored), FetchError> {
+        let store = self.0.store().ok_or(FetchError::NoStore)?;
+        let tag = header_tag(release, imported.arch)?;
+        let found = store.find(Kind::Headers, &tag).await?;
+        let outcome = match &found {
+            None => Outcome::New,
+            Some(found) => match Imported::of_stored(found, release, imported.arch) {
+                Ok(there) => outcome(imported, Some(&there), || place_of(found, &tag), replace)?,
+                // Damaged notes must not keep a good set from taking their place.
+                Err(_) if replace => Outcome::Replaced,
+                Err(error) => return Err(error),
+            },
+        };
+        let descriptor = Descriptor::new(layer.media_type, layer.digest.clone(), layer.size);
+        let item = Item { kind: Kind::Headers, tag: &tag, file, layer: &descriptor, annotations };
+        let stored = match (outcome, found) {
+            (Outcome::Known, Some(found)) => found,
+            (Outcome::Replaced, _) => store.replace(&item).await?,
+            _ => store.put(&item).await?,
+        };
+        Ok((outcome, stored))
+    }
+}
+
+/// What becomes of a set where another one may be, at `place`.
+fn outcome(
+    imported: &Imported,
+    there: Option<&Imported>,
+    place: impl FnOnce() -> String,
+    replace: bool,
+) -> Result<Outcome, FetchError> {
+    let Imported { release, arch, content, .. } = imported;
+    match there {
+        None => Ok(Outcome::New),
+        Some(there) if there.content == *content => Ok(Outcome::Known),
+        Some(_) if replace => Ok(Outcome::Replaced),
+        Some(there) => {
+            let (place, holds) = (place(), &there.content);
+            Err(FetchError::unusable(
+                format!(
+                    "import headers of {release} ({arch}): {place} holds others, with content {holds}, not {content}"
+                ),
+                format!(
+                    "a release's headers should never change: give the changed kernel another local version; or, if \
+                     {place} is wrong, import with --replace: new builds for this kernel then use the new headers, and \
+                     images that were built with the old ones get another input hash"
+                ),
+            ))
+        }
+    }
+}
+
+/// The layer's name in the working directory.
+const LAYER: &str = "layer";
+
+fn prepare(
+    sources: &[ImportSource],
+    release: &KernelRelease,
+    arch: Architecture,
+    directory: &Path,
+    stop: &AtomicBool,
+) -> Result<Prepared, FetchError> {
+    let staged = stage::stage(sources, directory, stop)?;
+    let survey = survey::survey(&staged, release)?;
+    let entries = gather::gather(&survey, release, arch, stop)?;
+    let tree = directory.join(TREE);
+    let layer = write::write(&entries, &tree, &directory.join(LAYER), stop)?;
+    let (facts, compiler) = tree::read_header_set(&tree, release, arch)?;
+    let compiler = compiler.ok_or_else(|| {
+        FetchError::unusable(
+            format!("find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the compiler is not known"),
+            "run `make olddefconfig modules_prepare` in the build tree with the kernel's own .config and compiler",
+        )
+    })?;
+    let build = tree::find_build(&tree, release)?;
+    tools::check(&tree, &build, &facts.config, arch)?;
+    Ok(Prepared { facts, compiler, layer, origin: staged.origin })
+}

@@ -1,0 +1,86 @@
+//! Makes the tree and its layer in one pass: every file is read once.
+
+use std::{
+    fs::Permissions,
+    io::{self, BufReader, BufWriter, Read, Write as _},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::SystemTime,
+};
+
+use fs_err::{self as fs, File, os::unix::fs::symlink};
+
+use super::gather::{Entries, Entry};
+use crate::{
+    inputs::{FetchError, files::make_directory},
+    oci::{ArtifactWriter, EntryKind, Layer, LayerError},
+};
+
+/// Bytes of a file that are read at once.
+const PORTION: usize = 64 << 10;
+/// Every file's modification time: what is built is the same wherever the set came from.
+const MTIME: u64 = 0;
+
+/// Writes the set below `tree` and as a layer into the file `to`.
+pub(super) fn write(
+    entries: &Entries,
+    tree: &Path,
+    to: &Path,
+    stop: &AtomicBool,
+) -> Result<Layer, FetchError> {
+    make_directory(tree)?;
+    let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
+    let mut layer = ArtifactWriter::new(out, MTIME).map_err(LayerError::Finish)?;
+    for (path, entry) in entries {
+        if stop.load(Ordering::Relaxed) {
+            return Err(FetchError::Interrupted);
+        }
+        let place = tree.join(path);
+        match entry {
+            Entry::Directory => {
+                make_directory(&place)?;
+                layer.entry(path, 0o755, EntryKind::Directory)?;
+            }
+            Entry::Link { target } => {
+                symlink(target, &place)?;
+                layer.entry(path, 0o777, EntryKind::Symlink { target })?;
+            }
+            Entry::File { from, is_ours, is_executable, size } => {
+                let mode = if *is_executable { 0o755 } else { 0o644 };
+                let mut add = |content: &mut dyn Read| {
+                    // Most files are smaller than this, and so are read with one call.
+                    let mut content = BufReader::with_capacity(PORTION, content);
+                    layer.entry(path, mode, EntryKind::File { size: *size, content: &mut content })
+                };
+                let file = if *is_ours {
+                    fs::rename(from, &place)?;
+                    let mut file = File::open(&place)?;
+                    add(&mut file)?;
+                    file
+                } else {
+                    let mut content = Copying { from: File::open(from)?, to: File::create_new(&place)? };
+                    add(&mut content)?;
+                    content.to
+                };
+                file.set_permissions(Permissions::from_mode(mode))?;
+                file.set_modified(SystemTime::UNIX_EPOCH)?;
+            }
+        }
+    }
+    Ok(layer.finish()?.0)
+}
+
+/// Hands on what it reads, and keeps a copy.
+struct Copying {
+    from: File,
+    to: File,
+}
+
+impl Read for Copying {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(buffer)?;
+        self.to.write_all(buffer.get(..count).unwrap_or_default())?;
+        Ok(count)
+    }
+}

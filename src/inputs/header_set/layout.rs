@@ -1,0 +1,326 @@
+//! Adapter: brings an unpacked header set into the one form that builds rely on.
+//!
+//! A header set is put over a toolchain's root file system, in which `/lib` is nowadays a symbolic link
+//! to `usr/lib`; a tree with a `lib` directory of its own would replace that link and with it the C
+//! library. So everything lies below `usr`.
+
+use std::{
+    ffi::OsStr,
+    io,
+    path::{Component, Path, PathBuf},
+};
+
+use fs_err::{self as fs, os::unix::fs::symlink};
+
+use crate::{
+    inputs::{
+        FetchError,
+        files::{exists, is_directory, listing, names_in},
+    },
+    kernel::KernelRelease,
+};
+
+/// Top directories that are links into `usr` on a merged system.
+const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
+
+/// What a tree that the user brings turns out to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Rooted at `/`.
+    Rooted,
+    /// A kernel's build tree.
+    Build,
+}
+
+/// Makes `tree` from what was unpacked in `raw`, which is used up. `what` names it in errors.
+pub(super) fn arrange(
+    raw: &Path,
+    tree: &Path,
+    release: &KernelRelease,
+    what: &str,
+) -> Result<(), FetchError> {
+    let (found, form) = recognise(raw, what)?;
+    match form {
+        Form::Rooted => {
+            fs::rename(&found, tree)?;
+            merge_usr(tree)?;
+            link_build(tree, release)
+        }
+        Form::Build => {
+            fs::create_dir(tree)?;
+            let build = make_dirs(tree, "usr/src")?.join(format!("linux-headers-{release}"));
+            fs::rename(&found, &build)?;
+            relink(&build)?;
+            link_build(tree, release)
+        }
+    }
+}
+
+/// What a tree is, and where it starts: at `raw` or in one directory below it.
+pub(super) fn recognise(raw: &Path, what: &str) -> Result<(PathBuf, Form), FetchError> {
+    let has = |dir: &Path, paths: &[&str]| paths.iter().all(|path| is_directory(&dir.join(path)));
+    let form = |dir: &Path| {
+        let roots: [&[&str]; 3] =
+            [&["usr", "usr/src"], &["lib", "lib/modules"], &["usr", "usr/lib", "usr/lib/modules"]];
+        if roots.iter().any(|paths| has(dir, paths)) {
+            Some(Form::Rooted)
+        } else {
+            (exists(&dir.join("Makefile")) && has(dir, &["include"])).then_some(Form::Build)
+        }
+    };
+    if let Some(form) = form(raw) {
+        return Ok((raw.to_owned(), form));
+    }
+    let names = names_in(raw)?;
+    let below = names.iter().map(|name| raw.join(name)).filter(|path| is_directory(path));
+    let candidates: Vec<_> = below.filter_map(|path| form(&path).map(|form| (path, form))).collect();
+    match <[_; 1]>::try_from(candidates) {
+        Ok([only]) => Ok(only),
+        Err(_) => Err(FetchError::Layout {
+            wanted: "one kernel build tree (Makefile and include/) or one root (usr/src/ or lib/modules/)"
+                .to_owned(),
+            what: what.to_owned(),
+            found: listing(&names),
+        }),
+    }
+}
+
+/// Moves what lies in `lib` and its like to `usr/lib`.
+pub(super) fn merge_usr(tree: &Path) -> Result<(), FetchError> {
+    for name in MERGED {
+        let path = tree.join(name);
+        match fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => {
+                make_dirs(tree, "usr")?;
+                merge(tree, Path::new(name))?;
+            }
+            // The merged form itself; the root file system below has it.
+            Ok(metadata) if metadata.is_symlink() => fs::remove_file(&path)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn merge(tree: &Path, dir: &Path) -> Result<(), FetchError> {
+    let (from, to) = (tree.join(dir), tree.join("usr").join(dir));
+    if !exists(&to) {
+        fs::create_dir(&to)?;
+        fs::set_permissions(&to, fs::metadata(&from)?.permissions())?;
+    } else if !is_directory(&to) {
+        return Err(no_directory(&to));
+    }
+    for name in names_in(&from)? {
+        let (old, new) = (from.join(&name), to.join(&name));
+        let metadata = fs::symlink_metadata(&old)?;
+        if metadata.is_dir() {
+            merge(tree, &dir.join(&name))?;
+        } else if metadata.is_symlink() {
+            let target = fs::read_link(&old)?;
+            fs::remove_file(&old)?;
+            symlink(moved_target(dir, &target), &new)?;
+        } else {
+            fs::rename(&old, &new)?;
+        }
+    }
+    Ok(fs::remove_dir(&from)?)
+}
+
+fn no_directory(path: &Path) -> FetchError {
+    io::Error::new(io::ErrorKind::NotADirectory, format!("use {}: it is no directory", path.display())).into()
+}
+
+/// The target of a link in `dir` (relative to the root) after its move to `usr/<dir>`.
+fn moved_target(dir: &Path, target: &Path) -> PathBuf {
+    if target.is_absolute() {
+        return target.to_owned();
+    }
+    let mut parts: Vec<&OsStr> = dir.iter().collect();
+    for component in target.components() {
+        match component {
+            Component::ParentDir => {
+                parts.pop();
+            }
+            Component::Normal(part) => parts.push(part),
+            _ => {}
+        }
+    }
+    // What stays below the same top directory moved along with the link.
+    if parts.first().copied() == dir.iter().next() {
+        return target.to_owned();
+    }
+    let up = std::iter::repeat_n(OsStr::new(".."), dir.iter().count() + 1);
+    let usr =
+        parts.first().is_some_and(|top| MERGED.iter().any(|name| top == name)).then_some(OsStr::new("usr"));
+    up.chain(usr).chain(parts).collect()
+}
+
+/// Makes sure of `usr/lib/modules/<release>/build`, when there is a build tree it can point to.
+fn link_build(tree: &Path, release: &KernelRelease) -> Result<(), FetchError> {
+    let modules = make_dirs(tree, &format!("usr/lib/modules/{release}"))?;
+    let build = modules.join("build");
+    if !exists(&build)
+        && let Some(place) =
+            usual_places(release).iter().find(|place| tree.join("usr/src").join(place).is_dir())
+    {
+        symlink(Path::new("../../../src").join(place), &build)?;
+    }
+    // Where there is none, reading the header set says what is missing.
+    Ok(())
+}
+
+/// Where distributions put a kernel's headers below `usr/src`: Debian and Ubuntu, RHEL and Fedora, plain `make install`.
+pub(super) fn usual_places(release: &KernelRelease) -> [String; 3] {
+    [format!("linux-headers-{release}"), format!("kernels/{release}"), format!("linux-{release}")]
+}
+
+/// Makes directories below `tree`, none of which may be a link out of it.
+fn make_dirs(tree: &Path, path: &str) -> Result<PathBuf, FetchError> {
+    let mut full = tree.to_owned();
+    for part in Path::new(path) {
+        full.push(part);
+        match fs::symlink_metadata(&full) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Ok(_) => return Err(no_directory(&full)),
+            Err(_) => fs::create_dir(&full)?,
+        }
+    }
+    Ok(full)
+}
+
+/// Absolute links to where the build tree was made become relative ones within it.
+fn relink(build: &Path) -> Result<(), FetchError> {
+    for entry in walkdir::WalkDir::new(build).min_depth(1) {
+        let entry = entry?;
+        let path = entry.path();
+        if !entry.path_is_symlink() {
+            continue;
+        }
+        if let Some(inside) = part_inside(&fs::read_link(path)?, |part| exists(&build.join(part))) {
+            let up = std::iter::repeat_n(OsStr::new(".."), entry.depth() - 1);
+            fs::remove_file(path)?;
+            symlink(up.chain(inside.iter()).collect::<PathBuf>(), path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The part of an absolute target that is in a tree, as `is_there` says: the longest one that leaves at least two
+/// directories for the place where the tree was (`/home/me`, never `/usr`).
+pub(super) fn part_inside(target: &Path, is_there: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    let parts: Vec<_> = target.strip_prefix("/").ok()?.components().collect();
+    if parts.iter().any(|part| !matches!(part, Component::Normal(_))) {
+        return None;
+    }
+    let suffixes = (2..parts.len()).filter_map(|start| parts.get(start..));
+    suffixes.map(|suffix| suffix.iter().collect::<PathBuf>()).find(|part| is_there(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        fn new(files: &[&str], links: &[(&str, &str)]) -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let raw = dir.path().join("raw");
+            fs::create_dir(&raw).unwrap();
+            for file in files {
+                fs::create_dir_all(raw.join(file).parent().unwrap()).unwrap();
+                fs::write(raw.join(file), file).unwrap();
+            }
+            for (link, target) in links {
+                fs::create_dir_all(raw.join(link).parent().unwrap()).unwrap();
+                symlink(target, raw.join(link)).unwrap();
+            }
+            Self(dir)
+        }
+
+        fn arrange(&self) -> Result<(), FetchError> {
+            let release = "6.1.0-acme+".parse().unwrap();
+            arrange(&self.0.path().join("raw"), &self.0.path().join("tree"), &release, "test.tar")
+        }
+
+        fn link(&self, path: &str) -> String {
+            fs::read_link(self.0.path().join("tree").join(path)).unwrap().to_str().unwrap().to_owned()
+        }
+
+        fn has(&self, path: &str) -> bool {
+            fs::symlink_metadata(self.0.path().join("tree").join(path)).is_ok()
+        }
+    }
+
+    const R: &str = "6.1.0-acme+";
+
+    #[test]
+    fn a_rooted_tree_moves_below_usr() {
+        let tree = Tree::new(
+            &["usr/src/h/Makefile", "lib/modules/6.1.0-acme+/kernel/x.ko", "usr/lib/kbuild/tool"],
+            &[
+                ("lib/modules/6.1.0-acme+/build", "/usr/src/h"),
+                ("lib/modules/6.1.0-acme+/source", "../../../usr/src/h"),
+                ("lib/modules/6.1.0-acme+/alias", "../other"),
+            ],
+        );
+        tree.arrange().unwrap();
+        assert!(!tree.has("lib"));
+        assert!(tree.has("usr/lib/kbuild/tool"));
+        assert!(tree.has("usr/lib/modules/6.1.0-acme+/kernel/x.ko"));
+        assert_eq!(tree.link("usr/lib/modules/6.1.0-acme+/build"), "/usr/src/h");
+        assert_eq!(tree.link("usr/lib/modules/6.1.0-acme+/source"), "../../../../usr/src/h");
+        assert_eq!(tree.link("usr/lib/modules/6.1.0-acme+/alias"), "../other");
+    }
+
+    #[test]
+    fn a_merged_tree_loses_its_link_and_gains_the_build_link() {
+        let tree = Tree::new(&["usr/src/kernels/6.1.0-acme+/Makefile"], &[("lib", "usr/lib")]);
+        tree.arrange().unwrap();
+        assert!(!tree.has("lib"));
+        assert_eq!(tree.link("usr/lib/modules/6.1.0-acme+/build"), format!("../../../src/kernels/{R}"));
+    }
+
+    #[test]
+    fn a_build_tree_at_the_top_or_below() {
+        for prefix in ["", "linux-6.1/"] {
+            let file = |name: &str| format!("{prefix}{name}");
+            let (makefile, header) = (file("Makefile"), file("include/generated/utsrelease.h"));
+            let links = [
+                (file("include/linked"), "/home/me/linux-6.1/include/generated"),
+                (file("scripts/deep/up"), "/home/me/linux-6.1/Makefile"),
+                (file("include/system"), "/usr/include/generated"),
+                (file("include/gone"), "/home/me/elsewhere"),
+            ];
+            let links: Vec<(&str, &str)> = links.iter().map(|(a, b)| (a.as_str(), *b)).collect();
+            let tree = Tree::new(&[&makefile, &header], &links);
+            tree.arrange().unwrap();
+            let build = format!("usr/src/linux-headers-{R}");
+            assert_eq!(
+                tree.link(&format!("usr/lib/modules/{R}/build")),
+                format!("../../../src/linux-headers-{R}")
+            );
+            assert_eq!(tree.link(&format!("{build}/include/linked")), "../include/generated");
+            assert_eq!(tree.link(&format!("{build}/scripts/deep/up")), "../../Makefile");
+            assert_eq!(tree.link(&format!("{build}/include/system")), "/usr/include/generated");
+            assert_eq!(tree.link(&format!("{build}/include/gone")), "/home/me/elsewhere");
+        }
+    }
+
+    #[test]
+    fn what_is_neither_is_listed() {
+        let tree = Tree::new(&["README", "docs/x"], &[]);
+        insta::assert_snapshot!(tree.arrange().unwrap_err(), @"find one kernel build tree (Makefile and include/) or one root (usr/src/ or lib/modules/) in test.tar: README, docs");
+    }
+
+    #[test]
+    fn nothing_leaves_through_a_link() {
+        let outside = tempfile::tempdir().unwrap();
+        let target = outside.path().to_str().unwrap();
+        for link in ["usr", "usr/lib"] {
+            let tree = Tree::new(&["lib/modules/x"], &[(link, target)]);
+            assert!(tree.arrange().is_err(), "{link}");
+        }
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,228 @@
+//! Adapter: header sets from packages and from files that the user brings.
+
+pub mod import;
+mod layout;
+mod stored;
+pub(super) mod tree;
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+pub use stored::ListedHeaders;
+pub use tree::{TreeError, read_header_set};
+
+use super::{
+    CARRY, FetchError, Fetcher, Lookup, TREE,
+    apt::{
+        AptArchive, control,
+        kernel_packages::{Found, Search},
+    },
+    files::{copy_tree, name_of},
+    unpack, with_release,
+};
+use crate::{
+    blocking::stoppable,
+    kernel::{
+        AptHeaders, AptSuites, Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget,
+        TarballHeaders, TrackedSuites,
+    },
+    kmod::KernelFacts,
+};
+
+/// Changes when the same packages or file are laid out differently.
+const FORMAT: &str = "header-set-1";
+/// The kind of the cache's entries.
+const KIND: &str = "headers";
+/// What header packages are called before the release.
+const PACKAGE: &str = "linux-headers-";
+
+/// One kernel's build tree, unpacked in the cache.
+#[derive(Clone, Debug)]
+pub struct HeaderSet {
+    /// The tree, rooted at `/`: `usr/src/...`, `usr/lib/modules/<release>/build`. It has no `lib` of its
+    /// own, so that it can be put over a root file system in which `/lib` is a symbolic link.
+    pub root: PathBuf,
+    /// What the check needs to know.
+    pub facts: KernelFacts,
+    /// `CONFIG_CC_VERSION_TEXT`, parsed; `None` where the tree has none.
+    pub compiler: Option<Compiler>,
+    /// Packages and versions, or file and digest: for provenance.
+    pub origin: Vec<String>,
+    /// Hash over the content's names, versions and digests; goes into the input hash.
+    pub identity: String,
+}
+
+/// What became of a search for headers.
+pub type HeaderLookup = Lookup<Box<HeaderSet>>;
+
+/// Header sets; relative paths in definitions start at `root`.
+#[derive(Clone, Copy)]
+pub struct Headers<'a>(pub(super) &'a Fetcher);
+
+impl Headers<'_> {
+    /// Looks for the target's headers: imported ones first, else from the family's own source.
+    pub async fn find(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
+        let KernelTarget { release, arch, .. } = target;
+        if let Some(imported) = self.imported(target).await? {
+            return self.load_imported(&imported, target).await;
+        }
+        let lookup = match source {
+            HeaderSource::Apt(apt) => {
+                let what = || format!("headers of {release} ({arch})");
+                self.0.unless_kept(self.from_packages(apt, target).await, what, CARRY)?
+            }
+            HeaderSource::Tarball(tarball) => self.from_tarball(tarball, root, target).await?,
+        };
+        match lookup {
+            Lookup::Found(found) => self.load(found, target).await,
+            Lookup::Missing { looked_for, hint } => {
+                self.forget_answer(target)?;
+                let hint = format!(
+                    "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that \
+                     runs this kernel `farrier headers collect`, both with --registry"
+                );
+                Ok(Lookup::Missing { looked_for, hint })
+            }
+        }
+    }
+
+    /// What decides the content of the target's headers beyond the definition and the release: the digest
+    /// of what was imported, or of the file that the user brings. `None` for packages, whose release says it all
+    /// (decision 0002), and where there is no file yet.
+    pub async fn identity(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Option<String>, FetchError> {
+        if let Some(imported) = self.imported(target).await? {
+            return Ok(imported.identity);
+        }
+        let HeaderSource::Tarball(tarball) = source else { return Ok(None) };
+        let path = root.join(with_release(&tarball.path, target));
+        if path.exists() { Ok(Some(self.0.digest_of(&path).await?.digest)) } else { Ok(None) }
+    }
+
+    /// The header sets in the cache, by release. One that cannot be read any more is left out.
+    pub async fn in_cache(self) -> Result<Vec<HeaderSet>, FetchError> {
+        let cache = self.0.cache.clone();
+        stoppable(move |_| {
+            let mut sets = Vec::new();
+            for found in cache.records::<Found>(KIND)? {
+                let Ok(release) = found.release.parse() else { continue };
+                let Some(place) = cache.get(KIND, &found.key)? else { continue };
+                let root = place.join(TREE);
+                if let Ok((facts, compiler)) = read_header_set(&root, &release, found.arch) {
+                    sets.push(HeaderSet { root, facts, compiler, origin: found.origin, identity: found.key });
+                }
+            }
+            sets.sort_by(|a, b| (&a.facts.release, &a.identity).cmp(&(&b.facts.release, &b.identity)));
+            sets.dedup_by(|a, b| a.identity == b.identity);
+            Ok::<_, FetchError>(sets)
+        })
+        .await
+    }
+
+    /// The releases that packages `linux-headers-<release>` of the suites are for, in no order. Archive, components and
+    /// keyring are those that `headers` names, where it names some.
+    pub async fn releases(
+        self,
+        headers: &HeaderSource,
+        tracked: &TrackedSuites,
+        arch: Architecture,
+    ) -> Result<Vec<KernelRelease>, FetchError> {
+        let known = match headers {
+            HeaderSource::Apt(apt) => apt.from.clone(),
+            HeaderSource::Tarball(_) => AptSuites::default(),
+        };
+        let wanted = AptSuites { suites: tracked.suites.clone(), ..known };
+        let names = AptArchive::open(self.0, &wanted, arch).await?.names(PACKAGE).await?;
+        Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
+    }
+
+    async fn from_packages(
+        self,
+        apt: &AptHeaders,
+        target: &KernelTarget,
+    ) -> Result<Lookup<Found>, FetchError> {
+        let AptHeaders { packages, from } = apt;
+        let search = Search {
+            kind: KIND,
+            format: FORMAT,
+            from,
+            groups: packages.iter().map(|name| vec![name.clone()]).collect(),
+            with_dependencies: true,
+            hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
+        };
+        if let Some(name) = search.names(target).iter().flatten().find(|name| !control::is_package_name(name))
+        {
+            let hint =
+                "no package can have this name: bring the headers as a tarball, for a family of their own";
+            return Ok(Search { hint, ..search }.missing(target, name));
+        }
+        let wanted = target.clone();
+        let finish = move |root: &Path| {
+            layout::merge_usr(root)?;
+            verify(root, &wanted)
+        };
+        search.run(self.0, target, finish).await
+    }
+
+    async fn from_tarball(
+        self,
+        tarball: &TarballHeaders,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Lookup<Found>, FetchError> {
+        let path = root.join(with_release(&tarball.path, target));
+        if !path.exists() {
+            return Ok(Lookup::Missing {
+                looked_for: path.display().to_string(),
+                hint: format!("put the headers of {} there, as a directory or a tarball", target.release),
+            });
+        }
+        let known = self.0.digest_of(&path).await?;
+        let origin = vec![format!("{} sha256:{}", name_of(&path), known.digest)];
+        let found = Found::new(FORMAT, target, &[known.digest], origin);
+        let wanted = target.clone();
+        let make = |dir: PathBuf| {
+            stoppable(move |stop| {
+                let (raw, root, what) = (dir.join("raw"), dir.join(TREE), path.display().to_string());
+                if known.is_dir {
+                    copy_tree(&path, &raw, stop)?;
+                } else {
+                    fs::create_dir(&raw)?;
+                    unpack(stop, &path, &raw, &what)?;
+                }
+                layout::arrange(&raw, &root, &wanted.release, &what)?;
+                if raw.exists() {
+                    fs::remove_dir_all(&raw)?;
+                }
+                verify(&root, &wanted)
+            })
+        };
+        let cache = &self.0.cache;
+        cache.get_or_make(KIND, &found.key, make).await?;
+        cache.write_record(KIND, &found.key, &found)?;
+        Ok(Lookup::Found(found))
+    }
+
+    async fn load(self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
+        let Found { release: _, arch: _, key, origin } = found;
+        let root = self.0.cache.place(KIND, &key)?.join(TREE);
+        let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
+        let (facts, compiler) = stoppable(move |_| read_header_set(&place, &release, arch)).await?;
+        Ok(Lookup::Found(Box::new(HeaderSet { root, facts, compiler, origin, identity: key })))
+    }
+}
+
+/// Only what is the target's header set becomes an entry.
+fn verify(root: &Path, target: &KernelTarget) -> Result<(), FetchError> {
+    read_header_set(root, &target.release, target.arch)?;
+    Ok(())
+}

@@ -1,0 +1,397 @@
+//! Adapter: finds imported header sets, in the store beside the images, else in the cache, and keeps them there.
+//!
+//! They come before a family's own source. What the store answered is believed for as long as package lists are.
+
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use fs_err::File;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+
+use super::{HeaderLookup, HeaderSet, Headers, KIND, verify};
+use crate::{
+    archive::{self, Limits, Stoppable},
+    image::{Digest, Tag},
+    inputs::{
+        FetchError, Lookup, TREE,
+        apt::kernel_packages::Found,
+        digest,
+        stored::{Input, Kept},
+    },
+    kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
+    kmod::KernelFacts,
+    oci::{LayerReader, annotations},
+    store::{Kind, Stored, header_tag},
+};
+
+/// Bounds on what is imported: several times a kernel's whole source tree.
+pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, depth: 64 };
+
+/// Changes when the same set is laid out differently in the cache.
+const FORMAT: &str = "brought-1";
+/// The kind of the records of what was imported here.
+const IMPORTED: &str = "imported-headers";
+/// The kind of the records of what the store answered.
+const STORED: &str = "stored-headers";
+/// Longest origin and identity that are read from the store.
+const MAX_VALUE: usize = 4096;
+
+/// An imported header set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Imported {
+    pub release: String,
+    pub arch: Architecture,
+    /// Digest of its uncompressed layer.
+    pub content: String,
+    /// What goes into input hashes; `None` where the release says it all.
+    pub identity: Option<String>,
+    pub origin: Vec<String>,
+}
+
+/// What the store answered.
+#[derive(Debug, Serialize, Deserialize)]
+struct Answer {
+    /// Seconds since 1970.
+    at: u64,
+    found: Option<Imported>,
+}
+
+impl Imported {
+    /// Reads an artifact's annotations, which are not trusted.
+    pub(super) fn of_stored(
+        stored: &Stored,
+        release: &KernelRelease,
+        arch: Architecture,
+    ) -> Result<Self, FetchError> {
+        let note = |key: &str| stored.annotations.get(key).map(String::as_str);
+        let wrong = |key: &str| {
+            let value = note(key).unwrap_or_default().chars().take(80).filter(|c| !c.is_control());
+            let (place, value) = (stored.repository.to_string(), value.collect::<String>());
+            unfit(&place, &format!("its annotation {key} holds {value:?}"))
+        };
+        for (key, wanted) in
+            [(annotations::KERNEL_RELEASE, release.as_str()), (annotations::ARCHITECTURE, arch.as_str())]
+        {
+            if note(key) != Some(wanted) {
+                return Err(wrong(key));
+            }
+        }
+        let text = |key: &str| match note(key) {
+            Some(_) => plain(stored, key).map(Some).ok_or_else(|| wrong(key)),
+            None => Ok(None),
+        };
+        let content = note(annotations::HEADERS_CONTENT).and_then(|text| text.parse::<Digest>().ok());
+        Ok(Self {
+            release: release.to_string(),
+            arch,
+            content: content.ok_or_else(|| wrong(annotations::HEADERS_CONTENT))?.to_string(),
+            identity: text(annotations::HEADERS_IDENTITY)?,
+            origin: parts(&text(annotations::HEADERS)?.unwrap_or_default()),
+        })
+    }
+
+    /// What it says of itself in the store.
+    pub(super) fn annotations(
+        &self,
+        facts: &KernelFacts,
+        compiler: Option<Compiler>,
+    ) -> [(&'static str, Option<String>); 8] {
+        let symbols =
+            facts.symbols.as_ref().map_or_else(|| "none".to_owned(), |table| table.len().to_string());
+        let Self { release, arch, content, identity, origin } = self;
+        [
+            (annotations::TITLE, Some(title_of(release, *arch))),
+            (annotations::KERNEL_RELEASE, Some(release.clone())),
+            (annotations::ARCHITECTURE, Some(arch.to_string())),
+            (annotations::COMPILER, compiler.map(|compiler| compiler.to_string())),
+            (annotations::EXPORTED_SYMBOLS, Some(symbols)),
+            (annotations::HEADERS_CONTENT, Some(content.clone())),
+            (annotations::HEADERS_IDENTITY, identity.clone()),
+            (annotations::HEADERS, Some(origin.join(", "))),
+        ]
+    }
+
+    /// Its entry in the cache.
+    fn found(&self) -> Found {
+        let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
+        Found { release: self.release.clone(), arch: self.arch, key, origin: self.origin.clone() }
+    }
+}
+
+/// A header set as people call it.
+fn title_of(release: &str, arch: Architecture) -> String {
+    format!("headers of {release} ({arch})")
+}
+
+/// A header set in the store that cannot be used.
+fn unfit(place: &str, reason: &str) -> FetchError {
+    FetchError::StoredHeaders {
+        message: format!("use the headers in {place}: {reason}"),
+        hint: format!("import the headers again with --replace, or delete {place}"),
+    }
+}
+
+/// An annotation that is not too long and can be shown.
+fn plain(stored: &Stored, key: &str) -> Option<String> {
+    let text = stored.annotations.get(key)?;
+    (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
+}
+
+fn parts(origin: &str) -> Vec<String> {
+    origin.split(", ").filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+/// Repository and tag, for messages.
+pub(super) fn place_of(stored: &Stored, tag: &Tag) -> String {
+    format!("{}:{tag}", stored.repository)
+}
+
+/// A header set in the store, as its notes say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedHeaders {
+    /// Kernel release.
+    pub release: String,
+    /// Architecture.
+    pub arch: String,
+    /// The kernel's compiler.
+    pub compiler: Option<String>,
+    /// Symbols in `Module.symvers`; `None` without one.
+    pub exported_symbols: Option<usize>,
+    /// Repository and tag.
+    pub reference: String,
+    /// The manifest's digest.
+    pub digest: Digest,
+    /// Where it came from.
+    pub origin: Vec<String>,
+}
+
+impl Headers<'_> {
+    /// What the store has for a kernel.
+    pub async fn in_store(
+        self,
+        release: &KernelRelease,
+        arch: Architecture,
+    ) -> Result<Option<Stored>, FetchError> {
+        self.0.stored(Kind::Headers, &header_tag(release, arch)?).await
+    }
+
+    /// All that the store has, by tag.
+    pub async fn list_store(self) -> Result<Vec<ListedHeaders>, FetchError> {
+        let Some(store) = self.0.store() else { return Ok(Vec::new()) };
+        let mut listed = Vec::new();
+        for tag in store.tags(Kind::Headers).await? {
+            // Deleted in between.
+            let Some(stored) = store.find(Kind::Headers, &tag).await? else { continue };
+            let note = |key: &str| plain(&stored, key);
+            listed.push(ListedHeaders {
+                release: note(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
+                arch: note(annotations::ARCHITECTURE).unwrap_or_else(|| "unknown".to_owned()),
+                compiler: note(annotations::COMPILER),
+                exported_symbols: note(annotations::EXPORTED_SYMBOLS).and_then(|count| count.parse().ok()),
+                reference: place_of(&stored, &tag),
+                digest: stored.digest.clone(),
+                origin: parts(&note(annotations::HEADERS).unwrap_or_default()),
+            });
+        }
+        Ok(listed)
+    }
+
+    /// Puts the header set of a kernel into the store, unless one of its release is there. One that came from packages
+    /// has no identity beyond its release.
+    pub async fn keep(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Lookup<Kept>, FetchError> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
+        let input = Input { kind: Kind::Headers, what, tag, declared: None };
+        if let Some(stored) = self.in_store(release, *arch).await? {
+            return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
+        }
+        let HeaderSet { root: tree, facts, compiler, origin, identity: _ } =
+            match self.find(source, root, target).await? {
+                Lookup::Found(found) => *found,
+                Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
+            };
+        let packed = self.0.pack(tree).await?;
+        let set = Imported {
+            release: release.to_string(),
+            arch: *arch,
+            content: packed.layer.diff_id.to_string(),
+            identity: self.identity(source, root, target).await?,
+            origin,
+        };
+        let packed = packed.with_notes(set.annotations(&facts, compiler));
+        Ok(Lookup::Found(self.0.put(input, packed).await?))
+    }
+
+    /// The set that was imported for this kernel, if any: what the store has comes first, so that all who publish
+    /// to one registry build with the same headers.
+    pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>, FetchError> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        if let Some(found) = self.ask_store(release, *arch).await? {
+            return Ok(Some(found));
+        }
+        self.imported_here(release, *arch)
+    }
+
+    async fn ask_store(
+        self,
+        release: &KernelRelease,
+        arch: Architecture,
+    ) -> Result<Option<Imported>, FetchError> {
+        let Some(key) = self.answer_key(release, arch)? else { return Ok(None) };
+        let now = now();
+        if let Some(Answer { at, found }) = self.0.cache.read_record::<Answer>(STORED, &key)?
+            && at <= now
+            && now - at < self.0.options.refresh.as_secs()
+        {
+            return Ok(found);
+        }
+        let stored = self.in_store(release, arch).await?;
+        let found = stored.map(|stored| Imported::of_stored(&stored, release, arch)).transpose()?;
+        let answer = Answer { at: now, found };
+        self.0.cache.write_record(STORED, &key, &answer)?;
+        Ok(answer.found)
+    }
+
+    /// Forgets what the store answered for a kernel: what is missing now may be imported at any moment.
+    pub(super) fn forget_answer(self, target: &KernelTarget) -> Result<(), FetchError> {
+        if let Some(key) = self.answer_key(&target.release, target.arch)? {
+            self.0.cache.remove_record(STORED, &key)?;
+        }
+        Ok(())
+    }
+
+    fn answer_key(self, release: &KernelRelease, arch: Architecture) -> Result<Option<String>, FetchError> {
+        let Some(store) = self.0.store() else { return Ok(None) };
+        let repository = store.repository(Kind::Headers)?.to_string();
+        Ok(Some(digest::of_parts([repository.as_str(), release.as_str(), arch.as_str()])))
+    }
+
+    /// What was imported on this machine, if it is still in the cache.
+    pub(super) fn imported_here(
+        self,
+        release: &KernelRelease,
+        arch: Architecture,
+    ) -> Result<Option<Imported>, FetchError> {
+        let key = local_key(release.as_str(), arch);
+        let Some(found) = self.0.cache.read_record::<Imported>(IMPORTED, &key)? else { return Ok(None) };
+        Ok(self.0.cache.get(KIND, &found.found().key)?.map(|_| found))
+    }
+
+    /// Notes an imported set, so that look-ups find it.
+    pub(super) fn remember(self, imported: &Imported, stored: Option<&Stored>) -> Result<(), FetchError> {
+        let Imported { release, arch, .. } = imported;
+        self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?;
+        if let Some(stored) = stored
+            && let Ok(release) = release.parse()
+            && let Some(key) = self.answer_key(&release, *arch)?
+        {
+            // What the store says of itself counts: the same content may have come from packages.
+            let found = Some(Imported::of_stored(stored, &release, *arch)?);
+            self.0.cache.write_record(STORED, &key, &Answer { at: now(), found })?;
+        }
+        Ok(())
+    }
+
+    /// The set's tree in the cache, made by `make` if it is not there.
+    pub(super) async fn keep_tree<F, M>(self, imported: &Imported, make: F) -> Result<PathBuf, FetchError>
+    where
+        F: FnOnce(PathBuf) -> M,
+        M: Future<Output = Result<(), FetchError>>,
+    {
+        let found = imported.found();
+        let place = self.0.cache.get_or_make(KIND, &found.key, make).await?;
+        self.0.cache.write_record(KIND, &found.key, &found)?;
+        Ok(place.join(TREE))
+    }
+
+    /// Loads an imported set, from the store if the cache does not have it.
+    pub(super) async fn load_imported(
+        self,
+        imported: &Imported,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
+        self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
+        self.load(imported.found(), target).await
+    }
+
+    async fn fetch_tree(
+        self,
+        imported: &Imported,
+        target: &KernelTarget,
+        directory: PathBuf,
+    ) -> Result<(), FetchError> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let stored = self.in_store(release, *arch).await?.filter(|stored| {
+            let there = Imported::of_stored(stored, release, *arch);
+            there.is_ok_and(|there| there.content == imported.content)
+        });
+        let Some(stored) = stored else {
+            self.forget_answer(target)?;
+            return Err(FetchError::StoredHeaders {
+                message: format!(
+                    "fetch the {} from the store: they are not there any more",
+                    title_of(release.as_str(), *arch)
+                ),
+                hint: "import them again, or let farrier look for them elsewhere: run it again".to_owned(),
+            });
+        };
+        let what = place_of(&stored, &header_tag(release, *arch)?);
+        let (target, content) = (target.clone(), imported.content.clone());
+        let unpack = move |stop: &AtomicBool, layer: &Path, tree: &Path| {
+            unpack_content(layer, tree, &content, &what, stop)?;
+            verify(tree, &target)
+        };
+        self.0.take_layer(&stored, directory, unpack).await
+    }
+}
+
+/// Unpacks a layer whose notes say what is in it: by that the set is known from now on.
+fn unpack_content(
+    layer: &Path,
+    root: &Path,
+    content: &str,
+    what: &str,
+    stop: &AtomicBool,
+) -> Result<(), FetchError> {
+    let inner = Stoppable { inner: LayerReader::new(File::open(layer)?)?, stop };
+    let mut tar = Hashed { inner, hash: Sha256::new() };
+    archive::unpack_tar(&mut tar, root, &LIMITS)
+        .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })?;
+    let found = Digest::from_sha256(&tar.hash.finalize().into()).to_string();
+    if found == content {
+        return Ok(());
+    }
+    Err(unfit(what, &format!("their content is {found}, its annotation says {content}")))
+}
+
+/// Hashes what passes through.
+struct Hashed<R> {
+    inner: R,
+    hash: Sha256,
+}
+
+impl<R: Read> Read for Hashed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.hash.update(buffer.get(..count).unwrap_or_default());
+        Ok(count)
+    }
+}
+
+fn local_key(release: &str, arch: Architecture) -> String {
+    digest::of_parts([release, arch.as_str()])
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

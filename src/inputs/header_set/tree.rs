@@ -1,0 +1,325 @@
+//! Adapter: reads what a header set says about its kernel from its unpacked tree.
+
+use std::{
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use fs_err::File;
+
+use crate::{
+    archive::links::resolve,
+    kernel::{Architecture, Compiler, CompilerTextError, KernelRelease},
+    kmod::{BeyondHeaders, ConfigError, KernelConfig, KernelFacts, SymbolTable, SymbolTableError},
+};
+
+/// Bytes of one file that is read; Debian's `Module.symvers` has 2 MB.
+const MAX_FILE: u64 = 64 << 20;
+
+/// Why a tree is not the header set of a kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// There is no build directory for this release.
+    #[error(
+        "the tree has no build directory of {release}: neither lib/modules/{release}/build nor usr/lib/modules/{release}/build"
+    )]
+    NoBuild {
+        /// The release.
+        release: KernelRelease,
+    },
+    /// The build directory does not say which release it is for.
+    #[error("{build} holds neither include/generated/utsrelease.h nor include/config/kernel.release")]
+    NoRelease {
+        /// The build directory.
+        build: PathBuf,
+    },
+    /// The build directory is of another kernel.
+    #[error("{build} is the build directory of {found:?}, not of {wanted}")]
+    Release {
+        /// The build directory.
+        build: PathBuf,
+        /// What it says.
+        found: String,
+        /// What was asked for.
+        wanted: KernelRelease,
+    },
+    /// The kernel's configuration is missing.
+    #[error("{build} holds neither include/config/auto.conf nor .config")]
+    NoConfig {
+        /// The build directory.
+        build: PathBuf,
+    },
+    /// The kernel's configuration is damaged.
+    #[error("read the configuration in {build}")]
+    Config {
+        /// The build directory.
+        build: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: ConfigError,
+    },
+    /// The configuration is for another processor.
+    #[error("{build} is configured for another processor than {wanted}")]
+    Architecture {
+        /// The build directory.
+        build: PathBuf,
+        /// What was asked for.
+        wanted: Architecture,
+    },
+    /// The symbol table is damaged.
+    #[error("read Module.symvers in {build}")]
+    Symbols {
+        /// The build directory.
+        build: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: SymbolTableError,
+    },
+    /// The compiler is an unknown one.
+    #[error("read CONFIG_CC_VERSION_TEXT in {build}")]
+    Compiler {
+        /// The build directory.
+        build: PathBuf,
+        /// What is wrong.
+        #[source]
+        source: CompilerTextError,
+    },
+    /// A file or link of the tree.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl TreeError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::NoBuild { .. } | Self::Release { .. } | Self::Architecture { .. } => {
+                "give the header set of exactly this kernel and architecture"
+            }
+            Self::NoRelease { .. } | Self::NoConfig { .. } => {
+                "give a build tree on which `make modules_prepare` was run"
+            }
+            Self::Config { .. } | Self::Symbols { .. } | Self::Compiler { .. } => {
+                "fetch the header set again; if the file is as its maker left it, report it"
+            }
+            Self::Io(_) => "look at the file's rights and the disk",
+        }
+    }
+}
+
+/// Reads the header set of `release` in a tree rooted at `/`: `lib/modules/<release>/build` and what it links
+/// to. Links are followed inside `root` only: an absolute one starts there, and no `..` leaves it.
+pub fn read_header_set(
+    root: &Path,
+    release: &KernelRelease,
+    arch: Architecture,
+) -> Result<(KernelFacts, Option<Compiler>), TreeError> {
+    let build = find_build(root, release)?;
+    let read = |file: &str| read_inside(root, &build.join(file));
+
+    let header = read("include/generated/utsrelease.h")?;
+    let plain = read("include/config/kernel.release")?;
+    check_release(&build, release, header.as_deref(), plain.as_deref())?;
+    let text = match read("include/config/auto.conf")? {
+        Some(text) => text,
+        None => read(".config")?.ok_or_else(|| TreeError::NoConfig { build: build.clone() })?,
+    };
+    let config =
+        KernelConfig::parse(&text).map_err(|source| TreeError::Config { build: build.clone(), source })?;
+    let wanted = match arch {
+        Architecture::Amd64 => "X86_64",
+        Architecture::Arm64 => "ARM64",
+    };
+    if !config.is_set(wanted) {
+        return Err(TreeError::Architecture { build, wanted: arch });
+    }
+    let symbols = read("Module.symvers")?
+        .map(|text| SymbolTable::parse(&text))
+        .transpose()
+        .map_err(|source| TreeError::Symbols { build: build.clone(), source })?
+        // Trees that were only prepared hold an empty one, which says nothing.
+        .filter(|table| !table.is_empty());
+    let compiler = config
+        .get("CC_VERSION_TEXT")
+        .map(str::parse)
+        .transpose()
+        .map_err(|source| TreeError::Compiler { build, source })?;
+    let (release, beyond_headers) = (release.clone(), BeyondHeaders::default());
+    Ok((KernelFacts { release, arch, config, symbols, beyond_headers }, compiler))
+}
+
+/// The build directory's place below the root, links resolved.
+pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeError> {
+    for modules in ["lib/modules", "usr/lib/modules"] {
+        let path = Path::new(modules).join(release.as_str()).join("build");
+        if let Some(found) = resolve(root, &path)?.filter(|found| root.join(found).is_dir()) {
+            return Ok(found);
+        }
+    }
+    Err(TreeError::NoBuild { release: release.clone() })
+}
+
+/// `utsrelease.h` is what modules get into their vermagic, so it counts: Debian's `kernel.release` says
+/// `6.1.192` where the kernel is `6.1.0-56-amd64`.
+fn check_release(
+    build: &Path,
+    wanted: &KernelRelease,
+    header: Option<&str>,
+    release: Option<&str>,
+) -> Result<(), TreeError> {
+    let defined = header.and_then(|text| {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("#define UTS_RELEASE"))?;
+        Some(line.trim().trim_matches('"').to_owned())
+    });
+    let found = defined
+        .or_else(|| release.map(|text| text.trim().to_owned()))
+        .ok_or_else(|| TreeError::NoRelease { build: build.to_owned() })?;
+    if found == wanted.as_str() {
+        Ok(())
+    } else {
+        let found = found.chars().take(80).collect();
+        Err(TreeError::Release { build: build.to_owned(), found, wanted: wanted.clone() })
+    }
+}
+
+/// A file's text, `None` when it is not there.
+fn read_inside(root: &Path, path: &Path) -> Result<Option<String>, TreeError> {
+    let Some(found) = resolve(root, path)? else { return Ok(None) };
+    let file = File::open(root.join(&found))?;
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() > MAX_FILE {
+        let text = format!("read {}: it is not a file of at most 64 MiB", found.display());
+        return Err(io::Error::other(text).into());
+    }
+    let mut text = String::new();
+    file.take(MAX_FILE).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use fs_err::{self as fs, os::unix::fs::symlink};
+
+    use super::*;
+
+    const RELEASE: &str = "6.1.0-9-amd64";
+
+    struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        /// As Debian lays it out: an absolute link, and a `kernel.release` that is not the release.
+        fn debian() -> Self {
+            let tree = Self(tempfile::tempdir().unwrap());
+            tree.write(
+                "usr/src/h/include/generated/utsrelease.h",
+                &format!("#define UTS_RELEASE \"{RELEASE}\"\n"),
+            );
+            tree.write("usr/src/h/include/config/kernel.release", "6.1.20\n");
+            tree.write("usr/src/h/include/config/auto.conf", "CONFIG_X86_64=y\nCONFIG_SMP=y\n");
+            tree.write("usr/src/h/Module.symvers", "0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n");
+            tree.link("/usr/src/h", &format!("lib/modules/{RELEASE}/build"));
+            tree
+        }
+
+        fn write(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        fn link(&self, target: &str, path: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            let _ = fs::remove_file(&path);
+            symlink(target, path).unwrap();
+        }
+
+        fn remove(&self, path: &str) {
+            fs::remove_file(self.0.path().join(path)).unwrap();
+        }
+
+        fn read(&self) -> Result<KernelFacts, TreeError> {
+            read_header_set(self.0.path(), &RELEASE.parse().unwrap(), Architecture::Amd64)
+                .map(|(facts, _)| facts)
+        }
+    }
+
+    #[test]
+    fn reads_a_debian_tree_through_its_absolute_link() {
+        let facts = Tree::debian().read().unwrap();
+        assert!(facts.config.is_set("SMP"));
+        assert_eq!(facts.symbols.unwrap().get("printk").unwrap().crc, 1);
+    }
+
+    #[test]
+    fn reads_a_usr_lib_tree_and_a_plain_config() {
+        let tree = Tree::debian();
+        tree.remove(&format!("lib/modules/{RELEASE}/build"));
+        tree.remove("usr/src/h/include/generated/utsrelease.h");
+        tree.write("usr/src/h/include/config/kernel.release", &format!("{RELEASE}\n"));
+        tree.remove("usr/src/h/include/config/auto.conf");
+        tree.write("usr/src/h/.config", "# comment\nCONFIG_X86_64=y\n");
+        tree.write("usr/src/h/Module.symvers", "");
+        tree.link("/lib/x/h", &format!("usr/lib/modules/{RELEASE}/build"));
+        tree.link("../src", "usr/lib/x");
+        fs::remove_dir_all(tree.0.path().join("lib")).unwrap();
+        assert!(tree.read().unwrap().symbols.is_none());
+    }
+
+    #[test]
+    fn another_release_is_told() {
+        let tree = Tree::debian();
+        tree.write("usr/src/h/include/generated/utsrelease.h", "#define UTS_RELEASE \"6.1.0-8-amd64\"\n");
+        assert_eq!(
+            tree.read().unwrap_err().to_string(),
+            "usr/src/h is the build directory of \"6.1.0-8-amd64\", not of 6.1.0-9-amd64"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_told() {
+        let tree = Tree::debian();
+        tree.write("usr/src/h/Module.symvers", "<html>\n");
+        assert!(matches!(tree.read(), Err(TreeError::Symbols { .. })));
+        tree.write("usr/src/h/include/config/auto.conf", "CONFIG_ARM64=y\n");
+        assert!(matches!(tree.read(), Err(TreeError::Architecture { .. })));
+        tree.write("usr/src/h/include/config/auto.conf", "nothing");
+        assert!(matches!(tree.read(), Err(TreeError::Config { .. })));
+        tree.remove("usr/src/h/include/config/auto.conf");
+        assert!(matches!(tree.read(), Err(TreeError::NoConfig { .. })));
+        tree.remove("usr/src/h/include/config/kernel.release");
+        tree.remove("usr/src/h/include/generated/utsrelease.h");
+        assert!(matches!(tree.read(), Err(TreeError::NoRelease { .. })));
+        tree.remove(&format!("lib/modules/{RELEASE}/build"));
+        assert!(matches!(tree.read(), Err(TreeError::NoBuild { .. })));
+    }
+
+    #[test]
+    fn no_link_leaves_the_tree() {
+        let outside = tempfile::tempdir().unwrap();
+        fs::write(outside.path().join("secret"), "CONFIG_X86_64=y\n").unwrap();
+        let tree = Tree::debian();
+        tree.link(&format!("{}/secret", outside.path().display()), "usr/src/h/include/config/auto.conf");
+        assert!(matches!(tree.read(), Err(TreeError::NoConfig { .. })));
+        let climb = "../".repeat(64) + outside.path().strip_prefix("/").unwrap().to_str().unwrap();
+        tree.link(&climb, &format!("lib/modules/{RELEASE}/build"));
+        assert!(matches!(tree.read(), Err(TreeError::NoBuild { .. })));
+    }
+
+    #[test]
+    fn a_loop_of_links_ends() {
+        let tree = Tree::debian();
+        tree.link("b", "a");
+        tree.link("a", "b");
+        tree.link("/a", &format!("lib/modules/{RELEASE}/build"));
+        assert!(matches!(tree.read(), Err(TreeError::Io(_))));
+    }
+
+    #[test]
+    fn a_directory_in_a_files_place_is_a_fault() {
+        let tree = Tree::debian();
+        tree.remove("usr/src/h/Module.symvers");
+        tree.write("usr/src/h/Module.symvers/x", "");
+        assert!(matches!(tree.read(), Err(TreeError::Io(_))));
+    }
+}

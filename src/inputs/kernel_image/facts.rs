@@ -1,0 +1,314 @@
+//! Adapter: what a kernel image, and what comes with it, tell about the kernel.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File as PlainFile,
+    io::{self, BufReader, Read, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use fs_err::{self as fs, File};
+use serde::{Deserialize, Serialize};
+
+use super::{KernelImage, KernelImages, unfit};
+use crate::{
+    blocking::stoppable,
+    cache::Cache,
+    fault::chain,
+    inputs::{FetchError, digest},
+    kernel::KernelRelease,
+    kmod::{
+        self, BeyondHeaders, Btf, BtfBase, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names,
+    },
+    payload,
+};
+
+/// Bytes of one decompressed kernel. Debian's have 60 MiB, one with every debugging aid 300.
+const MAX_KERNEL: u64 = 2 << 30;
+/// Bytes of one index file; `modules.dep` of a distribution kernel has 1 MB.
+const MAX_INDEX: u64 = 64 << 20;
+/// The kind of the cache's records.
+const KIND: &str = "kernel-facts";
+/// Changes when the same image gives other facts.
+const FORMAT: &str = "kernel-facts-1";
+
+/// What the image itself tells, as it is kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct ImageFacts {
+    release: Option<String>,
+    btf: Option<BtfFacts>,
+    exports: Option<BTreeSet<String>>,
+}
+
+/// What comes with the image tells, as it is kept.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct CompanionFacts {
+    system_map: Option<BTreeSet<String>>,
+    modules: Option<ModuleFacts>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct BtfFacts {
+    types: u32,
+    strings: u32,
+    module_size: Option<u64>,
+}
+
+/// What the kernel's own module directory tells.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct ModuleFacts {
+    /// Loadable modules by name, with their files.
+    loadable: BTreeMap<String, String>,
+    builtin: BTreeSet<String>,
+    /// One module that was read, to know what the others are like.
+    sample: Option<Sample>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Sample {
+    name: String,
+    vermagic: Option<String>,
+    this_module_size: u64,
+}
+
+impl KernelImage {
+    /// What the image tells about its kernel beyond the header set. Decompresses it into a temporary file, and reads
+    /// one of the kernel's own modules. Blocks. [`KernelImages::facts`] does so once for each image.
+    pub fn facts(&self) -> Result<BeyondHeaders, FetchError> {
+        let image = read_image(&self.vmlinuz)?;
+        self.is_of_its_release(&image)?;
+        Ok(combine(image, self.companions()?))
+    }
+
+    fn is_of_its_release(&self, image: &ImageFacts) -> Result<(), FetchError> {
+        match &image.release {
+            Some(found) if found != self.release.as_str() => {
+                let (path, wanted) = (self.vmlinuz.display(), &self.release);
+                Err(FetchError::unusable(
+                    format!("{path} is the image of kernel {found}, not of {wanted}"),
+                    "give the image of exactly this kernel",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What [`Self::companions`] reads; a module directory's own time does not tell that a file in it was replaced.
+    fn companion_files(&self) -> Vec<PathBuf> {
+        let in_modules = self.modules.iter().flat_map(|directory| {
+            ["", "kernel", "modules.dep", "modules.order", "modules.builtin"].map(|name| directory.join(name))
+        });
+        self.system_map.iter().cloned().chain(in_modules.filter(|path| path.exists())).collect()
+    }
+
+    fn companions(&self) -> Result<CompanionFacts, FetchError> {
+        let Self { release: _, arch: _, vmlinuz: _, system_map, modules, origin: _ } = self;
+        let mut facts = CompanionFacts::default();
+        if let Some(path) = system_map {
+            let names = exported_names(BufReader::new(File::open(path)?))?;
+            facts.system_map = Some(names).filter(|names| !names.is_empty());
+        }
+        facts.modules = modules.as_deref().map(module_facts).transpose()?;
+        Ok(facts)
+    }
+}
+
+/// Changes when any of the files is another one.
+fn identity<'p>(what: &str, files: impl IntoIterator<Item = &'p PathBuf>) -> io::Result<String> {
+    let mut parts = vec![FORMAT.to_owned(), what.to_owned()];
+    for path in files {
+        // One file may be named in several ways.
+        let path = &fs::canonicalize(path)?;
+        let metadata = fs::metadata(path)?;
+        let (modified, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
+        let (size, inode) = (metadata.len(), metadata.ino());
+        parts.push(format!("{} {size} {modified}.{nanoseconds} {inode}", path.display()));
+    }
+    Ok(digest::of_parts(parts.iter().map(String::as_str)))
+}
+
+impl KernelImages<'_> {
+    /// The facts of a kernel image, from the cache after the first time.
+    pub async fn facts(self, image: &KernelImage) -> Result<BeyondHeaders, FetchError> {
+        let (cache, image) = (self.0.cache.clone(), image.clone());
+        stoppable(move |_| {
+            let known = image_facts(&cache, &image.vmlinuz)?;
+            image.is_of_its_release(&known)?;
+            let key = identity("companions", &image.companion_files())?;
+            if let Some(companions) = cache.read_record(KIND, &key)? {
+                return Ok(combine(known, companions));
+            }
+            let companions = image.companions()?;
+            cache.write_record(KIND, &key, &companions)?;
+            Ok(combine(known, companions))
+        })
+        .await
+    }
+
+    /// The release that a kernel image says it is; `None` for one that does not say.
+    pub(super) async fn release_of(self, vmlinuz: &Path) -> Result<Option<KernelRelease>, FetchError> {
+        let (cache, path) = (self.0.cache.clone(), vmlinuz.to_owned());
+        let known = stoppable(move |_| image_facts(&cache, &path)).await?;
+        Ok(known.release.and_then(|release| release.parse().ok()))
+    }
+}
+
+fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts, FetchError> {
+    let key = identity("image", [vmlinuz])?;
+    if let Some(known) = cache.read_record(KIND, &key)? {
+        return Ok(known);
+    }
+    let facts = read_image(vmlinuz)?;
+    cache.write_record(KIND, &key, &facts)?;
+    Ok(facts)
+}
+
+fn read_image(path: &Path) -> Result<ImageFacts, FetchError> {
+    let wrong = |source: VmlinuzError| unfit(format!("read {}", path.display()), &source, source.remedy());
+    let mut file = File::open(path).map_err(|source| wrong(source.into()))?.into_file();
+    let payload = kmod::locate(&mut file).map_err(wrong)?;
+    let plain = payload.method == kmod::Method::Plain && payload.offset == 0;
+    if !plain {
+        let mut reader = kmod::kernel(&mut file, &payload).map_err(wrong)?;
+        let unpacked = decompress(reader.as_mut()).map_err(wrong)?;
+        drop(reader);
+        file = unpacked;
+    }
+    let mut vmlinux = Vmlinux::open(file).map_err(wrong)?;
+    let section = vmlinux.btf().map_err(wrong)?;
+    let btf = section.map(|section| Btf::parse(&section).map(|btf| BtfFacts::of(&btf))).transpose().map_err(
+        |source| {
+            let hint = "the image is damaged, or made by a newer kernel build than farrier knows";
+            unfit(format!("read the type information (BTF) in {}", path.display()), &source, hint)
+        },
+    )?;
+    let (release, exports) = (vmlinux.release().map_err(wrong)?, vmlinux.exports().map_err(wrong)?);
+    Ok(ImageFacts { release, btf, exports })
+}
+
+/// To a file, not to memory: a kernel is larger than all else that a check holds.
+fn decompress(reader: &mut dyn Read) -> Result<PlainFile, VmlinuzError> {
+    let mut file = tempfile::tempfile()?;
+    let mut buffer = vec![0; 128 << 10];
+    let mut total = 0;
+    loop {
+        let count = reader.read(&mut buffer)?;
+        let Some(bytes) = buffer.get(..count).filter(|bytes| !bytes.is_empty()) else { return Ok(file) };
+        total += count as u64;
+        if total > MAX_KERNEL {
+            return Err(VmlinuzError::TooLarge(MAX_KERNEL));
+        }
+        file.write_all(bytes)?;
+    }
+}
+
+impl BtfFacts {
+    fn of(btf: &Btf<'_>) -> Self {
+        let BtfBase { types, strings } = btf.base();
+        Self { types, strings, module_size: btf.size_of_struct("module") }
+    }
+}
+
+/// What a kernel's own module directory tells: its index files, or the files themselves where a package leaves
+/// the index to its installation, and one module. Blocks.
+pub(super) fn module_facts(directory: &Path) -> Result<ModuleFacts, FetchError> {
+    let mut index = InTree::default();
+    for name in ["modules.dep", "modules.order"] {
+        if let Some(text) = read_index(&directory.join(name))? {
+            index.add_modules(&text);
+        }
+        // The index tells names as they are after compression, the order those before it.
+        if !index.modules.is_empty() {
+            break;
+        }
+    }
+    let exists = |file: &String| directory.join(file).is_file();
+    if !index.modules.values().any(exists) {
+        index.modules.clear();
+        walk(directory, &mut index)?;
+    }
+    if let Some(text) = read_index(&directory.join("modules.builtin"))? {
+        index.add_builtin(&text);
+    }
+    let sample = match index.modules.values().map(|file| directory.join(file)).find(|path| path.is_file()) {
+        Some(path) => payload::read_module(&path)
+            .map_err(|error| FetchError::unusable(chain(&error), "look at the file's rights and the disk"))?
+            .and_then(|read| read.module.ok()),
+        None => None,
+    };
+    let sample = sample.map(|module| Sample {
+        vermagic: module.vermagic().map(str::to_owned),
+        this_module_size: module.this_module_size,
+        name: module.name,
+    });
+    let InTree { modules, builtin } = index;
+    Ok(ModuleFacts { loadable: modules, builtin, sample })
+}
+
+fn read_index(path: &Path) -> io::Result<Option<String>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_INDEX).read_to_end(&mut bytes)?;
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+/// Modules below `kernel/` alone: others were put there later, and are not the kernel's own.
+fn walk(directory: &Path, index: &mut InTree) -> io::Result<()> {
+    let kernel = directory.join("kernel");
+    if !kernel.is_dir() {
+        return Ok(());
+    }
+    for entry in walkdir::WalkDir::new(&kernel).sort_by_file_name() {
+        let entry = entry?;
+        if entry.file_type().is_file()
+            && let Some(file) = entry.path().strip_prefix(directory).ok().and_then(Path::to_str)
+        {
+            index.add_module(file);
+        }
+    }
+    Ok(())
+}
+
+/// The image's own table counts more than `System.map`, and its types more than one module: they are the kernel
+/// itself.
+fn combine(image: ImageFacts, companions: CompanionFacts) -> BeyondHeaders {
+    let ImageFacts { release: _, btf, exports } = image;
+    let CompanionFacts { system_map, modules } = companions;
+    let mut facts = BeyondHeaders::default();
+    if let Some(modules) = modules {
+        modules.add_to(&mut facts);
+    }
+    if let Some(BtfFacts { types, strings, module_size }) = btf {
+        let source = FactSource::Btf;
+        facts.btf_base = Some(Known { value: BtfBase { types, strings }, source: source.clone() });
+        facts.module_size = module_size.map(|value| Known { value, source }).or(facts.module_size);
+    }
+    let map = system_map.map(|value| Known { value, source: FactSource::SystemMap });
+    facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage }).or(map);
+    facts
+}
+
+impl ModuleFacts {
+    /// Adds them to what is known.
+    pub(super) fn add_to(self, facts: &mut BeyondHeaders) {
+        let Self { loadable, builtin, sample } = self;
+        let index = InTree { modules: loadable, builtin };
+        if !index.is_empty() {
+            facts.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
+        }
+        if let Some(Sample { name, vermagic, this_module_size }) = sample {
+            let source = FactSource::InTreeModule(name);
+            facts.module_size = Some(Known { value: this_module_size, source: source.clone() });
+            facts.vermagic = vermagic.map(|value| Known { value, source });
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "facts_tests.rs"]
+mod tests;

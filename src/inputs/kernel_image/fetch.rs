@@ -1,0 +1,204 @@
+//! Adapter: fetches kernel images into the cache.
+
+use std::path::Path;
+
+use fs_err as fs;
+
+use super::{KernelImage, KernelImageLookup, KernelImages};
+use crate::{
+    inputs::{
+        FetchError, Lookup, TREE,
+        apt::kernel_packages::Search,
+        files::{is_directory, name_of},
+        with_release,
+    },
+    kernel::{
+        AptKernelImage, Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease,
+        KernelTarget,
+    },
+};
+
+/// Changes when the same packages are laid out differently.
+const FORMAT: &str = "kernel-image-1";
+/// The kind of the cache's entries and records.
+const KIND: &str = "kernel-images";
+
+/// What to do about a kernel image that cannot be fetched: no store holds them.
+const BRING: &str = "registries keep no kernel images: put the kernel's vmlinuz and modules into the definitions directory and \
+                     name them as the family's `kernelImage: file`, or name a mirror of its packages, and its host, in \
+                     site.yaml";
+
+/// May a search ask the archive, or only look at what is here?
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    Archive,
+    Here,
+}
+
+impl KernelImages<'_> {
+    /// Looks for the target's kernel image, and fetches it if need be.
+    pub async fn find(
+        self,
+        family: &KernelFamily,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<KernelImageLookup, FetchError> {
+        self.look_for(family, root, target, Reach::Archive).await
+    }
+
+    /// The target's kernel image if it is here already: in the cache, or where the definition says.
+    pub async fn find_here(
+        self,
+        family: &KernelFamily,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Option<KernelImage>, FetchError> {
+        match self.look_for(family, root, target, Reach::Here).await? {
+            Lookup::Found(image) => Ok(Some(*image)),
+            Lookup::Missing { .. } => Ok(None),
+        }
+    }
+
+    async fn look_for(
+        self,
+        family: &KernelFamily,
+        root: &Path,
+        target: &KernelTarget,
+        reach: Reach,
+    ) -> Result<KernelImageLookup, FetchError> {
+        match &family.spec.kernel_image {
+            Some(KernelImageSource::Apt(apt)) => {
+                let what = || format!("kernel image of {} ({})", target.release, target.arch);
+                self.0.unless_kept(self.from_packages(apt, target, reach).await, what, BRING)
+            }
+            Some(KernelImageSource::File(file)) => Ok(file_image(file, root, target)),
+            None => Ok(Lookup::Missing {
+                looked_for: format!("the kernel image of {target}"),
+                hint: format!(
+                    "add `kernelImage` to kernel family {}, or give --kernel-image PATH",
+                    family.metadata.name
+                ),
+            }),
+        }
+    }
+
+    async fn from_packages(
+        self,
+        image: &AptKernelImage,
+        target: &KernelTarget,
+        reach: Reach,
+    ) -> Result<KernelImageLookup, FetchError> {
+        let AptKernelImage { packages, from } = image;
+        let alternatives = |group: &String| group.split(" | ").map(str::to_owned).collect();
+        let search = Search {
+            kind: KIND,
+            format: FORMAT,
+            from,
+            groups: packages.iter().map(alternatives).collect(),
+            with_dependencies: false,
+            hint: "add the suite that has it to `suites` of the family's kernelImage, or give --kernel-image PATH",
+        };
+        let wanted: Vec<String> = search.names(target).iter().map(|group| group.join(" or ")).collect();
+        let wanted = wanted.join(", ");
+        let found = if reach == Reach::Here {
+            match search.known(self.0, target)? {
+                Some(found) => found,
+                None => return Ok(search.missing(target, &wanted)),
+            }
+        } else {
+            let (kernel, what) = (target.clone(), wanted.clone());
+            let finish = move |root: &Path| {
+                prune(root)?;
+                let KernelTarget { release, arch, .. } = &kernel;
+                KernelImage::below(root, release, *arch).map(drop).ok_or_else(|| FetchError::Layout {
+                    wanted: format!("boot/vmlinuz-{release}"),
+                    what,
+                    found: "no such file".to_owned(),
+                })
+            };
+            match search.run(self.0, target, finish).await? {
+                Lookup::Found(found) => found,
+                Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
+            }
+        };
+        let root = self.0.cache.place(KIND, &found.key)?.join(TREE);
+        let image = KernelImage::below(&root, &target.release, target.arch);
+        let Some(image) = image else { return Ok(search.missing(target, &wanted)) };
+        Ok(Lookup::Found(Box::new(KernelImage { origin: found.origin, ..image })))
+    }
+
+    /// A kernel image that the user brings, with the release that it says itself where none is given.
+    pub async fn file(
+        self,
+        vmlinuz: &Path,
+        release: Option<&KernelRelease>,
+        arch: Architecture,
+    ) -> Result<KernelImage, FetchError> {
+        let release = if let Some(release) = release {
+            release.clone()
+        } else {
+            self.release_of(vmlinuz).await?.ok_or_else(|| FetchError::Layout {
+                wanted: "the kernel's release".to_owned(),
+                what: vmlinuz.display().to_string(),
+                found: "it holds no `Linux version`; say it with --kernel".to_owned(),
+            })?
+        };
+        let origin = vec![vmlinuz.display().to_string()];
+        // As /boot has them: `vmlinuz-X` beside `System.map-X`.
+        let system_map = vmlinuz.with_file_name(format!("System.map-{release}"));
+        let is_its = name_of(vmlinuz) == format!("vmlinuz-{release}") && system_map.is_file();
+        let system_map = is_its.then_some(system_map);
+        Ok(KernelImage { release, arch, vmlinuz: vmlinuz.to_owned(), system_map, modules: None, origin })
+    }
+}
+
+fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> KernelImageLookup {
+    let KernelImageFile { path, modules, system_map } = file;
+    let place = |text: &String| root.join(with_release(text, target));
+    let vmlinuz = place(path);
+    if !vmlinuz.is_file() {
+        return Lookup::Missing {
+            looked_for: vmlinuz.display().to_string(),
+            hint: format!("put the kernel image (vmlinuz) of {} there", target.release),
+        };
+    }
+    let KernelTarget { release, arch, .. } = target;
+    Lookup::Found(Box::new(KernelImage {
+        release: release.clone(),
+        arch: *arch,
+        origin: vec![vmlinuz.display().to_string()],
+        vmlinuz,
+        system_map: system_map.as_ref().map(place).filter(|path| path.is_file()),
+        modules: modules.as_ref().map(place).filter(|path| path.is_dir()),
+    }))
+}
+
+/// Leaves only what is read or booted: the image, its map and configuration, and the modules.
+fn prune(root: &Path) -> Result<(), FetchError> {
+    let is_boot =
+        |name: &str| ["vmlinuz", "System.map", "config"].iter().any(|start| name.starts_with(start));
+    keep(root, &|name| matches!(name, "boot" | "lib" | "usr"))?;
+    keep(&root.join("boot"), &is_boot)?;
+    keep(&root.join("lib"), &|name| name == "modules")?;
+    keep(&root.join("usr"), &|name| name == "lib")?;
+    keep(&root.join("usr/lib"), &|name| name == "modules")
+}
+
+fn keep(directory: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<(), FetchError> {
+    if !is_directory(directory) {
+        return Ok(());
+    }
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        if wanted(&entry.file_name().to_string_lossy()) {
+            continue;
+        }
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            fs::remove_dir_all(&path)?;
+        } else {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Adapter: child processes that end with the future that waits for them.
+
+use std::{
+    io,
+    process::{ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::{Child, Command},
+};
+
+use super::{FetchError, error::DISK_FULL};
+
+/// Where the programs of a Debian system are. Fixed: as root, `dpkg` needs the `sbin` directories, which
+/// a service's own search path often lacks.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A program in a process group of its own. Dropping it ends the whole group.
+pub(super) struct Running {
+    pub(super) child: Child,
+    grace: Duration,
+}
+
+/// What a program left.
+pub(super) struct Output {
+    pub(super) status: ExitStatus,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
+}
+
+/// A command with a known search path and language, and nothing to read.
+pub(super) fn command(program: &'static str) -> Command {
+    let mut command = Command::new(program);
+    command.env("PATH", PATH).env("LC_ALL", "C.UTF-8").env("DEBIAN_FRONTEND", "noninteractive");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Lets a command see no proxies of the environment: its configuration says all that there is to say.
+pub(super) fn without_proxies(command: &mut Command) {
+    for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
+        command.env_remove(name).env_remove(name.to_ascii_uppercase());
+    }
+}
+
+/// Starts a command. When it is dropped while running, it has `grace` to clean up after a SIGTERM.
+pub(super) fn start(
+    mut command: Command,
+    program: &'static str,
+    grace: Duration,
+) -> Result<Running, FetchError> {
+    let child = command
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|source| FetchError::Start { program, source })?;
+    Ok(Running { child, grace })
+}
+
+/// Runs a command to its end, whatever its exit status.
+pub(super) async fn output(command: Command, program: &'static str) -> Result<Output, FetchError> {
+    let mut running = start(command, program, Duration::ZERO)?;
+    let failed = |source| FetchError::Start { program, source };
+    let (out, err) = (running.child.stdout.take(), running.child.stderr.take());
+    let (stdout, stderr) = tokio::try_join!(read_text(out), read_text(err)).map_err(failed)?;
+    let status = running.child.wait().await.map_err(failed)?;
+    Ok(Output { status, stdout, stderr })
+}
+
+/// What a program writes into a pipe, until it closes that.
+pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    if let Some(mut pipe) = pipe {
+        pipe.read_to_end(&mut bytes).await?;
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // No id: it has ended and was waited for.
+        let id = self.child.id().and_then(|id| i32::try_from(id).ok());
+        let Some(group) = id.and_then(Pid::from_raw) else { return };
+        if !self.grace.is_zero() && kill_process_group(group, Signal::TERM).is_ok() {
+            // Blocks on purpose, and only on the way out: whoever drops this removes the directory that
+            // the program works in, and that must not happen while it still writes there.
+            let deadline = Instant::now() + self.grace;
+            while Instant::now() < deadline && matches!(self.child.try_wait(), Ok(None)) {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+        // What is left of the group; that nothing is left is no fault.
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+/// A program that ended with a failure, by what it wrote to its standard error.
+pub(super) fn failure(action: String, stderr: &str) -> FetchError {
+    FetchError::Program { action, message: last_words(stderr), transient: may_pass(stderr) }
+}
+
+/// The lines of a program's standard error that say what failed, at most a handful.
+fn last_words(stderr: &str) -> String {
+    // tar names the full disk on a line of its own, before mmdebstrap counts it among its errors.
+    if let Some(line) = stderr.lines().find(|line| line.contains(DISK_FULL)) {
+        return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
+    }
+    let mut lines: Vec<&str> = stderr.lines().filter(|line| line.starts_with("E: ")).collect();
+    if lines.is_empty() {
+        lines = stderr.lines().filter(|line| !line.trim().is_empty()).collect();
+    }
+    let from = lines.len().saturating_sub(5);
+    let text = lines[from..].iter().map(|line| line.trim_start_matches("E: ").trim()).collect::<Vec<_>>();
+    text.join("; ").chars().take(2000).collect()
+}
+
+/// Whether a failure of apt or mmdebstrap may pass: true unless they say that an archive answered, and
+/// does not have or does not sign what was asked for, or that the disk is full.
+fn may_pass(stderr: &str) -> bool {
+    const NETWORK: [&str; 8] = [
+        "Could not resolve",
+        "Could not connect",
+        "Unable to connect",
+        "Temporary failure",
+        "timed out",
+        "Connection failed",
+        "Hash Sum mismatch",
+        "unexpected size",
+    ];
+    const FINAL: [&str; 9] = [
+        DISK_FULL,
+        "does not have a Release file",
+        "NO_PUBKEY",
+        "is not signed",
+        "EXPKEYSIG",
+        "BADSIG",
+        "Unable to locate package",
+        "Unable to correct problems",
+        "404  Not Found",
+    ];
+    let says = |signs: &[&str]| signs.iter().any(|sign| stderr.contains(sign));
+    says(&NETWORK) || !says(&FINAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn output_and_status() {
+        let mut sh = command("sh");
+        sh.args(["-c", "echo out; echo 'E: bad' >&2; exit 3"]);
+        let output = output(sh, "sh").await.unwrap();
+        assert_eq!((output.stdout.as_str(), output.status.code()), ("out\n", Some(3)));
+        assert_eq!(last_words(&output.stderr), "bad");
+    }
+
+    #[tokio::test]
+    async fn an_absent_program_is_named() {
+        let error = output(command("no-such-program"), "no-such-program").await.err().unwrap();
+        assert_eq!(error.to_string(), "start no-such-program");
+        assert_eq!(error.hint().unwrap(), "install no-such-program, or put it in the search path");
+    }
+
+    #[tokio::test]
+    async fn dropping_ends_the_whole_group() {
+        for grace in [Duration::ZERO, Duration::from_secs(5)] {
+            let mut sh = command("sh");
+            // The child of the child keeps the pipe open for as long as it lives.
+            sh.args(["-c", "sleep 1000 & echo started; wait"]);
+            let mut running = start(sh, "sh", grace).unwrap();
+            let mut pipe = running.child.stdout.take().unwrap();
+            let mut text = [0; 8];
+            pipe.read_exact(&mut text).await.unwrap();
+            drop(running);
+            assert_eq!(pipe.read_to_end(&mut Vec::new()).await.unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn what_may_pass() {
+        assert!(may_pass("E: Failed to fetch x  Could not resolve 'x'"));
+        assert!(may_pass("E: something new"));
+        assert!(!may_pass("E: The repository 'x' does not have a Release file."));
+        assert!(!may_pass("W: GPG error: NO_PUBKEY 1234"));
+    }
+
+    #[test]
+    fn words_are_bounded() {
+        let many = "E: line\n".repeat(1000);
+        assert_eq!(last_words(&many), ["line"; 5].join("; "));
+        assert_eq!(last_words("\nfirst\n\nlast\n"), "first; last");
+    }
+
+    #[test]
+    fn a_full_disk_is_named_and_does_not_pass() {
+        let said = "tar: ./usr/bin/gcc-12: Cannot write: No space left on device\n\
+                    tar: Exiting with failure status due to previous errors\n\
+                    E: tar --extract failed: 512\n\
+                    E: mmdebstrap failed to run\n";
+        assert_eq!(last_words(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
+        assert!(!may_pass(said));
+    }
+}

@@ -1,0 +1,275 @@
+//! Adapter: the minimal base: a static busybox out of its package, as a layer.
+
+use std::{
+    collections::BTreeMap,
+    io::BufWriter,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err::{self as fs, File};
+
+use super::{RootFileSystems, RootFs, layer};
+use crate::{
+    blocking::stoppable,
+    image::MinimalSpec,
+    inputs::{
+        FetchError, Kept,
+        apt::package::{self, Package, native},
+        digest, minimal_tag, unpack,
+    },
+    kernel::Architecture,
+    oci::{EntryKind, LayerWriter, annotations},
+    store::Kind,
+};
+
+/// Changes when the same package gives another base.
+const FORMAT: &str = "minimal-1";
+const PLACE: &str = "minimal";
+const MTIME: u64 = 0;
+
+/// Where packages keep the binary: Debian 12 and 13.
+const BUSYBOX: [&str; 2] = ["bin/busybox", "usr/bin/busybox"];
+
+/// What probes, people at a container's shell and small scripts call. Not what goes to the network.
+const TOOLS: &str = "[ ash awk base64 basename cat chmod chown chroot cmp cp cut date dd depmod df diff dirname dmesg du \
+    echo egrep env expr false fgrep find free getopt grep gunzip gzip head hexdump hostname id insmod \
+    kill less ln ls lsmod md5sum mkdir mknod mktemp modinfo modprobe more mount mv nproc nsenter od \
+    pidof printf ps pwd readlink realpath rm rmdir rmmod sed seq sh sha256sum sleep sort stat sync \
+    sysctl tail tar tee test timeout top touch tr true umount uname uniq wc";
+
+/// Where the kernel's file systems are mounted, and what payloads and operators' mounts build on.
+const DIRECTORIES: &str = "bin dev etc etc/modprobe.d host lib lib/firmware lib/modules mnt proc root run sys tmp usr \
+    usr/bin usr/src var var/log var/tmp";
+
+/// Small files, for programs that look for a user or the system's name.
+const FILES: [(&str, &str); 3] = [
+    ("etc/group", "root:x:0:\nnogroup:x:65534:\n"),
+    (
+        "etc/os-release",
+        "ID=farrier-minimal\nNAME=\"farrier minimal base\"\nPRETTY_NAME=\"farrier minimal base\"\n",
+    ),
+    ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"),
+];
+
+enum Entry {
+    Directory(u32),
+    File(PathBuf, u32),
+    Text(&'static str),
+    Link(&'static str),
+}
+
+impl RootFileSystems<'_> {
+    /// What the base is at this moment, for an input hash: the package of this machine's architecture, which has
+    /// the same version on the others.
+    pub async fn minimal_identity(self, spec: &MinimalSpec) -> Result<String, FetchError> {
+        self.minimal_key(spec, native()).await
+    }
+
+    /// A hash over everything that decides what the base of an architecture holds: 64 hexadecimal digits. Where the
+    /// archive cannot be asked, what it said last counts: a base does not spoil.
+    pub async fn minimal_key(self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
+        if let Some(key) = self.stored_note(spec, arch, annotations::IDENTITY).await? {
+            return Ok(key);
+        }
+        let package = self.busybox(spec, arch).await?;
+        let Package { name, version, sha256, .. } = &package;
+        Ok(digest::of_parts([FORMAT, arch.as_str(), name, version, sha256]))
+    }
+
+    /// The package that the base of an architecture is made from, as `name=version sha256:...`.
+    pub async fn minimal_package(self, spec: &MinimalSpec, arch: Architecture) -> Result<String, FetchError> {
+        match self.stored_note(spec, arch, annotations::PACKAGES).await? {
+            Some(package) => Ok(package),
+            None => Ok(self.busybox(spec, arch).await?.identity()),
+        }
+    }
+
+    /// Makes the base, or finds it made.
+    pub async fn minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<RootFs, FetchError> {
+        let key = self.minimal_key(spec, arch).await?;
+        let make = |dir: PathBuf| async move {
+            let package = self.busybox(spec, arch).await?;
+            let file = package::file(self.0, &spec.source(), &package, arch).await?;
+            stoppable(move |stop| write(stop, &file, &dir)).await
+        };
+        layer::read(&self.0.obtain(PLACE, Kind::RootFs, &key, make).await?, arch)
+    }
+
+    /// Puts the base into the store, unless it is there.
+    pub async fn keep_minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<Kept, FetchError> {
+        let key = self.minimal_key(spec, arch).await?;
+        let what = format!("minimal base of {} ({arch})", spec.package);
+        let root_fs =
+            async { Ok((self.minimal(spec, arch).await?, self.minimal_package(spec, arch).await?)) };
+        self.keep(what, &key, Some(minimal_tag(spec, arch)?), root_fs).await
+    }
+
+    /// What the store notes of a base that is not asked about upstream.
+    async fn stored_note(
+        self,
+        spec: &MinimalSpec,
+        arch: Architecture,
+        key: &str,
+    ) -> Result<Option<String>, FetchError> {
+        if !package::asks_store(self.0, &spec.source(), arch)? {
+            return Ok(None);
+        }
+        let stored = self.0.stored(Kind::RootFs, &minimal_tag(spec, arch)?).await?;
+        Ok(stored.map(|stored| stored.note(key).map(str::to_owned)).transpose()?)
+    }
+
+    async fn busybox(self, spec: &MinimalSpec, arch: Architecture) -> Result<Package, FetchError> {
+        let source = spec.source();
+        match package::find(self.0, &source, arch).await {
+            Err(error) if error.is_transient() => {
+                let known = package::known(self.0, &source, arch)?;
+                if known.is_some() {
+                    tracing::warn!(package = source.package, %error, "package archive cannot be asked, using what it said last");
+                }
+                known.ok_or(error)
+            }
+            outcome => outcome,
+        }
+    }
+}
+
+/// Makes the layer in `dir` from the package's file.
+fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError> {
+    let raw = dir.join("raw");
+    fs::create_dir(&raw)?;
+    unpack(stop, package, &raw, &package.display().to_string())?;
+    let is_file = |path: &Path| fs::symlink_metadata(raw.join(path)).is_ok_and(|metadata| metadata.is_file());
+    let busybox = BUSYBOX.iter().find(|path| is_file(Path::new(path))).ok_or_else(|| FetchError::Layout {
+        wanted: "bin/busybox".to_owned(),
+        what: package.display().to_string(),
+        found: "the package has none".to_owned(),
+    })?;
+    let mut entries: BTreeMap<PathBuf, Entry> = BTreeMap::new();
+    let mode = |path| match path {
+        "root" => 0o700,
+        "tmp" | "var/tmp" => 0o1777,
+        _ => 0o755,
+    };
+    let directories = DIRECTORIES.split_whitespace();
+    entries.extend(directories.map(|path| (path.into(), Entry::Directory(mode(path)))));
+    entries.extend(FILES.map(|(path, text)| (path.into(), Entry::Text(text))));
+    let tools = TOOLS.split_whitespace();
+    entries.extend(tools.map(|tool| (Path::new("bin").join(tool), Entry::Link("busybox"))));
+    entries.insert("bin/busybox".into(), Entry::File(raw.join(busybox), 0o755));
+    // Its licence asks that it goes where the program goes.
+    let copyright = Path::new("usr/share/doc/busybox-static/copyright");
+    if is_file(copyright) {
+        for parent in copyright.ancestors().skip(1).filter(|path| path.components().count() > 1) {
+            entries.insert(parent.to_owned(), Entry::Directory(0o755));
+        }
+        entries.insert(copyright.to_owned(), Entry::File(raw.join(copyright), 0o644));
+    }
+    let mut writer = LayerWriter::new(BufWriter::new(File::create(dir.join(layer::FILE))?), MTIME);
+    for (path, entry) in &entries {
+        match entry {
+            Entry::Directory(mode) => writer.entry(path, *mode, EntryKind::Directory),
+            Entry::Link(target) => {
+                writer.entry(path, 0o777, EntryKind::Symlink { target: Path::new(target) })
+            }
+            Entry::Text(text) => {
+                let mut content = text.as_bytes();
+                let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
+                writer.entry(path, 0o644, kind)
+            }
+            Entry::File(source, mode) => {
+                let mut content = File::open(source)?;
+                let size = content.metadata()?.len();
+                writer.entry(path, *mode, EntryKind::File { size, content: &mut content })
+            }
+        }?;
+    }
+    let (made, _) = writer.finish()?;
+    layer::record(dir, &made.digest, &made.diff_id, made.size)?;
+    Ok(fs::remove_dir_all(&raw)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::BTreeSet,
+        io::{Read as _, Write as _},
+        process::Command,
+    };
+
+    use super::*;
+    use crate::oci::LayerReader;
+
+    /// A package as `dpkg-deb` makes it.
+    fn package(dir: &Path, path: &str) -> PathBuf {
+        let root = dir.join("package");
+        for (file, text) in [
+            (path, "#!/bin/true\n"),
+            ("usr/share/doc/busybox-static/copyright", "GPL-2\n"),
+            (
+                "DEBIAN/control",
+                "Package: busybox-static\nVersion: 1\nArchitecture: all\nMaintainer: x <x@x.test>\nDescription: x\n",
+            ),
+        ] {
+            let place = root.join(file);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            File::create(place).unwrap().write_all(text.as_bytes()).unwrap();
+        }
+        let out = dir.join("busybox.deb");
+        let made = Command::new("dpkg-deb").arg("--build").arg(&root).arg(&out).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        out
+    }
+
+    fn made(path: &str) -> Result<(RootFs, tempfile::TempDir), FetchError> {
+        let dir = tempfile::tempdir().unwrap();
+        let package = package(dir.path(), path);
+        let out = dir.path().join("out");
+        fs::create_dir(&out).unwrap();
+        write(&AtomicBool::new(false), &package, &out)?;
+        assert!(!out.join("raw").exists());
+        Ok((layer::read(&out, Architecture::Amd64)?, dir))
+    }
+
+    #[test]
+    fn the_base_has_its_tools_and_the_same_bytes_each_time() {
+        let (root_fs, _dir) = made("bin/busybox").unwrap();
+        assert_eq!(made("bin/busybox").unwrap().0.digest, root_fs.digest);
+        // Wherever the package has it.
+        assert_eq!(made("usr/bin/busybox").unwrap().0.digest, root_fs.digest);
+        let bytes = fs::read(&root_fs.layer).unwrap();
+        assert_eq!(root_fs.digest, crate::image::Digest::of(&bytes));
+        let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());
+        let mut found = BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let mut text = entry.link_name().unwrap().map(|to| to.display().to_string()).unwrap_or_default();
+            entry.read_to_string(&mut text).unwrap();
+            let mode = entry.header().mode().unwrap();
+            found.insert(entry.path().unwrap().display().to_string(), (mode, text));
+        }
+        for tool in ["sh", "ls", "lsmod", "grep", "cat", "ps", "dmesg", "mount"] {
+            assert_eq!(found[&format!("bin/{tool}")], (0o777, "busybox".to_owned()));
+        }
+        assert_eq!(found["bin/busybox"], (0o755, "#!/bin/true\n".to_owned()));
+        assert_eq!(found["tmp/"].0, 0o1777);
+        assert_eq!(found["usr/share/doc/busybox-static/copyright"], (0o644, "GPL-2\n".to_owned()));
+        assert!(found["etc/passwd"].1.starts_with("root:x:0:0:"));
+        assert!(found.contains_key("var/log/") && found.contains_key("lib/modules/"));
+    }
+
+    #[test]
+    fn a_package_without_busybox_is_told() {
+        let error = made("bin/toybox").unwrap_err().to_string();
+        assert!(
+            error.starts_with("find bin/busybox in ") && error.ends_with("the package has none"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn tools_are_named_once() {
+        let tools = || TOOLS.split_whitespace();
+        assert_eq!(tools().collect::<BTreeSet<_>>().len(), tools().count());
+    }
+}

@@ -1,0 +1,310 @@
+//! Adapter: what is compiled: packages, downloads, files and directories.
+
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    path::{Component, Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err as fs;
+
+use super::{
+    CARRY, FetchError, Fetcher, TREE,
+    apt::{
+        package::{self, Package, native},
+        version,
+    },
+    download::download,
+    files::{copy_file, listing, names_in},
+    stored::{Input, Kept, content_key, source_tag},
+    unpack,
+};
+use crate::{
+    archive::Format,
+    blocking::stoppable,
+    image::{SourceOrigin, SourceSpec, checked::fits},
+    oci::annotations,
+    store::{Kind, Stored, key_tag},
+};
+
+/// The kind of the cache's entries.
+const PLACE: &str = "sources";
+
+/// A fetched source, unpacked in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchedSource {
+    /// The tree that goes to `sources/<name>/`.
+    pub root: PathBuf,
+    /// What it is, for provenance: `package=version sha256:...`.
+    pub origin: String,
+}
+
+/// What a source is, known without fetching all of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceIdentity {
+    /// Goes into the input hash: the content's digest, and the `unpack` and `subdir` of the definition.
+    pub identity: String,
+    /// The upstream part of the package's version, for `apt` sources.
+    pub version: Option<String>,
+}
+
+/// Sources of driver images; relative paths in their definitions start at `root`.
+#[derive(Clone, Copy)]
+pub struct Sources<'a>(pub(super) &'a Fetcher);
+
+/// The content of a source, before it is fetched.
+enum Content {
+    Package(Package),
+    Download { url: String, sha256: String },
+    File { path: PathBuf, sha256: String },
+    Directory { path: PathBuf, sha256: String },
+}
+
+impl Sources<'_> {
+    /// What the source is at this moment. Downloads no source.
+    pub async fn identity(self, spec: &SourceSpec, root: &Path) -> Result<SourceIdentity, FetchError> {
+        if let Some(stored) = self.in_place_of(spec, root).await? {
+            let identity = stored.note(annotations::IDENTITY)?.to_owned();
+            let version = stored.annotations.get(annotations::VERSION).cloned();
+            return Ok(SourceIdentity { identity, version });
+        }
+        let content = self.content(&spec.from, root).await?;
+        let version = match &content {
+            Content::Package(package) => Some(version::upstream(&package.version).to_owned()),
+            _ => None,
+        };
+        Ok(SourceIdentity { identity: identity(spec, &content), version })
+    }
+
+    /// Fetches and unpacks the source.
+    pub async fn fetch(self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource, FetchError> {
+        let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir }) = (self, spec);
+        if let Some(stored) = self.in_place_of(spec, root).await? {
+            let origin = stored.note(annotations::IDENTITY)?.to_owned();
+            let make = |dir| fetcher.take_tree(&stored, dir);
+            let place = fetcher.cache.get_or_make(PLACE, &content_key(&origin), make).await?;
+            return Ok(FetchedSource { root: place.join(TREE), origin });
+        }
+        let content = self.content(from, root).await?;
+        let origin = identity(spec, &content);
+        if let (Content::Directory { path, .. }, None) = (&content, unpack) {
+            // Used where it lies: the user's own tree, which the build only reads.
+            let (path, subdir) = (path.clone(), subdir.clone());
+            let root = stoppable(move |_| pick(&path, subdir.as_deref())).await?;
+            return Ok(FetchedSource { root, origin });
+        }
+        let key = content_key(&origin);
+        // What lies on this machine is not fetched from another one.
+        let is_here = matches!(content, Content::File { .. } | Content::Directory { .. });
+        let make = |dir| self.lay_out(spec, content, dir);
+        let place = if is_here {
+            fetcher.cache.get_or_make(PLACE, &key, make).await?
+        } else {
+            fetcher.obtain(PLACE, Kind::Source, &key, make).await?
+        };
+        Ok(FetchedSource { root: place.join(TREE), origin })
+    }
+
+    /// Puts the source into the store, unless it is there.
+    pub async fn keep(self, spec: &SourceSpec, root: &Path) -> Result<Kept, FetchError> {
+        let SourceIdentity { identity, version } = self.identity(spec, root).await?;
+        let input = Input {
+            kind: Kind::Source,
+            what: format!("source {} ({identity})", spec.name),
+            tag: key_tag(&content_key(&identity))?,
+            declared: Some(source_tag(spec)?),
+        };
+        let content = async {
+            let tree = self.fetch(spec, root).await?.root;
+            let notes = [
+                (annotations::TITLE, Some(spec.name.to_string())),
+                (annotations::IDENTITY, Some(identity)),
+                (annotations::VERSION, version),
+            ];
+            Ok(self.0.pack(tree).await?.with_notes(notes))
+        };
+        self.0.keep(input, content).await
+    }
+
+    /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
+    /// content is fixed, and with `--offline` any.
+    async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<Stored>, FetchError> {
+        let wanted = match &spec.from {
+            // Its content says what it is, wherever it comes from.
+            SourceOrigin::Url { .. } => false,
+            SourceOrigin::Path { path, .. } => !root.join(path).exists(),
+            SourceOrigin::Apt(source) => package::asks_store(self.0, source, native())?,
+        };
+        if wanted { self.0.stored(Kind::Source, &source_tag(spec)?).await } else { Ok(None) }
+    }
+
+    /// Makes the source's tree in `dir`.
+    async fn lay_out(self, spec: &SourceSpec, content: Content, dir: PathBuf) -> Result<(), FetchError> {
+        let file = match content {
+            Content::Package(found) => {
+                let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
+                package::file(self.0, source, &found, native()).await?
+            }
+            Content::Download { url, sha256 } => {
+                let what = format!("source {}", spec.name);
+                let downloaded = download(self.0, &what, &url, &sha256).await;
+                self.0.unless_kept(downloaded, || format!("{what} ({url})"), CARRY)?
+            }
+            Content::File { path, .. } | Content::Directory { path, .. } => path,
+        };
+        let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
+        stoppable(move |stop| lay_out(stop, &file, &dir, inner.as_deref(), subdir.as_deref())).await
+    }
+
+    async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
+        match from {
+            SourceOrigin::Apt(source) => Ok(Content::Package(package::find(self.0, source, native()).await?)),
+            SourceOrigin::Url { url, sha256 } => {
+                Ok(Content::Download { url: url.clone(), sha256: checked_sha256(sha256)? })
+            }
+            SourceOrigin::Path { path, sha256: wanted } => {
+                let path = root.join(path);
+                let known = self.0.digest_of(&path).await?;
+                match wanted {
+                    Some(wanted) if known.is_dir => {
+                        Err(FetchError::value("the sha256 of a directory", wanted, "only files have one"))
+                    }
+                    Some(wanted) if checked_sha256(wanted)? != known.digest => Err(FetchError::Checksum {
+                        what: path.display().to_string(),
+                        found: known.digest,
+                        wanted: checked_sha256(wanted)?,
+                    }),
+                    _ if known.is_dir => Ok(Content::Directory { path, sha256: known.digest }),
+                    _ => Ok(Content::File { path, sha256: known.digest }),
+                }
+            }
+        }
+    }
+}
+
+fn identity(spec: &SourceSpec, content: &Content) -> String {
+    let SourceSpec { name: _, from: _, unpack, subdir } = spec;
+    let mut text = match content {
+        Content::Package(package) => package.identity(),
+        Content::Download { url: _, sha256 } | Content::File { path: _, sha256 } => {
+            format!("sha256:{sha256}")
+        }
+        Content::Directory { path: _, sha256 } => format!("tree sha256:{sha256}"),
+    };
+    for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
+        if let Some(value) = value {
+            let _ = write!(text, " {name}={value}");
+        }
+    }
+    text
+}
+
+fn checked_sha256(text: &str) -> Result<String, FetchError> {
+    if text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit()) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(FetchError::value("a sha256", text, "it is not 64 hexadecimal digits"))
+}
+
+/// Makes `dir/tree` from a file or directory.
+fn lay_out(
+    stop: &AtomicBool,
+    from: &Path,
+    dir: &Path,
+    inner: Option<&str>,
+    subdir: Option<&str>,
+) -> Result<(), FetchError> {
+    let raw = dir.join("raw");
+    let base = if from.is_dir() {
+        from.to_owned()
+    } else {
+        fs::create_dir(&raw)?;
+        if Format::of(from)?.is_some() {
+            unpack(stop, from, &raw, &from.display().to_string())?;
+        } else {
+            // A file that is no archive is a tree of one file.
+            copy_file(from, &raw.join(from.file_name().unwrap_or(OsStr::new("file"))))?;
+        }
+        raw.clone()
+    };
+    let base = match inner {
+        None => base,
+        Some(inner) => {
+            let archive = only_match(&base, inner, "file", Path::is_file)?;
+            let unpacked = dir.join("inner");
+            fs::create_dir(&unpacked)?;
+            unpack(stop, &archive, &unpacked, inner)?;
+            unpacked
+        }
+    };
+    let (chosen, tree) = (pick(&base, subdir)?, dir.join(TREE));
+    fs::rename(&chosen, &tree)?;
+    for rest in [raw, dir.join("inner")].iter().filter(|rest| rest.exists()) {
+        fs::remove_dir_all(rest)?;
+    }
+    Ok(())
+}
+
+/// The directory that `subdir` names: a relative path whose last component may hold one `*`.
+fn pick(base: &Path, subdir: Option<&str>) -> Result<PathBuf, FetchError> {
+    match subdir {
+        None => Ok(base.to_owned()),
+        Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
+    }
+}
+
+/// What a relative path names, whose last component may hold one `*`.
+fn only_match(
+    base: &Path,
+    path: &str,
+    kind: &str,
+    is_kind: fn(&Path) -> bool,
+) -> Result<PathBuf, FetchError> {
+    let pattern = plain_path(path)?;
+    let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
+    let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
+    if !contains(base, &parent) || !parent.is_dir() {
+        return Err(absent(path, base)?);
+    }
+    let names = names_in(&parent)?;
+    let matching = names.iter().filter(|name| name.to_str().is_some_and(|name| fits(last, name)));
+    let mut found =
+        matching.map(|name| parent.join(name)).filter(|path| contains(base, path) && is_kind(path));
+    match (found.next(), found.next()) {
+        (Some(only), None) => Ok(only),
+        (None, _) => Err(absent(path, &parent)?),
+        (Some(_), Some(_)) => Err(FetchError::Layout {
+            wanted: format!("one {kind} {path:?}"),
+            what: "the source".to_owned(),
+            found: format!("several match among {}", listing(&names)),
+        }),
+    }
+}
+
+fn absent(wanted: &str, dir: &Path) -> Result<FetchError, FetchError> {
+    Ok(FetchError::Layout {
+        wanted: format!("{wanted:?}"),
+        what: "the source".to_owned(),
+        found: format!("there is {}", listing(&names_in(dir)?)),
+    })
+}
+
+/// A relative path of plain components.
+fn plain_path(text: &str) -> Result<&Path, FetchError> {
+    let path = Path::new(text);
+    let plain = path.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    if plain && path.file_name().is_some() {
+        return Ok(path);
+    }
+    Err(FetchError::value("a path inside a source", text, "it must be relative, without `..`"))
+}
+
+/// Whether a path, its links followed, is inside the directory.
+fn contains(base: &Path, path: &Path) -> bool {
+    matches!((fs::canonicalize(base), fs::canonicalize(path)), (Ok(base), Ok(path)) if path.starts_with(&base))
+}
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

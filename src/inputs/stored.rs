@@ -1,0 +1,265 @@
+//! Adapter: inputs in the store beside the images.
+//!
+//! Each stands there under two tags: one made from what it holds, which never changes, and one made from what the
+//! definition says, by which a site that cannot ask upstream finds what another one found there last.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+};
+
+use fs_err as fs;
+
+use super::{FetchError, Fetcher, TREE, apt, digest, root_fs, unpack};
+use crate::{
+    blocking::stoppable,
+    cache::Scratch,
+    image::{AptSource, MinimalSpec, SourceOrigin, SourceSpec, Tag},
+    kernel::Architecture,
+    oci::{Descriptor, Layer, annotations},
+    payload::write_payload_layer,
+    store::{self, Item, Kind, PackedDefinitions, Store, Stored},
+};
+
+/// Changes when definitions' own keys are made otherwise.
+const FORMAT: &str = "declared-1";
+/// Changes when the same content of a source is laid out differently.
+const SOURCE_FORMAT: &str = "source-1";
+
+/// The tag of the definitions that were kept last.
+pub const LATEST: &str = "latest";
+
+/// The layer's name in a working directory.
+const LAYER: &str = "layer";
+
+/// Something that the store holds now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// What it is, for people.
+    pub what: String,
+    /// The artifact.
+    pub stored: Stored,
+    /// The tags by which it is found.
+    pub tags: Vec<Tag>,
+    /// Was something sent?
+    pub new: bool,
+}
+
+/// An input that is to be in the store.
+pub(super) struct Input {
+    pub(super) kind: Kind,
+    /// For people.
+    pub(super) what: String,
+    /// The tag that never changes.
+    pub(super) tag: Tag,
+    /// The one that names what a definition came to last.
+    pub(super) declared: Option<Tag>,
+}
+
+/// An input's content: one layer, in a file.
+pub(super) struct Packed {
+    pub(super) file: PathBuf,
+    pub(super) layer: Layer,
+    /// By annotation.
+    pub(super) notes: BTreeMap<String, String>,
+    /// What the file lies in, if that goes away.
+    pub(super) scratch: Option<Scratch>,
+}
+
+impl Packed {
+    /// Content whose file stays in the cache.
+    pub(super) fn in_cache(file: PathBuf, layer: Layer) -> Self {
+        Self { file, layer, notes: BTreeMap::new(), scratch: None }
+    }
+
+    /// The same with what is noted of it, by annotation.
+    pub(super) fn with_notes<const N: usize>(self, notes: [(&str, Option<String>); N]) -> Self {
+        let notes = notes.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+        Self { notes: notes.collect(), ..self }
+    }
+}
+
+impl Fetcher {
+    /// Puts the definitions directory into the store, without what is secret; says what was left out.
+    pub async fn keep_definitions(
+        &self,
+        root: &Path,
+        secrets: Vec<PathBuf>,
+    ) -> Result<(Kept, Vec<PathBuf>), FetchError> {
+        let scratch = self.cache.scratch()?;
+        let file = scratch.path().join(LAYER);
+        let (from, to) = (root.to_owned(), file.clone());
+        let packed = stoppable(move |_| store::pack_definitions(&from, &secrets, &to)).await?;
+        let PackedDefinitions { layer, left_out } = packed;
+        let what = "definitions".to_owned();
+        let (tag, declared) = (store::key_tag(layer.digest.hex())?, Some(store::key_tag(LATEST)?));
+        let packed = Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) }
+            .with_notes([(annotations::TITLE, Some(what.clone()))]);
+        let input = Input { kind: Kind::Definitions, what, tag, declared };
+        let kept = self.keep(input, async { Ok(packed) }).await?;
+        Ok((kept, left_out))
+    }
+
+    /// Puts an input into the store, under all of its tags. `content` is awaited only where the store lacks it.
+    pub(super) async fn keep(
+        &self,
+        input: Input,
+        content: impl Future<Output = Result<Packed, FetchError>>,
+    ) -> Result<Kept, FetchError> {
+        match self.required_store()?.find(input.kind, &input.tag).await? {
+            Some(stored) => self.name(input, stored, false).await,
+            None => self.put(input, content.await?).await,
+        }
+    }
+
+    /// The same for content that the store lacks.
+    pub(super) async fn put(&self, input: Input, content: Packed) -> Result<Kept, FetchError> {
+        let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
+        let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
+        let item = Item { kind: input.kind, tag: &input.tag, file: &file, layer: &layer, annotations };
+        let stored = self.required_store()?.put(&item).await?;
+        self.name(input, stored, true).await
+    }
+
+    /// Gives what is stored the tag that is made from a definition.
+    pub(super) async fn name(&self, input: Input, stored: Stored, new: bool) -> Result<Kept, FetchError> {
+        let Input { kind: _, what, tag, declared } = input;
+        if let Some(declared) = &declared {
+            self.required_store()?.name(&stored, declared).await?;
+        }
+        Ok(Kept { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
+    }
+
+    /// An entry of the cache: from the store, else made by `make`.
+    pub(super) async fn obtain<F, M>(
+        &self,
+        place: &str,
+        kind: Kind,
+        key: &str,
+        make: F,
+    ) -> Result<PathBuf, FetchError>
+    where
+        F: FnOnce(PathBuf) -> M,
+        M: Future<Output = Result<(), FetchError>>,
+    {
+        let fill = |dir: PathBuf| async move {
+            match self.stored(kind, &store::key_tag(key)?).await? {
+                Some(stored) if kind == Kind::RootFs => {
+                    self.required_store()?.fetch(&stored, &dir.join(root_fs::layer::FILE)).await?;
+                    root_fs::layer::record_stored(&dir, &stored)
+                }
+                Some(stored) => self.take_tree(&stored, dir).await,
+                None => make(dir).await,
+            }
+        };
+        self.cache.get_or_make(place, key, fill).await
+    }
+
+    pub(super) async fn stored(&self, kind: Kind, tag: &Tag) -> Result<Option<Stored>, FetchError> {
+        match &self.store {
+            Some(store) => Ok(store.find(kind, tag).await?),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes `dir/tree` from an artifact.
+    pub(super) async fn take_tree(&self, stored: &Stored, dir: PathBuf) -> Result<(), FetchError> {
+        let what = format!("{}@{}", stored.repository, stored.digest);
+        self.take_layer(stored, dir, move |stop, layer, tree| unpack(stop, layer, tree, &what)).await
+    }
+
+    /// Makes `dir/tree` from an artifact by `unpack`, which is given its layer and the empty directory.
+    pub(super) async fn take_layer<F>(
+        &self,
+        stored: &Stored,
+        dir: PathBuf,
+        unpack: F,
+    ) -> Result<(), FetchError>
+    where
+        F: FnOnce(&AtomicBool, &Path, &Path) -> Result<(), FetchError> + Send + 'static,
+    {
+        let (layer, tree) = (dir.join(LAYER), dir.join(TREE));
+        self.required_store()?.fetch(stored, &layer).await?;
+        stoppable(move |stop| {
+            fs::create_dir(&tree)?;
+            unpack(stop, &layer, &tree)?;
+            Ok(fs::remove_file(&layer)?)
+        })
+        .await
+    }
+
+    /// A tree as a layer.
+    pub(super) async fn pack(&self, tree: PathBuf) -> Result<Packed, FetchError> {
+        let scratch = self.cache.scratch()?;
+        let file = scratch.path().join(LAYER);
+        let to = file.clone();
+        // A link to the tree is not the tree.
+        let layer = stoppable(move |_| {
+            let tree = fs::canonicalize(&tree)?;
+            Ok::<_, FetchError>(write_payload_layer(&tree, false, &to)?.layer)
+        })
+        .await?;
+        Ok(Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) })
+    }
+
+    fn required_store(&self) -> Result<&Store, FetchError> {
+        self.store.as_ref().ok_or(FetchError::NoStore)
+    }
+}
+
+/// The key of a source's tree, in the cache and in the store.
+pub(super) fn content_key(identity: &str) -> String {
+    digest::of_parts([SOURCE_FORMAT, identity])
+}
+
+/// The tag of a source or root file system that never changes.
+pub fn content_tag(stored: &Stored) -> Option<Tag> {
+    let identity = stored.annotations.get(annotations::IDENTITY)?;
+    match stored.kind {
+        Kind::Source => store::key_tag(&content_key(identity)).ok(),
+        Kind::RootFs => store::key_tag(identity).ok(),
+        Kind::Headers | Kind::Definitions => None,
+    }
+}
+
+/// The tag under which a definition's source is found: the same wherever these lines stand in a definition.
+pub fn source_tag(spec: &SourceSpec) -> Result<Tag, FetchError> {
+    let SourceSpec { name: _, from, unpack, subdir } = spec;
+    let mut parts = match from {
+        SourceOrigin::Path { path, sha256 } => vec![
+            "path".to_owned(),
+            path.to_string_lossy().into_owned(),
+            sha256.clone().unwrap_or_default().to_ascii_lowercase(),
+        ],
+        SourceOrigin::Url { url, sha256 } => {
+            vec!["url".to_owned(), url.clone(), sha256.to_ascii_lowercase()]
+        }
+        SourceOrigin::Apt(source) => apt_parts(source),
+    };
+    parts.extend(["unpack".to_owned(), unpack.clone().unwrap_or_default()]);
+    parts.extend(["subdir".to_owned(), subdir.clone().unwrap_or_default()]);
+    declared_tag("source", &parts)
+}
+
+/// The tag under which a definition's minimal base is found.
+pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag, FetchError> {
+    let mut parts = apt_parts(&spec.source());
+    parts.push(arch.to_string());
+    declared_tag("minimal", &parts)
+}
+
+fn apt_parts(source: &AptSource) -> Vec<String> {
+    let AptSource { package, version, suites } = source;
+    let head = ["apt".to_owned(), package.clone(), version.clone().unwrap_or_default()];
+    head.into_iter().chain(apt::key_parts(suites)).collect()
+}
+
+fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag, FetchError> {
+    let parts = [FORMAT, kind].into_iter().chain(parts.iter().map(String::as_str));
+    Ok(store::key_tag(&format!("declared-{}", digest::of_parts(parts)))?)
+}
+
+#[cfg(test)]
+#[path = "stored_tests.rs"]
+mod tests;

@@ -1,0 +1,157 @@
+use std::os::unix::fs::{PermissionsExt, symlink};
+
+use super::*;
+use crate::{
+    cache::Cache,
+    inputs::{FetchOptions, FetchedSource, SourceIdentity},
+    net::{Net, NetOptions},
+    registry::{self, RegistryLocation, RegistryOptions},
+};
+
+/// Two sites with a cache each, and one registry.
+struct Sites {
+    dir: tempfile::TempDir,
+}
+
+impl Sites {
+    fn new() -> Self {
+        let sites = Self { dir: tempfile::tempdir().unwrap() };
+        fs::create_dir_all(sites.here().join("driver")).unwrap();
+        fs::create_dir_all(sites.there()).unwrap();
+        fs::write(sites.here().join("driver/Kbuild"), "obj-m += x.o\n").unwrap();
+        fs::write(sites.here().join("driver/configure"), "#!/bin/sh\n").unwrap();
+        let executable = std::fs::Permissions::from_mode(0o755);
+        fs::set_permissions(sites.here().join("driver/configure"), executable).unwrap();
+        symlink("Kbuild", sites.here().join("driver/Makefile")).unwrap();
+        sites
+    }
+
+    fn here(&self) -> PathBuf {
+        self.dir.path().join("here")
+    }
+
+    fn there(&self) -> PathBuf {
+        self.dir.path().join("there")
+    }
+
+    fn fetcher(&self, cache: &str, offline: bool) -> Fetcher {
+        let location = RegistryLocation::Layout(self.dir.path().join("layout"));
+        let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
+        let apt_dir = self.dir.path().join("no-apt");
+        let options = FetchOptions { apt_dir, ..FetchOptions::default() };
+        let net = Net::new(NetOptions { offline, ..NetOptions::default() }).unwrap();
+        Fetcher::new(Cache::open(self.dir.path().join(cache)).unwrap(), options)
+            .with_net(net)
+            .with_store(Store::new(location, registry))
+    }
+
+    /// Keeps a tree under what a definition says, as a connected site would have.
+    async fn keep_as(&self, spec: &SourceSpec, identity: &str, version: Option<&str>) -> Kept {
+        let fetcher = self.fetcher("cache", false);
+        let input = Input {
+            kind: Kind::Source,
+            what: "x".to_owned(),
+            tag: store::key_tag(&content_key(identity)).unwrap(),
+            declared: Some(source_tag(spec).unwrap()),
+        };
+        let identity = Some(identity.to_owned());
+        let notes = [(annotations::IDENTITY, identity), (annotations::VERSION, version.map(str::to_owned))];
+        let packed = fetcher.pack(self.here().join("driver")).await.unwrap().with_notes(notes);
+        fetcher.put(input, packed).await.unwrap()
+    }
+}
+
+fn spec(from: &str) -> SourceSpec {
+    serde_json::from_str(&format!(r#"{{"name": "driver", "from": {from}}}"#)).unwrap()
+}
+
+const FLOATING: &str = r#"{"apt": {"package": "driver-dkms", "suites": ["sid"]}}"#;
+const FIXED: &str = r#"{"apt": {"package": "driver-dkms", "version": "1.2-3", "suites": ["sid"]}}"#;
+
+#[tokio::test]
+async fn a_source_that_lies_elsewhere_comes_from_the_store() {
+    let sites = Sites::new();
+    let spec = spec(r#"{"path": {"path": "driver"}}"#);
+    let here = sites.fetcher("cache", false);
+    let kept = here.sources().keep(&spec, &sites.here()).await.unwrap();
+    assert!(kept.new);
+    assert!(!here.sources().keep(&spec, &sites.here()).await.unwrap().new);
+
+    let there = sites.fetcher("other-cache", true);
+    let identity = here.sources().identity(&spec, &sites.here()).await.unwrap();
+    assert_eq!(there.sources().identity(&spec, &sites.there()).await.unwrap(), identity);
+    let FetchedSource { root, origin } = there.sources().fetch(&spec, &sites.there()).await.unwrap();
+    assert_eq!(origin, identity.identity);
+    assert_eq!(fs::read_link(root.join("Makefile")).unwrap(), Path::new("Kbuild"));
+    assert_eq!(fs::read_to_string(root.join("Kbuild")).unwrap(), "obj-m += x.o\n");
+    assert_ne!(fs::metadata(root.join("configure")).unwrap().permissions().mode() & 0o111, 0);
+
+    // Another state of it has a place of its own, and is what the definition means from now on.
+    fs::write(sites.here().join("driver/Kbuild"), "obj-m += y.o\n").unwrap();
+    let newer = here.sources().keep(&spec, &sites.here()).await.unwrap();
+    assert!(newer.new && newer.stored.digest != kept.stored.digest);
+    let store = there.store().unwrap();
+    let tags = store.tags(Kind::Source).await.unwrap();
+    assert_eq!(tags.len(), 3, "{tags:?}");
+    assert_eq!(store.find(Kind::Source, &kept.tags[0]).await.unwrap().unwrap().digest, kept.stored.digest);
+    let newest = there.sources().identity(&spec, &sites.there()).await.unwrap();
+    assert_ne!(newest.identity, identity.identity);
+}
+
+#[tokio::test]
+async fn a_package_that_may_be_newer_is_asked_upstream_but_offline() {
+    let sites = Sites::new();
+    let spec = spec(FLOATING);
+    let identity = "driver-dkms=1.2-3 sha256:00";
+    sites.keep_as(&spec, identity, Some("1.2")).await;
+    let offline = sites.fetcher("other-cache", true);
+    let found = offline.sources().identity(&spec, &sites.there()).await.unwrap();
+    assert_eq!(found, SourceIdentity { identity: identity.to_owned(), version: Some("1.2".to_owned()) });
+    assert!(offline.sources().fetch(&spec, &sites.there()).await.unwrap().root.join("Kbuild").is_file());
+    // There is no apt configuration to ask by.
+    let asked = sites.fetcher("other-cache", false).sources().identity(&spec, &sites.there()).await;
+    assert!(matches!(asked, Err(FetchError::NoAptSource { .. })), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_fixed_version_comes_from_the_store_in_any_case() {
+    let sites = Sites::new();
+    let spec = spec(FIXED);
+    sites.keep_as(&spec, "driver-dkms=1.2-3 sha256:00", Some("1.2")).await;
+    let online = sites.fetcher("other-cache", false);
+    assert!(online.sources().fetch(&spec, &sites.there()).await.unwrap().root.join("Kbuild").is_file());
+}
+
+#[tokio::test]
+async fn a_download_is_found_by_its_digest() {
+    let sites = Sites::new();
+    let sha256 = "ab".repeat(32);
+    let spec = |url: &str| spec(&format!(r#"{{"url": {{"url": "{url}", "sha256": "{sha256}"}}}}"#));
+    sites.keep_as(&spec("http://one.test/x.tar"), &format!("sha256:{sha256}"), None).await;
+    // Wherever it is said to be; nobody listens there.
+    let online = sites.fetcher("other-cache", false);
+    let found = online.sources().fetch(&spec("http://127.0.0.1:1/x.tar"), &sites.there()).await.unwrap();
+    assert!(found.root.join("Kbuild").is_file());
+}
+
+#[test]
+fn every_part_of_a_definition_counts() {
+    let tags = [
+        FLOATING,
+        FIXED,
+        r#"{"apt": {"package": "driver-dkms", "suites": ["bookworm"]}}"#,
+        r#"{"path": {"path": "driver"}}"#,
+        r#"{"path": {"path": "driver2"}}"#,
+    ];
+    let mut tags: Vec<Tag> = tags.iter().map(|from| source_tag(&spec(from)).unwrap()).collect();
+    let subdir = SourceSpec { subdir: Some("x".to_owned()), ..spec(FLOATING) };
+    let unpack = SourceSpec { unpack: Some("x".to_owned()), ..spec(FLOATING) };
+    tags.extend([source_tag(&subdir).unwrap(), source_tag(&unpack).unwrap()]);
+    tags.sort();
+    let all = tags.len();
+    tags.dedup();
+    assert_eq!(tags.len(), all);
+    // Not what it is called in one image.
+    let named = SourceSpec { name: "x".parse().unwrap(), ..spec(FLOATING) };
+    assert_eq!(source_tag(&named).unwrap(), source_tag(&spec(FLOATING)).unwrap());
+}
