@@ -18,7 +18,6 @@ pub mod engine;
 pub mod fault;
 pub mod images;
 pub mod inputs;
-mod jitter;
 pub mod machine;
 pub mod net;
 pub mod parts;

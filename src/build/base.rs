@@ -17,8 +17,8 @@ use crate::{
     kernel::{Architecture, Compiler, CompilerKind, Toolchain},
     net::Asker,
     parts::{Parts, Stage, TargetError},
-    registry::RegistryError,
-    site::{HostPort, normalised},
+    registry,
+    site::HostPort,
 };
 
 /// What the probe of a toolchain prints before the compilers that it found.
@@ -135,9 +135,9 @@ async fn pull_from(
     place: &Repository,
     name: &str,
 ) -> Result<(), TargetError> {
-    if let Some(host) = HostPort::of_registry(&normalised(place).0) {
+    if let Some(host) = HostPort::of_registry(&place.normalised().0) {
         let what = format!("pull of toolchain image {name}");
-        parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(RegistryError::Net)?;
+        parts.fetcher.net().permit(&host, &Asker::of(&what)).map_err(registry::not_sent)?;
     }
     let found = parts.credentials.password(place).await;
     let credentials = found.map(|(username, password)| Credentials { username, password });

@@ -6,7 +6,7 @@ use super::job::definition_gone;
 use crate::{
     image::{Chains, Definitions, DriverImage, ImageName},
     kernel::KernelTarget,
-    parts::{Parts, TargetError},
+    parts::{Parts, TargetError, image_location},
     plan::{self, Cell},
     resolve::resolve,
     template::Templates,
@@ -16,7 +16,7 @@ use crate::{
 pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell, TargetError> {
     let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
     let resolved = resolve(parts, &images, &BTreeSet::from([target.clone()])).await;
-    let location = parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location).image_location();
+    let location = image_location(parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location));
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
     for image in images {
@@ -46,7 +46,7 @@ pub async fn dockerfile(
 ) -> Result<String, TargetError> {
     let image = find(&parts.definitions, name)?;
     let resolved = resolve(parts, &[image], &BTreeSet::from([target.clone()])).await;
-    let (location, published) = (parts.location.image_location(), BTreeMap::new());
+    let (location, published) = (image_location(&parts.location), BTreeMap::new());
     let inputs = resolved.cell_inputs(&parts.definitions, &published, &location);
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })

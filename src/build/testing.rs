@@ -134,7 +134,7 @@ impl Bench {
             },
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default()),
             cache,
-            registry: connect(&location, &options).unwrap(),
+            registry: connect(&location, &options),
             needs_from: None,
             remote: Arc::new(RemoteRegistry::new("none".to_owned(), &options)),
             credentials: Keyring::default(),

@@ -42,10 +42,9 @@ pub struct Content {
     /// Its repository below the registry's prefix: `mstflint`, `sources`, `mirror/docker.io/library/debian`.
     pub repository: String,
     /// Its tag; `None` for what goes by its digest alone.
-    #[serde(default, skip_serializing_if = "Option::is_none", with = "tag_text")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tag: Option<Tag>,
     /// Its digest.
-    #[serde(with = "digest_text")]
     pub digest: Digest,
 }
 
@@ -148,40 +147,6 @@ impl<'a> Needed<'a> {
 /// Each once, in the order in which a site needs them.
 pub fn in_order(contents: impl IntoIterator<Item = Content>) -> Vec<Content> {
     contents.into_iter().collect::<BTreeSet<_>>().into_iter().collect()
-}
-
-mod digest_text {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    use crate::image::Digest;
-
-    pub(super) fn serialize<S: Serializer>(digest: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(digest.as_str())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
-
-mod tag_text {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    use crate::image::Tag;
-
-    // serde hands over a reference to the field.
-    #[expect(clippy::ref_option, reason = "serde's form")]
-    pub(super) fn serialize<S: Serializer>(tag: &Option<Tag>, serializer: S) -> Result<S::Ok, S::Error> {
-        match tag {
-            Some(tag) => serializer.serialize_some(tag.as_str()),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Tag>, D::Error> {
-        let text = Option::<String>::deserialize(deserializer)?;
-        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
-    }
 }
 
 #[cfg(test)]

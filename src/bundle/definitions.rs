@@ -1,11 +1,11 @@
-//! Adapter: the definitions in a bundle, unpacked for whoever runs farrier at the site.
+//! Adapter: the definitions in a bundle, unpacked at the site.
 
 use std::{
-    fs,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
+use fs_err as fs;
 use walkdir::WalkDir;
 
 use super::{BundleError, ContentKind, Verified, collect::blobs_of};
@@ -31,18 +31,15 @@ pub fn write_definitions(
     let Some(manifest) = found.and_then(|listed| verified.manifests.get(&listed.content.digest)) else {
         return Ok(None);
     };
-    let action = |path: &Path| BundleError::io(format!("write {}", path.display()));
-    fs::create_dir_all(to).map_err(action(to))?;
-    let unpacked = tempfile::Builder::new().prefix(".farrier-").tempdir_in(to).map_err(action(to))?;
+    fs::create_dir_all(to)?;
+    let unpacked = tempfile::Builder::new().prefix(".farrier-").tempdir_in(to)?;
     // The configuration says nothing; the layers are what follows it.
     for layer in blobs_of(&manifest.parsed).skip(1) {
         let blob = index.blobs.iter().find(|blob| blob.digest == layer.digest);
         let (Some(blob), Some(frame)) = (blob, verified.frames.get(&layer.digest)) else {
             return Err(BundleError::Absent(format!("layer {} of the definitions", layer.digest)));
         };
-        let reading = || BundleError::io(format!("read {}", layer.digest));
-        let from = verified.bundle.source(*frame, blob).open().map_err(reading())?;
-        let reader = LayerReader::new(from).map_err(reading())?;
+        let reader = LayerReader::new(verified.bundle.source(*frame, blob).open()?)?;
         unpack_tar(reader, unpacked.path(), &LIMITS)?;
     }
     place(unpacked.path(), to, overwrite).map(Some)
@@ -50,10 +47,9 @@ pub fn write_definitions(
 
 /// Moves the files to their place; none of them where one would replace another content.
 fn place(from: &Path, to: &Path, overwrite: bool) -> Result<usize, BundleError> {
-    let action = |path: &Path| BundleError::io(format!("write {}", path.display()));
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
-        let entry = entry.map_err(|error| action(from)(error.into()))?;
+        let entry = entry.map_err(io::Error::from)?;
         if !entry.file_type().is_dir()
             && let Ok(path) = entry.path().strip_prefix(from)
         {
@@ -63,7 +59,7 @@ fn place(from: &Path, to: &Path, overwrite: bool) -> Result<usize, BundleError> 
     let mut differ = Vec::new();
     let mut new = Vec::new();
     for file in files {
-        match same(&from.join(&file), &to.join(&file)).map_err(action(&to.join(&file)))? {
+        match same(&from.join(&file), &to.join(&file))? {
             Some(true) => {}
             Some(false) if !overwrite => differ.push(file.display().to_string()),
             Some(false) | None => new.push(file),
@@ -75,9 +71,9 @@ fn place(from: &Path, to: &Path, overwrite: bool) -> Result<usize, BundleError> 
     for file in &new {
         let place = to.join(file);
         if let Some(parent) = place.parent() {
-            fs::create_dir_all(parent).map_err(action(parent))?;
+            fs::create_dir_all(parent)?;
         }
-        fs::rename(from.join(file), &place).map_err(action(&place))?;
+        fs::rename(from.join(file), &place)?;
     }
     Ok(new.len())
 }
@@ -99,10 +95,5 @@ fn same(new: &Path, old: &Path) -> io::Result<Option<bool>> {
     if fs::metadata(old)?.len() != wanted.len() {
         return Ok(Some(false));
     }
-    let read = |path: &Path| -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
-        fs::File::open(path)?.read_to_end(&mut bytes)?;
-        Ok(bytes)
-    };
-    Ok(Some(read(new)? == read(old)?))
+    Ok(Some(fs::read(new)? == fs::read(old)?))
 }

@@ -9,7 +9,7 @@ pub(super) const UNIT: usize = 512;
 /// What a tar ends with.
 pub(super) const END: [u8; 1024] = [0; 1024];
 
-/// The header of a file with these many bytes: nobody's, of no time.
+/// The header of a file with these many bytes, without owner and time.
 pub(super) fn header(name: &str, size: u64) -> io::Result<[u8; UNIT]> {
     let mut header = tar::Header::new_gnu();
     header.set_path(name)?;

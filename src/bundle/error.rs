@@ -2,7 +2,11 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{image::Digest, oci::ImageError, registry::RegistryError};
+use crate::{
+    image::Digest,
+    oci::ImageError,
+    registry::{self, RegistryError},
+};
 
 /// Why a bundle was not written, read or taken over.
 #[derive(Debug, thiserror::Error)]
@@ -115,14 +119,8 @@ pub enum BundleError {
         source: ImageError,
     },
     /// A file of this machine.
-    #[error("{action}")]
-    Io {
-        /// What was done, to what.
-        action: String,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] io::Error),
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -157,11 +155,11 @@ impl BundleError {
             Self::Differs { .. } => {
                 "name an empty directory and compare, or pass --overwrite to take those of the bundle".to_owned()
             }
-            Self::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            Self::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
                 "free some space and run the same command again: it goes on after what is whole".to_owned()
             }
-            Self::Registry(error) => return error.hint(),
-            Self::Io { .. } | Self::Manifest { .. } | Self::Unpack(_) => return None,
+            Self::Registry(error) => return registry::hint(error),
+            Self::Io(_) | Self::Manifest { .. } | Self::Unpack(_) => return None,
         };
         Some(text)
     }
@@ -169,10 +167,5 @@ impl BundleError {
     /// Is an argument at fault, rather than what it leads to?
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Exists(_) | Self::Since { .. } | Self::NotABundle { .. })
-    }
-
-    pub(super) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
-        let action = action.into();
-        move |source| Self::Io { action, source }
     }
 }

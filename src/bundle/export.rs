@@ -1,6 +1,6 @@
 //! Adapter: writes a bundle: one thread fetches, another compares digests, packs and writes.
 
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use bytes::Bytes;
 use futures::TryStreamExt as _;
@@ -8,6 +8,7 @@ use tokio::sync::mpsc;
 
 use super::{BundleError, Collection, Meter, Phase, write::Writer};
 use crate::{
+    blocking::blocking,
     image::Digest,
     registry::{BlobStream, RegistryError},
 };
@@ -47,7 +48,7 @@ pub async fn export(
     meter.advance(collection.index.carried().take(kept).map(|blob| blob.size).sum());
     let fetched = fetch(&collection, kept, &sender, meter.as_ref()).await;
     drop(sender);
-    let written = writing.await.unwrap_or_else(|stopped| Err(thread_stopped(stopped)));
+    let written = writing.await.map_err(io::Error::from)?;
     // The one that failed first stopped the other: a writer that is gone is no error of fetching, and one that
     // waits in vain has been told why.
     fetched?;
@@ -90,20 +91,9 @@ fn write(
     collection: &Collection,
     mut from: mpsc::Receiver<Message>,
 ) -> Result<(u64, Digest), BundleError> {
-    let stopped = || BundleError::io("fetch blobs for the bundle")(std::io::ErrorKind::Interrupted.into());
+    let stopped = || io::Error::new(io::ErrorKind::Interrupted, "fetching the bundle's blobs stopped");
     for blob in collection.index.carried().skip(writer.kept()) {
         writer.blob(blob, || Ok(from.blocking_recv().ok_or_else(stopped)??))?;
     }
     writer.finish()
-}
-
-fn thread_stopped(error: tokio::task::JoinError) -> BundleError {
-    BundleError::io("use the bundle's file")(std::io::Error::other(error))
-}
-
-/// File work away from the asynchronous threads.
-pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, BundleError> + Send + 'static,
-) -> Result<T, BundleError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(thread_stopped(stopped)))
 }

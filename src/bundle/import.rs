@@ -254,8 +254,7 @@ impl Target {
         from: &Repository,
         to: &Repository,
     ) -> Result<Upload, BundleError> {
-        let action = || BundleError::io("make a temporary directory");
-        let directory = tempfile::tempdir().map_err(action())?;
+        let directory = tempfile::tempdir()?;
         let file = directory.path().join("blob");
         self.registry.fetch_blob(from, digest, &file).await?;
         Ok(self.registry.push_blob(to, digest, &file).await?)

@@ -15,6 +15,8 @@ use crate::{
 pub const FORMAT: u32 = 1;
 /// The name of farrier's own index in the tar.
 pub(super) const INDEX_NAME: &str = "farrier-bundle.json";
+/// More bytes than any index has.
+pub(super) const MAX_INDEX: u64 = 64 << 20;
 /// What the content is, in the layout's index.
 const KIND: &str = "farrier.dev/kind";
 /// What every layout has in `oci-layout`.
@@ -44,7 +46,6 @@ pub struct BundleIndex {
 #[serde(rename_all = "camelCase")]
 pub struct Base {
     /// The digest of its index, by which it is known.
-    #[serde(with = "digest_text")]
     pub id: Digest,
     /// The registry that it was made from.
     pub from: String,
@@ -72,7 +73,6 @@ pub struct Listed {
 #[serde(rename_all = "camelCase")]
 pub struct Blob {
     /// Its digest.
-    #[serde(with = "digest_text")]
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
@@ -216,19 +216,5 @@ pub fn kind_name(kind: super::ContentKind) -> &'static str {
         Kind::Image => "image",
         Kind::Referrer => "referrer",
         Kind::Signature => "signature",
-    }
-}
-
-mod digest_text {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    use crate::image::Digest;
-
-    pub(super) fn serialize<S: Serializer>(digest: &Digest, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(digest.as_str())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }

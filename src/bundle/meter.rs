@@ -13,7 +13,7 @@ pub enum Phase {
     Push,
 }
 
-/// Is told how far something is. It must not block.
+/// Receives the progress of an operation. It must not block.
 pub trait Meter: Send + Sync {
     /// A phase begins, of these many bytes.
     fn begin(&self, phase: Phase, bytes: u64);
@@ -23,7 +23,7 @@ pub trait Meter: Send + Sync {
     fn end(&self);
 }
 
-/// Tells nobody.
+/// Drops the progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Silent;
 

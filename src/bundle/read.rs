@@ -1,21 +1,19 @@
 //! Adapter: a bundle's file, opened by its head and its end.
 
 use std::{
-    fs::File,
     io::{self, Read},
-    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
+use fs_err::{File, os::unix::fs::FileExt as _};
 use sha2::Digest as _;
 
 use super::{
     BundleError,
     entry::{self, UNIT, blob_name},
     frame::FrameReader,
-    index::{Blob, BundleIndex, FORMAT, INDEX_NAME},
-    since::MAX_INDEX,
+    index::{Blob, BundleIndex, FORMAT, INDEX_NAME, MAX_INDEX},
     trailer::{FIXED, NoTrailer, Trailer},
 };
 use crate::{image::Digest, registry::BlobSource};
@@ -42,9 +40,8 @@ pub struct Bundle {
 impl Bundle {
     /// Opens a bundle: reads its head and its end.
     pub fn open(path: &Path) -> Result<Self, BundleError> {
-        let action = || BundleError::io(format!("read {}", path.display()));
-        let file = Arc::new(File::open(path).map_err(action())?);
-        let metadata = file.metadata().map_err(action())?;
+        let file = Arc::new(File::open(path)?);
+        let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(BundleError::NotABundle { path: path.to_owned(), reason: "not a file".to_owned() });
         }
@@ -64,10 +61,10 @@ impl Bundle {
             NoTrailer::Damaged(reason) => damaged(end, "its end", reason.to_owned()),
         };
         let mut last = [0; FIXED];
-        file.read_exact_at(&mut last, end).map_err(action())?;
+        file.read_exact_at(&mut last, end)?;
         let start = Trailer::start(length, &last).map_err(wrong_end)?;
         let mut bytes = vec![0; usize::try_from(length - start).unwrap_or_default()];
-        file.read_exact_at(&mut bytes, start).map_err(action())?;
+        file.read_exact_at(&mut bytes, start)?;
         let trailer = Trailer::parse(&bytes, start).map_err(wrong_end)?;
 
         let id = Digest::of(&index_bytes);

@@ -1,16 +1,15 @@
 //! Adapter: the previous bundle that a delta adds to: the bundle, or what `bundle inspect -o json` printed of it.
 
-use std::{fs, io::Read as _, path::Path};
+use std::{io::Read as _, path::Path};
+
+use fs_err as fs;
 
 use super::{
     BundleError,
-    index::{Base, BundleIndex},
+    index::{Base, BundleIndex, MAX_INDEX},
     read::Bundle,
 };
 use crate::image::Digest;
-
-/// More than any index has.
-pub(super) const MAX_INDEX: u64 = 64 << 20;
 
 /// What a previous bundle held.
 #[derive(Clone, Debug)]

@@ -1,5 +1,5 @@
 //! Pure: a bundle's end: a skippable zstd frame (RFC 8878, 3.1.2), which other tools pass over, with the lengths of all
-//! frames, the digest of the index and the file's length. Whoever reads the last bytes sees whether the file is whole.
+//! frames, the digest of the index and the file's length. The last bytes show whether the file is whole.
 
 use crate::image::Digest;
 

@@ -2,10 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    panic,
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
@@ -48,17 +46,35 @@ impl Bundle {
     pub fn verify(self, meter: &dyn Meter) -> Result<Verified, BundleError> {
         let blobs: Vec<&Blob> = self.index().carried().collect();
         meter.begin(Phase::Verify, blobs.iter().map(|blob| blob.size).sum());
-        let work =
-            Work { bundle: &self, blobs: &blobs, next: AtomicUsize::new(0), found: Mutex::default(), meter };
-        let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
-        thread::scope(|scope| {
-            for _ in 0..threads {
-                scope.spawn(|| work.run());
+        let next = AtomicUsize::new(0);
+        let read = || {
+            let mut read = Vec::new();
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                let Some(blob) = blobs.get(at) else { return read };
+                let outcome = self.read_frame(HEAD + at, blob, meter);
+                if outcome.is_err() {
+                    // The other threads end after the frame that they are at.
+                    next.store(blobs.len(), Ordering::Relaxed);
+                }
+                read.push((at, outcome));
             }
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let mut frames: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
+            let join = |thread: thread::ScopedJoinHandle<'_, Vec<_>>| {
+                thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
+            };
+            threads.into_iter().flat_map(join).collect()
         });
-        let Found { manifests, error } = work.found.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, error)) = error {
-            return Err(error);
+        // The first error in the file is reported, whichever thread met one first.
+        frames.sort_by_key(|(at, _)| *at);
+        let mut manifests = BTreeMap::new();
+        for (at, content) in frames {
+            if let (Some(bytes), Some(blob)) = (content?, blobs.get(at)) {
+                manifests.insert(blob.digest.clone(), bytes);
+            }
         }
         self.compare(HEAD + blobs.len(), "the end of the tar", &entry::END)?;
         let frames = blobs.iter().enumerate().map(|(at, blob)| (blob.digest.clone(), HEAD + at)).collect();
@@ -119,61 +135,29 @@ impl Bundle {
         }
         Ok(())
     }
-}
 
-#[derive(Default)]
-struct Found {
-    manifests: BTreeMap<Digest, Vec<u8>>,
-    /// The first in the file, and in which frame.
-    error: Option<(usize, BundleError)>,
-}
-
-struct Work<'a> {
-    bundle: &'a Bundle,
-    blobs: &'a [&'a Blob],
-    next: AtomicUsize,
-    found: Mutex<Found>,
-    meter: &'a dyn Meter,
-}
-
-impl Work<'_> {
-    fn run(&self) {
-        loop {
-            let at = self.next.fetch_add(1, Ordering::Relaxed);
-            let Some(blob) = self.blobs.get(at) else { return };
-            if let Err(error) = self.blob(HEAD + at, blob) {
-                let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-                if found.error.as_ref().is_none_or(|(first, _)| HEAD + at < *first) {
-                    found.error = Some((HEAD + at, error));
-                }
-                // The others end after the frame that they are at.
-                self.next.store(self.blobs.len(), Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn blob(&self, frame: usize, blob: &Blob) -> Result<(), BundleError> {
-        let what = || format!("blob {}", blob.digest);
+    /// Reads a blob's frame and compares its digest. Returns the content of a manifest.
+    fn read_frame(
+        &self,
+        frame: usize,
+        blob: &Blob,
+        meter: &dyn Meter,
+    ) -> Result<Option<Vec<u8>>, BundleError> {
+        let is_manifest = blob.manifest.is_some();
         let mut bytes = Vec::new();
-        let section = self.bundle.section(frame);
+        let section = self.section(frame);
         let length = section.len();
         let read = read_blob(section, blob, |chunk| {
-            self.meter.advance(chunk.len() as u64);
-            if blob.manifest.is_some() {
+            meter.advance(chunk.len() as u64);
+            if is_manifest {
                 bytes.extend_from_slice(chunk);
             }
         });
-        match read {
-            Ok(read) if read == length => {}
-            Ok(_) => {
-                return Err(self.bundle.damaged(frame, &what(), "its frame is shorter than the end says"));
-            }
-            Err(error) => return Err(self.bundle.damaged(frame, &what(), &error.to_string())),
-        }
-        if blob.manifest.is_some() {
-            let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-            found.manifests.insert(blob.digest.clone(), bytes);
-        }
-        Ok(())
+        let wrong = match read {
+            Ok(read) if read == length => return Ok(is_manifest.then_some(bytes)),
+            Ok(_) => "its frame is shorter than the end says".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        Err(self.damaged(frame, &format!("blob {}", blob.digest), &wrong))
     }
 }

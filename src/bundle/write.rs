@@ -1,14 +1,14 @@
 //! Adapter: the bundle's file while it is written: frame after frame, from where an earlier run stopped.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::TryLockError,
     io::{self, BufWriter, Seek as _, SeekFrom, Write as _},
-    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use bytes::Bytes;
+use fs_err::{self as fs, File, OpenOptions, os::unix::fs::FileExt as _};
 use sha2::Digest as _;
 
 use super::{
@@ -44,18 +44,11 @@ impl Writer {
         let mut partial = to.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
-        let action = || BundleError::io(format!("write {}", partial.display()));
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&partial)
-            .map_err(action())?;
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&partial)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(BundleError::Busy(partial)),
-            Err(TryLockError::Error(error)) => return Err(action()(error)),
+            Err(TryLockError::Error(error)) => return Err(error.into()),
         }
         let manifest =
             |source: ImageError| BundleError::Manifest { reference: "the bundle's index".to_owned(), source };
@@ -64,23 +57,23 @@ impl Writer {
         let mut frames = Vec::new();
         for (name, content) in index.head().map_err(manifest)? {
             let before = head.len();
-            let entry = entry::entry(name, &content).map_err(action())?;
-            write_frame(&mut head, &entry).map_err(action())?;
+            let entry = entry::entry(name, &content)?;
+            write_frame(&mut head, &entry)?;
             frames.push((head.len() - before) as u64);
         }
         let file = Arc::new(file);
-        let kept = kept_frames(&file, &head, index, meter).map_err(action())?;
-        let mut file = Arc::into_inner(file)
-            .ok_or_else(|| action()(io::Error::other("the file is still being read")))?;
+        let kept = kept_frames(&file, &head, index, meter)?;
+        let mut file =
+            Arc::into_inner(file).ok_or_else(|| io::Error::other("the bundle's file is still being read"))?;
         if let Some(kept) = kept {
             frames.extend(kept);
         } else {
-            file.set_len(0).map_err(action())?;
-            file.write_all(&head).map_err(action())?;
+            file.set_len(0)?;
+            file.write_all(&head)?;
         }
         let at = frames.iter().sum();
-        file.set_len(at).map_err(action())?;
-        file.seek(SeekFrom::Start(at)).map_err(action())?;
+        file.set_len(at)?;
+        file.seek(SeekFrom::Start(at))?;
         let out = BufWriter::with_capacity(BUFFER, file);
         Ok(Self { partial, to: to.to_owned(), out, frames, at, index: Digest::of(&bytes) })
     }
@@ -96,22 +89,21 @@ impl Writer {
         blob: &Blob,
         mut next: impl FnMut() -> Result<Option<Bytes>, BundleError>,
     ) -> Result<(), BundleError> {
-        let action = || BundleError::io(format!("write {}", self.partial.display()));
         let mut content = Content { blob, hash: sha2::Sha256::new(), count: 0 };
         let mut start = Vec::new();
         let mut more = true;
         while more && start.len() < Packing::START {
             more = content.take(&mut next, |chunk| start.extend_from_slice(chunk))?;
         }
-        let mut writer = begin(&mut self.out, blob, &start).map_err(action())?;
+        let mut writer = begin(&mut self.out, blob, &start)?;
         while more {
             let mut written = Ok(());
             more = content.take(&mut next, |chunk| written = writer.write(chunk))?;
-            written.map_err(action())?;
+            written?;
         }
         content.check()?;
-        writer.write(entry::padding(blob.size)).and_then(|()| writer.finish().map(drop)).map_err(action())?;
-        let end = self.out.stream_position().map_err(action())?;
+        writer.write(entry::padding(blob.size)).and_then(|()| writer.finish().map(drop))?;
+        let end = self.out.stream_position()?;
         self.frames.push(end - self.at);
         self.at = end;
         Ok(())
@@ -119,19 +111,14 @@ impl Writer {
 
     /// Ends the archive, and puts the file in its place. Returns its length and the index's digest.
     pub(super) fn finish(mut self) -> Result<(u64, Digest), BundleError> {
-        let action = || BundleError::io(format!("write {}", self.partial.display()));
         let mut end = Vec::new();
-        write_frame(&mut end, &entry::END).map_err(action())?;
+        write_frame(&mut end, &entry::END)?;
         self.frames.push(end.len() as u64);
         let trailer = Trailer { frames: std::mem::take(&mut self.frames), index: self.index.clone() };
         end.extend(trailer.to_bytes());
-        self.out.write_all(&end).and_then(|()| self.out.flush()).map_err(action())?;
-        self.out.get_ref().sync_data().map_err(action())?;
-        fs::rename(&self.partial, &self.to).map_err(BundleError::io(format!(
-            "rename {} to {}",
-            self.partial.display(),
-            self.to.display()
-        )))?;
+        self.out.write_all(&end).and_then(|()| self.out.flush())?;
+        self.out.get_ref().sync_data()?;
+        fs::rename(&self.partial, &self.to)?;
         Ok((self.at + end.len() as u64, self.index))
     }
 }

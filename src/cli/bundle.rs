@@ -137,7 +137,7 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted, CliEr
     };
     let location = RegistryLocation::Remote { host: host.to_owned(), prefix: None };
     let registry =
-        registry::connect(&location, &Settings::registry_options(global, global.definitions.as_deref())?)?;
+        registry::connect(&location, &Settings::registry_options(global, global.definitions.as_deref())?);
     let found = registry.manifest(repository, version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(reference.to_string()))?;
     let tag = version.tag().cloned();

@@ -17,7 +17,7 @@ use crate::{
     oci::ImageError,
     parts::TargetError,
     payload::PayloadError,
-    registry::RegistryError,
+    registry::{self, RegistryError},
     runtime::HttpError,
     signing::SigningError,
 };
@@ -186,10 +186,10 @@ endings! {
         _ => Exit::Failed,
     }, TargetError::hint;
     RegistryError: |error| match error {
-        RegistryError::Net(NetError::Offline { .. }) => Exit::Wrong,
+        error if registry::is_forbidden(error) => Exit::Wrong,
         error if error.is_transient() => Exit::Unreachable,
         _ => Exit::Failed,
-    }, RegistryError::hint;
+    }, registry::hint;
     BundleError: |error| match error {
         BundleError::Registry(error) if error.is_transient() => Exit::Unreachable,
         error if error.is_usage() => Exit::Wrong,

@@ -105,7 +105,7 @@ impl Session {
             Some(location) => parse("--registry", location)?,
             None => RegistryLocation::Layout(cache.root().join("layout")),
         };
-        let registry = registry::connect(&location, &options)?;
+        let registry = registry::connect(&location, &options);
         // Without retry: what fetches from the store is repeated as a whole.
         let fetcher = fetcher.with_store(Store::new(location.clone(), Arc::clone(&registry)));
         let remote = Arc::new(RemoteRegistry::new("registries".to_owned(), &options));
@@ -151,7 +151,7 @@ pub fn connect(
     options: &RegistryOptions,
 ) -> Result<(RegistryLocation, Arc<dyn Registry>), CliError> {
     let location: RegistryLocation = parse("--registry", text)?;
-    let registry = registry::connect(&location, options)?;
+    let registry = registry::connect(&location, options);
     Ok((location, registry))
 }
 

@@ -16,7 +16,7 @@ use crate::{
     images::{LastRecord, contents, look_up_signatures, publish_union, record_kernels, sign_published},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
-    parts::TargetError,
+    parts::{TargetError, image_location},
     plan::{
         self, Announcements, Cell, ClusterSnapshot, ImageLocation, Manifests, Matrix, MatrixInputs, Observed,
         Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutDecision, images_in_use,
@@ -378,7 +378,7 @@ impl Controller {
     }
 
     pub(super) fn image_location(&self) -> ImageLocation {
-        self.location.image_location()
+        image_location(&self.location)
     }
 }
 

@@ -1,101 +1,55 @@
 //! Adapter: between asynchronous streams and code that blocks: tar in both directions.
 
 use std::{
-    io::{self, Read, Write},
-    path::{Path, PathBuf},
+    future::ready,
+    io::{self, BufWriter, Write as _},
+    path::Path,
+    pin::pin,
 };
 
-use bytes::{Buf, Bytes, BytesMut};
-use futures::{Stream, StreamExt, stream};
-use tokio::{io::AsyncWriteExt, sync::mpsc, task::JoinHandle};
-use tokio_util::sync::CancellationToken;
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, stream};
+use tempfile::NamedTempFile;
+use tokio::{
+    fs::File,
+    io::{AsyncWriteExt as _, DuplexStream},
+    sync::oneshot,
+    task::JoinHandle,
+};
+use tokio_util::{
+    io::{ReaderStream, SyncIoBridge},
+    sync::CancellationToken,
+};
 
 use super::EngineError;
 use crate::archive::{self, Limits, UnpackError};
 
-/// Bytes in one message: large enough that the hand-over costs nothing, small enough for memory.
+/// Bytes that are handed over at once.
 const CHUNK: usize = 256 * 1024;
-/// Messages under way, so at most 2 MiB.
-const DEPTH: usize = 8;
+/// Bytes under way.
+const UNDER_WAY: usize = 2 << 20;
 
 /// The writing half of a byte stream that blocking code fills.
-pub(super) struct ChannelWriter {
-    sender: mpsc::Sender<io::Result<Bytes>>,
-    buffer: BytesMut,
-}
-
-impl ChannelWriter {
-    fn send(&mut self, message: io::Result<Bytes>) -> io::Result<()> {
-        self.sender.blocking_send(message).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
-
-impl Write for ChannelWriter {
-    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.buffer.extend_from_slice(data);
-        if self.buffer.len() >= CHUNK {
-            let full = self.buffer.split().freeze();
-            self.send(Ok(full))?;
-        }
-        Ok(data.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        if self.buffer.is_empty() {
-            return Ok(());
-        }
-        let rest = self.buffer.split().freeze();
-        self.send(Ok(rest))
-    }
-}
+pub(super) type StreamWriter = BufWriter<SyncIoBridge<DuplexStream>>;
 
 /// Runs a blocking writer on its own thread and gives what it writes as a stream. A failed writer ends the
 /// stream with an error, so that a reader never takes a part for the whole.
 pub(super) fn stream_from_writer<E: Send + 'static>(
-    write: impl FnOnce(&mut ChannelWriter) -> Result<(), E> + Send + 'static,
+    write: impl FnOnce(&mut StreamWriter) -> Result<(), E> + Send + 'static,
 ) -> (impl Stream<Item = io::Result<Bytes>> + Send + 'static, JoinHandle<Result<(), E>>) {
-    let (sender, receiver) = mpsc::channel(DEPTH);
+    let (to, from) = tokio::io::duplex(UNDER_WAY);
+    let (done, is_done) = oneshot::channel();
     let writer = tokio::task::spawn_blocking(move || {
-        let mut writer = ChannelWriter { sender, buffer: BytesMut::with_capacity(CHUNK) };
+        let mut writer = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(to));
         let result = write(&mut writer);
-        if result.is_ok() {
-            let _ = writer.flush();
-        } else {
-            let _ = writer.send(Err(io::Error::other("the build context could not be read")));
+        if result.is_ok() && writer.flush().is_ok() {
+            let _ = done.send(());
         }
         result
     });
-    let stream = stream::unfold(receiver, |mut receiver| async move {
-        let item = receiver.recv().await?;
-        Some((item, receiver))
-    });
-    (stream, writer)
-}
-
-/// The reading half of a byte stream that asynchronous code fills. An empty message is its end; a channel
-/// that closes before is a truncated stream.
-struct ChannelReader {
-    receiver: mpsc::Receiver<Bytes>,
-    current: Bytes,
-    ended: bool,
-}
-
-impl Read for ChannelReader {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.current.is_empty() {
-            if self.ended {
-                return Ok(0);
-            }
-            match self.receiver.blocking_recv() {
-                Some(bytes) if bytes.is_empty() => self.ended = true,
-                Some(bytes) => self.current = bytes,
-                None => return Err(io::ErrorKind::UnexpectedEof.into()),
-            }
-        }
-        let count = into.len().min(self.current.len());
-        self.current.copy_to_slice(&mut into[..count]);
-        Ok(count)
-    }
+    let failure = || io::Error::other("the build context could not be read");
+    let end = stream::once(is_done).filter_map(move |done| ready(done.err().map(|_| Err(failure()))));
+    (ReaderStream::with_capacity(from, CHUNK).chain(end), writer)
 }
 
 /// Unpacks a tar stream that holds `out/...` into `dest`, which is an empty directory: in a neighbour of
@@ -106,59 +60,42 @@ pub(super) async fn unpack_out<E>(
     cancel: &CancellationToken,
     failed: impl FnOnce(E) -> EngineError,
 ) -> Result<(), EngineError> {
-    let (sender, receiver) = mpsc::channel(DEPTH);
-    let dest = dest.to_owned();
+    let (mut to, from) = tokio::io::duplex(UNDER_WAY);
+    let beside = tempfile::Builder::new().prefix(".unpack-").tempdir_in(directory_of(dest))?;
+    let place = beside.path().to_owned();
     let unpacker = tokio::task::spawn_blocking(move || {
-        unpack_beside(ChannelReader { receiver, current: Bytes::new(), ended: false }, &dest)
+        let mut reader = SyncIoBridge::new(from);
+        archive::unpack_tar(&mut reader, &place, &Limits::default())?;
+        // An archive ends before its padding does: its writer must not meet a closed pipe.
+        io::copy(&mut reader, &mut io::sink()).map_err(UnpackError::Damaged)?;
+        Ok::<_, UnpackError>(())
     });
+    let forward = async {
+        let mut stream = pin!(stream);
+        while let Some(chunk) = stream.next().await {
+            // A reader that is gone has its reason, which it reports itself.
+            if to.write_all(&chunk?).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    };
     let forwarded = tokio::select! {
         biased;
         () = cancel.cancelled() => Err(EngineError::Cancelled),
-        result = forward(stream, &sender) => result.map_err(failed),
+        result = forward => result.map_err(failed),
     };
-    drop(sender);
-    let outcome = unpacker
-        .await
-        .unwrap_or_else(|panic| Err(EngineError::io("unpack", "/out", io::Error::other(panic))));
+    drop(to);
+    let unpacked = unpacker.await.map_err(io::Error::from)?;
     // A stream's own fault explains why the unpacker saw a truncated archive; not the other way round.
-    forwarded.and(outcome)
-}
-
-async fn forward<E>(
-    stream: impl Stream<Item = Result<Bytes, E>>,
-    sender: &mpsc::Sender<Bytes>,
-) -> Result<(), E> {
-    let mut stream = std::pin::pin!(stream);
-    while let Some(chunk) = stream.next().await {
-        let chunk = chunk?;
-        // A reader that is gone has its reason, which it reports itself.
-        if !chunk.is_empty() && sender.send(chunk).await.is_err() {
-            return Ok(());
-        }
-    }
-    let _ = sender.send(Bytes::new()).await;
-    Ok(())
-}
-
-fn unpack_beside(mut reader: ChannelReader, dest: &Path) -> Result<(), EngineError> {
-    let parent = dest.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let fail = |action| move |source| EngineError::io(action, dest, source);
-    let beside =
-        tempfile::Builder::new().prefix(".unpack-").tempdir_in(parent).map_err(fail("unpack beside"))?;
-    archive::unpack_tar(&mut reader, beside.path(), &Limits::default())?;
-    // An archive ends before its padding does: whoever writes it must not meet a closed pipe.
-    io::copy(&mut reader, &mut io::sink()).map_err(UnpackError::Damaged)?;
+    forwarded?;
+    unpacked?;
     let out = beside.path().join("out");
     match out.symlink_metadata() {
-        Ok(metadata) if metadata.is_dir() => {}
-        Ok(_) => {
-            return Err(EngineError::Step {
-                message: "the modules stage's /out is not a directory".to_owned(),
-            });
-        }
-        Err(_) => return Err(EngineError::no_out()),
+        Ok(metadata) if metadata.is_dir() => Ok(fs_err::rename(&out, dest)?),
+        Ok(_) => Err(EngineError::Step { message: "the modules stage's /out is not a directory".to_owned() }),
+        Err(_) => Err(EngineError::no_out()),
     }
-    std::fs::rename(&out, dest).map_err(fail("move payload to"))
 }
 
 /// Writes a stream to a file, which appears whole or not at all.
@@ -168,33 +105,30 @@ pub(super) async fn save<E>(
     cancel: &CancellationToken,
     failed: impl FnOnce(E) -> EngineError,
 ) -> Result<(), EngineError> {
-    let fail = |source| EngineError::io("write", dest, source);
-    let partial = Partial(dest.with_added_extension("part"));
-    let mut file = tokio::fs::File::create(&partial.0).await.map_err(fail)?;
-    let mut stream = std::pin::pin!(stream);
-    loop {
-        let next = tokio::select! {
-            biased;
-            () = cancel.cancelled() => return Err(EngineError::Cancelled),
-            next = stream.next() => next,
-        };
-        match next {
-            Some(Ok(chunk)) => file.write_all(&chunk).await.map_err(fail)?,
-            Some(Err(error)) => return Err(failed(error)),
-            None => break,
+    let temporary = NamedTempFile::new_in(directory_of(dest))?;
+    let mut file = File::from_std(temporary.reopen()?);
+    let named = |error: io::Error| io::Error::new(error.kind(), format!("write {}: {error}", dest.display()));
+    let write = async {
+        let mut stream = pin!(stream);
+        while let Some(chunk) = stream.next().await {
+            match chunk {
+                Ok(chunk) => file.write_all(&chunk).await.map_err(named)?,
+                Err(error) => return Err(failed(error)),
+            }
         }
+        Ok(file.flush().await.map_err(named)?)
+    };
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => return Err(EngineError::Cancelled),
+        written = write => written?,
     }
-    file.flush().await.map_err(fail)?;
-    std::fs::rename(&partial.0, dest).map_err(fail)
+    temporary.persist(dest).map_err(|error| named(error.error))?;
+    Ok(())
 }
 
-/// A file that is removed unless it was renamed.
-struct Partial(PathBuf);
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -202,7 +136,7 @@ mod tests {
     use super::*;
 
     fn nothing(error: io::Error) -> EngineError {
-        EngineError::io("read", "stream", error)
+        error.into()
     }
 
     #[tokio::test]
@@ -249,13 +183,23 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 
-    #[test]
-    fn a_channel_that_closes_early_is_truncated() {
-        let (sender, receiver) = mpsc::channel(2);
-        sender.blocking_send(Bytes::from_static(b"abc")).unwrap();
-        drop(sender);
-        let mut reader = ChannelReader { receiver, current: Bytes::new(), ended: false };
-        let error = reader.read_to_end(&mut Vec::new()).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    #[tokio::test]
+    async fn a_broken_stream_leaves_no_payload() {
+        let dir = tempfile::tempdir().unwrap();
+        let dest = dir.path().join("payload");
+        std::fs::create_dir(&dest).unwrap();
+        let mut tar = tar::Builder::new(Vec::new());
+        let mut header = tar::Header::new_gnu();
+        header.set_size(1);
+        header.set_mode(0o644);
+        tar.append_data(&mut header, "out/x", &b"x"[..]).unwrap();
+        let whole = Bytes::from(tar.into_inner().unwrap());
+        let cancel = CancellationToken::new();
+        let broken = stream::iter([Ok(whole.clone()), Err(io::Error::other("reset"))]);
+        let error = unpack_out(broken, &dest, &cancel, nothing).await.unwrap_err();
+        assert_eq!(error.to_string(), "reset");
+        assert_eq!(std::fs::read_dir(&dest).unwrap().count(), 0);
+        unpack_out(stream::iter([Ok::<_, io::Error>(whole)]), &dest, &cancel, nothing).await.unwrap();
+        assert_eq!(std::fs::read(dest.join("x")).unwrap(), b"x");
     }
 }

@@ -125,7 +125,7 @@ mod tests {
     #[tokio::test]
     async fn a_dead_socket_refuses() {
         let dir = tempfile::tempdir().unwrap();
-        // Bound once, and nobody listens any more.
+        // Bound once, and no longer listened on.
         drop(std::os::unix::net::UnixListener::bind(dir.path().join("docker.sock")).unwrap());
         let error = connect(EngineChoice::Docker, &env(dir.path())).await.err().unwrap();
         assert!(error.to_string().contains("Connection refused"), "{error}");

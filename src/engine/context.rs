@@ -1,12 +1,12 @@
 //! Adapter: the build context, as a tar stream or as a directory.
 
 use std::{
-    fs,
+    fs::Metadata,
     io::{self, Write},
-    os::unix::fs::symlink,
     path::{Component, Path, PathBuf},
 };
 
+use fs_err::{self as fs, os::unix::fs::symlink};
 use tar::{Builder, EntryType, Header, HeaderMode};
 use walkdir::WalkDir;
 
@@ -21,7 +21,7 @@ struct Found {
     dest: PathBuf,
     /// Its place on this machine.
     from: PathBuf,
-    metadata: fs::Metadata,
+    metadata: Metadata,
 }
 
 /// Writes the context as tar, while walking it: names in order, owner root, times and modes as they are.
@@ -37,16 +37,15 @@ pub(super) fn write_tar(
     header.set_gid(0);
     header.set_mtime(0);
     header.set_size(dockerfile.len() as u64);
-    tar.append_data(&mut header, DOCKERFILE, dockerfile.as_bytes()).map_err(send_failed)?;
+    tar.append_data(&mut header, DOCKERFILE, dockerfile.as_bytes())?;
     for entry in entries {
         walk(entry, |found| append(&mut tar, found))?;
     }
-    tar.finish().map_err(send_failed)
+    Ok(tar.finish()?)
 }
 
-fn append(tar: &mut Builder<impl Write>, found: &Found) -> Result<(), EngineError> {
+fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
     let Found { dest, from, metadata } = found;
-    let fail = |source| EngineError::io("send to the build context", from, source);
     let mut header = Header::new_gnu();
     header.set_metadata_in_mode(metadata, HeaderMode::Complete);
     header.set_uid(0);
@@ -54,16 +53,16 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> Result<(), EngineErro
     if metadata.is_symlink() {
         header.set_size(0);
         header.set_entry_type(EntryType::Symlink);
-        let target = fs::read_link(from).map_err(fail)?;
-        tar.append_link(&mut header, dest, &target).map_err(fail)
+        let target = fs::read_link(from)?;
+        tar.append_link(&mut header, dest, &target)
     } else if metadata.is_dir() {
         header.set_size(0);
-        tar.append_data(&mut header, dest, io::empty()).map_err(fail)
+        tar.append_data(&mut header, dest, io::empty())
     } else {
         // A file that shrinks or grows meanwhile would shift all that follows: the header's size holds.
-        let file = fs::File::open(from).map_err(fail)?;
+        let file = fs::File::open(from)?;
         let mut exact = Exact { left: metadata.len(), file };
-        tar.append_data(&mut header, dest, &mut exact).map_err(fail)
+        tar.append_data(&mut header, dest, &mut exact)
     }
 }
 
@@ -80,7 +79,10 @@ impl io::Read for Exact {
             return Ok(0);
         }
         match self.file.read(&mut into[..limit])? {
-            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "file became shorter while it was read")),
+            0 => {
+                let reason = format!("{} became shorter while it was read", self.file.path().display());
+                Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason))
+            }
             count => {
                 self.left -= count as u64;
                 Ok(count)
@@ -93,14 +95,9 @@ impl io::Read for Exact {
 pub(super) fn stage(entries: &[ContextEntry], root: &Path) -> Result<(), EngineError> {
     for entry in entries {
         if let Some(parent) = checked(&entry.dest)?.parent() {
-            let parent = root.join(parent);
-            fs::create_dir_all(&parent).map_err(|source| EngineError::io("create", parent, source))?;
+            fs::create_dir_all(root.join(parent))?;
         }
-        walk(entry, |found| {
-            let to = root.join(&found.dest);
-            place(found, &to)
-                .map_err(|source| EngineError::io("add to the build context", &found.from, source))
-        })?;
+        walk(entry, |found| place(found, &root.join(&found.dest)))?;
     }
     Ok(())
 }
@@ -123,27 +120,23 @@ fn place(found: &Found, to: &Path) -> io::Result<()> {
 }
 
 /// Visits an entry and all below it, directories before their content, names in order.
-fn walk(
-    entry: &ContextEntry,
-    mut visit: impl FnMut(&Found) -> Result<(), EngineError>,
-) -> Result<(), EngineError> {
+fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -> Result<(), EngineError> {
     let dest = checked(&entry.dest)?;
     for item in WalkDir::new(&entry.from).sort_by_file_name() {
-        let item = item.map_err(|error| EngineError::io("read", &entry.from, error.into()))?;
-        let fail = |source| EngineError::io("read", item.path(), source);
+        let item = item.map_err(io::Error::from)?;
         // The entry itself may be a link to what is meant; below it links stay links.
-        let metadata =
-            if item.depth() == 0 { fs::metadata(item.path()) } else { fs::symlink_metadata(item.path()) }
-                .map_err(fail)?;
+        let metadata = match item.depth() {
+            0 => fs::metadata(item.path()),
+            _ => fs::symlink_metadata(item.path()),
+        }?;
         if !(metadata.is_file() || metadata.is_dir() || metadata.is_symlink()) {
-            return Err(fail(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "neither file, directory nor symbolic link",
-            )));
+            let path = item.path().display();
+            let reason = format!("{path} is neither file, directory nor symbolic link");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
         }
-        let below = item.path().strip_prefix(&entry.from).map_err(|error| fail(io::Error::other(error)))?;
+        let below = item.path().strip_prefix(&entry.from).map_err(io::Error::other)?;
         let (dest, from) = if item.depth() == 0 {
-            (dest.to_owned(), fs::canonicalize(item.path()).map_err(fail)?)
+            (dest.to_owned(), fs::canonicalize(item.path())?)
         } else {
             (dest.join(below), item.path().to_owned())
         };
@@ -157,19 +150,15 @@ fn checked(dest: &str) -> Result<&Path, EngineError> {
     let path = Path::new(dest);
     let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
     if dest.is_empty() || dest == DOCKERFILE || !inside {
-        let reason = io::Error::new(io::ErrorKind::InvalidInput, "not a place inside the build context");
-        return Err(EngineError::io("add to the build context", dest, reason));
+        let reason = format!("{dest} is not a place inside the build context");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
     }
     Ok(path)
 }
 
-fn send_failed(source: io::Error) -> EngineError {
-    EngineError::io("send", "the build context", source)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
+    use std::{collections::BTreeMap, fs::Permissions, os::unix::fs::PermissionsExt};
 
     use super::*;
 
@@ -178,7 +167,7 @@ mod tests {
         let src = dir.path().join("src");
         fs::create_dir_all(src.join("sub")).unwrap();
         fs::write(src.join("sub/run.sh"), "#!/bin/sh\n").unwrap();
-        fs::set_permissions(src.join("sub/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(src.join("sub/run.sh"), Permissions::from_mode(0o755)).unwrap();
         fs::write(src.join("n".repeat(180)), "long").unwrap();
         symlink("/etc/passwd", src.join("link")).unwrap();
         symlink(&src, dir.path().join("entry")).unwrap();

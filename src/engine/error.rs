@@ -1,6 +1,6 @@
 //! Pure: what can go wrong in an engine, what to do about it, and how an engine's words are sorted.
 
-use std::{error::Error, fmt::Write as _, path::PathBuf};
+use std::{error::Error, io};
 
 use super::EngineKind;
 
@@ -19,7 +19,7 @@ pub enum EngineError {
         /// The engine's words, with the step and its exit code.
         message: String,
     },
-    /// The engine's disk is full. Permanent until somebody makes room.
+    /// The engine's disk is full. Permanent until there is room.
     #[error("{engine} has no space left to {action}: {message}")]
     DiskFull {
         /// Which engine.
@@ -54,16 +54,8 @@ pub enum EngineError {
     #[error("payload refused")]
     Payload(#[from] crate::archive::UnpackError),
     /// A file of this machine.
-    #[error("{action} {path}")]
-    Io {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Io(#[from] io::Error),
     /// The job was cancelled.
     #[error("build cancelled")]
     Cancelled,
@@ -97,17 +89,13 @@ impl EngineError {
             }
             Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
             Self::Engine { .. } => Some("see the engine's own log; farrier tries again by itself".to_owned()),
-            Self::Step { .. } | Self::Payload(_) | Self::Io { .. } | Self::Cancelled => None,
+            Self::Step { .. } | Self::Payload(_) | Self::Io(_) | Self::Cancelled => None,
         }
     }
 
     /// The `modules` stage ran, but there is no directory `/out` in it.
     pub(super) fn no_out() -> Self {
         Self::Step { message: "the modules stage left no /out".to_owned() }
-    }
-
-    pub(super) fn io(action: &'static str, path: impl Into<PathBuf>, source: std::io::Error) -> Self {
-        Self::Io { action, path: path.into(), source }
     }
 
     pub(super) fn engine(
@@ -153,21 +141,6 @@ impl EngineError {
 /// Is this the system's `ENOSPC` in an engine's words?
 pub(super) fn is_disk_full(message: &str) -> bool {
     message.contains("no space left on device") || message.contains("disk quota exceeded")
-}
-
-/// An error with its causes, on one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let words = inner.to_string();
-        // Many HTTP errors repeat their cause's words in their own.
-        if !text.contains(&words) {
-            let _ = write!(text, ": {words}");
-        }
-        cause = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

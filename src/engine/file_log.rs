@@ -1,11 +1,12 @@
 //! Adapter: a build's whole log in a file, with its diagnosis.
 
 use std::{
-    fs::File,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
+
+use fs_err::{self as fs, File};
 
 use super::{BuildLog, Diagnoser, Diagnosis, EngineError};
 
@@ -26,11 +27,10 @@ struct State {
 impl FileLog {
     /// Creates the file, and its directory if need be; `live` gets each line as it comes.
     pub fn create(path: &Path, live: impl Fn(&str) + Send + Sync + 'static) -> Result<Self, EngineError> {
-        let fail = |source| EngineError::io("create log", path, source);
         if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(fail)?;
+            fs::create_dir_all(parent)?;
         }
-        let file = BufWriter::new(File::create(path).map_err(fail)?);
+        let file = BufWriter::new(File::create(path)?);
         Ok(Self {
             path: path.to_owned(),
             live: Box::new(live),
@@ -103,6 +103,6 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_made_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(matches!(FileLog::create(dir.path(), |_| {}), Err(EngineError::Io { .. })));
+        assert!(matches!(FileLog::create(dir.path(), |_| {}), Err(EngineError::Io(_))));
     }
 }

@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use crate::{
     image::{ImageReference, Version},
     oci::ImageFacts,
-    parts::{AT_ONCE, Parts},
+    parts::{AT_ONCE, Parts, image_location},
     plan::ImageContents,
 };
 
@@ -20,7 +20,7 @@ pub(crate) async fn contents(
     known: &mut BTreeMap<String, ImageContents>,
 ) -> BTreeMap<String, ImageContents> {
     known.retain(|image, _| images.contains(image));
-    let prefix = format!("{}/", parts.location.image_location().prefix.trim_end_matches('/'));
+    let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
     let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
     let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
         .map(|(image, reference)| async move {

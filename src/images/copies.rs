@@ -147,7 +147,7 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         let options = RegistryOptions::default();
         let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.controller.remote = connect(&elsewhere, &options).unwrap();
+        bench.controller.remote = connect(&elsewhere, &options);
         let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
         let digest = publish(bench.controller.remote.as_ref(), &repository).await;
 

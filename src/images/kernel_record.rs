@@ -17,10 +17,7 @@ use crate::{
     oci::{self, Descriptor, ImageManifest, annotations, media_type},
     parts::{Parts, TargetError},
     plan::{KernelKey, KernelRecord},
-    registry::{
-        RegistryError,
-        contention::{MAX_TRIES, pause_before},
-    },
+    registry::{MAX_TRIES, RegistryError, pause_before},
 };
 
 /// The repository, below the registry's prefix. No driver image can have this name.

@@ -10,7 +10,7 @@ use crate::{
     oci::{Descriptor, ImageError, media_type},
     parts::{Parts, TargetError},
     provenance::{self, Envelope, Statement},
-    registry::contention::{MAX_TRIES, pause_before},
+    registry::{MAX_TRIES, pause_before},
 };
 
 /// Signs the claims about an image, then the image itself, where the site signs. What is signed already by the

@@ -2,11 +2,13 @@
 
 use std::{error::Error, io, path::PathBuf};
 
+use ::oci::client::{ConnectionProblem, connection_problem};
+
 use super::header_set::TreeError;
 use crate::{
     archive::UnpackError,
     cache::CacheError,
-    net::{Fault, NetError, fault},
+    net::{NetError, connection_hint},
     oci::LayerError,
     payload::PayloadError,
     store::StoreError,
@@ -200,7 +202,7 @@ impl FetchError {
         match self {
             Self::Program { transient, .. } => *transient,
             Self::Truncated { .. } => true,
-            Self::Transfer { source, .. } => fault(source.as_ref()) == Fault::Connection,
+            Self::Transfer { source, .. } => connection_problem(source.as_ref()) == ConnectionProblem::Broken,
             Self::Net(error) => error.is_transient(),
             Self::NotKept { source, .. } => source.is_transient(),
             Self::Store(error) => error.is_transient(),
@@ -244,7 +246,9 @@ impl FetchError {
             }
             Self::Tree(error) => error.remedy(),
             Self::Net(error) => return error.hint(),
-            Self::Transfer { source, .. } => return fault(source.as_ref()).hint("the server"),
+            Self::Transfer { source, .. } => {
+                return connection_hint(connection_problem(source.as_ref()), "the server");
+            }
             Self::Store(error) => return error.hint(),
             Self::Pack(error) => return error.hint(),
             Self::Unusable { hint, .. } | Self::StoredHeaders { hint, .. } => hint,

@@ -36,7 +36,7 @@ impl Sites {
 
     fn fetcher(&self, cache: &str, offline: bool) -> Fetcher {
         let location = RegistryLocation::Layout(self.dir.path().join("layout"));
-        let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
+        let registry = registry::connect(&location, &RegistryOptions::default());
         let apt_dir = self.dir.path().join("no-apt");
         let options = FetchOptions { apt_dir, ..FetchOptions::default() };
         let net = Net::new(NetOptions { offline, ..NetOptions::default() }).unwrap();

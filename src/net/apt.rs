@@ -1,4 +1,4 @@
-//! Adapter: how apt, which reaches the network by itself, is told what farrier knows of it.
+//! Adapter: options for apt, which reaches the network by itself.
 
 use std::path::Path;
 
@@ -32,9 +32,9 @@ impl Net {
             let scheme = url.as_ref().map_or("", Url::scheme);
             match (scheme, url.as_ref().and_then(HostPort::of_url)) {
                 ("http" | "https", Some(host)) => self.permit(&host, &Asker::of(&what))?,
-                // Files are nobody's.
+                // Files need no host.
                 ("file" | "copy" | "cdrom", _) => {}
-                // What else apt has (tor, lists of mirrors) asks hosts that nobody can tell.
+                // What else apt has (tor, lists of mirrors) asks hosts that are not known here.
                 _ => return Err(NetError::Offline { who: what, host: archive.to_owned() }),
             }
         }
@@ -67,7 +67,7 @@ impl Net {
             if reach.without_environment {
                 let (scheme, name) = (url.scheme(), host.name());
                 let proxy = match self.proxy(&url) {
-                    // The environment names nobody whom `--offline` lets through.
+                    // A proxy of the environment is not named for `--offline`.
                     Some((proxy, environment))
                         if !environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
                     {

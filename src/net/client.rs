@@ -1,7 +1,8 @@
 //! Adapter: HTTP clients, one for each way to reach a host, and redirects: each hop goes to the client of its own host.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
+use ::oci::client::{ConnectionProblem, connection_problem};
 use reqwest::{
     Client, Method, Request, Response,
     header::{
@@ -10,52 +11,14 @@ use reqwest::{
     redirect,
 };
 use rustls::SupportedProtocolVersion;
-use tokio::sync::OnceCell;
 use url::Url;
 
-use super::{Fault, Inner, Net, NetError, fault};
+use super::{Asker, Inner, Net, NetError};
 use crate::site::{Host, HostPort};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
 static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
-
-/// Who wants to ask somebody.
-#[derive(Clone, Copy, Debug)]
-pub struct Asker<'a> {
-    /// What for, in words: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
-    pub what: &'a str,
-    /// The host that named the one that is to be asked; `None` where a definition or the command line did.
-    pub sent_by: Option<&'a str>,
-}
-
-impl<'a> Asker<'a> {
-    /// By a definition or the command line.
-    pub fn of(what: &'a str) -> Self {
-        Self { what, sent_by: None }
-    }
-}
-
-impl fmt::Display for Asker<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, sent_by } = self;
-        f.write_str(what)?;
-        sent_by.map_or(Ok(()), |host| write!(f, " (sent on by {host})"))
-    }
-}
-
-/// Made when they are needed first.
-pub(super) struct Clients {
-    general: OnceCell<Client>,
-    /// One for each of the site's hosts.
-    hosts: Vec<OnceCell<Client>>,
-}
-
-impl Clients {
-    pub(super) fn new(hosts: usize) -> Self {
-        Self { general: OnceCell::new(), hosts: (0..hosts).map(|_| OnceCell::new()).collect() }
-    }
-}
 
 impl Net {
     /// Sends a request, and follows where the answer leads. It goes to no host that may not be asked, and credentials
@@ -141,13 +104,13 @@ impl Net {
         if url.scheme() != "https"
             || error.is_connect()
             || error.is_timeout()
-            || fault(error) != Fault::Connection
+            || connection_problem(error) != ConnectionProblem::Broken
         {
             return None;
         }
         let client = self.make(self.special(&HostPort::of_url(url)?), &TLS12_ONLY).await.ok()?;
         let again = client.head(url.join("/").ok()?).timeout(CONNECT_TIMEOUT).send().await.err()?;
-        (fault(&again) == Fault::ClientCertificate).then_some(again)
+        (connection_problem(&again) == ConnectionProblem::ClientCertificate).then_some(again)
     }
 }
 

@@ -16,12 +16,12 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use reqwest::Client;
+use tokio::sync::OnceCell;
 use url::Url;
 
 pub use apt::AptReach;
-pub use client::Asker;
-pub(crate) use error::hung_up;
-pub use error::{Fault, NetError, fault};
+pub use error::{NetError, connection_hint};
 pub use secrets::{Secret, SecretError, SecretReader};
 
 use crate::{
@@ -49,6 +49,43 @@ pub struct NetOptions {
     pub kube: KubeOptions,
 }
 
+/// For what a host is to be asked, and who named it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker<'a> {
+    /// What for, in words: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
+    pub what: &'a str,
+    /// The host that named the one that is to be asked; `None` where a definition or the command line did.
+    pub sent_by: Option<&'a str>,
+}
+
+impl<'a> Asker<'a> {
+    /// By a definition or the command line.
+    pub fn of(what: &'a str) -> Self {
+        Self { what, sent_by: None }
+    }
+}
+
+impl fmt::Display for Asker<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, sent_by } = self;
+        f.write_str(what)?;
+        sent_by.map_or(Ok(()), |host| write!(f, " (sent on by {host})"))
+    }
+}
+
+/// HTTP clients, made when they are needed first.
+struct Clients {
+    general: OnceCell<Client>,
+    /// One for each of the site's hosts.
+    hosts: Vec<OnceCell<Client>>,
+}
+
+impl Clients {
+    fn new(hosts: usize) -> Self {
+        Self { general: OnceCell::new(), hosts: (0..hosts).map(|_| OnceCell::new()).collect() }
+    }
+}
+
 /// How hosts are reached. A clone shares connections and names.
 #[derive(Clone)]
 pub struct Net(Arc<Inner>);
@@ -58,18 +95,18 @@ struct Inner {
     hosts: Vec<Host>,
     insecure: Vec<HostPort>,
     proxy: Proxy,
-    /// Does `proxy` come from the environment, which names nobody?
+    /// Does `proxy` come from the environment? Such a proxy is not named for `--offline`.
     environment: bool,
     site_proxy: bool,
     policy: RwLock<HostPolicy>,
     secrets: SecretReader,
     root: PathBuf,
-    clients: client::Clients,
+    clients: Clients,
     trusted: tls::Trusted,
 }
 
 impl Default for Net {
-    /// Everybody may be asked, directly, with the system's certificates.
+    /// Every host may be asked, directly, with the system's certificates.
     fn default() -> Self {
         Self(Arc::new(Inner {
             mirrors: Vec::new(),
@@ -81,7 +118,7 @@ impl Default for Net {
             policy: RwLock::default(),
             secrets: SecretReader::new(PathBuf::new(), KubeOptions::default()),
             root: PathBuf::new(),
-            clients: client::Clients::new(0),
+            clients: Clients::new(0),
             trusted: tls::Trusted::default(),
         }))
     }
@@ -111,7 +148,7 @@ impl Net {
         plain.extend(hosts.iter().filter(|host| host.plain_http).map(|host| host.host.clone()));
         let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
         Ok(Self(Arc::new(Inner {
-            clients: client::Clients::new(hosts.len()),
+            clients: Clients::new(hosts.len()),
             environment: proxy.is_none() && environment != Proxy::default(),
             site_proxy: proxy.is_some(),
             proxy: proxy.unwrap_or(environment),
@@ -169,7 +206,7 @@ impl Net {
     /// no other: then the error tells that.
     pub fn image_candidates(&self, repository: &Repository) -> Vec<Repository> {
         let candidates = site::image_candidates(&self.0.mirrors, repository);
-        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&site::normalised(candidate).0))
+        self.without_forbidden(candidates, |candidate| HostPort::of_registry(&candidate.normalised().0))
     }
 
     /// The same for an address.

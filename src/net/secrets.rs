@@ -80,7 +80,7 @@ pub enum SecretError {
 }
 
 impl SecretError {
-    /// May it be there later, without anybody changing anything?
+    /// May it be there later, without any change?
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Cluster { source, .. } => source.is_unreachable(),
@@ -133,12 +133,6 @@ impl SecretReader {
     /// `options` name, which for the default ones is the kubeconfig's, else the pod's.
     pub fn new(root: PathBuf, options: KubeOptions) -> Self {
         Self { root, options, client: Arc::default() }
-    }
-
-    /// The same with a connection that stands already.
-    #[must_use]
-    pub fn with_client(self, client: Client) -> Self {
-        Self { client: Arc::new(tokio::sync::OnceCell::from(client)), ..self }
     }
 
     /// Reads one secret.

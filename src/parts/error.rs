@@ -15,7 +15,7 @@ use crate::{
     payload::PayloadError,
     plan::{NeedReason, SkipReason},
     provenance::KeyError,
-    registry::RegistryError,
+    registry::{self, RegistryError},
     signing::SigningError,
 };
 
@@ -326,7 +326,7 @@ impl TargetError {
             Self::Signing(error) => return error.hint(),
             Self::Fetch(error) => return error.hint(),
             Self::Engine(error) => return error.hint(),
-            Self::Registry(error) => return error.hint(),
+            Self::Registry(error) => return registry::hint(error),
             Self::Payload(error) => return error.hint(),
             Self::Need { error, .. } => return error.hint(),
             _ => return None,

@@ -15,6 +15,7 @@ pub use boot::{BootCheck, BootChecker, QemuBoot};
 pub use error::TargetError;
 pub use lazy::{LazyEngine, LazyEntrypoint};
 pub use registries::NeedsFrom;
+pub(crate) use registries::image_location;
 pub use report::{Reporter, Stage};
 
 use self::retry::with_retry;

@@ -8,7 +8,7 @@ use super::{Parts, TargetError};
 use crate::{
     image::{Digest, ImageReference, Repository, Version, mirror_name},
     oci::{Descriptor, ImageFacts},
-    plan::Published,
+    plan::{ImageLocation, Published},
     registry::{Registry, RegistryError, RegistryLocation, StoredManifest},
 };
 
@@ -22,6 +22,14 @@ pub struct NeedsFrom {
     pub location: RegistryLocation,
     /// The same, connected.
     pub registry: Arc<dyn Registry>,
+}
+
+/// A registry as a plan needs it: what names start with, and whether nodes can pull from there.
+pub(crate) fn image_location(location: &RegistryLocation) -> ImageLocation {
+    match location {
+        RegistryLocation::Remote { .. } => ImageLocation { prefix: location.to_string(), pullable: true },
+        RegistryLocation::Layout(_) => ImageLocation { prefix: String::new(), pullable: false },
+    }
 }
 
 impl Parts {

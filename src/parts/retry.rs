@@ -1,9 +1,9 @@
-//! Adapter: runs an action again after transient faults, by the delays that [`crate::plan::retry`] says.
+//! Adapter: runs an action again after transient faults, by the delays of [`retry_delay`].
 
 use tokio_util::sync::CancellationToken;
 
 use super::TargetError;
-use crate::{fault::chain, jitter::jitter, plan::retry};
+use crate::{fault::chain, registry::retry_delay};
 
 /// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
 pub(super) async fn with_retry<T, E, F>(
@@ -26,7 +26,7 @@ where
             Ok(value) => return Ok(value),
             Err(error) => error.into(),
         };
-        let delay = if error.is_transient() { retry::delay(attempt, jitter()) } else { None };
+        let delay = if error.is_transient() { retry_delay(attempt) } else { None };
         let Some(delay) = delay else { return Err(error) };
         attempt += 1;
         tracing::warn!(what, attempt, ?delay, error = %chain(&error), "transient fault, trying again");

@@ -1,13 +1,19 @@
 //! Adapter: all credentials for registries: what site.yaml names, then Docker's own file.
 
-use std::sync::Arc;
+use std::{io::ErrorKind, path::PathBuf, sync::Arc};
 
-use super::credentials::{Credential, CredentialFile, find_in};
+use ::oci::{
+    client::{Credential, chain, excerpt},
+    is_docker_hub,
+};
+use docker_credential::{CredentialRetrievalError, DockerCredential};
+use serde_json::Value;
+
 use crate::{
-    fault::chain,
+    blocking::blocking,
     image::Repository,
     net::SecretReader,
-    site::{Credentials, Prefix, normalised},
+    site::{Credentials, Prefix},
 };
 
 /// The key of a Secret of type `kubernetes.io/dockerconfigjson`.
@@ -40,7 +46,7 @@ impl Keyring {
     /// User name and password for a repository, for an engine that pulls by itself; `None` where there
     /// are none, or only a token that engines cannot be given.
     pub async fn password(&self, repository: &Repository) -> Option<(String, String)> {
-        let (host, path) = normalised(repository);
+        let (host, path) = repository.normalised();
         match self.find(&host, &path).await {
             Ok(Some(Credential::Password { user, password })) => Some((user, password)),
             Ok(Some(Credential::IdentityToken(_)) | None) => None,
@@ -106,9 +112,77 @@ fn more_specific(earlier: Found, later: Found) -> Found {
     }
 }
 
-/// A credential helper may be run.
-async fn blocking(work: impl FnOnce() -> Result<Found, String> + Send + 'static) -> Result<Found, String> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| Err(panic.to_string()))
+/// Docker Hub's key in `auths` and for credential helpers.
+const HUB_KEY: &str = "https://index.docker.io/v1/";
+
+/// A file such as `~/.docker/config.json` or `${XDG_RUNTIME_DIR}/containers/auth.json`.
+#[derive(Clone, Debug, Default)]
+pub struct CredentialFile(Option<PathBuf>);
+
+impl CredentialFile {
+    /// The file; it need not exist. Without one, only anonymous requests are made.
+    pub fn new(path: Option<PathBuf>) -> Self {
+        Self(path)
+    }
+
+    /// In words, for messages.
+    pub(super) fn describe(&self) -> String {
+        self.0.as_ref().map_or_else(|| "no credentials file".to_owned(), |path| path.display().to_string())
+    }
+
+    /// The credential for a repository, if there is one, and how specific its entry is; else why what there is cannot
+    /// be used. Blocks: it may run a credential helper.
+    pub(super) fn find(&self, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
+        let Some(file) = &self.0 else { return Ok(None) };
+        match std::fs::read(file) {
+            Ok(text) => find_in(&text, &file.display().to_string(), host, path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(format!("{} cannot be read: {error}", file.display())),
+        }
+    }
+}
+
+/// The same in a file's text; `file` names it in messages.
+fn find_in(text: &[u8], file: &str, host: &str, path: &str) -> Result<Option<(usize, Credential)>, String> {
+    let config: Value =
+        serde_json::from_slice(text).map_err(|error| format!("{file} is not valid: {error}"))?;
+    let key = key_for(&config, host, path);
+    // Docker Hub's key is an address.
+    let specific = if key == HUB_KEY { host.len() } else { key.len() };
+    match docker_credential::get_credential_from_reader(text, &key) {
+        Ok(DockerCredential::UsernamePassword(user, password)) => {
+            Ok(Some((specific, Credential::Password { user, password })))
+        }
+        Ok(DockerCredential::IdentityToken(token)) => Ok(Some((specific, Credential::IdentityToken(token)))),
+        Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(None),
+        // The words of docker-credential-helpers; docker itself compares them.
+        Err(CredentialRetrievalError::HelperFailure { stdout, .. })
+            if stdout.contains("credentials not found") =>
+        {
+            Ok(None)
+        }
+        Err(CredentialRetrievalError::HelperFailure { helper, stderr, stdout }) => {
+            let words = excerpt(format!("{stderr} {stdout}").as_bytes());
+            Err(format!("{helper} failed: {words}"))
+        }
+        Err(error) => Err(format!("the entry {key:?} of {file}: {error}")),
+    }
+}
+
+/// The most specific key that the file has: Podman's may hold a part of the repository's path.
+fn key_for(config: &Value, host: &str, path: &str) -> String {
+    if is_docker_hub(host) {
+        return HUB_KEY.to_owned();
+    }
+    let has = |key: &str| ["auths", "credHelpers"].iter().any(|map| config[map].get(key).is_some());
+    let mut candidate = format!("{host}/{path}");
+    while candidate.len() > host.len() {
+        if has(&candidate) {
+            return candidate;
+        }
+        candidate.truncate(candidate.rfind('/').unwrap_or(0));
+    }
+    host.to_owned()
 }
 
 #[cfg(test)]
@@ -160,5 +234,48 @@ mod tests {
         assert!(error.contains("absent: No such file"), "{error}");
         // What is not asked for is not read.
         assert_eq!(user(absent, dir.path(), "other.example", "x").await.unwrap(), None);
+    }
+
+    fn entry(config: &str, host: &str, path: &str) -> Result<Option<(String, String)>, String> {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("config.json");
+        std::fs::write(&file, config).unwrap();
+        let found = CredentialFile::new(Some(file)).find(host, path)?;
+        Ok(found.map(|(_, credential)| match credential {
+            Credential::Password { user, password } => (user, password),
+            Credential::IdentityToken(token) => ("<token>".to_owned(), token),
+        }))
+    }
+
+    fn pair(user: &str, password: &str) -> (String, String) {
+        (user.to_owned(), password.to_owned())
+    }
+
+    // base64 of "u:p:w" and "n:q".
+    const ENTRIES: &str = r#"{"auths": {
+        "r.example:5000": {"auth": "dTpwOnc="},
+        "r.example:5000/drivers": {"auth": "bjpx"},
+        "https://index.docker.io/v1/": {"username": "hub", "password": "x"},
+        "t.example": {"auth": "", "identitytoken": "refresh"}
+    }}"#;
+
+    #[test]
+    fn the_most_specific_entry_counts() {
+        assert_eq!(entry(ENTRIES, "r.example:5000", "other/x").unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers/x").unwrap(), Some(pair("n", "q")));
+        assert_eq!(entry(ENTRIES, "r.example:5000", "drivers2").unwrap(), Some(pair("u", "p:w")));
+        assert_eq!(entry(ENTRIES, "docker.io", "library/debian").unwrap(), Some(pair("hub", "x")));
+        assert_eq!(entry(ENTRIES, "t.example", "x").unwrap(), Some(pair("<token>", "refresh")));
+        assert_eq!(entry(ENTRIES, "r.example", "x").unwrap(), None);
+    }
+
+    #[test]
+    fn absent_and_damaged_files() {
+        assert!(CredentialFile::new(None).find("h", "x").unwrap().is_none());
+        let absent = CredentialFile::new(Some(PathBuf::from("/nonexistent/config.json")));
+        assert!(absent.find("h", "x").unwrap().is_none());
+        assert!(entry("{", "h", "x").unwrap_err().contains("is not valid"));
+        assert!(entry(r#"{"auths":{"h":{"auth":"%%"}}}"#, "h", "x").unwrap_err().contains(r#"entry "h""#));
+        assert!(entry(r#"{"credsStore":"farrier-no-such-helper"}"#, "h", "x").is_err());
     }
 }

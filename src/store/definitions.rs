@@ -1,12 +1,12 @@
 //! Adapter: a definitions directory as a layer, without what is secret.
 
 use std::{
-    fs::{self, File},
     io::{self, BufWriter, Read},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
+use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
 use super::StoreError;
@@ -30,42 +30,36 @@ pub struct PackedDefinitions {
 /// credentials are left out, and so is what begins with a dot. `secrets` are further paths that the site's definition
 /// names as secret. Blocks.
 pub fn pack_definitions(dir: &Path, secrets: &[PathBuf], to: &Path) -> Result<PackedDefinitions, StoreError> {
-    let io = |path: &Path| {
-        let path = path.to_owned();
-        move |source| StoreError::Pack { path, source }
-    };
-    let out = File::create(to).map_err(io(to))?;
-    let mut writer = LayerWriter::new(BufWriter::new(out), 0);
+    let mut writer = LayerWriter::new(BufWriter::new(File::create(to)?), 0);
     let mut left_out = Vec::new();
     let is_visible = |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".");
     let mut entries = Vec::new();
     let walk = WalkDir::new(dir).min_depth(1).into_iter();
     for entry in walk.filter_entry(|entry| entry.depth() == 0 || is_visible(entry.file_name())) {
-        let entry = entry.map_err(|error| io(dir)(error.into()))?;
+        let entry = entry.map_err(io::Error::from)?;
         entries.push(entry.path().strip_prefix(dir).unwrap_or(entry.path()).to_owned());
     }
     entries.sort();
-    let failed = |path: &Path, error| io(path)(io::Error::other(error));
     for path in entries {
         let full = dir.join(&path);
-        let metadata = fs::symlink_metadata(&full).map_err(io(&full))?;
+        let metadata = fs::symlink_metadata(&full)?;
         let named = secrets.iter().any(|secret| dir.join(secret) == full);
-        if named || (metadata.is_file() && is_secret(&full, metadata.len()).map_err(io(&full))?) {
+        if named || (metadata.is_file() && is_secret(&full, metadata.len())?) {
             left_out.push(path);
         } else if metadata.is_dir() {
-            writer.entry(&path, 0o755, EntryKind::Directory).map_err(|error| failed(&full, error))?;
+            writer.entry(&path, 0o755, EntryKind::Directory)?;
         } else if metadata.is_symlink() {
-            let target = fs::read_link(&full).map_err(io(&full))?;
+            let target = fs::read_link(&full)?;
             let kind = EntryKind::Symlink { target: &target };
-            writer.entry(&path, 0o777, kind).map_err(|error| failed(&full, error))?;
+            writer.entry(&path, 0o777, kind)?;
         } else if metadata.is_file() {
-            let mut content = File::open(&full).map_err(io(&full))?;
+            let mut content = File::open(&full)?;
             let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
             let kind = EntryKind::File { size: metadata.len(), content: &mut content };
-            writer.entry(&path, mode, kind).map_err(|error| failed(&full, error))?;
+            writer.entry(&path, mode, kind)?;
         }
     }
-    let (layer, _) = writer.finish().map_err(|error| failed(to, error))?;
+    let (layer, _) = writer.finish()?;
     Ok(PackedDefinitions { layer, left_out })
 }
 

@@ -2,8 +2,8 @@
 
 use crate::{
     image::{Digest, ReferenceError},
-    oci::ImageError,
-    registry::RegistryError,
+    oci::{ImageError, LayerError},
+    registry::{self, RegistryError},
 };
 
 /// Why the store did not do what it was asked.
@@ -35,21 +35,18 @@ pub enum StoreError {
     #[error(transparent)]
     Manifest(#[from] ImageError),
     /// A definitions directory that cannot be packed.
-    #[error("pack {path}")]
-    Pack {
-        /// The file or directory.
-        path: std::path::PathBuf,
-        /// The system's answer.
-        #[source]
-        source: std::io::Error,
-    },
+    #[error("pack definitions")]
+    Pack(#[from] std::io::Error),
+    /// A file of a definitions directory that cannot be packed.
+    #[error("pack definitions")]
+    Layer(#[from] LayerError),
     /// The registry.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
 
 impl StoreError {
-    /// Whether the same thing may work in a moment without anybody changing anything.
+    /// May the same thing work in a moment without any change?
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Registry(error) if error.is_transient())
     }
@@ -63,8 +60,8 @@ impl StoreError {
             Self::NotAnArtifact { reference, .. } => {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
-            Self::Registry(error) => error.hint(),
-            Self::Pack { .. } | Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
+            Self::Registry(error) => registry::hint(error),
+            Self::Pack(_) | Self::Layer(_) | Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
         }
     }
 }

@@ -212,7 +212,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// The same layer and notes give the same manifest, whoever makes it and when.
+/// The same layer and notes always give the same manifest.
 fn manifest(kind: Kind, layer: &Descriptor, notes: &BTreeMap<String, String>) -> ImageManifest {
     let mut annotations = notes.clone();
     annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());

@@ -6,7 +6,7 @@ use crate::{
 
 fn store(root: &Path) -> Store {
     let location = RegistryLocation::Layout(root.join("layout"));
-    let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
+    let registry = registry::connect(&location, &RegistryOptions::default());
     Store::new(location, registry)
 }
 

@@ -19,6 +19,7 @@ use farrier::{
     oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble, media_type},
     registry::{
         CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload,
+        hint,
     },
 };
 
@@ -192,11 +193,11 @@ async fn certificates_and_passwords() {
     let error = ask(right.clone(), None).await.unwrap_err();
     assert!(matches!(error, RegistryError::Unreachable { .. }), "{error:?}");
     assert!(!error.is_transient(), "{error:?}");
-    assert!(error.hint().unwrap().contains("--ca-file"), "{:?}", error.hint());
+    assert!(hint(&error).unwrap().contains("--ca-file"), "{:?}", hint(&error));
 
     let error = ask(CredentialFile::default(), Some(server.ca_file())).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
-    assert!(error.hint().unwrap().starts_with(&format!("docker login {}", server.host)));
+    assert!(hint(&error).unwrap().starts_with(&format!("docker login {}", server.host)));
     let wrong = login(directory.path(), &server.host, "hammer");
     let error = ask(wrong, Some(server.ca_file())).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }) && !error.is_transient(), "{error:?}");

@@ -17,7 +17,7 @@ use farrier::{
     inputs::{FetchError, FetchOptions, Fetcher},
     net::{Net, NetError, NetOptions},
     oci::media_type,
-    registry::{Registry, RegistryError, RegistryOptions, RemoteRegistry},
+    registry::{self, Registry, RegistryError, RegistryOptions, RemoteRegistry},
     site::SiteSpec,
 };
 use serde_json::json;
@@ -86,7 +86,7 @@ async fn certificates_on_both_sides() {
     for client in [None, Some((&ours, "old-client")), Some((&other, "client"))] {
         let error = ask(client).await.unwrap_err();
         assert!(!error.is_transient(), "{}", chain(&error));
-        let hint = error.hint().unwrap();
+        let hint = registry::hint(&error).unwrap();
         let wanted = format!("set `clientCertificate` and `clientKey` of {} in site.yaml", server.host);
         assert!(hint.starts_with(&wanted), "{hint}: {}", chain(&error));
     }
@@ -122,7 +122,7 @@ async fn what_is_wrong_with_a_servers_certificate() {
         let net = net(json!({"hosts": hosts}), ours.directory.path(), false);
         let error = registry(&net).tags(&repository(format!("{}/x", server.host))).await.unwrap_err();
         assert!(!error.is_transient(), "{}", chain(&error));
-        let hint = error.hint().unwrap();
+        let hint = registry::hint(&error).unwrap();
         assert!(hint.contains(wanted), "{certificate}: {hint}: {}", chain(&error));
     }
 }
@@ -239,10 +239,12 @@ impl Forbidden {
 
 #[track_caller]
 fn is_forbidden(error: &RegistryError, host: &str, who: &str) {
-    assert!(matches!(error, RegistryError::Net(NetError::Offline { .. })), "{error:?}");
+    assert!(registry::is_forbidden(error), "{error:?}");
     let wanted = format!("{who} needs {host}, which --offline forbids: nothing names it");
     assert_eq!(error.to_string(), wanted);
-    assert!(error.hint().unwrap().contains(&format!("add `- host: {host}` to `hosts` in site.yaml")));
+    assert!(
+        registry::hint(error).unwrap().contains(&format!("add `- host: {host}` to `hosts` in site.yaml"))
+    );
     assert!(!error.is_transient());
 }
 

@@ -1,10 +1,13 @@
-//! Images in OCI form: references, layers, configuration, manifest. Bytes in, bytes out.
+//! Images in OCI form: references, layers, configuration, manifest; bytes in, bytes out. With the feature `client` also
+//! where they are kept: registries and layout directories.
 #![forbid(unsafe_code)]
 
 pub mod annotations;
 mod artifact;
 mod assemble;
 mod base;
+#[cfg(feature = "client")]
+pub mod client;
 pub mod docker_archive;
 mod layer;
 mod manifest;
@@ -21,5 +24,7 @@ pub use layer::{
 pub use manifest::{
     AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,
 };
-pub use reference::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
+pub use reference::{
+    Digest, ImageReference, ReferenceError, Repository, Tag, Version, is_docker_hub, mirror_name, names_host,
+};
 pub use scan::{LayerReader, TopLevel, plain_path, top_level_entry};

@@ -59,7 +59,6 @@ pub struct Descriptor {
     /// Its media type.
     pub media_type: String,
     /// Its digest.
-    #[serde(with = "digest_text")]
     pub digest: Digest,
     /// Its bytes.
     pub size: u64,
@@ -246,20 +245,6 @@ pub fn write(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, Imag
 /// Go writes an empty map as `null`.
 fn null_is_empty<'de, D: serde::Deserializer<'de>>(from: D) -> Result<BTreeMap<String, String>, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
-}
-
-mod digest_text {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    use crate::Digest;
-
-    pub(super) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(digest.as_str())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
-    }
 }
 
 #[cfg(test)]

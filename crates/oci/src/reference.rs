@@ -2,18 +2,20 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 /// A repository: `host[:port]/path`, or only `path` inside a layout directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Repository(String);
 
 /// A tag: 1 to 128 characters of `[A-Za-z0-9_.-]`, not starting with `.` or `-` (OCI distribution spec).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Tag(String);
 
 /// `sha256:` and 64 lower-case hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Digest(String);
 
 /// By what an image is named within its repository.
@@ -94,38 +96,44 @@ impl Repository {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-}
 
-impl Repository {
     /// The host, with its port; `None` inside a layout directory.
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.split_once('/')?;
         names_host(host).then_some(host)
     }
+
+    /// Host and path. What has no host is Docker Hub's, as everywhere; its own images lie below `library/`.
+    pub fn normalised(&self) -> (String, String) {
+        let (host, path) = match self.0.split_once('/') {
+            Some((host, path)) if names_host(host) => (host, path),
+            _ => (DOCKER_HUB, self.0.as_str()),
+        };
+        if !is_docker_hub(host) {
+            return (host.to_owned(), path.to_owned());
+        }
+        let path = if path.contains('/') { path.to_owned() } else { format!("library/{path}") };
+        (DOCKER_HUB.to_owned(), path)
+    }
 }
 
 /// What a copy of another registry's image is called below the prefix of the registry where images go:
-/// `mirror/<host>/<path>`, a port joined to the host with `-`. What has no host is Docker Hub's, as everywhere.
+/// `mirror/<host>/<path>`, a port joined to the host with `-`.
 pub fn mirror_name(repository: &Repository) -> String {
-    let (host, path) = match repository.0.split_once('/') {
-        Some((host, path)) if names_host(host) => (host, path),
-        _ => (DOCKER_HUB, repository.0.as_str()),
-    };
-    let (host, library) = match host {
-        "index.docker.io" | "registry-1.docker.io" | DOCKER_HUB if !path.contains('/') => {
-            (DOCKER_HUB, "library/")
-        }
-        "index.docker.io" | "registry-1.docker.io" => (DOCKER_HUB, ""),
-        host => (host, ""),
-    };
-    format!("mirror/{}/{library}{path}", host.replace(':', "-").to_ascii_lowercase())
+    let (host, path) = repository.normalised();
+    format!("mirror/{}/{path}", host.replace(':', "-").to_ascii_lowercase())
 }
 
 /// Docker Hub's name in references.
 const DOCKER_HUB: &str = "docker.io";
 
+/// Is this Docker Hub: the name that people write, or one of the hosts that answer?
+pub fn is_docker_hub(host: &str) -> bool {
+    [DOCKER_HUB, "index.docker.io", "registry-1.docker.io"].contains(&host)
+}
+
 /// Docker's rule for telling a host from a path's first component.
-fn names_host(first: &str) -> bool {
+pub fn names_host(first: &str) -> bool {
     first.contains(['.', ':']) || first == "localhost"
 }
 
@@ -201,6 +209,22 @@ impl FromStr for Digest {
         } else {
             Err(ReferenceError::new(text, "a digest (sha256: and 64 lower-case hexadecimal digits)"))
         }
+    }
+}
+
+impl TryFrom<String> for Tag {
+    type Error = ReferenceError;
+
+    fn try_from(text: String) -> Result<Self, ReferenceError> {
+        text.parse()
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = ReferenceError;
+
+    fn try_from(text: String) -> Result<Self, ReferenceError> {
+        text.parse()
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     stats::retry_after,
     words::{MissingRight, one_line},
 };
-use crate::{jitter::jitter, plan::retry};
+use crate::registry::retry_delay;
 
 /// One call.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Caller {
                 Err(_) => (format!("no answer within {} s", TRY.as_secs()), Duration::ZERO),
             };
             let unavailable = |reason| ClusterError::Unavailable { action: call.action.clone(), reason };
-            let Some(delay) = retry::delay(attempt, jitter()).filter(|_| wait <= WAIT) else {
+            let Some(delay) = retry_delay(attempt).filter(|_| wait <= WAIT) else {
                 return Err(unavailable(reason));
             };
             attempt += 1;

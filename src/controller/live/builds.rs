@@ -25,7 +25,6 @@ use crate::{
     },
     fault::chain,
     image::Definitions,
-    jitter::jitter,
     parts::BuildLimits,
     plan::{Activity, Cell, Plan, PlannedBuild},
     runtime::{BuildOutcomeLabel, Metrics},
@@ -139,7 +138,7 @@ impl Builds {
             }
         };
         metrics.build(label, took);
-        let retry_in = self.queue.ended(&key, how, Instant::now(), jitter());
+        let retry_in = self.queue.ended(&key, how, Instant::now(), fastrand::f64());
         let error = match end.map(|end| end.report) {
             Some(TargetReport::Failed { error, .. }) => Some(error),
             Some(_) => None,

@@ -33,7 +33,6 @@ use crate::{
     cluster::Cluster,
     fault::chain,
     images::LastRecord,
-    jitter::jitter,
     plan::{
         Change, ClusterSnapshot, HoldReason, Interest, Pace, Plan, PlannedRollout, RolloutDecision, retry,
     },
@@ -204,7 +203,7 @@ impl Live {
             PassOutcomeLabel::Done => 0,
             PassOutcomeLabel::Unreachable | PassOutcomeLabel::Failed => self.faulted.saturating_add(1),
         };
-        let next = now + retry::pass_delay(self.faulted, jitter());
+        let next = now + retry::pass_delay(self.faulted, fastrand::f64());
         match outcome {
             PassOutcomeLabel::Done => {}
             PassOutcomeLabel::Unreachable => self.wake.by(next),

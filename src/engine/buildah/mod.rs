@@ -13,6 +13,7 @@ use std::{
     process::Stdio,
 };
 
+use fs_err as fs;
 use tokio::process::Command;
 use tokio_util::{io::ReaderStream, sync::CancellationToken};
 
@@ -24,8 +25,8 @@ use super::{
     BuildJob, BuildLog, Credentials, Engine, EngineError, EngineKind, bridge,
     context::{self, DOCKERFILE},
     dockerfile::{self, OUT_STEP},
-    error::chain,
 };
+use crate::{blocking::blocking, fault::chain};
 
 /// The `buildah` command and its storage.
 pub(super) struct BuildahEngine {
@@ -43,7 +44,7 @@ enum Place {
     Machine,
 }
 
-/// Takes lines that nobody wants to see.
+/// Writes lines to the debug log only.
 struct Silent;
 
 impl BuildLog for Silent {
@@ -110,7 +111,7 @@ impl BuildahEngine {
         blocking(move || {
             let store = storage.create_run(&id)?;
             let file = store.path().join(DOCKERFILE);
-            std::fs::write(&file, text).map_err(|source| EngineError::io("write", file, source))?;
+            fs::write(&file, text)?;
             context::stage(&entries, &store.context())?;
             Ok(store)
         })
@@ -152,8 +153,7 @@ impl BuildahEngine {
         let mut build = self.build(store, Place::Private);
         build.arg("--iidfile").arg(&id_file).arg(store.context());
         self.run(build, job.log.as_ref(), "build", &job.cancel).await?;
-        let id =
-            std::fs::read_to_string(&id_file).map_err(|source| EngineError::io("read", &id_file, source))?;
+        let id = fs::read_to_string(&id_file)?;
         // A fresh file beside it: buildah does not write over an archive.
         let partial = store.path().join("image.tar");
         let mut push = isolated(self.program.as_os_str());
@@ -164,9 +164,7 @@ impl BuildahEngine {
         let dest = dest.to_owned();
         blocking(move || {
             // Across file systems a rename is a copy.
-            std::fs::rename(&partial, &dest)
-                .or_else(|_| std::fs::copy(&partial, &dest).map(|_| ()))
-                .map_err(|source| EngineError::io("write", dest, source))
+            Ok(fs::rename(&partial, &dest).or_else(|_| fs::copy(&partial, &dest).map(drop))?)
         })
         .await
     }
@@ -254,8 +252,7 @@ impl Engine for BuildahEngine {
     }
 
     async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {
-        let dir = tempfile::tempdir()
-            .map_err(|source| EngineError::io("create", "a temporary directory", source))?;
+        let dir = tempfile::tempdir()?;
         let auth_file = dir.path().join("auth.json");
         let host = registry_host(reference);
         let verify = if is_loopback(host) { "--tls-verify=false" } else { "--tls-verify=true" };
@@ -332,16 +329,9 @@ async fn answer(command: &mut Command) -> Result<String, String> {
     }
 }
 
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, EngineError> + Send + 'static,
-) -> Result<T, EngineError> {
-    let finished = tokio::task::spawn_blocking(work).await;
-    finished.unwrap_or_else(|panic| Err(EngineError::engine(EngineKind::Buildah, "prepare the build", panic)))
-}
-
 /// Removes a run's directory: a whole build tree, so not on the runtime's threads.
 async fn discard(store: RunStore) {
-    let _ = tokio::task::spawn_blocking(move || store.remove()).await;
+    blocking(move || store.remove()).await;
 }
 
 /// The registry in a reference, as Docker reads it.

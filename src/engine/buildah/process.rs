@@ -39,7 +39,7 @@ pub(super) struct Ended {
 }
 
 impl<'a> Running<'a> {
-    /// Starts a command. Its standard error goes to the log; its output, unless piped, to nobody.
+    /// Starts a command. Its standard error goes to the log; its output, unless piped, is dropped.
     pub(super) fn start(
         mut command: Command,
         log: &'a dyn BuildLog,

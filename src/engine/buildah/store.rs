@@ -1,11 +1,12 @@
 //! Adapter: a storage directory for one run of buildah.
 
 use std::{
-    fs::{self, File},
     io,
     path::{Path, PathBuf},
     time::Duration,
 };
+
+use fs_err::{self as fs, File};
 
 use super::EngineError;
 
@@ -55,16 +56,15 @@ impl Storage {
     /// Makes a run's directory.
     pub(super) fn create_run(&self, id: &str) -> Result<RunStore, EngineError> {
         let parent = self.parent();
-        let fail = |source| EngineError::io("create a storage in", parent, source);
         let prefix = format!("{PREFIX}{id}-");
-        let dir = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent).map_err(fail)?;
+        let dir = tempfile::Builder::new().prefix(&prefix).tempdir_in(parent)?;
         // It gets its name when it is locked: before, another farrier might take the run for a dead one.
         let (unnamed, named) = (dir.path().join(".lock"), dir.path().join(LOCK));
-        let lock = File::create(&unnamed).map_err(fail)?;
-        lock.lock().map_err(fail)?;
-        fs::rename(unnamed, named).map_err(fail)?;
+        let lock = File::create(&unnamed)?;
+        lock.lock()?;
+        fs::rename(unnamed, named)?;
         for name in ["context", "tmp"] {
-            fs::create_dir(dir.path().join(name)).map_err(fail)?;
+            fs::create_dir(dir.path().join(name))?;
         }
         Ok(RunStore { dir, _lock: lock })
     }

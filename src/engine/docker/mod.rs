@@ -30,8 +30,8 @@ use super::{
     BuildJob, Credentials, Engine, EngineError, EngineKind, bridge,
     context::{self, DOCKERFILE},
     dockerfile,
-    error::chain,
 };
+use crate::fault::chain;
 
 /// Label of everything that a build makes: the job's id.
 const BUILD_LABEL: &str = "farrier.dev/build";
@@ -312,7 +312,7 @@ fn root_cause(error: &dyn std::error::Error) -> String {
 
 /// The writer of the context only saw that the daemon had hung up.
 fn is_send_failure(error: &EngineError) -> bool {
-    matches!(error, EngineError::Io { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe)
+    matches!(error, EngineError::Io(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// An image's name without its tag, and the tag: a colon behind the last slash.

@@ -2,7 +2,8 @@
 
 use bollard::{errors::Error, models::BuildInfo};
 
-use super::super::{BuildLog, EngineError, EngineKind, error::chain, lines::LineSplitter};
+use super::super::{BuildLog, EngineError, EngineKind, lines::LineSplitter};
+use crate::fault::chain;
 
 /// Reads a build's answer: hands lines on, remembers the step under way and the image that came out.
 pub(super) struct Output<'a> {

@@ -93,7 +93,7 @@ fn by_label(run: &Run) -> HashMap<String, Vec<String>> {
     HashMap::from([("label".to_owned(), vec![format!("{RUN_LABEL}={}", run.nonce)])])
 }
 
-/// Is it gone: removed now, or by somebody else before? 409: in use, or its removal is under way.
+/// Is it gone: removed now, or by another process before? 409: in use, or its removal is under way.
 fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool, EngineError> {
     match removed {
         Ok(_) | Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(true),

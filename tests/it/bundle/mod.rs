@@ -37,7 +37,7 @@ impl Site {
     fn start() -> Self {
         let process = RegistryProcess::start(Wants::default());
         let location: RegistryLocation = format!("{}/drivers", process.host).parse().unwrap();
-        let registry = connect(&location, &RegistryOptions::default()).unwrap();
+        let registry = connect(&location, &RegistryOptions::default());
         Self { process, location, registry }
     }
 
@@ -269,7 +269,7 @@ async fn other_tools_find_an_oci_layout_in_it() {
     run("zstd", &["--test", "--quiet", file.to_str().unwrap()]);
     // farrier reads it as any other layout.
     let location: RegistryLocation = format!("oci:{at}").parse().unwrap();
-    let registry = connect(&location, &RegistryOptions::default()).unwrap();
+    let registry = connect(&location, &RegistryOptions::default());
     let repository = "one".parse().unwrap();
     assert_eq!(registry.referrers(&repository, &contents[0].digest, None).await.unwrap().len(), 1);
 }
@@ -421,7 +421,7 @@ async fn a_layout_directory_can_be_either_side() {
     from.export(&contents, &file, None).await.unwrap();
     let location: RegistryLocation =
         format!("oci:{}", directory.path().join("layout").display()).parse().unwrap();
-    let registry = connect(&location, &RegistryOptions::default()).unwrap();
+    let registry = connect(&location, &RegistryOptions::default());
     let target = Target { location: location.clone(), registry: Arc::clone(&registry) };
     bundle::import(&verify(&file).unwrap(), &target, &Silent).await.unwrap();
     let wanted: Vec<Wanted> = bundle::with_referrers(contents, &location, registry.as_ref())

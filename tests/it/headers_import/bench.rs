@@ -96,7 +96,7 @@ impl Bench {
 
     pub fn with_store(&self, cache: &str) -> Fetcher {
         let location = RegistryLocation::Layout(self.path("registry"));
-        let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
+        let registry = registry::connect(&location, &RegistryOptions::default());
         self.fetcher(cache).with_store(Store::new(location, Arc::clone(&registry)))
     }
 

@@ -323,7 +323,7 @@ async fn everybody_finds_what_the_store_has() {
 async fn put(bench: &Bench, layer: &[u8], notes: &[(&str, &str)]) {
     bench.write("layer", layer);
     let location = RegistryLocation::Layout(bench.path("registry"));
-    let registry = registry::connect(&location, &RegistryOptions::default()).unwrap();
+    let registry = registry::connect(&location, &RegistryOptions::default());
     let tag = header_tag(&RELEASE.parse().unwrap(), Architecture::Amd64).unwrap();
     let digest = Digest::of(layer);
     let layer = Descriptor::new("x/y", digest, layer.len() as u64);

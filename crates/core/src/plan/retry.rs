@@ -2,27 +2,12 @@
 
 use std::time::Duration;
 
-/// Tries after the first one. With the waits between them they outlast a restart, and somebody who
-/// mistyped an address still learns it while looking on: the loop comes back with its next pass.
-const RETRIES: u32 = 4;
-const FIRST: Duration = Duration::from_millis(500);
-
-/// How long to wait after the given failed attempt (0 is the first), or `None` to give up.
-///
-/// The wait doubles from half a second to four. `jitter`, anywhere in `0.0..1.0`, takes off up to half of
-/// it, so that many farriers that met the same fault do not come back together.
-pub fn delay(attempt: u32, jitter: f64) -> Option<Duration> {
-    if attempt >= RETRIES {
-        return None;
-    }
-    Some(shortened(FIRST * (1 << attempt), jitter))
-}
-
 const FIRST_BUILD: Duration = Duration::from_secs(10);
 const LONGEST_BUILD: Duration = Duration::from_mins(10);
 
 /// How long the loop waits before it builds again after the given number of failed attempts (1 is the first): ten
-/// seconds, doubling to ten minutes. A build never gives up on a fault that may pass. `jitter` is as in [`delay`].
+/// seconds, doubling to ten minutes. A build never gives up on a fault that may pass. `jitter`, anywhere in
+/// `0.0..1.0`, takes off up to half of the wait, so that many farriers that met the same fault do not come back together.
 pub fn build_delay(failed: u32, jitter: f64) -> Duration {
     let doublings = failed.saturating_sub(1).min(10);
     let full = FIRST_BUILD.saturating_mul(1 << doublings).min(LONGEST_BUILD);
@@ -33,7 +18,7 @@ const FIRST_PASS: Duration = Duration::from_secs(1);
 const LONGEST_PASS: Duration = Duration::from_mins(1);
 
 /// How long the loop waits for its next pass after the given number of passes in a row (1 is the first) that met a
-/// fault, when nothing else wakes it: a second, doubling to a minute. `jitter` is as in [`delay`].
+/// fault, when nothing else wakes it: a second, doubling to a minute. `jitter` is as in [`build_delay`].
 pub fn pass_delay(failed: u32, jitter: f64) -> Duration {
     let doublings = failed.saturating_sub(1).min(10);
     let full = FIRST_PASS.saturating_mul(1 << doublings).min(LONGEST_PASS);
@@ -52,12 +37,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn doubles_and_gives_up() {
-        let waits: Vec<_> = (0..6).map(|attempt| delay(attempt, 0.0).map(|d| d.as_millis())).collect();
-        assert_eq!(waits, [Some(500), Some(1000), Some(2000), Some(4000), None, None]);
-    }
-
-    #[test]
     fn builds_and_passes_wait_longer_and_never_give_up() {
         let builds: Vec<_> = (0..9).map(|failed| build_delay(failed, 0.0).as_secs()).collect();
         assert_eq!(builds, [10, 10, 20, 40, 80, 160, 320, 600, 600]);
@@ -69,9 +48,8 @@ mod tests {
     proptest! {
         #[test]
         fn jitter_takes_off_at_most_half(attempt: u32, jitter: f64) {
-            if let (Some(wait), Some(full)) = (delay(attempt, jitter), delay(attempt, 0.0)) {
-                prop_assert!(wait <= full && wait * 2 >= full);
-            }
+            let (wait, full) = (build_delay(attempt, jitter), build_delay(attempt, 0.0));
+            prop_assert!(wait <= full && wait * 2 >= full);
         }
     }
 }

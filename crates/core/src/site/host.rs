@@ -4,6 +4,7 @@
 use core::net::IpAddr;
 use std::{borrow::Cow, fmt, str::FromStr};
 
+use oci::is_docker_hub;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use url::Url;
@@ -29,14 +30,6 @@ impl NotA {
     pub(super) fn new(text: &str, what: &'static str) -> Self {
         Self { text: text.chars().take(80).collect(), what }
     }
-}
-
-/// Who stands for Docker Hub: the name that people write, and the hosts that answer.
-const HUB: [&str; 3] = ["docker.io", "index.docker.io", "registry-1.docker.io"];
-
-/// Is this Docker Hub, under one of its names?
-pub fn is_docker_hub(host: &str) -> bool {
-    HUB.contains(&host)
 }
 
 const A_HOST: &str = "a host: `name` or `name:port`, without a scheme or a path";

@@ -6,12 +6,10 @@
 
 use std::{fmt, str::FromStr};
 
+use oci::is_docker_hub;
 use url::Url;
 
-use super::{
-    MirrorRule,
-    host::{NotA, is_docker_hub},
-};
+use super::{MirrorRule, host::NotA};
 use crate::image::Repository;
 
 /// The beginning of image references or of addresses. It ends where a `/` follows.
@@ -117,23 +115,9 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// Host and path of a repository, in the one form that Docker Hub's have: `debian` is `docker.io/library/debian`.
-pub fn normalised(repository: &Repository) -> (String, String) {
-    let text = repository.as_str();
-    let (host, path) = match repository.host() {
-        Some(host) => (host, text.strip_prefix(host).and_then(|rest| rest.strip_prefix('/')).unwrap_or(text)),
-        None => ("docker.io", text),
-    };
-    if !is_docker_hub(host) {
-        return (host.to_owned(), path.to_owned());
-    }
-    let path = if path.contains('/') { path.to_owned() } else { format!("library/{path}") };
-    ("docker.io".to_owned(), path)
-}
-
 /// The repositories to look in, the last of which is the one asked for.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {
-    let (host, path) = normalised(repository);
+    let (host, path) = repository.normalised();
     let longest = rules
         .iter()
         .filter_map(|rule| match &rule.from {
@@ -149,7 +133,7 @@ pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Re
         });
         candidates.extend(places);
     }
-    candidates.retain(|candidate| normalised(candidate) != (host.clone(), path.clone()));
+    candidates.retain(|candidate| candidate.normalised() != (host.clone(), path.clone()));
     candidates.push(repository.clone());
     candidates
 }

@@ -13,8 +13,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use host::{HostPolicy, HostPort, NoProxy, NotA, ProxyUrl, is_docker_hub};
-pub use mirrors::{Images, Prefix, image_candidates, normalised, url_candidates};
+pub use host::{HostPolicy, HostPort, NoProxy, NotA, ProxyUrl};
+pub use mirrors::{Images, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};

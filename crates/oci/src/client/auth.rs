@@ -7,22 +7,18 @@ use std::{
 };
 
 use reqwest::{
-    Method,
+    Method, Request,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE},
 };
 use serde::Deserialize;
 use url::{Url, form_urlencoded};
 
 use super::{
-    RegistryError,
     challenge::{self, Challenge},
-    credentials::Credential,
-    error::excerpt,
-    http::{Transport, body_start},
-    keyring::Keyring,
-    name::RemoteName,
+    error::{RegistryError, excerpt},
+    registry::Credential,
+    transport::{RemoteName, Transport, body_start},
 };
-use crate::net::{Asker, Net};
 
 /// What a token server that does not say means (distribution's token specification).
 const DEFAULT_LIFETIME: u64 = 60;
@@ -31,13 +27,13 @@ const MARGIN: Duration = Duration::from_secs(10);
 
 /// What a request does to the repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Access {
+pub(super) enum Scope {
     Pull,
     Push,
     Delete,
 }
 
-impl Access {
+impl Scope {
     fn actions(self) -> &'static str {
         match self {
             Self::Pull => "pull",
@@ -54,13 +50,13 @@ struct Grant {
     until: Option<Instant>,
 }
 
-/// One lock for each (authority, repository, access): concurrent requests wait for one token instead of
+/// One lock for each (authority, repository, scope): concurrent requests wait for one token instead of
 /// asking for one each, and other repositories do not wait.
 type Slot = Arc<tokio::sync::Mutex<Option<Grant>>>;
 
+#[derive(Default)]
 pub(super) struct Authorizer {
-    credentials: Keyring,
-    slots: Mutex<HashMap<(String, String, Access), Slot>>,
+    slots: Mutex<HashMap<(String, String, Scope), Slot>>,
 }
 
 #[derive(Deserialize)]
@@ -73,26 +69,19 @@ struct TokenAnswer {
 }
 
 impl Authorizer {
-    pub(super) fn new(credentials: Keyring) -> Self {
-        Self { credentials, slots: Mutex::default() }
-    }
-
-    fn slot(&self, name: &RemoteName, access: Access) -> Slot {
-        let key = (name.authority.clone(), name.path.clone(), access);
+    fn slot(&self, name: &RemoteName, scope: Scope) -> Slot {
+        let key = (name.authority.clone(), name.path.clone(), scope);
         // A poisoned lock protects a map that is always consistent.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone()
     }
 
     /// The header that a request to the repository had better carry, as far as that is known.
-    pub(super) async fn known(&self, name: &RemoteName, access: Access) -> Option<HeaderValue> {
+    pub(super) async fn known(&self, name: &RemoteName, scope: Scope) -> Option<HeaderValue> {
         let good = |grant: &Grant| grant.until.is_none_or(|until| Instant::now() < until);
-        let mut candidates = vec![access];
-        if access == Access::Pull {
-            // A token to push with is also one to pull with.
-            candidates.insert(0, Access::Push);
-        }
-        for access in candidates {
-            let slot = self.slot(name, access);
+        // A token to push with is also one to pull with.
+        let candidates = if scope == Scope::Pull { vec![Scope::Push, Scope::Pull] } else { vec![scope] };
+        for scope in candidates {
+            let slot = self.slot(name, scope);
             let grant = slot.lock().await;
             if let Some(grant) = grant.as_ref().filter(|grant| good(grant)) {
                 return Some(grant.header.clone());
@@ -106,12 +95,12 @@ impl Authorizer {
         &self,
         transport: &Transport,
         name: &RemoteName,
-        access: Access,
+        scope: Scope,
         action: &str,
         refusal: &reqwest::Response,
         used: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>, RegistryError> {
-        let slot = self.slot(name, access);
+        let slot = self.slot(name, scope);
         let mut grant = slot.lock().await;
         match grant.as_ref().map(|grant| &grant.header) {
             // Another request got a new one in the meantime.
@@ -128,7 +117,12 @@ impl Authorizer {
         let bearer = challenges.iter().find(|c| matches!(c, Challenge::Bearer { .. }));
         let Some(challenge) = bearer.or(challenges.first()) else { return Ok(None) };
 
-        let credential = self.credential(name, action).await?;
+        let credential = transport.access.credential(&name.host, &name.path).await;
+        let credential = credential.map_err(|reason| RegistryError::Denied {
+            host: name.host.clone(),
+            action: action.to_owned(),
+            reason: format!("its credentials cannot be used: {reason}"),
+        })?;
         let new = match challenge {
             Challenge::Basic => match credential {
                 Some(Credential::Password { user, password }) => {
@@ -137,7 +131,7 @@ impl Authorizer {
                 _ => None,
             },
             Challenge::Bearer { realm, service } => {
-                let query = TokenQuery { name, access, action, realm, service: service.as_deref() };
+                let query = TokenQuery { name, scope, action, realm, service: service.as_deref() };
                 Some(query.send(transport, credential).await?)
             }
         };
@@ -145,29 +139,17 @@ impl Authorizer {
         *grant = new.filter(|new| Some(&new.header) != used);
         Ok(grant.as_ref().map(|grant| grant.header.clone()))
     }
+}
 
-    async fn credential(&self, name: &RemoteName, action: &str) -> Result<Option<Credential>, RegistryError> {
-        let found = self.credentials.find(&name.host, &name.path).await;
-        found.map_err(|reason| RegistryError::Denied {
-            host: name.host.clone(),
-            action: action.to_owned(),
-            reason: format!("its credentials cannot be used: {reason}"),
-        })
-    }
-
-    /// Why a 401 stays one, in words.
-    pub(super) fn explain(&self, name: &RemoteName, used: Option<&HeaderValue>) -> String {
-        match used {
-            Some(value) if value.as_bytes().starts_with(b"Basic ") => {
-                format!("the user name or password in {} is wrong", self.credentials.describe())
-            }
-            Some(_) => "its token server gave a token that it does not accept".to_owned(),
-            None => format!(
-                "it wants credentials, and {} has none for {}",
-                self.credentials.describe(),
-                name.host
-            ),
+/// Why a 401 stays one, in words.
+pub(super) fn explain(transport: &Transport, name: &RemoteName, used: Option<&HeaderValue>) -> String {
+    let place = transport.access.credentials_from();
+    match used {
+        Some(value) if value.as_bytes().starts_with(b"Basic ") => {
+            format!("the user name or password in {place} is wrong")
         }
+        Some(_) => "its token server gave a token that it does not accept".to_owned(),
+        None => format!("it wants credentials, and {place} has none for {}", name.host),
     }
 }
 
@@ -186,7 +168,7 @@ fn sensitive(text: &str) -> Option<HeaderValue> {
 /// One question to a token server.
 struct TokenQuery<'a> {
     name: &'a RemoteName,
-    access: Access,
+    scope: Scope,
     action: &'a str,
     realm: &'a str,
     service: Option<&'a str>,
@@ -199,7 +181,7 @@ impl TokenQuery<'_> {
         credential: Option<Credential>,
     ) -> Result<Grant, RegistryError> {
         let url = self.realm(transport)?;
-        let scope = format!("repository:{}:{}", self.name.path, self.access.actions());
+        let scope = format!("repository:{}:{}", self.name.path, self.scope.actions());
         let mut request;
         match credential {
             // OAuth2 form of the token specification; identity tokens cannot be sent in the other one.
@@ -210,7 +192,7 @@ impl TokenQuery<'_> {
                     .append_pair("refresh_token", &token)
                     .append_pair("scope", &scope);
                 form.extend_pairs(self.service.map(|service| ("service", service)));
-                request = Net::request(Method::POST, url);
+                request = Request::new(Method::POST, url);
                 let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
                 request.headers_mut().insert(CONTENT_TYPE, kind);
                 *request.body_mut() = Some(form.finish().into());
@@ -220,36 +202,32 @@ impl TokenQuery<'_> {
                 url.query_pairs_mut()
                     .append_pair("scope", &scope)
                     .extend_pairs(self.service.map(|service| ("service", service)));
-                request = Net::request(Method::GET, url);
+                request = Request::new(Method::GET, url);
                 if let Some(Credential::Password { user, password }) = password {
                     request.headers_mut().insert(AUTHORIZATION, basic(&user, &password));
                 }
             }
         }
         let start = Instant::now();
-        let what = format!("{} (token)", self.action);
-        let asker = Asker { what: &what, sent_by: Some(&self.name.host) };
-        let mut response = transport.execute(request, &asker, &self.name.host).await?;
+        let action = format!("{} (token)", self.action);
+        let host = &self.name.host;
+        let mut response = transport.execute(request, &action, host, Some(host)).await?;
         let status = response.status();
-        let body = body_start(&mut response, 1 << 20).await.unwrap_or_default();
-        let (host, action) = (self.name.host.clone(), self.action.to_owned());
+        let body = body_start(&mut response, 1 << 20).await;
+        let action = self.action.to_owned();
+        let answered = |status| format!("its token server answered {status}: {}", excerpt(&body));
         match status.as_u16() {
             200..=299 => {}
-            400 | 401 | 403 => {
-                let reason = format!("its token server answered {}: {}", status.as_u16(), excerpt(&body));
-                return Err(RegistryError::Denied { host, action, reason });
+            status @ (400 | 401 | 403) => {
+                return Err(RegistryError::Denied { host: host.clone(), action, reason: answered(status) });
             }
-            status @ (429 | 500..=599) => return Err(RegistryError::Server { host, status, action }),
-            status => {
-                let reason = format!("its token server answered {status}: {}", excerpt(&body));
-                return Err(RegistryError::Protocol { host, action, reason });
+            status @ (429 | 500..=599) => {
+                return Err(RegistryError::Server { host: host.clone(), status, action });
             }
+            status => return Err(RegistryError::protocol(host, action, answered(status))),
         }
-        let garbage = || RegistryError::Protocol {
-            host: self.name.host.clone(),
-            action: self.action.to_owned(),
-            reason: "its token server's answer holds no token".to_owned(),
-        };
+        let garbage =
+            || RegistryError::protocol(host, self.action, "its token server's answer holds no token");
         let answer: TokenAnswer = serde_json::from_slice(&body).map_err(|_| garbage())?;
         let token = if answer.token.is_empty() { answer.access_token } else { answer.token };
         let header =
@@ -260,15 +238,14 @@ impl TokenQuery<'_> {
 
     /// The token server gets the password, so it must be as trustworthy as the registry.
     fn realm(&self, transport: &Transport) -> Result<Url, RegistryError> {
-        let refused = |reason: &str| RegistryError::Protocol {
-            host: self.name.host.clone(),
-            action: self.action.to_owned(),
-            reason: format!("its token server {} {reason}", excerpt(self.realm.as_bytes())),
+        let refused = |reason: &str| {
+            let reason = format!("its token server {} {reason}", excerpt(self.realm.as_bytes()));
+            RegistryError::protocol(&self.name.host, self.action, reason)
         };
         let url = Url::parse(self.realm).map_err(|_| refused("is no address"))?;
         match url.scheme() {
             "https" => Ok(url),
-            "http" if transport.allows_plain(&url) => Ok(url),
+            "http" if transport.access.allows_plain(&url) => Ok(url),
             _ => Err(refused("is not reached through https")),
         }
     }

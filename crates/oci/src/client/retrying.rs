@@ -1,17 +1,15 @@
-//! Adapter: a registry whose transient faults are waited out, by the delays that [`crate::plan::retry`] gives.
+//! Adapter: a registry whose transient faults are waited out, by the delays of [`retry_delay`].
 
 use std::{path::Path, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{BlobSource, BlobStream, Registry, RegistryError, StoredManifest, Upload};
-use crate::{
-    fault::chain,
-    image::{Digest, Repository, Tag, Version},
-    jitter::jitter,
-    oci::Descriptor,
-    plan::retry,
+use super::{
+    error::{RegistryError, chain},
+    registry::{BlobSource, BlobStream, Registry, StoredManifest, Upload},
+    retry::retry_delay,
 };
+use crate::{Descriptor, Digest, Repository, Tag, Version};
 
 /// Repeats each call to a registry until it succeeds, fails permanently, or the retry policy gives up. Of
 /// [`Registry::open_blob`] only the request is repeated: what was read of the stream cannot be taken back.
@@ -38,7 +36,7 @@ impl Retrying {
                 outcome = call() => outcome,
             };
             let Err(error) = outcome else { return outcome };
-            let delay = if error.is_transient() { retry::delay(attempt, jitter()) } else { None };
+            let delay = if error.is_transient() { retry_delay(attempt) } else { None };
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
             tracing::warn!(attempt, ?delay, error = %chain(&error), "transient fault of a registry, trying again");

@@ -1,13 +1,8 @@
-//! Adapter: which registry: an address, its options, the connection.
+//! Pure: which registry: an address.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+use std::{fmt, path::PathBuf, str::FromStr};
 
-use super::{Keyring, LayoutRegistry, Registry, RegistryError, RemoteRegistry, name};
-use crate::{
-    image::{ReferenceError, Repository},
-    net::Net,
-    plan::ImageLocation,
-};
+use crate::{ReferenceError, Repository, names_host};
 
 /// Where images go: `host[:port][/prefix]` or `oci:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,15 +28,6 @@ pub struct LocationError {
     pub reason: String,
 }
 
-/// How to talk to registries.
-#[derive(Clone, Debug, Default)]
-pub struct RegistryOptions {
-    /// Credentials.
-    pub credentials: Keyring,
-    /// How hosts are reached.
-    pub net: Net,
-}
-
 impl RegistryLocation {
     /// The repository of a name here.
     pub fn repository(&self, name: &str) -> Result<Repository, ReferenceError> {
@@ -51,9 +37,7 @@ impl RegistryLocation {
             Self::Layout(_) => name.parse(),
         }
     }
-}
 
-impl RegistryLocation {
     /// The name of a repository that is kept here, below the prefix; `None` for one that stands elsewhere.
     pub fn name_of<'a>(&self, repository: &'a Repository) -> Option<&'a str> {
         match self {
@@ -67,14 +51,6 @@ impl RegistryLocation {
         match self {
             Self::Remote { .. } => true,
             Self::Layout(_) => repository.host().is_none(),
-        }
-    }
-
-    /// The same as a plan needs it: what names start with, and whether nodes can pull from here.
-    pub fn image_location(&self) -> ImageLocation {
-        match self {
-            Self::Remote { .. } => ImageLocation { prefix: self.to_string(), pullable: true },
-            Self::Layout(_) => ImageLocation { prefix: String::new(), pullable: false },
         }
     }
 }
@@ -103,7 +79,7 @@ impl FromStr for RegistryLocation {
             Some((host, prefix)) => (host, Some(prefix.to_owned())),
             None => (text.trim_end_matches('/'), None),
         };
-        if !name::is_host(host) {
+        if !names_host(host) {
             return refuse("the host needs a dot or a port, or to be localhost");
         }
         let location = Self::Remote { host: host.to_owned(), prefix };
@@ -122,25 +98,6 @@ impl fmt::Display for RegistryLocation {
             Self::Layout(path) => write!(f, "oci:{}", path.display()),
         }
     }
-}
-
-/// Gets ready to use a location, which the command line names; nothing is contacted yet. A remote registry serves every
-/// host, since a [`Repository`] holds its own; what is not below the location is looked for at the site's mirrors.
-pub fn connect(
-    location: &RegistryLocation,
-    options: &RegistryOptions,
-) -> Result<Arc<dyn Registry>, RegistryError> {
-    Ok(match location {
-        RegistryLocation::Remote { host, .. } => {
-            if let Ok(host) = host.parse() {
-                options.net.name_host(host);
-            }
-            Arc::new(
-                RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string()),
-            )
-        }
-        RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),
-    })
 }
 
 #[cfg(test)]

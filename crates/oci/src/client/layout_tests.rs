@@ -1,11 +1,11 @@
 use super::*;
-use crate::oci::{Assembly, assemble, media_type};
+use crate::{Assembly, assemble, media_type};
 
 fn version(tag: &str) -> Version {
     Version::Tag(tag.parse().unwrap())
 }
 
-fn image(variant: &str) -> crate::oci::Assembled {
+fn image(variant: &str) -> crate::Assembled {
     let empty = BTreeMap::new();
     let labels = BTreeMap::from([("variant".to_owned(), variant.to_owned())]);
     assemble(&Assembly {

@@ -8,27 +8,25 @@
 
 use std::path::Path;
 
+use fs_err::tokio as fs;
 use reqwest::{
-    Method,
-    header::{CONTENT_RANGE, CONTENT_TYPE, HeaderName, RANGE},
+    Method, Response,
+    header::{CONTENT_RANGE, CONTENT_TYPE, HeaderName, LOCATION, RANGE},
 };
 use url::Url;
 
 use super::{
-    RegistryError, RemoteRegistry, Upload,
-    auth::Access,
-    http::{Call, Http, Payload},
-    name::RemoteName,
-    remote::{header, location},
+    auth::Scope,
+    error::{RegistryError, chain},
+    http::{Call, Http, Payload, header, unexpected},
+    registry::Upload,
+    remote::RemoteRegistry,
+    retry::retry_delay,
+    transport::RemoteName,
 };
-use crate::{
-    fault::chain,
-    image::{Digest, Repository},
-    jitter::jitter,
-    plan::retry,
-};
+use crate::{Digest, Repository};
 
-/// Smaller blobs are sent again whole by whoever tries again: asking costs as much as sending them.
+/// Smaller blobs are sent again whole by the next try: asking costs as much as sending them.
 const RESUMED_FROM: u64 = 4 << 20;
 /// So much more at the registry makes a try count as none: a line that breaks after every 20 MB still gets a big blob
 /// up, and one that breaks at once is given up.
@@ -51,7 +49,7 @@ impl RemoteRegistry {
     ) -> Result<Upload, RegistryError> {
         let name = &RemoteName::of(repository);
         // With the token for pushing from the start, so that there is only one.
-        if self.exists(name, digest, Access::Push).await? {
+        if self.exists(name, digest, Scope::Push).await? {
             return Ok(Upload::Present);
         }
         let action = &format!("push blob {digest} to {}", name.path);
@@ -68,11 +66,9 @@ impl RemoteRegistry {
         digest: &Digest,
         file: &Path,
     ) -> Result<Upload, RegistryError> {
-        let metadata =
-            tokio::fs::metadata(file).await.map_err(RegistryError::io(format!("open {}", file.display())))?;
-        let size = metadata.len();
+        let size = fs::metadata(file).await?.len();
         let name = &RemoteName::of(repository);
-        if self.exists(name, digest, Access::Push).await? {
+        if self.exists(name, digest, Scope::Push).await? {
             return Ok(Upload::Present);
         }
         let action = &format!("push blob {digest} to {}", name.path);
@@ -88,7 +84,7 @@ impl RemoteRegistry {
                 (attempt, most) = (0, state.there);
             }
             let again = size >= RESUMED_FROM && error.is_transient();
-            let delay = if again { retry::delay(attempt, jitter()) } else { None };
+            let delay = if again { retry_delay(attempt) } else { None };
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
             tracing::warn!(%action, attempt, ?delay, error = %chain(&error), "upload broke off, going on with it");
@@ -100,7 +96,7 @@ impl RemoteRegistry {
     async fn send_on(&self, session: &Session<'_>, state: &mut State<'_>) -> Result<(), RegistryError> {
         if state.place.is_some() {
             // What got lost may be the answer only.
-            if self.exists(session.name, session.digest, Access::Push).await? {
+            if self.exists(session.name, session.digest, Scope::Push).await? {
                 return Ok(());
             }
             state.in_parts = true;
@@ -146,23 +142,17 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn call<'b>(&'b self, method: Method, url: Url, payload: Payload<'b>) -> Call<'b> {
-        let headers = Vec::new();
-        Call { name: self.name, access: Access::Push, action: self.action, method, url, headers, payload }
+    fn call(&self, method: Method, url: Url) -> Call<'_> {
+        Call::new(method, self.name, Scope::Push, self.action, url)
     }
 
     /// Asks for a place, and for the length of parts there.
     async fn place(&self) -> Result<(Url, u64), RegistryError> {
-        let url = self.http.url(self.name, "blobs/uploads/", self.action).await?;
-        let call = self.call(Method::POST, url, Payload::None);
-        let response = self.http.send(&call).await?;
-        match response.status().as_u16() {
-            202 => {
-                let shortest = header(response.headers(), &SHORTEST_PART).and_then(|text| text.parse().ok());
-                Ok((location(&call, &response)?, shortest.unwrap_or_default()))
-            }
-            _ => Err(self.http.unexpected(&call, response).await),
-        }
+        let call =
+            self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
+        let response = self.http.expect(&call, &[202]).await?;
+        let shortest = header(response.headers(), &SHORTEST_PART).and_then(|text| text.parse().ok());
+        Ok((location(&call, &response)?, shortest.unwrap_or_default()))
     }
 
     /// Forgets what was, and begins a session.
@@ -176,13 +166,8 @@ impl Session<'_> {
     /// Ends the upload with this content, all of it or none.
     async fn put(&self, mut place: Url, payload: Payload<'_>) -> Result<(), RegistryError> {
         place.query_pairs_mut().append_pair("digest", self.digest.as_str());
-        let mut call = self.call(Method::PUT, place, payload);
-        call.headers.push((CONTENT_TYPE, OCTETS.to_owned()));
-        let response = self.http.send(&call).await?;
-        match response.status().as_u16() {
-            201 | 204 => Ok(()),
-            _ => Err(self.http.unexpected(&call, response).await),
-        }
+        let call = self.call(Method::PUT, place).with(CONTENT_TYPE, OCTETS).sending(payload);
+        self.http.expect(&call, &[201, 204]).await.map(drop)
     }
 
     /// Asks the registry what it has, and sends the rest. `false` where it knows nothing of the upload any more, or does
@@ -209,13 +194,13 @@ impl Session<'_> {
         let Some(mut place) = state.place.clone() else { return Ok(false) };
         while state.there < state.size {
             let to = state.there.saturating_add(state.part).min(state.size);
-            let mut call =
-                self.call(Method::PATCH, place, Payload::File { path: state.file, from: state.there, to });
-            call.headers.push((CONTENT_TYPE, OCTETS.to_owned()));
-            call.headers.push((CONTENT_RANGE, format!("{}-{}", state.there, to - 1)));
+            let part = Payload::File { path: state.file, from: state.there, to };
+            let range = format!("{}-{}", state.there, to - 1);
+            let call = self.call(Method::PATCH, place).with(CONTENT_TYPE, OCTETS).sending(part);
+            let call = call.with(CONTENT_RANGE, range);
             let response = self.http.send(&call).await?;
             if !matches!(response.status().as_u16(), 200..=204) {
-                let error = self.http.unexpected(&call, response).await;
+                let error = unexpected(&call, response).await;
                 tracing::debug!(error = %chain(&error), "the part is not taken");
                 return Ok(false);
             }
@@ -235,13 +220,24 @@ impl Session<'_> {
 
     /// Where the upload goes on, and how many bytes of it are there. `None` where the registry does not tell.
     async fn progress(&self, place: Url) -> Result<Option<(Url, u64)>, RegistryError> {
-        let call = self.call(Method::GET, place, Payload::None);
+        let call = self.call(Method::GET, place);
         let response = self.http.send(&call).await?;
         if !matches!(response.status().as_u16(), 200 | 202 | 204) {
             return Ok(None);
         }
         let there = header(response.headers(), &RANGE).and_then(bytes_there);
         Ok(there.map(|there| (location(&call, &response).unwrap_or_else(|_| call.url.clone()), there)))
+    }
+}
+
+/// Where the upload goes: absolute or relative, with or without a query.
+fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
+    let text =
+        header(response.headers(), &LOCATION).ok_or_else(|| call.protocol("202 without a location"))?;
+    let url = response.url().join(text).map_err(|_| call.protocol("its upload location is no address"))?;
+    match (call.url.scheme(), url.scheme()) {
+        (_, "https") | ("http", "http") => Ok(url),
+        _ => Err(call.protocol("its upload location is not reached through https")),
     }
 }
 

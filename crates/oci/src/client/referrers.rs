@@ -1,20 +1,19 @@
 //! Adapter: what refers to a manifest, at a registry: listed by the registry itself (distribution-spec 1.1), or
 //! by the tag that clients keep where it does not ("Referrers Tag Schema").
 
+use reqwest::{Method, header::ACCEPT};
+
 use super::{
-    RegistryError, RemoteRegistry,
-    contention::{MAX_TRIES, pause_before},
-    http::Call,
-    name::RemoteName,
-    pages::next_page,
+    auth::Scope,
+    error::RegistryError,
+    remote::RemoteRegistry,
+    retry::{MAX_TRIES, pause_before},
+    transport::RemoteName,
 };
 use crate::{
-    image::{Digest, Repository, Version},
-    oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, MAX_MANIFEST, media_type, referrers_tag},
+    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, Repository, Version, media_type,
+    referrers_tag,
 };
-
-/// Pages of referrers; a registry that gives more goes in circles.
-const MAX_PAGES: usize = 100;
 
 impl RemoteRegistry {
     /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
@@ -23,15 +22,13 @@ impl RemoteRegistry {
         repository: &Repository,
         bytes: &[u8],
     ) -> Result<Digest, RegistryError> {
-        let action = format!("push referrer to {repository}");
-        let protocol = |reason: String| RegistryError::Protocol {
-            host: RemoteName::of(repository).host,
-            action: action.clone(),
-            reason,
+        let unusable = |reason: String| {
+            let host = RemoteName::of(repository).host;
+            RegistryError::protocol(host, format!("push referrer to {repository}"), reason)
         };
-        let manifest = ImageManifest::parse(bytes).map_err(|error| protocol(error.to_string()))?;
-        let subject =
-            manifest.subject.as_ref().ok_or_else(|| protocol("the manifest has no subject".to_owned()))?;
+        let manifest = ImageManifest::parse(bytes).map_err(|error| unusable(error.to_string()))?;
+        let no_subject = || unusable("the manifest has no subject".to_owned());
+        let subject = manifest.subject.as_ref().ok_or_else(no_subject)?;
         let version = Version::Digest(Digest::of(bytes));
         let (digest, listed) =
             self.put_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await?;
@@ -53,12 +50,14 @@ impl RemoteRegistry {
     ) -> Result<(), RegistryError> {
         let Some(tag) = referrers_tag(subject) else { return Ok(()) };
         let version = Version::Tag(tag);
+        let is_listed =
+            |index: &ImageIndex| index.manifests.iter().any(|known| known.digest == referrer.digest);
         let _listing = self.listing.lock().await;
         let mut last = None;
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let mut index = self.listed_by_tag(repository, subject).await?;
-            if index.manifests.iter().any(|known| known.digest == referrer.digest) {
+            if is_listed(&index) {
                 return Ok(());
             }
             index.manifests.push(referrer.clone());
@@ -69,23 +68,13 @@ impl RemoteRegistry {
                 // reads a part of it, and answers 400 to a list that names it.
                 Err(error @ RegistryError::Protocol { .. }) => last = Some(error),
                 Err(error) => return Err(error),
-                Ok(_) if self.is_listed(repository, subject, referrer).await? => return Ok(()),
+                Ok(_) if is_listed(&self.listed_by_tag(repository, subject).await?) => return Ok(()),
                 Ok(_) => last = None,
             }
         }
         let gone =
             || unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times"));
         Err(last.unwrap_or_else(gone))
-    }
-
-    async fn is_listed(
-        &self,
-        repository: &Repository,
-        subject: &Digest,
-        referrer: &Descriptor,
-    ) -> Result<bool, RegistryError> {
-        let index = self.listed_by_tag(repository, subject).await?;
-        Ok(index.manifests.iter().any(|known| known.digest == referrer.digest))
     }
 
     /// The list that clients keep; an empty one where there is none.
@@ -137,40 +126,22 @@ impl RemoteRegistry {
     ) -> Result<Vec<Descriptor>, RegistryError> {
         let name = &RemoteName::of(repository);
         let action = format!("list referrers of {}@{subject}", name.path);
-        let protocol = |reason: String| RegistryError::Protocol {
-            host: name.host.clone(),
-            action: action.clone(),
-            reason,
-        };
-        let mut first = self.http.url(name, &format!("referrers/{subject}"), &action).await?;
+        let rest = format!("referrers/{subject}");
+        let mut call = self.http.call(Method::GET, name, Scope::Pull, &rest, &action).await?;
         if let Some(kind) = artifact_type {
-            first.query_pairs_mut().append_pair("artifactType", kind);
+            call.url.query_pairs_mut().append_pair("artifactType", kind);
         }
-        let mut next = Some(first);
         let mut found = Vec::new();
-        for _ in 0..MAX_PAGES {
-            let Some(url) = next.take() else { return Ok(found) };
-            let call = Call::get(name, &action, url).accepting(media_type::OCI_INDEX);
-            let mut response = self.http.send(&call).await?;
-            match response.status().as_u16() {
-                200 => {}
-                404 => return Ok(found),
-                _ => return Err(self.http.unexpected(&call, response).await),
-            }
-            next = next_page(&response);
-            let body = self.http.body(&call, &mut response, MAX_MANIFEST).await?;
-            let index = ImageIndex::parse(&body).map_err(|error| protocol(error.to_string()))?;
-            found.extend(index.manifests);
-        }
-        Err(protocol(format!("more than {MAX_PAGES} pages")))
+        let read = |page: &[u8]| {
+            found.extend(ImageIndex::parse(page).map_err(|error| error.to_string())?.manifests);
+            Ok(())
+        };
+        self.http.pages(call.with(ACCEPT, media_type::OCI_INDEX), read).await?;
+        Ok(found)
     }
 }
 
 fn unusable(repository: &Repository, version: &Version, reason: &str) -> RegistryError {
-    let name = RemoteName::of(repository);
-    RegistryError::Protocol {
-        host: name.host,
-        action: format!("list referrers in {}{version}", name.path),
-        reason: reason.to_owned(),
-    }
+    let RemoteName { host, path, .. } = RemoteName::of(repository);
+    RegistryError::protocol(host, format!("list referrers in {path}{version}"), reason)
 }

@@ -1,26 +1,21 @@
 //! Adapter: reading from several places, mirrors first.
 
-use super::RegistryError;
-use crate::{fault::chain, image::Repository, net::Net};
+use std::sync::Arc;
+
+use super::{
+    error::{RegistryError, chain},
+    registry::Access,
+};
+use crate::Repository;
 
 /// Where what is read is looked for.
 pub(super) struct Places {
-    net: Net,
-    /// What is below this is never looked for elsewhere.
-    published: Option<String>,
+    pub(super) access: Arc<dyn Access>,
+    /// `host[:port][/prefix]`; what is below this is never looked for elsewhere.
+    pub(super) published: Option<String>,
 }
 
 impl Places {
-    /// Every repository's mirrors, as the site has them.
-    pub(super) fn new(net: Net) -> Self {
-        Self { net, published: None }
-    }
-
-    /// The same, but for what is below `place` (`host[:port][/prefix]`).
-    pub(super) fn but_not_below(self, place: String) -> Self {
-        Self { published: Some(place), ..self }
-    }
-
     fn of(&self, repository: &Repository) -> Vec<Repository> {
         let below = |place: &String| {
             repository.as_str().strip_prefix(place.as_str()).is_some_and(|rest| rest.starts_with('/'))
@@ -28,7 +23,7 @@ impl Places {
         if self.published.as_ref().is_some_and(below) {
             vec![repository.clone()]
         } else {
-            self.net.image_candidates(repository)
+            self.access.candidates(repository)
         }
     }
 
@@ -40,7 +35,7 @@ impl Places {
         repository: &Repository,
         ask: impl Fn(Repository) -> Answer,
     ) -> Result<Option<T>, RegistryError> {
-        let mut fault = None;
+        let mut failure = None;
         for place in self.of(repository) {
             let is_mirror = place != *repository;
             match ask(place.clone()).await {
@@ -60,11 +55,11 @@ impl Places {
                         tracing::warn!(%repository, mirror = %place, error = %chain(&error), "the mirror cannot be used");
                     }
                     // The last one is the repository's own, or of the last mirror that may be asked.
-                    fault = Some(error);
+                    failure = Some(error);
                 }
             }
         }
-        fault.map_or(Ok(None), Err)
+        failure.map_or(Ok(None), Err)
     }
 
     /// The first list that is not empty.

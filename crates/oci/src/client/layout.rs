@@ -7,20 +7,23 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::{self, BufReader, ErrorKind, Read, Write},
+    io::{self, BufReader, ErrorKind, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use sha2::Digest as _;
+use fs_err::{self as fs, File};
+use futures::TryStreamExt as _;
+use tokio_util::io::ReaderStream;
 
-use super::{BlobSource, BlobStream, Registry, RegistryError, StoredManifest, Upload, stream::stream_file};
+use super::{
+    error::RegistryError,
+    registry::{BlobSource, BlobStream, Registry, StoredManifest, Upload},
+    stream::{CHUNK, blocking, copy_verified, digest_of, replace, save, write_verified},
+};
 use crate::{
-    image::{Digest, Repository, Tag, Version},
-    oci::{
-        AnyManifest, Descriptor, ImageIndex, ImageManifest, MAX_MANIFEST, annotations::REF_NAME, media_type,
-    },
+    AnyManifest, Descriptor, Digest, ImageIndex, ImageManifest, MAX_MANIFEST, Repository, Tag, Version,
+    annotations::REF_NAME, media_type,
 };
 
 /// What every layout has in `oci-layout`.
@@ -46,31 +49,27 @@ impl LayoutRegistry {
 
     fn prepare(&self) -> Result<(), RegistryError> {
         let blobs = self.root.join("blobs/sha256");
-        fs::create_dir_all(&blobs).map_err(RegistryError::io(format!("create {}", blobs.display())))?;
+        fs::create_dir_all(&blobs)?;
         let marker = self.root.join("oci-layout");
         if !marker.exists() {
-            replace(&marker, |file| file.write_all(LAYOUT))?;
+            replace(&marker, LAYOUT)?;
         }
         Ok(())
     }
 
-    /// What the layout lists, whoever wrote it; nothing without an `index.json`.
+    /// What the layout lists, whichever tool wrote it; nothing without an `index.json`.
     pub fn index(&self) -> Result<ImageIndex, RegistryError> {
         let path = self.root.join("index.json");
         let bytes = match read_bounded(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(ImageIndex::empty()),
-            Err(error) => return Err(RegistryError::io(format!("read {}", path.display()))(error)),
+            Err(error) => return Err(error.into()),
         };
         ImageIndex::parse(&bytes).map_err(|error| self.protocol("read its index", &error.to_string()))
     }
 
     pub(super) fn protocol(&self, action: &str, reason: &str) -> RegistryError {
-        RegistryError::Protocol {
-            host: self.describe(),
-            action: action.to_owned(),
-            reason: reason.to_owned(),
-        }
+        RegistryError::protocol(self.describe(), action, reason)
     }
 
     fn find(
@@ -92,28 +91,16 @@ impl LayoutRegistry {
     /// The manifest that a descriptor names.
     pub fn read(&self, descriptor: &Descriptor) -> Result<StoredManifest, RegistryError> {
         let path = self.blob(&descriptor.digest);
-        let action = format!("read {}", path.display());
-        let bytes = read_bounded(&path).map_err(RegistryError::io(action.as_str()))?;
-        let found = Digest::of(&bytes);
-        if found != descriptor.digest {
-            return Err(RegistryError::Digest { action, wanted: descriptor.digest.clone(), found });
-        }
-        Ok(StoredManifest { digest: found, media_type: descriptor.media_type.clone(), bytes })
+        let bytes = read_bounded(&path)?;
+        let digest = digest_of(&bytes, Some(&descriptor.digest), &format!("read {}", path.display()))?;
+        Ok(StoredManifest { digest, media_type: descriptor.media_type.clone(), bytes })
     }
 
     /// The file of a blob, whose content has the digest. Blocks.
     pub fn verified_blob(&self, digest: &Digest) -> Result<PathBuf, RegistryError> {
         let place = self.blob(digest);
-        let action = format!("read {}", place.display());
-        let file = File::open(&place).map_err(RegistryError::io(action.as_str()))?;
-        let mut from = Hashing { inner: file, hash: sha2::Sha256::new() };
-        io::copy(&mut from, &mut io::sink()).map_err(RegistryError::io(action.as_str()))?;
-        let found = Digest::from_sha256(&from.hash.finalize().into());
-        if found == *digest {
-            Ok(place)
-        } else {
-            Err(RegistryError::Digest { action, wanted: digest.clone(), found })
-        }
+        copy_verified(File::open(&place)?, io::sink(), digest, &format!("read {}", place.display()))?;
+        Ok(place)
     }
 
     fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload, RegistryError> {
@@ -122,19 +109,8 @@ impl LayoutRegistry {
         if place.exists() {
             return Ok(Upload::Present);
         }
-        let mut from = Hashing { inner: from, hash: sha2::Sha256::new() };
-        let mut sent = 0;
-        let temporary = temporary_beside(&place, |file| {
-            sent = io::copy(&mut from, file)?;
-            Ok(())
-        })?;
-        let found = Digest::from_sha256(&from.hash.finalize().into());
-        if found != *digest {
-            let action = format!("copy {what} to {}", self.describe());
-            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
-        }
-        persist(temporary, &place)?;
-        Ok(Upload::Sent(sent))
+        let action = format!("copy {what} to {}", self.describe());
+        write_verified(from, digest, &place, &action).map(Upload::Sent)
     }
 
     fn push_image(
@@ -145,12 +121,11 @@ impl LayoutRegistry {
         bytes: &[u8],
     ) -> Result<Digest, RegistryError> {
         let action = format!("add {repository}{version}");
-        let digest = Digest::of(bytes);
-        if let Version::Digest(wanted) = version
-            && *wanted != digest
-        {
-            return Err(RegistryError::Digest { action, wanted: wanted.clone(), found: digest });
-        }
+        let wanted = match version {
+            Version::Digest(wanted) => Some(wanted),
+            Version::Tag(_) => None,
+        };
+        let digest = digest_of(bytes, wanted, &action)?;
         self.prepare()?;
         let manifest =
             AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, &error.to_string()))?;
@@ -190,7 +165,7 @@ impl LayoutRegistry {
             ..Descriptor::new(media_type, digest.clone(), bytes.len() as u64)
         });
         let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
-        replace(&self.root.join("index.json"), |file| file.write_all(&text))?;
+        replace(&self.root.join("index.json"), &text)?;
         Ok(digest)
     }
 
@@ -222,24 +197,9 @@ impl LayoutRegistry {
 
     /// Waits for other writers. The lock goes with the file handle, also when farrier is killed.
     pub(super) fn lock(&self) -> Result<File, RegistryError> {
-        let path = self.root.join(LOCK);
-        let action = || RegistryError::io(format!("lock {}", path.display()));
-        let file = File::create(&path).map_err(action())?;
-        file.lock().map_err(action())?;
+        let file = File::create(self.root.join(LOCK))?;
+        file.lock()?;
         Ok(file)
-    }
-
-    fn copy_out(&self, digest: &Digest, to: &Path) -> Result<(), RegistryError> {
-        let place = self.blob(digest);
-        let action = format!("copy {} to {}", place.display(), to.display());
-        let file = File::open(&place).map_err(RegistryError::io(action.as_str()))?;
-        let mut from = Hashing { inner: file, hash: sha2::Sha256::new() };
-        let temporary = temporary_beside(to, |file| io::copy(&mut from, file).map(drop))?;
-        let found = Digest::from_sha256(&from.hash.finalize().into());
-        if found != *digest {
-            return Err(RegistryError::Digest { action, wanted: digest.clone(), found });
-        }
-        persist(temporary, to)
     }
 
     /// File work away from the asynchronous threads.
@@ -248,12 +208,7 @@ impl LayoutRegistry {
         work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
     ) -> Result<T, RegistryError> {
         let layout = self.clone();
-        match tokio::task::spawn_blocking(move || work(&layout)).await {
-            Ok(result) => result,
-            Err(stopped) => {
-                Err(RegistryError::io(format!("use {}", self.describe()))(io::Error::other(stopped)))
-            }
-        }
+        blocking(move || work(&layout)).await
     }
 }
 
@@ -262,53 +217,11 @@ pub(super) fn is_of(name: &str, repository: &Repository) -> bool {
     name.strip_prefix(repository.as_str()).is_some_and(|rest| rest.starts_with([':', '@']))
 }
 
-struct Hashing<R> {
-    inner: R,
-    hash: sha2::Sha256,
-}
-
-impl<R: Read> Read for Hashing<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.hash.update(&buffer[..count]);
-        Ok(count)
-    }
-}
-
 pub(super) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // One more than is allowed, so that what is too long is refused where it is parsed.
     BufReader::new(File::open(path)?).take(MAX_MANIFEST as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-fn temporary_beside(
-    place: &Path,
-    fill: impl FnOnce(&mut File) -> io::Result<()>,
-) -> Result<tempfile::NamedTempFile, RegistryError> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let directory = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let action = || RegistryError::io(format!("write {}", place.display()));
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".farrier-")
-        // A layout is handed on to other users; tempfile's own default is for its owner only.
-        .permissions(fs::Permissions::from_mode(0o644))
-        .tempfile_in(directory)
-        .map_err(action())?;
-    fill(temporary.as_file_mut()).map_err(action())?;
-    Ok(temporary)
-}
-
-fn persist(temporary: tempfile::NamedTempFile, place: &Path) -> Result<(), RegistryError> {
-    let action = format!("rename to {}", place.display());
-    temporary.persist(place).map(drop).map_err(|error| RegistryError::io(action)(error.error))
-}
-
-pub(super) fn replace(
-    place: &Path,
-    fill: impl FnOnce(&mut File) -> io::Result<()>,
-) -> Result<(), RegistryError> {
-    persist(temporary_beside(place, fill)?, place)
 }
 
 #[async_trait::async_trait]
@@ -346,8 +259,7 @@ impl Registry for LayoutRegistry {
     ) -> Result<Upload, RegistryError> {
         let (digest, path) = (digest.clone(), file.to_owned());
         self.blocking(move |layout| {
-            let file = File::open(&path).map_err(RegistryError::io(format!("open {}", path.display())))?;
-            layout.push_file(&digest, file, &path.display().to_string())
+            layout.push_file(&digest, File::open(&path)?, &path.display().to_string())
         })
         .await
     }
@@ -359,11 +271,17 @@ impl Registry for LayoutRegistry {
         source: Arc<dyn BlobSource>,
     ) -> Result<Upload, RegistryError> {
         let digest = digest.clone();
-        self.blocking(move |layout| {
-            let from = source.open().map_err(RegistryError::io(format!("read blob {digest}")))?;
-            layout.push_file(&digest, from, "blob")
-        })
-        .await
+        self.blocking(move |layout| layout.push_file(&digest, source.open()?, "blob")).await
+    }
+
+    async fn mount_blob(
+        &self,
+        _repository: &Repository,
+        digest: &Digest,
+        _from: &Repository,
+    ) -> Result<bool, RegistryError> {
+        // All repositories of a layout share their blobs.
+        Ok(self.blob(digest).exists())
     }
 
     async fn push_bytes(&self, _repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
@@ -373,12 +291,12 @@ impl Registry for LayoutRegistry {
 
     async fn fetch_blob(
         &self,
-        _repository: &Repository,
+        repository: &Repository,
         digest: &Digest,
         to: &Path,
     ) -> Result<(), RegistryError> {
-        let (digest, to) = (digest.clone(), to.to_owned());
-        self.blocking(move |layout| layout.copy_out(&digest, &to)).await
+        let action = format!("copy {} to {}", self.blob(digest).display(), to.display());
+        save(self.open_blob(repository, digest).await?, digest, to, action).await
     }
 
     async fn open_blob(
@@ -386,10 +304,8 @@ impl Registry for LayoutRegistry {
         _repository: &Repository,
         digest: &Digest,
     ) -> Result<BlobStream, RegistryError> {
-        let place = self.blob(digest);
-        let action = format!("read {}", place.display());
-        let file = tokio::fs::File::open(&place).await.map_err(RegistryError::io(action.as_str()))?;
-        Ok(stream_file(file, action))
+        let file = fs::tokio::File::open(self.blob(digest)).await?;
+        Ok(Box::pin(ReaderStream::with_capacity(file, CHUNK).map_err(RegistryError::from)))
     }
 
     async fn push_manifest(

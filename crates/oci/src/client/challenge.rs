@@ -15,7 +15,7 @@ pub(super) enum Challenge {
     },
 }
 
-/// The challenges of one header, in its order; schemes that farrier does not know are left out.
+/// The challenges of one header, in its order; unknown schemes are left out.
 pub(super) fn parse(header: &str) -> Vec<Challenge> {
     let mut challenges = Vec::new();
     let mut current: Option<(String, Vec<(String, String)>)> = None;

@@ -2,22 +2,21 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
-    io::{ErrorKind, Write as _},
+    io::ErrorKind,
     path::Path,
     time::{Duration, SystemTime},
 };
 
-use super::{
-    LayoutRegistry, RegistryError,
-    layout::{is_of, read_bounded, replace},
-};
-use crate::{
-    image::{Digest, Repository},
-    oci::{AnyManifest, annotations::REF_NAME},
-};
+use fs_err as fs;
 
-/// A blob that nothing names may be on its way into an image; after so long it was left by somebody who was killed.
+use super::{
+    error::RegistryError,
+    layout::{LayoutRegistry, is_of, read_bounded},
+    stream::replace,
+};
+use crate::{AnyManifest, Digest, Repository, annotations::REF_NAME};
+
+/// A blob that nothing names may be on its way into an image; after so long it was left by a process that was killed.
 const LEFT_BEHIND: Duration = Duration::from_hours(24);
 
 impl LayoutRegistry {
@@ -38,7 +37,7 @@ impl LayoutRegistry {
         }
         let action = format!("delete {repository}@{digest}");
         let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
-        replace(&self.root.join("index.json"), |file| file.write_all(&text))?;
+        replace(&self.root.join("index.json"), &text)?;
         let mut named = BTreeSet::new();
         for descriptor in index.manifests {
             self.add_blobs(descriptor.digest, &mut named);
@@ -68,12 +67,10 @@ impl LayoutRegistry {
         }
     }
 
-    /// Removes the blobs that were the deleted manifest's own, and those that somebody left behind.
+    /// Removes the blobs that were the deleted manifest's own, and those that a killed process left behind.
     fn sweep(&self, named: &BTreeSet<Digest>, own: &BTreeSet<Digest>) -> Result<(), RegistryError> {
-        let directory = self.root.join("blobs/sha256");
-        let listing = || RegistryError::io(format!("list {}", directory.display()));
-        for entry in fs::read_dir(&directory).map_err(listing())? {
-            let entry = entry.map_err(listing())?;
+        for entry in fs::read_dir(self.root.join("blobs/sha256"))? {
+            let entry = entry?;
             let name = entry.file_name();
             let Ok(digest) = format!("sha256:{}", name.to_string_lossy()).parse::<Digest>() else { continue };
             if named.contains(&digest) {
@@ -81,9 +78,7 @@ impl LayoutRegistry {
             }
             if own.contains(&digest) || is_left_behind(&entry.path()) {
                 match fs::remove_file(entry.path()) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => {
-                        return Err(RegistryError::io(format!("remove {}", entry.path().display()))(error));
-                    }
+                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
                     _ => {}
                 }
             }

@@ -1,0 +1,271 @@
+//! Errors of registries, and why a connection to one failed.
+
+use std::{error::Error, io};
+
+use rustls::{AlertDescription, CertificateError};
+
+use crate::Digest;
+
+/// What a registry answered, or did not.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// No connection, or it broke. Transient, unless it is a matter of certificates.
+    #[error("reach {host} to {action}")]
+    Unreachable {
+        /// The registry.
+        host: String,
+        /// What was to be done.
+        action: String,
+        /// Why there is no connection.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// 5xx, 429. Transient.
+    #[error("{host} answered {status} to {action}")]
+    Server {
+        /// The registry.
+        host: String,
+        /// HTTP status.
+        status: u16,
+        /// What was to be done.
+        action: String,
+    },
+    /// 401, 403, or no credentials for a registry that wants some. Permanent.
+    #[error("{host} refused to {action}: {reason}")]
+    Denied {
+        /// The registry.
+        host: String,
+        /// What was to be done.
+        action: String,
+        /// The registry's words.
+        reason: String,
+    },
+    /// Anything else that it answered. Permanent.
+    #[error("{host} gave an unusable answer to {action}: {reason}")]
+    Protocol {
+        /// The registry.
+        host: String,
+        /// What was to be done.
+        action: String,
+        /// The registry's words, or what is wrong with its answer.
+        reason: String,
+    },
+    /// The registry is set up so that nothing can be deleted. Permanent.
+    #[error("{host} does not allow to {action}")]
+    NoDeletion {
+        /// The registry.
+        host: String,
+        /// What was to be done.
+        action: String,
+    },
+    /// Content that is not what its digest says. Transient once, then permanent.
+    #[error("{action}: content is {found}, wanted {wanted}")]
+    Digest {
+        /// What was done.
+        action: String,
+        /// What was asked for.
+        wanted: Digest,
+        /// What came.
+        found: Digest,
+    },
+    /// A file of this machine.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Options that cannot be used, such as a CA file without certificates. Permanent.
+    #[error("{what}: {reason}")]
+    Options {
+        /// Which option.
+        what: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// [`super::Access`] sent nothing: a host that may not be asked, a client certificate that cannot be shown.
+    #[error("{source}")]
+    NotSent {
+        /// Why not.
+        source: Box<dyn Error + Send + Sync>,
+        /// May it be sent later, without any change?
+        transient: bool,
+    },
+    /// A [`super::Retrying`] was told to stop.
+    #[error("interrupted")]
+    Cancelled,
+}
+
+impl RegistryError {
+    /// An answer that cannot be used.
+    pub fn protocol(
+        host: impl Into<String>,
+        action: impl Into<String>,
+        reason: impl ToString,
+    ) -> RegistryError {
+        Self::Protocol { host: host.into(), action: action.into(), reason: reason.to_string() }
+    }
+
+    /// May the same request succeed later, without any change?
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Unreachable { source, .. } => {
+                connection_problem(source.as_ref()) == ConnectionProblem::Broken
+            }
+            Self::Server { .. } | Self::Digest { .. } => true,
+            Self::NotSent { transient, .. } => *transient,
+            Self::Denied { .. }
+            | Self::Protocol { .. }
+            | Self::NoDeletion { .. }
+            | Self::Io(_)
+            | Self::Options { .. }
+            | Self::Cancelled => false,
+        }
+    }
+
+    /// Was the registry out of reach, or did it fail?
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Server { .. })
+    }
+}
+
+/// Why a connection did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionProblem {
+    /// The server's certificate is of an authority that is not trusted.
+    Certificate,
+    /// The server's certificate has expired, or is not valid yet.
+    CertificateTime,
+    /// The server's certificate is another host's.
+    CertificateName,
+    /// The server does not accept our certificate, or wants one and got none.
+    ClientCertificate,
+    /// The other side does not speak TLS.
+    NotTls,
+    /// Refused, timed out, no such host, reset.
+    Broken,
+}
+
+/// Finds out why there is no connection.
+pub fn connection_problem(error: &(dyn Error + 'static)) -> ConnectionProblem {
+    let Some(error) = causes(error).find_map(|cause| cause.downcast_ref::<rustls::Error>()) else {
+        return ConnectionProblem::Broken;
+    };
+    match error {
+        rustls::Error::InvalidCertificate(error) => match error {
+            CertificateError::Expired
+            | CertificateError::ExpiredContext { .. }
+            | CertificateError::NotValidYet
+            | CertificateError::NotValidYetContext { .. } => ConnectionProblem::CertificateTime,
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+                ConnectionProblem::CertificateName
+            }
+            _ => ConnectionProblem::Certificate,
+        },
+        rustls::Error::NoCertificatesPresented => ConnectionProblem::Certificate,
+        rustls::Error::AlertReceived(alert) if is_about_our_certificate(*alert) => {
+            ConnectionProblem::ClientCertificate
+        }
+        rustls::Error::InvalidMessage(_) => ConnectionProblem::NotTls,
+        _ => ConnectionProblem::Broken,
+    }
+}
+
+/// RFC 8446, 6.2.
+fn is_about_our_certificate(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+            | AlertDescription::CertificateRequired
+    )
+}
+
+/// The TCP connection stood, and TLS did not: then there may be plain HTTP. A certificate that is not trusted is no
+/// reason to do without. Some servers hang up on a greeting that they do not understand.
+pub(super) fn speaks_something_else(error: &(dyn Error + 'static)) -> bool {
+    let hung_up = |error: &io::Error| {
+        matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)
+    };
+    match connection_problem(error) {
+        ConnectionProblem::NotTls => true,
+        ConnectionProblem::Broken => {
+            causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>()).any(hung_up)
+        }
+        _ => false,
+    }
+}
+
+/// An error and its causes. An `io::Error` does not list the error that it wraps among them, only that
+/// one's, so it is opened here.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| {
+        match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(inner) => Some(inner),
+            None => error.source(),
+        }
+    })
+}
+
+/// An error with its causes, on one line.
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.ends_with(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// The start of an answer's body in printable form: a registry's own words, a proxy's page, garbage.
+pub fn excerpt(body: &[u8]) -> String {
+    #[derive(serde::Deserialize)]
+    struct Answer {
+        errors: Vec<Entry>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        #[serde(default)]
+        code: String,
+        #[serde(default)]
+        message: String,
+    }
+    let text = match serde_json::from_slice::<Answer>(body) {
+        Ok(Answer { errors }) if !errors.is_empty() => errors
+            .iter()
+            .map(|Entry { code, message }| format!("{code}: {message}"))
+            .collect::<Vec<_>>()
+            .join("; "),
+        _ => String::from_utf8_lossy(body).into_owned(),
+    };
+    let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { ' ' } else { c };
+    let words: String = text.chars().take(2000).map(printable).collect();
+    let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
+    if words.chars().count() > 160 {
+        format!("{}...", words.chars().take(160).collect::<String>())
+    } else {
+        words
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn excerpts_are_short_and_printable() {
+        insta::assert_snapshot!(
+            excerpt(br#"{"errors":[{"code":"DENIED","message":"no\u001b[31m way","detail":1}]}"#),
+            @"DENIED: no [31m way"
+        );
+        insta::assert_snapshot!(excerpt(b"<html>\r\n\x1b]0;x\x07\xff hello"), @"<html> ]0;x hello");
+        assert_eq!(excerpt("x".repeat(5000).as_bytes()).len(), 163);
+        assert_eq!(excerpt(b""), "");
+    }
+}

@@ -1,0 +1,258 @@
+//! Adapter: one request of the protocol, with authorization, and which answers are errors.
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use fs_err::tokio::File;
+use futures::{Stream, StreamExt as _};
+use reqwest::{
+    Body, Method, Request, Response,
+    header::{AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, LINK},
+};
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+use tokio_util::io::ReaderStream;
+use url::Url;
+
+use super::{
+    auth::{Authorizer, Scope, authority_of, explain},
+    error::{RegistryError, excerpt},
+    registry::{Access, BlobSource},
+    stream::{CHUNK, read_source},
+    transport::{RemoteName, Transport, body_start, next_chunk},
+};
+use crate::MAX_MANIFEST;
+
+/// Read of an error's body.
+const MAX_ERROR_BODY: usize = 8 << 10;
+/// Pages of one list; a registry that gives more goes in circles.
+const MAX_PAGES: usize = 1000;
+
+/// What is sent along.
+pub(super) enum Payload<'a> {
+    None,
+    Bytes(Bytes),
+    /// The bytes of a file from one offset to another.
+    File {
+        path: &'a Path,
+        from: u64,
+        to: u64,
+    },
+    Source(Arc<dyn BlobSource>),
+}
+
+/// One request of the protocol.
+pub(super) struct Call<'a> {
+    pub name: &'a RemoteName,
+    pub scope: Scope,
+    /// In words, such as `fetch manifest of drivers/x:1`.
+    pub action: &'a str,
+    pub method: Method,
+    pub url: Url,
+    pub headers: Vec<(HeaderName, String)>,
+    pub payload: Payload<'a>,
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn new(method: Method, name: &'a RemoteName, scope: Scope, action: &'a str, url: Url) -> Self {
+        Self { name, scope, action, method, url, headers: Vec::new(), payload: Payload::None }
+    }
+
+    pub(super) fn with(mut self, header: HeaderName, value: impl Into<String>) -> Self {
+        self.headers.push((header, value.into()));
+        self
+    }
+
+    pub(super) fn sending(self, payload: Payload<'a>) -> Self {
+        Self { payload, ..self }
+    }
+
+    pub(super) fn protocol(&self, reason: impl ToString) -> RegistryError {
+        RegistryError::protocol(&self.name.host, self.action, reason)
+    }
+}
+
+/// Requests with authorization.
+pub(super) struct Http {
+    transport: Transport,
+    authorizer: Authorizer,
+}
+
+impl Http {
+    pub(super) fn new(access: Arc<dyn Access>) -> Self {
+        Self { transport: Transport::new(access), authorizer: Authorizer::default() }
+    }
+
+    /// A request about `rest` (`manifests/1.0`) of the repository.
+    pub(super) async fn call<'a>(
+        &self,
+        method: Method,
+        name: &'a RemoteName,
+        scope: Scope,
+        rest: &str,
+        action: &'a str,
+    ) -> Result<Call<'a>, RegistryError> {
+        Ok(Call::new(method, name, scope, action, self.transport.url(name, rest, action).await?))
+    }
+
+    /// Sends the request. Statuses other than the expected ones are errors.
+    pub(super) async fn expect(&self, call: &Call<'_>, statuses: &[u16]) -> Result<Response, RegistryError> {
+        let response = self.send(call).await?;
+        if statuses.contains(&response.status().as_u16()) {
+            return Ok(response);
+        }
+        Err(unexpected(call, response).await)
+    }
+
+    /// Sends the request, answering challenges. Refusals and server faults come back as errors, every other
+    /// status as a response.
+    pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
+        let Call { name, scope, action, .. } = *call;
+        // Uploads may be sent elsewhere; credentials are only for the registry itself.
+        let own_host = authority_of(&call.url) == name.authority;
+        let mut header = if own_host { self.authorizer.known(name, scope).await } else { None };
+        let mut challenged = false;
+        loop {
+            let mut request = Request::new(call.method.clone(), call.url.clone());
+            for (key, value) in &call.headers {
+                let value = HeaderValue::from_str(value).map_err(|error| RegistryError::Options {
+                    what: format!("header {key} to {action}"),
+                    reason: error.to_string(),
+                })?;
+                request.headers_mut().append(key, value);
+            }
+            if let Some(value) = &header {
+                request.headers_mut().insert(AUTHORIZATION, value.clone());
+            }
+            let sent_by = (!own_host).then_some(name.host.as_str());
+            let mut response = self.transmit(call, request, sent_by).await?;
+            // Once: the second answer is to what the first 401 led to.
+            if response.status().as_u16() == 401 && !challenged && own_host {
+                challenged = true;
+                let new = self
+                    .authorizer
+                    .answer(&self.transport, name, scope, action, &response, header.as_ref())
+                    .await?;
+                if new.is_some() {
+                    header = new;
+                    continue;
+                }
+            }
+            let (host, action) = (name.host.clone(), action.to_owned());
+            return match response.status().as_u16() {
+                status @ (401 | 403) => {
+                    let words = excerpt(&body_start(&mut response, MAX_ERROR_BODY).await);
+                    let reason = match (status, words.is_empty()) {
+                        (401, _) => explain(&self.transport, name, header.as_ref()),
+                        (_, true) => "403 without a reason".to_owned(),
+                        (_, false) => words,
+                    };
+                    Err(RegistryError::Denied { host, action, reason })
+                }
+                status @ (429 | 500..=599) => Err(RegistryError::Server { host, status, action }),
+                _ => Ok(response),
+            };
+        }
+    }
+
+    async fn transmit(
+        &self,
+        call: &Call<'_>,
+        mut request: Request,
+        sent_by: Option<&str>,
+    ) -> Result<Response, RegistryError> {
+        match &call.payload {
+            Payload::None => {}
+            Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.clone().into()),
+            Payload::File { path, from, to } => {
+                let mut file = File::open(path).await?;
+                file.seek(io::SeekFrom::Start(*from)).await?;
+                let length = to.saturating_sub(*from);
+                let stream = ReaderStream::with_capacity(file.take(length), CHUNK);
+                return self.transmit_stream(call, request, sent_by, stream, length).await;
+            }
+            Payload::Source(source) => {
+                let stream = read_source(Arc::clone(source));
+                return self.transmit_stream(call, request, sent_by, stream, source.size()).await;
+            }
+        }
+        self.transport.execute(request, call.action, &call.name.host, sent_by).await
+    }
+
+    async fn transmit_stream(
+        &self,
+        call: &Call<'_>,
+        mut request: Request,
+        sent_by: Option<&str>,
+        stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+        size: u64,
+    ) -> Result<Response, RegistryError> {
+        let moved = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&moved);
+        let stream = stream.inspect(move |chunk| {
+            let bytes = chunk.as_ref().map_or(0, Bytes::len);
+            counter.fetch_add(bytes as u64, Ordering::Relaxed);
+        });
+        request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
+        *request.body_mut() = Some(Body::wrap_stream(stream));
+        self.transport.execute_moving(request, &moved, call.action, &call.name.host, sent_by).await
+    }
+
+    /// Reads a list that comes page by page; one that is not there has no pages. `read` says what is wrong with a page.
+    pub(super) async fn pages(
+        &self,
+        mut call: Call<'_>,
+        mut read: impl FnMut(&[u8]) -> Result<(), String> + Send,
+    ) -> Result<(), RegistryError> {
+        for _ in 0..MAX_PAGES {
+            let mut response = self.expect(&call, &[200, 404]).await?;
+            if response.status().as_u16() == 404 {
+                return Ok(());
+            }
+            let next = next_page(&response);
+            let page = body(&call, &mut response).await?;
+            read(&page).map_err(|reason| call.protocol(reason))?;
+            let Some(url) = next else { return Ok(()) };
+            call.url = url;
+        }
+        Err(call.protocol(format!("more than {MAX_PAGES} pages")))
+    }
+}
+
+/// The error for a status that is none of the expected ones.
+pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> RegistryError {
+    let status = response.status().as_u16();
+    let words = excerpt(&body_start(&mut response, MAX_ERROR_BODY).await);
+    call.protocol(if words.is_empty() { status.to_string() } else { format!("{status}, {words}") })
+}
+
+/// A whole body, if it is no longer than manifests and lists may be.
+pub(super) async fn body(call: &Call<'_>, response: &mut Response) -> Result<Vec<u8>, RegistryError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = next_chunk(response, &call.name.host, call.action).await? {
+        if body.len() + chunk.len() > MAX_MANIFEST {
+            return Err(call.protocol(format!("more than {MAX_MANIFEST} bytes")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+pub(super) fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+/// The address of the next page (RFC 8288), on the same host only.
+fn next_page(response: &Response) -> Option<Url> {
+    let link = header(response.headers(), &LINK)?;
+    let (target, parameters) = link.strip_prefix('<')?.split_once('>')?;
+    let next = parameters.replace('"', "").split(';').any(|p| p.trim() == "rel=next");
+    let url = response.url().join(target).ok()?;
+    (next && url.origin() == response.url().origin()).then_some(url)
+}

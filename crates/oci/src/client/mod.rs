@@ -1,0 +1,28 @@
+//! Adapter: where images are kept: a registry (OCI distribution protocol) or a layout directory, behind one trait.
+
+mod auth;
+mod challenge;
+mod error;
+mod http;
+mod layout;
+mod layout_sweep;
+mod location;
+mod mirrored;
+mod referrers;
+mod registry;
+mod remote;
+mod retry;
+mod retrying;
+mod stream;
+mod transport;
+mod upload;
+
+pub use self::{
+    error::{ConnectionProblem, RegistryError, chain, connection_problem, excerpt},
+    layout::LayoutRegistry,
+    location::{LocationError, RegistryLocation},
+    registry::{Access, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
+    remote::RemoteRegistry,
+    retry::{MAX_TRIES, pause_before, retry_delay},
+    retrying::Retrying,
+};

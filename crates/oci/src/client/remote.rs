@@ -1,0 +1,318 @@
+//! Adapter: a registry that speaks the OCI distribution protocol (distribution-spec 1.1; registries from
+//! Docker's 2.x on).
+
+use std::{path::Path, sync::Arc};
+
+use bytes::Bytes;
+use reqwest::{
+    Method,
+    header::{ACCEPT, CONTENT_TYPE, HeaderName},
+};
+use serde::Deserialize;
+
+use super::{
+    auth::Scope,
+    error::{RegistryError, excerpt},
+    http::{Http, Payload, body, header, unexpected},
+    mirrored::Places,
+    registry::{Access, BlobSource, BlobStream, Registry, StoredManifest, Upload},
+    stream::{digest_of, save},
+    transport::{RemoteName, next_chunk},
+};
+use crate::{Descriptor, Digest, Repository, Tag, Version, media_type};
+
+/// A registry that lists referrers itself says so with this (distribution spec, "Pushing Manifests with
+/// Subject").
+const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
+const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+/// Tags asked for at once.
+const TAGS_PAGE: usize = 1000;
+
+/// Registries over HTTP. One client serves every host.
+pub struct RemoteRegistry {
+    description: String,
+    pub(super) http: Http,
+    /// Held while a list of referrers is read and written back.
+    pub(super) listing: tokio::sync::Mutex<()>,
+    places: Places,
+}
+
+impl RemoteRegistry {
+    /// Prepares the client; nothing is contacted. `description` is for people.
+    pub fn new(description: String, access: &(impl Access + Clone + 'static)) -> Self {
+        let access: Arc<dyn Access> = Arc::new(access.clone());
+        Self {
+            description,
+            http: Http::new(Arc::clone(&access)),
+            listing: tokio::sync::Mutex::new(()),
+            places: Places { access, published: None },
+        }
+    }
+
+    /// The same, with a place (`host[:port][/prefix]`) below which nothing is looked for at mirrors: what is published
+    /// is where it was put.
+    #[must_use]
+    pub fn publishing_below(mut self, place: String) -> Self {
+        self.places.published = Some(place);
+        self
+    }
+
+    pub(super) async fn exists(
+        &self,
+        name: &RemoteName,
+        digest: &Digest,
+        scope: Scope,
+    ) -> Result<bool, RegistryError> {
+        let action = format!("look for blob {digest} in {}", name.path);
+        let call = self.http.call(Method::HEAD, name, scope, &format!("blobs/{digest}"), &action).await?;
+        Ok(self.http.expect(&call, &[200, 404]).await?.status().as_u16() == 200)
+    }
+
+    pub(super) async fn manifest_at(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("fetch manifest of {}{version}", name.path);
+        let call = self.http.call(Method::GET, name, Scope::Pull, &manifests(version), &action).await?;
+        let call = call.with(ACCEPT, media_type::MANIFESTS.join(", "));
+        let mut response = self.http.expect(&call, &[200, 404]).await?;
+        if response.status().as_u16() == 404 {
+            return Ok(None);
+        }
+        let said = header(response.headers(), &CONTENT_TYPE)
+            .and_then(|value| value.split(';').next())
+            .map(|value| value.trim().to_owned());
+        let promised = header(response.headers(), &CONTENT_DIGEST).and_then(|value| value.parse().ok());
+        let bytes = body(&call, &mut response).await?;
+        let wanted = match version {
+            Version::Digest(wanted) => Some(wanted),
+            Version::Tag(_) => promised.as_ref(),
+        };
+        let digest = digest_of(&bytes, wanted, &action)?;
+        let media_type = media_type_of(&bytes, said.as_deref())
+            .ok_or_else(|| call.protocol(format!("not a manifest: {}", excerpt(&bytes))))?;
+        Ok(Some(StoredManifest { digest, media_type, bytes }))
+    }
+
+    /// Puts a manifest. The second digest is that of the subject which the registry lists it under.
+    pub(super) async fn put_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<(Digest, Option<Digest>), RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("push manifest to {}{version}", name.path);
+        let wanted = match version {
+            Version::Digest(wanted) => Some(wanted),
+            Version::Tag(_) => None,
+        };
+        let digest = digest_of(bytes, wanted, &action)?;
+        let call = self.http.call(Method::PUT, name, Scope::Push, &manifests(version), &action).await?;
+        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
+        let call = call.with(CONTENT_TYPE, media_type).sending(payload);
+        let response = self.http.expect(&call, &[200, 201, 202]).await?;
+        let subject = header(response.headers(), &OCI_SUBJECT).and_then(|text| text.parse().ok());
+        Ok((digest, subject))
+    }
+
+    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        #[derive(Deserialize)]
+        struct TagList {
+            tags: Option<Vec<String>>,
+        }
+        let name = &RemoteName::of(repository);
+        let action = format!("list tags of {}", name.path);
+        let rest = format!("tags/list?n={TAGS_PAGE}");
+        let call = self.http.call(Method::GET, name, Scope::Pull, &rest, &action).await?;
+        let mut tags = Vec::new();
+        let read = |page: &[u8]| {
+            let list: TagList =
+                serde_json::from_slice(page).map_err(|_| format!("not a list of tags: {}", excerpt(page)))?;
+            // What is no tag cannot be one that is looked for.
+            tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
+            Ok(())
+        };
+        self.http.pages(call.with(ACCEPT, "application/json"), read).await?;
+        Ok(tags)
+    }
+
+    /// Asks for a blob, and gives its bytes as they come.
+    async fn blob_at(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+        let name = RemoteName::of(repository);
+        let action = fetching(&name, digest);
+        let rest = format!("blobs/{digest}");
+        let call = self.http.call(Method::GET, &name, Scope::Pull, &rest, &action).await?;
+        let response = self.http.expect(&call, &[200]).await?;
+        let host = name.host;
+        Ok(Box::pin(futures::stream::try_unfold(response, move |mut response| {
+            let (host, action) = (host.clone(), action.clone());
+            async move {
+                let chunk = next_chunk(&mut response, &host, &action).await?;
+                Ok(chunk.map(|chunk| (chunk, response)))
+            }
+        })))
+    }
+}
+
+fn fetching(name: &RemoteName, digest: &Digest) -> String {
+    format!("fetch blob {digest} of {}", name.path)
+}
+
+fn manifests(version: &Version) -> String {
+    match version {
+        Version::Tag(tag) => format!("manifests/{tag}"),
+        Version::Digest(digest) => format!("manifests/{digest}"),
+    }
+}
+
+#[async_trait::async_trait]
+impl Registry for RemoteRegistry {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    async fn manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+    ) -> Result<Option<StoredManifest>, RegistryError> {
+        self.places.first_of(repository, |place| async move { self.manifest_at(&place, version).await }).await
+    }
+
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+        self.places.first_list_of(repository, |place| async move { self.tags_at(&place).await }).await
+    }
+
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        let ask = |place| async move {
+            let found = self.exists(&RemoteName::of(&place), digest, Scope::Pull).await?;
+            Ok(found.then_some(()))
+        };
+        Ok(self.places.first_of(repository, ask).await?.is_some())
+    }
+
+    async fn push_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        file: &Path,
+    ) -> Result<Upload, RegistryError> {
+        self.upload_file(repository, digest, file).await
+    }
+
+    async fn push_blob_from(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        source: Arc<dyn BlobSource>,
+    ) -> Result<Upload, RegistryError> {
+        let size = source.size();
+        self.upload_whole(repository, digest, size, Payload::Source(source)).await
+    }
+
+    async fn mount_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        from: &Repository,
+    ) -> Result<bool, RegistryError> {
+        let (name, source) = (&RemoteName::of(repository), RemoteName::of(from));
+        if name.host != source.host {
+            return Ok(false);
+        }
+        let action = format!("mount blob {digest} of {} in {}", source.path, name.path);
+        let mut call = self.http.call(Method::POST, name, Scope::Push, "blobs/uploads/", &action).await?;
+        call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
+        // With 202 an upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
+        Ok(self.http.expect(&call, &[201, 202]).await?.status().as_u16() == 201)
+    }
+
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
+        self.upload_whole(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
+    }
+
+    async fn fetch_blob(
+        &self,
+        repository: &Repository,
+        digest: &Digest,
+        to: &Path,
+    ) -> Result<(), RegistryError> {
+        let fetch = |place| async move {
+            let action = fetching(&RemoteName::of(&place), digest);
+            save(self.blob_at(&place, digest).await?, digest, to, action).await.map(Some)
+        };
+        self.places.first_of(repository, fetch).await.map(drop)
+    }
+
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+        let open = |place| async move { self.blob_at(&place, digest).await.map(Some) };
+        self.places.first_of(repository, open).await?.ok_or_else(|| {
+            let action = format!("fetch blob {digest} of {repository}");
+            RegistryError::protocol(RemoteName::of(repository).host, action, "no place to look for it")
+        })
+    }
+
+    async fn push_manifest(
+        &self,
+        repository: &Repository,
+        version: &Version,
+        media_type: &str,
+        bytes: &[u8],
+    ) -> Result<Digest, RegistryError> {
+        self.put_manifest(repository, version, media_type, bytes).await.map(|(digest, _)| digest)
+    }
+
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+        self.push_with_subject(repository, bytes).await
+    }
+
+    async fn referrers(
+        &self,
+        repository: &Repository,
+        subject: &Digest,
+        artifact_type: Option<&str>,
+    ) -> Result<Vec<Descriptor>, RegistryError> {
+        let list = |place| async move { self.list_referrers(&place, subject, artifact_type).await };
+        self.places.first_list_of(repository, list).await
+    }
+
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+        let name = &RemoteName::of(repository);
+        let action = format!("delete manifest {digest} of {}", name.path);
+        let rest = format!("manifests/{digest}");
+        let call = self.http.call(Method::DELETE, name, Scope::Delete, &rest, &action).await?;
+        let response = self.http.send(&call).await?;
+        match response.status().as_u16() {
+            200..=204 => Ok(true),
+            404 => Ok(false),
+            status => match unexpected(&call, response).await {
+                // The specification's status for this is 405; the code is the same everywhere.
+                RegistryError::Protocol { host, action, reason }
+                    if status == 405 || reason.contains("UNSUPPORTED") =>
+                {
+                    Err(RegistryError::NoDeletion { host, action })
+                }
+                error => Err(error),
+            },
+        }
+    }
+}
+
+/// A manifest's own word, else the header's; `None` when the bytes are no JSON object.
+fn media_type_of(bytes: &[u8], said: Option<&str>) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Shape {
+        media_type: Option<String>,
+        #[serde(rename = "schemaVersion")]
+        _schema_version: serde::de::IgnoredAny,
+    }
+    let shape: Shape = serde_json::from_slice(bytes).ok()?;
+    let said = said.filter(|said| media_type::MANIFESTS.contains(said)).map(str::to_owned);
+    Some(shape.media_type.or(said).unwrap_or_else(|| media_type::OCI_MANIFEST.to_owned()))
+}

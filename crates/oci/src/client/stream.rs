@@ -1,0 +1,150 @@
+//! Adapter: blobs on their way: from a reader to a registry, from a registry to a file.
+
+use std::{
+    fs::Permissions,
+    io::{self, BufWriter, Read, Write},
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use futures::{Stream, StreamExt as _, TryStreamExt as _};
+use sha2::{Digest as _, Sha256};
+use tempfile::NamedTempFile;
+use tokio_util::io::{ReaderStream, StreamReader, SyncIoBridge};
+
+use super::{
+    error::RegistryError,
+    registry::{BlobSource, BlobStream},
+};
+use crate::Digest;
+
+/// Read at once.
+pub(super) const CHUNK: usize = 256 << 10;
+
+/// The source's bytes, read away from the asynchronous threads. A source that fails ends the stream with its error.
+pub(super) fn read_source(
+    source: Arc<dyn BlobSource>,
+) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
+    let (to, from) = tokio::io::duplex(4 * CHUNK);
+    let reading = tokio::task::spawn_blocking(move || {
+        let mut to = BufWriter::with_capacity(CHUNK, SyncIoBridge::new(to));
+        io::copy(&mut source.open()?, &mut to)?;
+        to.flush()
+    });
+    let end = async move { reading.await.unwrap_or_else(|stopped| Err(stopped.into())).err().map(Err) };
+    ReaderStream::with_capacity(from, CHUNK).chain(futures::stream::once(end).filter_map(std::future::ready))
+}
+
+/// Writes a blob into a file, which appears whole and with the content that its digest says, or not at all.
+pub(super) async fn save(
+    stream: BlobStream,
+    digest: &Digest,
+    to: &Path,
+    action: String,
+) -> Result<(), RegistryError> {
+    let reader = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+    let (digest, to) = (digest.clone(), to.to_owned());
+    blocking(move || write_verified(reader, &digest, &to, &action).map(drop)).await
+}
+
+/// The same from a reader. Returns how many bytes there are.
+pub(super) fn write_verified(
+    from: impl Read,
+    digest: &Digest,
+    to: &Path,
+    action: &str,
+) -> Result<u64, RegistryError> {
+    let mut file = BufWriter::with_capacity(CHUNK, temporary_beside(to)?);
+    let size = copy_verified(from, &mut file, digest, action).map_err(|error| of_file(error, to))?;
+    let temporary = file.into_inner().map_err(|error| named(&error.into_error(), to))?;
+    persist(temporary, to)?;
+    Ok(size)
+}
+
+/// Copies content that must have the digest. Returns how many bytes there are.
+pub(super) fn copy_verified(
+    from: impl Read,
+    mut to: impl Write,
+    digest: &Digest,
+    action: &str,
+) -> Result<u64, RegistryError> {
+    let mut from = Hashing { inner: from, hash: Sha256::new() };
+    let size = io::copy(&mut from, &mut to).map_err(|error| match error.downcast::<RegistryError>() {
+        // What a stream from a registry failed with.
+        Ok(error) => error,
+        Err(error) => error.into(),
+    })?;
+    let found = Digest::from_sha256(&from.hash.finalize().into());
+    if found == *digest {
+        return Ok(size);
+    }
+    Err(RegistryError::Digest { action: action.to_owned(), wanted: digest.clone(), found })
+}
+
+/// The digest of the bytes, which is the one that is wanted.
+pub(super) fn digest_of(
+    bytes: &[u8],
+    wanted: Option<&Digest>,
+    action: &str,
+) -> Result<Digest, RegistryError> {
+    let found = Digest::of(bytes);
+    match wanted {
+        Some(wanted) if *wanted != found => {
+            Err(RegistryError::Digest { action: action.to_owned(), wanted: wanted.clone(), found })
+        }
+        _ => Ok(found),
+    }
+}
+
+/// Writes a file anew, whole or not at all.
+pub(super) fn replace(place: &Path, content: &[u8]) -> Result<(), RegistryError> {
+    let mut temporary = temporary_beside(place)?;
+    temporary.write_all(content).map_err(|error| named(&error, place))?;
+    persist(temporary, place)
+}
+
+fn temporary_beside(place: &Path) -> io::Result<NamedTempFile> {
+    let directory = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    tempfile::Builder::new()
+        .prefix(".farrier-")
+        // A layout is handed on to other users; tempfile's own default is for its owner only.
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(directory)
+}
+
+fn persist(temporary: NamedTempFile, place: &Path) -> Result<(), RegistryError> {
+    temporary.persist(place).map(drop).map_err(|error| named(&error.error, place).into())
+}
+
+fn named(error: &io::Error, place: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("write {}: {error}", place.display()))
+}
+
+fn of_file(error: RegistryError, place: &Path) -> RegistryError {
+    match error {
+        RegistryError::Io(error) => named(&error, place).into(),
+        error => error,
+    }
+}
+
+/// Work on files, away from the asynchronous threads.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
+) -> Result<T, RegistryError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(io::Error::from(stopped).into()))
+}
+
+struct Hashing<R> {
+    inner: R,
+    hash: Sha256,
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        Ok(count)
+    }
+}

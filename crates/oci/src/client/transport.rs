@@ -1,0 +1,193 @@
+//! Adapter: HTTP to registries without authorization: schemes and timeouts.
+//!
+//! On reqwest and not on oci-client, which drops the token server's errors and goes on without a token
+//! (`get_auth_token`), so that wrong credentials look like missing images, and which cannot bound or
+//! time its transfers.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use reqwest::{Method, Request, Response};
+use tokio::time::timeout;
+use url::Url;
+
+use super::{
+    error::{RegistryError, speaks_something_else},
+    registry::Access,
+};
+use crate::{Repository, is_docker_hub};
+
+/// The host that serves what is named after Docker Hub.
+const HUB_API: &str = "registry-1.docker.io";
+/// Longest silence in either direction.
+const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// A repository as the protocol needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RemoteName {
+    /// `host[:port]` as people write it.
+    pub host: String,
+    /// `host[:port]` that is talked to.
+    pub authority: String,
+    /// The path below `/v2/`.
+    pub path: String,
+}
+
+impl RemoteName {
+    pub(super) fn of(repository: &Repository) -> Self {
+        let (host, path) = repository.normalised();
+        let authority = if is_docker_hub(&host) { HUB_API.to_owned() } else { host.clone() };
+        Self { host: repository.host().map_or(host, str::to_owned), authority, path }
+    }
+}
+
+/// Requests, and what is known of the hosts' schemes.
+pub(super) struct Transport {
+    pub(super) access: Arc<dyn Access>,
+    /// The scheme of each host that may be plain.
+    schemes: Mutex<HashMap<String, &'static str>>,
+}
+
+impl Transport {
+    pub(super) fn new(access: Arc<dyn Access>) -> Self {
+        Self { access, schemes: Mutex::default() }
+    }
+
+    /// `<scheme>://<host>/v2/<repository>/<rest>`.
+    pub(super) async fn url(
+        &self,
+        name: &RemoteName,
+        rest: &str,
+        action: &str,
+    ) -> Result<Url, RegistryError> {
+        let scheme = self.scheme(name, action).await?;
+        address(name, &format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path))
+    }
+
+    /// https, unless the host may be plain and does not speak TLS.
+    async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str, RegistryError> {
+        let authority = name.authority.as_str();
+        if !self.access.may_be_plain(authority) {
+            return Ok("https");
+        }
+        // A poisoned lock protects a map that is always consistent.
+        let schemes = || self.schemes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(scheme) = schemes().get(authority) {
+            return Ok(scheme);
+        }
+        let probe = Request::new(Method::HEAD, address(name, &format!("https://{authority}/v2/"))?);
+        let scheme = match self.execute(probe, action, &name.host, None).await {
+            Ok(_) => "https",
+            Err(RegistryError::Unreachable { source, .. }) if speaks_something_else(source.as_ref()) => {
+                "http"
+            }
+            Err(error) => return Err(error),
+        };
+        schemes().insert(authority.to_owned(), scheme);
+        Ok(scheme)
+    }
+
+    /// Sends a request whose body, if any, is in memory. `host` is the registry's.
+    pub(super) async fn execute(
+        &self,
+        request: Request,
+        action: &str,
+        host: &str,
+        sent_by: Option<&str>,
+    ) -> Result<Response, RegistryError> {
+        let sending = self.access.execute(request, action, host, sent_by);
+        timeout(IDLE_TIMEOUT, sending).await.unwrap_or_else(|_| Err(silent(host, action)))
+    }
+
+    /// Sends a request that streams a file; as long as it takes, if only something moves.
+    pub(super) async fn execute_moving(
+        &self,
+        request: Request,
+        moved: &AtomicU64,
+        action: &str,
+        host: &str,
+        sent_by: Option<&str>,
+    ) -> Result<Response, RegistryError> {
+        let mut sending = self.access.execute(request, action, host, sent_by);
+        let mut before = moved.load(Ordering::Relaxed);
+        loop {
+            if let Ok(answer) = timeout(IDLE_TIMEOUT, &mut sending).await {
+                return answer;
+            }
+            let now = moved.load(Ordering::Relaxed);
+            if now == before {
+                return Err(silent(host, action));
+            }
+            before = now;
+        }
+    }
+}
+
+fn address(name: &RemoteName, text: &str) -> Result<Url, RegistryError> {
+    Url::parse(text).map_err(|error| RegistryError::Options {
+        what: format!("repository {}/{}", name.host, name.path),
+        reason: error.to_string(),
+    })
+}
+
+fn silent(host: &str, action: &str) -> RegistryError {
+    let message = format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs());
+    RegistryError::Unreachable {
+        host: host.to_owned(),
+        action: action.to_owned(),
+        source: Box::new(io::Error::new(io::ErrorKind::TimedOut, message)),
+    }
+}
+
+/// The next part of an answer's body.
+pub(super) async fn next_chunk(
+    response: &mut Response,
+    host: &str,
+    action: &str,
+) -> Result<Option<Bytes>, RegistryError> {
+    let chunk = timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(|_| silent(host, action))?;
+    chunk.map_err(|error| RegistryError::Unreachable {
+        host: host.to_owned(),
+        action: action.to_owned(),
+        // The address may hold a signature that grants access.
+        source: Box::new(error.without_url()),
+    })
+}
+
+/// The first bytes of a body; for errors, whose own errors do not matter.
+pub(super) async fn body_start(response: &mut Response, limit: usize) -> Vec<u8> {
+    let mut body = Vec::new();
+    while body.len() < limit
+        && let Ok(Some(chunk)) = next_chunk(response, "", "").await
+    {
+        body.extend_from_slice(&chunk);
+    }
+    body.truncate(limit);
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_and_hub() {
+        let name = |text: &str| {
+            let RemoteName { host, authority, path } = RemoteName::of(&text.parse().unwrap());
+            (host, authority, path)
+        };
+        let texts = |h: &str, a: &str, p: &str| (h.to_owned(), a.to_owned(), p.to_owned());
+        assert_eq!(name("127.0.0.1:5000/a/b"), texts("127.0.0.1:5000", "127.0.0.1:5000", "a/b"));
+        assert_eq!(name("localhost/a"), texts("localhost", "localhost", "a"));
+        assert_eq!(name("docker.io/debian"), texts("docker.io", "registry-1.docker.io", "library/debian"));
+        assert_eq!(name("acme/x"), texts("docker.io", "registry-1.docker.io", "acme/x"));
+    }
+}

@@ -1,0 +1,168 @@
+//! Adapter: how the client of registries reaches hosts, and with which credentials; and what to do about its errors.
+
+use std::{error::Error, io, sync::Arc};
+
+use url::Url;
+
+use super::keyring::Keyring;
+use crate::{
+    image::Repository,
+    net::{Asker, Net, NetError, connection_hint},
+    site::HostPort,
+};
+use ::oci::client::{
+    Access, ConnectionProblem, Credential, LayoutRegistry, Registry, RegistryError, RegistryLocation,
+    RemoteRegistry, connection_problem,
+};
+
+/// How to talk to registries.
+#[derive(Clone, Debug, Default)]
+pub struct RegistryOptions {
+    /// Credentials.
+    pub credentials: Keyring,
+    /// How hosts are reached.
+    pub net: Net,
+}
+
+/// Gets ready to use a location, which the command line names; nothing is contacted yet. A remote registry serves every
+/// host, since a [`Repository`] holds its own; what is not below the location is looked for at the site's mirrors.
+pub fn connect(location: &RegistryLocation, options: &RegistryOptions) -> Arc<dyn Registry> {
+    match location {
+        RegistryLocation::Remote { host, .. } => {
+            if let Ok(host) = host.parse() {
+                options.net.name_host(host);
+            }
+            Arc::new(
+                RemoteRegistry::new(location.to_string(), options).publishing_below(location.to_string()),
+            )
+        }
+        RegistryLocation::Layout(path) => Arc::new(LayoutRegistry::new(path.clone())),
+    }
+}
+
+#[async_trait::async_trait]
+impl Access for RegistryOptions {
+    async fn execute(
+        &self,
+        request: reqwest::Request,
+        action: &str,
+        host: &str,
+        sent_by: Option<&str>,
+    ) -> Result<reqwest::Response, RegistryError> {
+        let sent = self.net.execute(request, &Asker { what: action, sent_by }).await;
+        sent.map_err(|error| match error {
+            NetError::Http { host: _, source } => RegistryError::Unreachable {
+                host: host.to_owned(),
+                action: action.to_owned(),
+                source: Box::new(source),
+            },
+            NetError::Options { what, reason } => RegistryError::Options { what, reason },
+            error @ NetError::Redirect { .. } => RegistryError::protocol(host, action, error),
+            error @ (NetError::Offline { .. } | NetError::Secret { .. }) => not_sent(error),
+        })
+    }
+
+    fn may_be_plain(&self, authority: &str) -> bool {
+        let host = authority.parse::<HostPort>();
+        host.is_ok_and(|host| self.net.allows_plain(&host) && !self.net.wants_tls(&host))
+    }
+
+    fn allows_plain(&self, url: &Url) -> bool {
+        HostPort::of_url(url).is_some_and(|host| self.net.allows_plain(&host))
+    }
+
+    fn candidates(&self, repository: &Repository) -> Vec<Repository> {
+        self.net.image_candidates(repository)
+    }
+
+    async fn credential(&self, host: &str, path: &str) -> Result<Option<Credential>, String> {
+        self.credentials.find(host, path).await
+    }
+
+    fn credentials_from(&self) -> String {
+        self.credentials.describe()
+    }
+}
+
+/// What keeps a request to a registry from being sent.
+pub fn not_sent(error: NetError) -> RegistryError {
+    RegistryError::NotSent { transient: error.is_transient(), source: Box::new(error) }
+}
+
+/// Was a host to be asked that `--offline` forbids?
+pub fn is_forbidden(error: &RegistryError) -> bool {
+    matches!(net_error(error), Some(NetError::Offline { .. }))
+}
+
+fn net_error(error: &RegistryError) -> Option<&NetError> {
+    match error {
+        RegistryError::NotSent { source, .. } => {
+            let source: &(dyn Error + 'static) = source.as_ref();
+            source.downcast_ref()
+        }
+        _ => None,
+    }
+}
+
+/// What to do about an error, where that is clear.
+pub fn hint(error: &RegistryError) -> Option<String> {
+    match error {
+        RegistryError::Unreachable { host, source, .. } => {
+            let problem = connection_problem(source.as_ref());
+            Some(match problem {
+                ConnectionProblem::NotTls => format!(
+                    "plain HTTP is only used for loopback; add --insecure-registry {host} if it is meant"
+                ),
+                problem => connection_hint(problem, host).unwrap_or_else(|| {
+                    format!("check that the registry runs and that {host} is its address")
+                }),
+            })
+        }
+        RegistryError::Denied { host, .. } => Some(format!(
+            "docker login {host}, with a user who may do this, or check the name of the repository"
+        )),
+        RegistryError::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
+            Some("free some space; nothing incomplete was left".to_owned())
+        }
+        RegistryError::NoDeletion { host, .. } => Some(format!(
+            "allow deletion at {host}: in docker-registry (distribution) with REGISTRY_STORAGE_DELETE_ENABLED=true or \
+             `storage: {{delete: {{enabled: true}}}}`, in others by their own settings"
+        )),
+        RegistryError::Digest { .. } => {
+            Some("the registry, or a proxy before it, alters or mixes up content".to_owned())
+        }
+        RegistryError::Server { host, .. } => {
+            Some(format!("see the log of the registry at {host}; it was asked several times"))
+        }
+        error => net_error(error).and_then(NetError::hint),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unreachable(source: impl Error + Send + Sync + 'static) -> RegistryError {
+        let (host, action) = ("r.example:5000".to_owned(), "list tags of drivers/x".to_owned());
+        RegistryError::Unreachable { host, action, source: Box::new(source) }
+    }
+
+    #[test]
+    fn problems_are_found_inside_wrapped_errors() {
+        let wrap = |error: rustls::Error| unreachable(io::Error::other(io::Error::other(error)));
+        let unknown_issuer = wrap(rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer));
+        assert!(!unknown_issuer.is_transient());
+        insta::assert_snapshot!(
+            hint(&unknown_issuer).unwrap(),
+            @"if r.example:5000 has a certificate of your own authority, set --ca-file, or `caFile` of the host in site.yaml"
+        );
+        let plain = wrap(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType));
+        insta::assert_snapshot!(
+            hint(&plain).unwrap(),
+            @"plain HTTP is only used for loopback; add --insecure-registry r.example:5000 if it is meant"
+        );
+        let refused = unreachable(io::Error::from(io::ErrorKind::ConnectionRefused));
+        assert!(refused.is_transient());
+        insta::assert_snapshot!(refused, @"reach r.example:5000 to list tags of drivers/x");
+    }
+}
