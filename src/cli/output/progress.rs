@@ -87,9 +87,10 @@ pub struct Bar {
 
 impl Bar {
     pub fn new() -> Self {
-        let target = match io::stderr().is_terminal() {
-            true => ProgressDrawTarget::stderr(),
-            false => ProgressDrawTarget::hidden(),
+        let target = if io::stderr().is_terminal() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(None, target);
         let template = "{prefix}: {bar:30} {bytes} of {total_bytes} {bytes_per_sec} [{elapsed}]";
