@@ -5,14 +5,14 @@
 use std::{collections::BTreeMap, hint::black_box, time::Instant};
 
 use farrier::{
-    image::{Definitions, Digest, DriverImage, ImageName},
+    image::{Definitions, Digest, DriverImage},
     kernel::{KernelFamily, KernelLabel, KernelRelease},
     kmod::Verdict,
     plan::{
-        ARCH_LABEL, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation, KERNEL_LABEL,
-        LiveDaemonSet, Manifests, MatrixInputs, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
-        ObjectVersion, Observed, Plan, PlanInputs, PodCount, Published, ResolvedImage, RolloutDecision,
-        UpdateStrategy, matrix, plan,
+        ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation,
+        KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
+        ObjectVersion, Observed, Phase, Plan, PlanInputs, PodCount, Published, Questions, Resolved,
+        ResolvedImage, RolloutDecision, UpdateStrategy, plan,
     },
 };
 use serde_json::json;
@@ -25,23 +25,25 @@ const RUNS: usize = 21;
 fn main() {
     let fleet = Fleet::new();
     let mut observed = Observed::default();
-    let first = fleet.plan(&observed);
-    assert_eq!(first.builds.len(), IMAGES * KERNELS);
-    for build in &first.builds {
+    let first = ask(&fleet, &mut observed);
+    assert_eq!(first.count(Phase::Missing), IMAGES * KERNELS);
+    for cell in first.builds() {
         let published = Published {
-            digest: Digest::of(build.cell.input_hash.to_string().as_bytes()),
-            input_hash: Some(build.cell.input_hash),
+            digest: Digest::of(cell.input_hash.to_string().as_bytes()),
+            input_hash: Some(cell.input_hash),
             exposed: None,
             verdict: Some(Verdict::Loads),
-            kernel_release: Some(build.cell.target.release.to_string()),
+            kernel_release: Some(cell.target.release.to_string()),
         };
-        observed.published.insert(build.cell.reference.clone(), published);
+        observed.published.insert(cell.reference.clone(), published);
     }
+    // What the union images are called is only known now.
+    ask(&fleet, &mut observed);
     for _ in 0..RUNS {
         let start = Instant::now();
-        let plan = black_box(fleet.plan(black_box(&observed)));
+        let plan = black_box(fleet.plan(black_box(&observed)).unwrap());
         println!("{:.3}", start.elapsed().as_secs_f64() * 1000.0);
-        assert_eq!((plan.builds.len(), plan.up_to_date.len()), (0, IMAGES * KERNELS));
+        assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Published)), (0, IMAGES * KERNELS));
         assert_eq!(plan.rollouts.len(), IMAGES);
         let held = |decision: &RolloutDecision| matches!(decision, RolloutDecision::Hold(_));
         // Mixed kernels: the strategies `image` hold, the others do not.
@@ -49,10 +51,22 @@ fn main() {
     }
 }
 
+/// The plan, when all that the planner asks about is not there.
+fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
+    loop {
+        match fleet.plan(observed) {
+            Ok(plan) => return plan,
+            Err(Questions { images, failures, signatures: _ }) => {
+                observed.absent.extend(images);
+                observed.failures.extend(failures.into_iter().map(|inputs| (inputs, None)));
+            }
+        }
+    }
+}
+
 struct Fleet {
     definitions: Definitions,
-    resolved: BTreeMap<ImageName, Result<ResolvedImage, String>>,
-    toolchains: BTreeMap<ImageName, Result<String, String>>,
+    resolved: Resolved,
     location: ImageLocation,
     snapshot: ClusterSnapshot,
 }
@@ -62,7 +76,7 @@ impl Fleet {
         let images: Vec<DriverImage> = (0..IMAGES).map(image).collect();
         let names = images.iter().map(|image| image.metadata.name.clone());
         let resolved = ResolvedImage { version: "25.10-1".to_owned(), ..ResolvedImage::default() };
-        let resolved = names.map(|name| (name, Ok(resolved.clone()))).collect();
+        let images_resolved = names.map(|name| (name, Ok(resolved.clone()))).collect();
         let family: KernelFamily = serde_json::from_value(json!({
             "apiVersion": "farrier.dev/v1alpha1",
             "kind": "KernelFamily",
@@ -75,14 +89,17 @@ impl Fleet {
         }))
         .unwrap();
         Self {
-            toolchains: [(family.metadata.name.clone(), Ok("toolchain-1".to_owned()))].into(),
+            resolved: Resolved {
+                images: images_resolved,
+                toolchains: [(family.metadata.name.clone(), Ok("toolchain-1".to_owned()))].into(),
+                ..Resolved::default()
+            },
             definitions: Definitions {
                 images: images.into_iter().map(|image| (image.metadata.name.clone(), image)).collect(),
                 families: vec![family],
                 templates: [("driver".to_owned(), TEMPLATE.to_owned())].into(),
                 ..Definitions::default()
             },
-            resolved,
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
             snapshot: ClusterSnapshot {
                 nodes: (0..NODES).map(node).collect(),
@@ -92,29 +109,18 @@ impl Fleet {
         }
     }
 
-    /// Both phases, as in a pass.
-    fn plan(&self, observed: &Observed) -> Plan {
-        let matrix = matrix(&MatrixInputs {
+    fn plan(&self, observed: &Observed) -> Result<Plan, Questions> {
+        plan(&PlanInputs {
             cells: CellInputs {
                 definitions: &self.definitions,
                 resolved: &self.resolved,
-                toolchains: &self.toolchains,
-                headers: &BTreeMap::new(),
-                published: &BTreeMap::new(),
-                trees: &BTreeMap::new(),
+                published: &observed.published,
                 location: &self.location,
             },
-            snapshot: &self.snapshot,
-            #[allow(clippy::default_trait_access, reason = "what announces is of no matter here")]
-            announced: &farrier::plan::Announcements::default(),
-        });
-        plan(&PlanInputs {
-            definitions: &self.definitions,
-            matrix: &matrix,
             observed,
             snapshot: &self.snapshot,
+            announced: &Announcements::default(),
             manifests: &Manifests::new(),
-            pullable: true,
             now: jiff::Timestamp::UNIX_EPOCH,
         })
     }

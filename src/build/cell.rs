@@ -7,7 +7,7 @@ use crate::{
     image::{Chains, Definitions, DriverImage, ImageName},
     kernel::KernelTarget,
     parts::{Parts, TargetError, image_location},
-    plan::{self, Cell},
+    plan::{self, Cell, CellInputs},
     resolve::resolve,
     template::Templates,
 };
@@ -20,7 +20,12 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
     for image in images {
-        let inputs = resolved.cell_inputs(&parts.definitions, &published, &location);
+        let inputs = CellInputs {
+            definitions: &parts.definitions,
+            resolved: &resolved,
+            published: &published,
+            location: &location,
+        };
         match plan::cell_for(&inputs, &mut templates, image, target) {
             Ok(cell) if image.metadata.name == *name => return Ok(cell),
             Ok(needed) => {
@@ -47,7 +52,12 @@ pub async fn dockerfile(
     let image = find(&parts.definitions, name)?;
     let resolved = resolve(parts, &[image], &BTreeSet::from([target.clone()])).await;
     let (location, published) = (image_location(&parts.location), BTreeMap::new());
-    let inputs = resolved.cell_inputs(&parts.definitions, &published, &location);
+    let inputs = CellInputs {
+        definitions: &parts.definitions,
+        resolved: &resolved,
+        published: &published,
+        location: &location,
+    };
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
 }

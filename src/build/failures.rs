@@ -14,18 +14,13 @@ use crate::{
 
 const KIND: &str = "failures";
 
-/// The recorded failures of the given inputs.
+/// The recorded failures of the given inputs; `None` where there is none.
 pub(crate) fn known_failures(
     cache: &Cache,
     hashes: impl IntoIterator<Item = InputHash>,
-) -> Result<BTreeMap<InputHash, Failure>, CacheError> {
-    let mut found = BTreeMap::new();
-    for hash in hashes {
-        if let Some(failure) = cache.read_record::<Failure>(KIND, &hash.to_string())? {
-            found.insert(hash, failure);
-        }
-    }
-    Ok(found)
+) -> Result<BTreeMap<InputHash, Option<Failure>>, CacheError> {
+    let look_up = |hash: InputHash| Ok((hash, cache.read_record(KIND, &hash.to_string())?));
+    hashes.into_iter().map(look_up).collect()
 }
 
 /// Remembers a permanent failure, forgets it after a success.

@@ -68,7 +68,8 @@ async fn build_alone(
         return Ok(BuildOutcome { cell, digest, built: None });
     }
     if !force
-        && let Some(failure) = known_failures(&parts.cache, [cell.input_hash])?.remove(&cell.input_hash)
+        && let Some(failure) =
+            known_failures(&parts.cache, [cell.input_hash])?.remove(&cell.input_hash).flatten()
         && failure.still_holds(image.spec.check)
     {
         let message = format!("the same inputs failed at {}: {}", failure.at, failure.message);

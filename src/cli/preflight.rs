@@ -147,14 +147,15 @@ impl Cluster for Announcing {
 fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> Answer<'a> {
     let planned: BTreeMap<&str, &PlannedNode> =
         plan.nodes.iter().map(|planned| (planned.node.as_str(), planned)).collect();
-    let unheard: BTreeMap<&str, String> =
-        plan.unheard.iter().map(|unheard| (unheard.node.as_str(), unheard.why.to_string())).collect();
+    let unused = plan.unused_announcements.iter();
+    let unused: BTreeMap<&str, String> =
+        unused.map(|unused| (unused.node.as_str(), unused.why.to_string())).collect();
     let nodes: Vec<Asked<'a>> = asked
         .iter()
         .map(|node| {
             let next = planned.get(node.as_str()).and_then(|planned| planned.next.as_deref());
             let message = next.is_none().then(|| {
-                let why = unheard.get(node.as_str()).cloned();
+                let why = unused.get(node.as_str()).cloned();
                 why.unwrap_or_else(|| "it is not known what it will need".to_owned())
             });
             Asked { node, ready: next.is_some_and(Next::is_ready), next, message }

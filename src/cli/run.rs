@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    controller::{Controller, PassReport},
+    controller::{Controller, PassReport, live},
     image::{Cpus, Memory},
     plan::Interest,
 };
@@ -67,12 +67,16 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
     if !args.once {
         return serve::serve(session, &args, controller, connection).await;
     }
-    let outcome = pass(session, &controller, cluster.as_ref()).await;
+    let outcome = once(session, controller, cluster).await;
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
-async fn pass(session: &Session, controller: &Controller, cluster: &dyn Cluster) -> Result<Exit, CliError> {
-    let report = controller.pass(cluster).await?;
+async fn once(
+    session: &Session,
+    controller: Controller,
+    cluster: Arc<dyn Cluster>,
+) -> Result<Exit, CliError> {
+    let report = live::run_once(controller, cluster).await?;
     session.show(&report, PassReport::text)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

@@ -1,26 +1,21 @@
-//! Adapter: one pass over a cluster: observe, plan, apply, report.
+//! Adapter: the steps of a pass over a cluster: plan, build, publish, roll out.
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use super::{
-    Controller, Memory, PassReport, RolloutReport, TargetReport,
-    apply::{label_nodes, prove},
-    broken_chains::BrokenChains,
-};
+use super::{Controller, Memory, TargetReport, apply::prove};
 use crate::{
-    build::{self, BuildOptions, Built, add_needs, known_failures, record_outcome},
+    build::{self, BuildOptions, Built, add_needs, record_outcome},
     cache::CacheError,
     cluster::{Cluster, ClusterError, Directory},
     fault::chain,
-    image::{DriverImage, ImageReference, RolloutSpec},
-    images::{LastRecord, contents, look_up_signatures, publish_union, record_kernels, sign_published},
+    image::{DriverImage, RolloutSpec},
+    images::{LastRecord, contents, publish_union, record_kernels, sign_published},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     parts::{TargetError, image_location},
     plan::{
-        self, Announcements, Cell, ClusterSnapshot, ImageLocation, Manifests, Matrix, MatrixInputs, Observed,
-        Plan, PlanInputs, PlannedRollout, PlannedSignature, PlannedUnion, RolloutDecision, images_in_use,
-        kernels_to_note, node_target,
+        self, Announcements, Cell, CellInputs, ClusterSnapshot, Manifests, Plan, PlanInputs, PlannedRollout,
+        PlannedSignature, PlannedUnion, images_in_use, kernels_to_note, node_target,
     },
     resolve::{resolve_more, tracked},
 };
@@ -42,22 +37,20 @@ pub struct Planned {
     pub plan: Plan,
     /// Was an outside system out of reach while it was made?
     pub unreachable: bool,
-    pub(super) matrix: Matrix,
+    pub(super) announced: Announcements,
     /// What it was made from.
     pub(super) snapshot: ClusterSnapshot,
 }
 
 /// How a build ended.
 pub(super) struct BuildEnd {
-    /// What is told of it.
     pub(super) report: TargetReport,
-    /// What kind of fault it met.
-    pub(super) fault: Option<Fault>,
+    pub(super) fault: Option<BuildFault>,
 }
 
 /// What follows from a failed build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(super) enum BuildFault {
     /// The same inputs fail again.
     Permanent,
     /// An outside system was out of reach.
@@ -68,7 +61,7 @@ pub(super) enum Fault {
     Stopped,
 }
 
-impl Fault {
+impl BuildFault {
     fn of(error: &TargetError) -> Self {
         match error {
             TargetError::Cancelled | TargetError::Fenced { .. } => Self::Stopped,
@@ -108,134 +101,34 @@ impl Controller {
             .collect();
         add_needs(&self.definitions, &mut called_for);
         resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
-        let location = self.image_location();
-        let matrix = loop {
-            let Memory { resolved, lookups, contents: _, signatures: _ } = &mut *memory;
-            let matrix = plan::matrix(&MatrixInputs {
-                cells: resolved.cell_inputs(&self.definitions, &lookups.published, &location),
-                snapshot: &snapshot,
-                announced: &announced,
-            });
-            // What a needed image exposes makes further cells: as often as the longest chain has images.
-            let references = matrix.cells.iter().flat_map(|cell| cell.references());
-            let news = self.look_up_more(references, lookups).await;
-            if !news || called_for.iter().all(|image| image.spec.needs.is_empty()) {
-                break matrix;
-            }
-        };
-        let unreachable = memory.resolved.unreachable;
         let manifests = self.manifests().await;
-        self.decide(matrix, snapshot, manifests, unreachable, memory).await
-    }
-
-    /// Asks the registry and the failure record, and decides.
-    async fn decide(
-        &self,
-        matrix: Matrix,
-        snapshot: ClusterSnapshot,
-        manifests: Manifests,
-        unreachable: bool,
-        memory: &mut Memory,
-    ) -> Result<Planned, PassError> {
-        let Memory { resolved: _, lookups, contents: known, signatures } = memory;
-        let failures = known_failures(&self.cache, matrix.cells.iter().map(|cell| cell.input_hash))?;
-        let contents = contents(self, &images_in_use(&snapshot, &self.definitions), known).await;
-        let mut observed = Observed {
-            published: lookups.published.clone(),
-            unreachable: lookups.failed.clone(),
-            failures,
-            contents,
-            signatures: signatures.clone(),
-        };
-        let now = jiff::Timestamp::now();
-        let decide = |observed: &Observed| {
-            plan::plan(&PlanInputs {
+        // Another process may have built meanwhile, and tags that are in use may have been moved.
+        memory.observed.failures.clear();
+        contents(self, &images_in_use(&snapshot, &self.definitions), &mut memory.observed.contents).await;
+        let (location, now) = (image_location(&self.location), jiff::Timestamp::now());
+        let plan = loop {
+            let Memory { resolved, observed, unreachable: _ } = &*memory;
+            let cells = CellInputs {
                 definitions: &self.definitions,
-                matrix: &matrix,
+                resolved,
+                published: &observed.published,
+                location: &location,
+            };
+            let inputs = PlanInputs {
+                cells,
                 observed,
                 snapshot: &snapshot,
+                announced: &announced,
                 manifests: &manifests,
-                pullable: self.image_location().pullable,
                 now,
-            })
+            };
+            match plan::plan(&inputs) {
+                Ok(plan) => break plan,
+                Err(questions) => self.answer(questions, memory).await?,
+            }
         };
-        let mut plan = decide(&observed);
-        // Which images there should be for several kernels is only known now, and of those whether they are signed
-        // when they have been looked up: members, then unions.
-        for _ in 0..3 {
-            let unions: Vec<&ImageReference> = plan.unions.iter().map(|union| &union.reference).collect();
-            self.look_up_more(unions.iter().copied(), lookups).await;
-            let found = unions.iter().any(|reference| lookups.published.contains_key(*reference));
-            if !(look_up_signatures(self, &plan.signable, signatures).await || found) {
-                break;
-            }
-            observed.published.clone_from(&lookups.published);
-            observed.signatures.clone_from(signatures);
-            plan = decide(&observed);
-        }
-        Ok(Planned { plan, unreachable: unreachable || lookups.unreachable, matrix, snapshot })
-    }
-
-    /// One pass. A target's failure does not stop the others; rollouts come last, decided anew from what
-    /// the registry then holds and the nodes then run (guarantee 1): a build may have taken an hour.
-    pub async fn pass(&self, cluster: &dyn Cluster) -> Result<PassReport, PassError> {
-        let mut memory = Memory::default();
-        let mut planned = self.plan_for(cluster.snapshot().await?, &mut memory).await?;
-        let mut unreachable = planned.unreachable;
-        let mut targets = Vec::new();
-        let plan = &planned.plan;
-        for planned in &plan.tags {
-            targets.push(self.add_tags(&planned.cell, &planned.digest, &planned.references).await);
-        }
-        for planned in &plan.signatures {
-            targets.push(self.sign_planned(planned).await);
-        }
-        let built = self.build_all(plan, &planned.snapshot, &mut memory).await?;
-        unreachable |= built.unreachable;
-        targets.extend(built.targets);
-        if !targets.is_empty() {
-            planned = self.plan(cluster).await?;
-            unreachable |= planned.unreachable;
-        }
-        if !planned.plan.unions.is_empty() && !self.cancel.is_cancelled() {
-            for union in &planned.plan.unions {
-                targets.push(self.unite(union).await);
-            }
-            planned = self.plan(cluster).await?;
-            unreachable |= planned.unreachable;
-        }
-        let rollouts = self.roll_out_all(cluster, &mut planned.plan).await;
-        label_nodes(self, cluster, &mut planned.plan.nodes).await;
-        self.record_kernels(&planned, &mut LastRecord::default()).await;
-        Ok(PassReport { targets, rollouts, plan: planned.plan, unreachable })
-    }
-
-    /// Makes what a plan says of rollouts; the plan then says how things stand. What a chain's other rollouts are about
-    /// stays as it is after one of them failed: its images fit one another and not those of before.
-    async fn roll_out_all(&self, cluster: &dyn Cluster, plan: &mut Plan) -> Vec<RolloutReport> {
-        let mut rollouts = Vec::new();
-        let mut broken = BrokenChains::of(&self.definitions);
-        for rollout in &mut plan.rollouts {
-            if self.cancel.is_cancelled() {
-                break;
-            }
-            if let Some(why) = broken.hold(rollout) {
-                rollouts.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
-                continue;
-            }
-            let error = self.roll_out(cluster, rollout).await.err();
-            if let Some(error) = &error {
-                broken.note(rollout, error);
-            }
-            // The plan in the report says how things stand now.
-            let planned = rollout.clone();
-            if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
-                rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
-                rollout.changes.clear();
-            }
-            rollouts.push(RolloutReport { planned, error });
-        }
-        rollouts
+        let unreachable = memory.resolved.unreachable || memory.unreachable;
+        Ok(Planned { plan, unreachable, announced, snapshot })
     }
 
     /// Builds one cell and records the outcome.
@@ -248,7 +141,7 @@ impl Controller {
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
                 let report = TargetReport::failed(subject, &error);
-                Ok(BuildEnd { report, fault: Some(Fault::of(&error)) })
+                Ok(BuildEnd { report, fault: Some(BuildFault::of(&error)) })
             }
         }
     }
@@ -284,7 +177,7 @@ impl Controller {
 
     /// Writes down which kernels are run or announced.
     pub(super) async fn record_kernels(&self, planned: &Planned, last: &mut LastRecord) {
-        let kernels = kernels_to_note(&planned.snapshot, &planned.matrix.announced);
+        let kernels = kernels_to_note(&planned.snapshot, &planned.announced);
         record_kernels(self, kernels, last).await;
     }
 
@@ -375,10 +268,6 @@ impl Controller {
             );
         }
         manifests
-    }
-
-    pub(super) fn image_location(&self) -> ImageLocation {
-        image_location(&self.location)
     }
 }
 

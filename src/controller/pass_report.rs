@@ -100,7 +100,7 @@ pub struct RolloutReport {
 }
 
 /// What a pass did.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PassReport {
     /// What became of each build.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::{StreamExt, stream};
 
 use crate::{
-    image::{ImageReference, Version},
+    image::ImageReference,
     oci::ImageFacts,
     parts::{AT_ONCE, Parts, image_location},
     plan::ImageContents,
@@ -18,27 +18,16 @@ pub(crate) async fn contents(
     parts: &Parts,
     images: &BTreeSet<String>,
     known: &mut BTreeMap<String, ImageContents>,
-) -> BTreeMap<String, ImageContents> {
-    known.retain(|image, _| images.contains(image));
+) {
+    known.retain(|image, _| images.contains(image) && image.contains("@sha256:"));
     let prefix = format!("{}/", image_location(&parts.location).prefix.trim_end_matches('/'));
     let wanted = images.iter().filter(|image| !known.contains_key(*image) && image.starts_with(&prefix));
     let found = stream::iter(wanted.filter_map(|image| Some((image, image.parse::<ImageReference>().ok()?))))
-        .map(|(image, reference)| async move {
-            let by_digest = matches!(reference.version, Version::Digest(_));
-            (image.clone(), by_digest, contents_of(parts, &reference).await)
-        })
+        .map(|(image, reference)| async move { Some((image.clone(), contents_of(parts, &reference).await?)) })
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<_>>()
         .await;
-    let mut all = known.clone();
-    for (image, by_digest, contents) in found {
-        let Some(contents) = contents else { continue };
-        if by_digest {
-            known.insert(image.clone(), contents.clone());
-        }
-        all.insert(image, contents);
-    }
-    all
+    known.extend(found.into_iter().flatten());
 }
 
 async fn contents_of(parts: &Parts, reference: &ImageReference) -> Option<ImageContents> {

@@ -16,7 +16,8 @@ use crate::{
     inputs::{self, FetchError, Kept, Lookup, bootstrap_key},
     kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
     parts::{Parts, TargetError},
-    resolve::{Resolved, resolve},
+    plan::Resolved,
+    resolve::resolve,
     store::{self, Kind, Stored},
 };
 

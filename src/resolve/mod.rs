@@ -10,42 +10,12 @@ pub(crate) use tracked::tracked;
 
 use crate::{
     fault::chain,
-    image::{
-        Definitions, Digest, DriverImage, ImageName, ImageReference, Need, Output, RuntimeBase, VersionSpec,
-    },
+    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec},
     inputs::{HostTreeLookup, bootstrap_key},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     parts::{AT_ONCE, Parts, TargetError},
-    plan::{CellInputs, EntrypointBinary, ImageLocation, Published, ResolvedImage, SignedWith, TreeKey},
+    plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey},
 };
-
-/// What definitions amount to at this moment.
-#[derive(Clone, Debug, Default)]
-pub struct Resolved {
-    /// Versions, sources, patches and bases of the images, or why they are not known.
-    pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
-    /// Identities of the families' toolchains, or why they are not known.
-    pub toolchains: BTreeMap<ImageName, Result<String, String>>,
-    /// Digests of the headers that users bring, nothing for those of packages, or why it is not known.
-    pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
-    /// Digests of the trees that users bring as needs, or why they are not known.
-    pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
-    /// Was an outside system out of reach?
-    pub unreachable: bool,
-}
-
-impl Resolved {
-    /// What cells are made from, with what the registry answered.
-    pub(crate) fn cell_inputs<'a>(
-        &'a self,
-        definitions: &'a Definitions,
-        published: &'a BTreeMap<ImageReference, Published>,
-        location: &'a ImageLocation,
-    ) -> CellInputs<'a> {
-        let Self { images, toolchains, headers, trees, unreachable: _ } = self;
-        CellInputs { definitions, resolved: images, toolchains, headers, published, trees, location }
-    }
-}
 
 /// Looks up what the given images, and the families of the given targets, amount to.
 pub(crate) async fn resolve(

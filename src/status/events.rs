@@ -157,9 +157,9 @@ pub struct StatusEvent {
     pub note: String,
 }
 
-/// What has been told, to tell what is new.
+/// How everything stood after the last pass, and which events were written lately: what is new is told from that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct EventHistory {
     /// Phase, digest and attempts of each DriverBuild.
     builds: BTreeMap<String, (Phase, Option<String>, u32)>,
     /// Kernels that nodes are ready for.
@@ -167,7 +167,7 @@ pub struct Told {
     /// Nodes that wait, and why.
     waiting: BTreeMap<String, String>,
     /// Nodes whose announcement is not used, and why.
-    unheard: BTreeMap<String, String>,
+    unused: BTreeMap<String, String>,
     /// Why rollout targets are held, or their rewrite failed.
     held: BTreeMap<Regarding, (EventReason, String)>,
     /// When what was told last.
@@ -176,8 +176,11 @@ pub struct Told {
 
 /// What is new in a view, and how many more events there would have been. The first view after a start tells of what the
 /// pass did and of nothing that only is as it was.
-pub fn events(before: Option<&Told>, view: &PassView<'_>) -> (Vec<StatusEvent>, usize, Told) {
-    let mut told = Told { last: before.map(|told| told.last.clone()).unwrap_or_default(), ..Told::default() };
+pub fn events(before: Option<&EventHistory>, view: &PassView<'_>) -> (Vec<StatusEvent>, usize, EventHistory) {
+    let mut told = EventHistory {
+        last: before.map(|told| told.last.clone()).unwrap_or_default(),
+        ..EventHistory::default()
+    };
     told.last.retain(|_, at| (view.now.duration_since(*at)).abs() < QUIET);
     let mut found = BTreeSet::new();
     rewrites(view, &mut found);
@@ -226,7 +229,7 @@ fn rewrites(view: &PassView<'_>, found: &mut BTreeSet<StatusEvent>) {
 }
 
 /// How everything stands now.
-fn states(view: &PassView<'_>, told: &mut Told) {
+fn states(view: &PassView<'_>, told: &mut EventHistory) {
     for entry in status_entries(view.plan, view.activity) {
         let digest = entry.row.digest.as_ref().map(ToString::to_string);
         let attempts = entry.activity.map_or(0, |activity| activity.attempts);
@@ -246,8 +249,8 @@ fn states(view: &PassView<'_>, told: &mut Told) {
             told.waiting.insert(left.node.clone(), left.why.to_string());
         }
     }
-    for unheard in &view.plan.unheard {
-        told.unheard.insert(unheard.node.clone(), unheard.why.to_string());
+    for unused in &view.plan.unused_announcements {
+        told.unused.insert(unused.node.clone(), unused.why.to_string());
     }
     for rollout in &view.plan.rollouts {
         let RolloutDecision::Hold(why) = &rollout.decision else { continue };
@@ -261,17 +264,21 @@ fn states(view: &PassView<'_>, told: &mut Told) {
     }
 }
 
-/// What kind of hold it is, by the stable word of its JSON form.
+/// What kind of hold it is.
 fn held(why: &HoldReason) -> EventReason {
-    let json = serde_json::to_value(why).unwrap_or_default();
-    match json.get("reason").and_then(serde_json::Value::as_str) {
-        Some("changed-back" | "fence-undone") => EventReason::RolloutConflict,
-        Some("rollout-failed" | "copy-failed") => EventReason::RolloutPutBack,
+    match why {
+        HoldReason::ChangedBack { .. } | HoldReason::FenceUndone { .. } => EventReason::RolloutConflict,
+        HoldReason::RolloutFailed { .. } | HoldReason::CopyFailed { .. } => EventReason::RolloutPutBack,
         _ => EventReason::RolloutHeld,
     }
 }
 
-fn of_builds(before: &Told, now: &Told, view: &PassView<'_>, found: &mut BTreeSet<StatusEvent>) {
+fn of_builds(
+    before: &EventHistory,
+    now: &EventHistory,
+    view: &PassView<'_>,
+    found: &mut BTreeSet<StatusEvent>,
+) {
     for entry in status_entries(view.plan, view.activity) {
         let name = name_of(entry.image, entry.target);
         let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };
@@ -297,7 +304,7 @@ fn of_builds(before: &Told, now: &Told, view: &PassView<'_>, found: &mut BTreeSe
     }
 }
 
-fn of_nodes(before: &Told, now: &Told, found: &mut BTreeSet<StatusEvent>) {
+fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<StatusEvent>) {
     let about = |name: &String| Regarding::Node(name.clone());
     for (name, kernel) in now.ready.iter().filter(|(name, kernel)| before.ready.get(*name) != Some(*kernel)) {
         let note = format!("every image that it will need for {kernel} is published");
@@ -315,7 +322,7 @@ fn of_nodes(before: &Told, now: &Told, found: &mut BTreeSet<StatusEvent>) {
             &format!("left alone until they agree: {why}"),
         ));
     }
-    for (name, why) in now.unheard.iter().filter(|(name, why)| before.unheard.get(*name) != Some(*why)) {
+    for (name, why) in now.unused.iter().filter(|(name, why)| before.unused.get(*name) != Some(*why)) {
         found.insert(event(EventReason::AnnouncementNotUsed, about(name), why));
     }
 }

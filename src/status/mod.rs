@@ -10,6 +10,6 @@ mod sink;
 
 pub use desired::{MANAGED_BY, Writes, desired, name_of, writes};
 pub use driver_build::{DriverBuild, DriverBuildSpec, DriverBuildStatus, crd, crd_yaml};
-pub use events::{EventReason, Regarding, StatusEvent, Told, events};
+pub use events::{EventHistory, EventReason, Regarding, StatusEvent, events};
 pub use history::History;
 pub use sink::{KubeStatus, Place};

@@ -18,7 +18,7 @@ use kube::{
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use super::{DriverBuild, History, Regarding, StatusEvent, Told, desired, events, writes};
+use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired, events, writes};
 use crate::{
     cluster::Fence,
     controller::live::{PassView, StatusSink},
@@ -67,7 +67,7 @@ struct State {
     /// Did the last list succeed?
     listed: bool,
     history: History,
-    told: Option<Told>,
+    told: Option<EventHistory>,
     /// Faults that were logged, so that each is logged once.
     logged: BTreeSet<String>,
 }

@@ -12,7 +12,7 @@ use crate::support::{
 use farrier::{
     cluster::Fence,
     controller::live::{PassView, StatusSink},
-    plan::{Activity, AnnouncementReason, Plan, SkipReason, Skipped, Unheard},
+    plan::{Activity, AnnouncementReason, Outcome, Plan, PlannedCell, SkipReason, UnusedAnnouncement},
     status::{KubeStatus, Place},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -46,7 +46,7 @@ impl Story {
     }
 
     fn calls_for(&mut self, release: &str) {
-        self.plan.skipped.push(Skipped {
+        self.plan.cells.push(PlannedCell {
             image: "hello".parse().unwrap(),
             target: farrier::kernel::KernelTarget {
                 os: "debian".parse().unwrap(),
@@ -54,7 +54,7 @@ impl Story {
                 release: release.parse().unwrap(),
                 arch: "amd64".parse().unwrap(),
             },
-            why: SkipReason::NoFamily,
+            outcome: Outcome::Skipped { why: SkipReason::NoFamily },
             nodes: 3,
             announced_by: Vec::new(),
         });
@@ -104,13 +104,13 @@ async fn objects_are_written_once_and_go_when_nothing_calls_for_them() {
         assert_eq!(story.lists(), 0);
     }
     let kept = story.names()[0].clone();
-    story.plan.skipped.truncate(1);
+    story.plan.cells.truncate(1);
     assert_eq!(story.pass(1).await, [""; 0]);
     assert_eq!(story.names().len(), 2, "labels may come back");
     assert_eq!(story.pass(10).await.len(), 1);
     assert_eq!(story.names(), [kept]);
 
-    story.plan.skipped[0].nodes = 4;
+    story.plan.cells[0].nodes = 4;
     let written = story.pass(1).await;
     assert_eq!(written.len(), 1);
     assert!(written[0].starts_with("patch driverbuilds.farrier.dev/status hello-"), "{written:?}");
@@ -123,7 +123,7 @@ async fn what_somebody_deleted_is_made_anew() {
     let mut story = Story::new(api, None);
     story.pass(0).await;
     story.api.delete(BUILDS, "farrier", &story.names()[0]);
-    story.plan.skipped[0].nodes = 4;
+    story.plan.cells[0].nodes = 4;
     story.pass(1).await;
     story.pass(1).await;
     assert_eq!(story.names().len(), 2);
@@ -141,7 +141,7 @@ async fn without_the_definition_the_rest_goes_on() {
     assert_eq!(story.pass(1).await, [""; 0]);
     assert_eq!(story.lists(), 0, "it is not asked for again at once");
     let why = AnnouncementReason::NoPlatform;
-    story.plan.unheard.push(Unheard { node: "n1".to_owned(), why });
+    story.plan.unused_announcements.push(UnusedAnnouncement { node: "n1".to_owned(), why });
     assert_eq!(story.pass(1).await.len(), 1);
     let events = story.api.list(EVENTS);
     assert_eq!(events.len(), 1);
@@ -161,8 +161,11 @@ async fn a_missing_right_stops_nothing_else() {
     api.deny("create", EVENTS);
     let mut story = Story::new(api, None);
     story.pass(0).await;
-    story.plan.unheard.push(Unheard { node: "n1".to_owned(), why: AnnouncementReason::NoPlatform });
-    story.plan.skipped[0].nodes = 4;
+    story
+        .plan
+        .unused_announcements
+        .push(UnusedAnnouncement { node: "n1".to_owned(), why: AnnouncementReason::NoPlatform });
+    story.plan.cells[0].nodes = 4;
     story.pass(1).await;
     assert_eq!(story.api.list(BUILDS)[0]["status"]["nodes"], 4);
     assert_eq!(story.api.list(EVENTS).len(), 0);

@@ -19,22 +19,23 @@ use super::{
 };
 use crate::{
     controller::{
-        Controller, TargetReport,
-        pass::{BuildEnd, Fault},
-        side_by_side::cost,
+        Controller, PassError, TargetReport,
+        pass::{BuildEnd, BuildFault},
     },
     fault::chain,
     image::Definitions,
-    parts::BuildLimits,
-    plan::{Activity, Cell, Plan, PlannedBuild},
+    plan::{Activity, Cell, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
 };
+
+/// What is said of a build that panicked, or whose outcome could not be recorded.
+pub(super) const BROKE_OFF: &str = "the build broke off; farrier's log says why";
 
 /// The builds of the loop.
 pub(super) struct Builds {
     queue: Queue,
     activity: SharedActivity,
-    tasks: JoinSet<Option<BuildEnd>>,
+    tasks: JoinSet<Result<BuildEnd, PassError>>,
     started: HashMap<Id, (Arc<Cell>, Instant)>,
     /// Ends the whole loop's builds.
     cancel: CancellationToken,
@@ -45,15 +46,16 @@ pub(super) struct Builds {
 /// A build that ended.
 pub(super) struct EndedBuild {
     pub(super) cell: Arc<Cell>,
-    end: Option<BuildEnd>,
+    /// How it ended; `None` where it panicked.
+    pub(super) end: Option<Result<BuildEnd, PassError>>,
     took: Duration,
 }
 
 impl Builds {
-    pub(super) fn new(limits: BuildLimits, cancel: CancellationToken) -> Self {
+    pub(super) fn new(queue: Queue, cancel: CancellationToken) -> Self {
         let term = cancel.child_token();
         Self {
-            queue: Queue::new(limits),
+            queue,
             activity: SharedActivity::default(),
             tasks: JoinSet::new(),
             started: HashMap::new(),
@@ -64,8 +66,9 @@ impl Builds {
 
     /// Takes over what a plan asks for.
     pub(super) fn update(&mut self, plan: &Plan, definitions: &Definitions) {
-        let costed = |planned: &PlannedBuild| (Arc::clone(&planned.cell), cost(definitions, &planned.cell));
-        let renewed = self.queue.update(plan.builds.iter().map(costed));
+        let cost = |cell: &Cell| definitions.images.get(&cell.image).map(|image| image.spec.build);
+        let costed = |cell: &Arc<Cell>| (Arc::clone(cell), cost(cell).unwrap_or_default());
+        let renewed = self.queue.update(plan.builds().map(costed));
         for key in &renewed {
             self.activity.renewed(key);
         }
@@ -97,13 +100,7 @@ impl Builds {
             let task_cell = Arc::clone(&cell);
             let build = async move {
                 tracing::info!("build starts");
-                match builder.build_planned(&task_cell).await {
-                    Ok(end) => Some(end),
-                    Err(error) => {
-                        tracing::error!(error = chain(&error), "the build's outcome could not be recorded");
-                        None
-                    }
-                }
+                builder.build_planned(&task_cell).await
             };
             let handle = self.tasks.spawn(build.instrument(span));
             self.started.insert(handle.id(), (cell, Instant::now()));
@@ -114,7 +111,7 @@ impl Builds {
     pub(super) async fn next_end(&mut self) -> EndedBuild {
         loop {
             let (id, end) = match self.tasks.join_next_with_id().await {
-                Some(Ok(ended)) => ended,
+                Some(Ok((id, end))) => (id, Some(end)),
                 // A panic is a fault of farrier's own, and ends this build and nothing else.
                 Some(Err(error)) => (error.id(), None),
                 None => std::future::pending().await,
@@ -126,23 +123,31 @@ impl Builds {
     }
 
     /// Writes down how a build ended.
-    pub(super) fn note(&mut self, ended: EndedBuild, metrics: &Metrics) {
+    pub(super) fn note(&mut self, ended: &EndedBuild, metrics: &Metrics) {
         let EndedBuild { cell, end, took } = ended;
-        let key = key_of(&cell);
-        let (how, label) = match end.as_ref().map(|end| end.fault) {
-            Some(None) => (Ended::Settled, label_of(end.as_ref())),
-            Some(Some(Fault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
-            Some(Some(Fault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
-            Some(Some(Fault::Passing | Fault::Unreachable)) | None => {
+        let (key, took) = (key_of(cell), *took);
+        let end = match end {
+            Some(Ok(end)) => Some(end),
+            Some(Err(error)) => {
+                tracing::error!(error = chain(error), "the build's outcome could not be recorded");
+                None
+            }
+            None => None,
+        };
+        let (how, label) = match end.map(|end| end.fault) {
+            Some(None) => (Ended::Settled, label_of(end)),
+            Some(Some(BuildFault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
+            Some(Some(BuildFault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
+            Some(Some(BuildFault::Passing | BuildFault::Unreachable)) | None => {
                 (Ended::Passing, BuildOutcomeLabel::Faulted)
             }
         };
         metrics.build(label, took);
         let retry_in = self.queue.ended(&key, how, Instant::now(), fastrand::f64());
-        let error = match end.map(|end| end.report) {
-            Some(TargetReport::Failed { error, .. }) => Some(error),
+        let error = match end.map(|end| &end.report) {
+            Some(TargetReport::Failed { error, .. }) => Some(error.clone()),
             Some(_) => None,
-            None => Some("the build broke off; farrier's log says why".to_owned()),
+            None => Some(BROKE_OFF.to_owned()),
         };
         if how == Ended::Stopped {
             self.activity.stopped(&key);

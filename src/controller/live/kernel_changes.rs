@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::{
     image::ImageName,
     kernel::KernelTarget,
-    plan::{Cell, Plan, RolloutDecision},
+    plan::{Outcome, Plan, PlannedCell, RolloutDecision},
 };
 
 /// Since when kernels lack an image, or a rewrite that would bring them one.
@@ -37,14 +37,6 @@ impl KernelChanges {
 
 /// Kernels that nodes run and that lack something. An announced kernel changes nothing yet.
 fn unresolved(plan: &Plan) -> BTreeSet<KernelTarget> {
-    let lacking = plan
-        .builds
-        .iter()
-        .map(|planned| &planned.cell)
-        .chain(plan.held_back.iter().map(|held| &held.cell))
-        .chain(plan.conflicts.iter().map(|conflict| &conflict.cell))
-        .chain(plan.unknown.iter().map(|unknown| &unknown.cell))
-        .map(AsRef::as_ref);
     let rewritten: BTreeSet<&ImageName> = plan
         .rollouts
         .iter()
@@ -58,8 +50,14 @@ fn unresolved(plan: &Plan) -> BTreeSet<KernelTarget> {
         })
         .map(|rollout| &rollout.image)
         .collect();
-    let published = plan.up_to_date.iter().map(|found| found.cell.as_ref());
-    let not_rolled_out = published.filter(|cell| rewritten.contains(&cell.image));
-    let run_by_nodes = |cell: &&Cell| !cell.nodes.is_empty();
-    lacking.chain(not_rolled_out).filter(run_by_nodes).map(|cell| cell.target.clone()).collect()
+    let is_unresolved = |planned: &&PlannedCell| match &planned.outcome {
+        Outcome::Build { .. }
+        | Outcome::HeldBack { .. }
+        | Outcome::Conflict { .. }
+        | Outcome::Unknown { .. } => true,
+        Outcome::UpToDate { .. } => rewritten.contains(&planned.image),
+        Outcome::Waiting { .. } | Outcome::Skipped { .. } => false,
+    };
+    let run_by_nodes = plan.cells.iter().filter(|planned| planned.nodes > 0);
+    run_by_nodes.filter(is_unresolved).map(|planned| planned.target.clone()).collect()
 }

@@ -2,39 +2,43 @@
 //!
 //! One task observes, plans and rolls out; builds have tasks of their own and never hold it up. A pass is due when the
 //! cluster changes, a build ends, the definitions change, leadership changes, a wait is over, and now and then without
-//! any reason, to find what the registry has lost.
+//! any reason, to find what the registry has lost. A single run ([`run_once`]) is the same until nothing is left to do.
 
 mod activity;
 mod builds;
 mod kernel_changes;
+mod once;
 mod queue;
 mod view;
 mod wake;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
+pub use once::run_once;
 pub use view::{PassView, StatusSink};
 
 use self::{
-    builds::Builds,
+    builds::{Builds, EndedBuild},
     kernel_changes::KernelChanges,
-    queue::key_of,
+    queue::Queue,
     view::{StatusWorker, View},
     wake::Wake,
 };
 use super::{
-    Controller, Memory, Planned, RolloutReport, TargetReport, apply::label_nodes, broken_chains::BrokenChains,
+    Controller, Memory, PassError, Planned, RolloutReport, TargetReport, apply::label_nodes,
+    broken_chains::BrokenChains,
 };
 use crate::{
     cluster::Cluster,
     fault::chain,
     images::LastRecord,
     plan::{
-        Change, ClusterSnapshot, HoldReason, Interest, Pace, Plan, PlannedRollout, RolloutDecision, retry,
+        Change, ClusterSnapshot, HoldReason, Interest, Outcome, Pace, Plan, PlannedRollout, RolloutDecision,
+        retry,
     },
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
 };
@@ -101,8 +105,13 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 impl Live {
     /// A loop that has not begun.
     pub fn new(controller: Controller, options: LiveOptions, parts: LiveParts) -> Self {
+        let queue = Queue::new(controller.limits);
+        Self::with_queue(controller, options, parts, queue)
+    }
+
+    fn with_queue(controller: Controller, options: LiveOptions, parts: LiveParts, queue: Queue) -> Self {
         let LiveParts { cluster, configuration, leads, status, metrics, health } = parts;
-        let builds = Builds::new(controller.limits, controller.cancel.child_token());
+        let builds = Builds::new(queue, controller.cancel.child_token());
         let now = Instant::now();
         Self {
             controller,
@@ -157,8 +166,7 @@ impl Live {
                 self.wake.changed(Instant::now());
             }
             ended = self.builds.next_end() => {
-                self.memory.forget(ended.cell.references());
-                self.builds.note(ended, &self.metrics);
+                self.note_build(&ended);
                 self.start_builds();
                 self.wake.changed(Instant::now());
             }
@@ -184,15 +192,13 @@ impl Live {
         if began - self.remembered_since >= self.options.resync {
             self.memory = Memory::default();
             self.remembered_since = began;
-        } else {
-            self.memory.forget_faults();
         }
         let outcome = self.pass_once(cancel).await;
         if cancel.is_cancelled() {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
-            tracing::warn!(error, cluster = self.cluster.describe(), "no pass");
+            tracing::warn!(error = chain(&error), cluster = self.cluster.describe(), "no pass");
             PassOutcomeLabel::Failed
         });
         tracing::debug!(took = ?began.elapsed(), ?outcome, "pass made");
@@ -211,25 +217,19 @@ impl Live {
         }
     }
 
-    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel, String> {
-        let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(PassOutcomeLabel::Done) };
-        self.health.set_ready();
-        let deadline = crate::plan::next_deadline(&self.controller.definitions, &snapshot, Timestamp::now());
-        let mut planned =
-            self.controller.plan_for(snapshot, &mut self.memory).await.map_err(|error| chain(&error))?;
-        self.health.beat();
-        let mut unreachable = planned.unreachable;
-        let mut rollouts = Vec::new();
+    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel, PassError> {
+        let Some(mut planned) = self.plan(cancel).await? else { return Ok(PassOutcomeLabel::Done) };
+        let deadline =
+            crate::plan::next_deadline(&self.controller.definitions, &planned.snapshot, Timestamp::now());
+        let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
             rollouts = self.roll_out(&mut planned, cancel).await?;
-            unreachable |= rollouts.iter().any(|report| report.error.is_some());
-            unreachable |= self.add_tags(&planned.plan).await;
-            unreachable |= self.sign(&planned.plan).await;
-            unreachable |= self.unite(&planned.plan).await;
+            targets = self.complete(&planned.plan).await;
+            targets.extend(self.unite(&planned.plan).await);
             label_nodes(&self.controller, self.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.controller.definitions);
             self.start_builds();
-            // Last: nobody waits for it.
+            // Last: nothing waits for it.
             self.controller.record_kernels(&planned, &mut self.last_record).await;
         }
         let now = Instant::now();
@@ -239,19 +239,32 @@ impl Live {
         if let Some(wait) = deadline {
             self.wake.by(now + wait);
         }
-        self.show(planned, rollouts);
+        let unreachable = planned.unreachable
+            || rollouts.iter().any(|report| report.error.is_some())
+            || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
+        self.show(planned.plan, rollouts);
         Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
+    }
+
+    /// Observes and plans, with all that could not be found out before asked for again; `None` when the loop is to end.
+    async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>, PassError> {
+        self.memory.forget_faults();
+        let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
+        self.health.set_ready();
+        let planned = self.controller.plan_for(snapshot, &mut self.memory).await?;
+        self.health.beat();
+        Ok(Some(planned))
     }
 
     /// The cluster as it is; `None` when the loop is to end. A cluster that is away for minutes is waited for: that is
     /// no hang, and a restart would not help.
-    async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, String> {
+    async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, PassError> {
         let mut snapshot = self.cluster.snapshot();
         loop {
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => return Ok(None),
-                outcome = &mut snapshot => return outcome.map(Some).map_err(|error| chain(&error)),
+                outcome = &mut snapshot => return Ok(outcome.map(Some)?),
                 () = tokio::time::sleep(TURN) => self.health.beat(),
             }
         }
@@ -268,7 +281,7 @@ impl Live {
         &mut self,
         planned: &mut Planned,
         cancel: &CancellationToken,
-    ) -> Result<Vec<RolloutReport>, String> {
+    ) -> Result<Vec<RolloutReport>, PassError> {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
         let mut broken = BrokenChains::of(&self.controller.definitions);
         let seen = &planned.snapshot;
@@ -298,19 +311,24 @@ impl Live {
             if let Some(error) = &error {
                 broken.note(rollout, error);
             }
-            self.tell(rollout, error.as_deref());
-            reports.push(RolloutReport { planned: rollout.clone(), error });
+            self.log(rollout, error.as_deref());
+            let planned = rollout.clone();
+            if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
+                rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
+                rollout.changes.clear();
+            }
+            reports.push(RolloutReport { planned, error });
         }
         Ok(reports)
     }
 
     /// Does the plan know all kinds of nodes that there are now? What else is different is seen in the next pass:
-    /// looking at the cluster took away the word of it.
+    /// looking at the cluster used up the notice of it.
     async fn still_stands(
         &mut self,
         planned: &ClusterSnapshot,
         cancel: &CancellationToken,
-    ) -> Result<bool, String> {
+    ) -> Result<bool, PassError> {
         let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
         if now != *planned {
             self.wake.changed(Instant::now());
@@ -319,7 +337,7 @@ impl Live {
     }
 
     /// Logs and counts a rollout. Notes are no rewrites.
-    fn tell(&self, rollout: &PlannedRollout, error: Option<&str>) {
+    fn log(&self, rollout: &PlannedRollout, error: Option<&str>) {
         let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
         let sets_image = rollout.changes.iter().any(Change::sets_image);
         let outcome = match error {
@@ -338,58 +356,67 @@ impl Live {
         }
     }
 
-    /// Adds names that published images lack. Says whether one could not be added.
-    async fn add_tags(&mut self, plan: &Plan) -> bool {
-        let mut failed = false;
-        for planned in &plan.tags {
-            let (image, kernel) = (&planned.cell.image, &planned.cell.target.release);
-            let report = self.controller.add_tags(&planned.cell, &planned.digest, &planned.references).await;
-            if let TargetReport::Failed { error, .. } = report {
-                failed = true;
-                tracing::warn!(%image, %kernel, error, "tags were not added");
-            } else {
-                tracing::info!(%image, %kernel, tags = planned.references.len(), "tags added");
+    /// Adds names and signatures that published images lack.
+    async fn complete(&mut self, plan: &Plan) -> Vec<TargetReport> {
+        let mut reports = Vec::new();
+        for planned in &plan.cells {
+            let Outcome::UpToDate { cell, published, lacking, .. } = &planned.outcome else { continue };
+            if lacking.is_empty() {
+                continue;
             }
-            self.memory.forget(planned.cell.references());
-            self.health.beat();
+            let report = self.controller.add_tags(cell, &published.digest, lacking).await;
+            self.memory.forget(cell.references());
+            reports.push(self.logged(report));
         }
-        failed
-    }
-
-    /// Signs published images that lack the site's signature. Says whether one could not be signed.
-    async fn sign(&mut self, plan: &Plan) -> bool {
-        let mut failed = false;
         for planned in &plan.signatures {
-            let (image, reference) = (&planned.image, &planned.reference);
-            if let TargetReport::Failed { error, .. } = self.controller.sign_planned(planned).await {
-                failed = true;
-                tracing::warn!(%image, %reference, error, "image was not signed");
-            } else {
-                tracing::info!(%image, %reference, "image signed");
+            let report = self.controller.sign_planned(planned).await;
+            if !matches!(report, TargetReport::Failed { .. }) {
                 // The next pass looks the signature up, and rolls out what waited for it.
                 self.wake.changed(Instant::now());
             }
-            self.health.beat();
+            reports.push(self.logged(report));
         }
-        failed
+        reports
     }
 
-    /// Publishes images for several kernels. Says whether one could not be published.
-    async fn unite(&mut self, plan: &Plan) -> bool {
-        let mut failed = false;
+    /// Publishes images for several kernels.
+    async fn unite(&mut self, plan: &Plan) -> Vec<TargetReport> {
+        let mut reports = Vec::new();
         for union in &plan.unions {
-            let (image, kernels) = (&union.image, union.members.len());
-            if let TargetReport::Failed { error, .. } = self.controller.unite(union).await {
-                failed = true;
-                tracing::warn!(%image, kernels, error, "image for several kernels was not published");
-            } else {
-                tracing::info!(%image, kernels, reference = %union.reference, "image for several kernels published");
-                self.memory.forget([&union.reference]);
+            let report = self.controller.unite(union).await;
+            self.memory.forget([&union.reference]);
+            if !matches!(report, TargetReport::Failed { .. }) {
                 self.wake.changed(Instant::now());
             }
-            self.health.beat();
+            reports.push(self.logged(report));
         }
-        failed
+        reports
+    }
+
+    /// Logs what became of an image that was published already, or of one for several kernels.
+    fn logged(&self, report: TargetReport) -> TargetReport {
+        self.health.beat();
+        match &report {
+            TargetReport::Tagged { subject, references } => {
+                tracing::info!(subject, tags = references.len(), "tags added");
+            }
+            TargetReport::Failed { subject, error, .. } => {
+                tracing::warn!(subject, error, "tags, signature or image for several kernels not published");
+            }
+            TargetReport::Signed { subject, image } => tracing::info!(subject, image, "image signed"),
+            TargetReport::Built { subject, image, .. }
+            | TargetReport::Reused { subject, image, .. }
+            | TargetReport::United { subject, image, .. } => {
+                tracing::info!(subject, image, "image for several kernels published");
+            }
+        }
+        report
+    }
+
+    /// Takes note of a build's end: what the registry said before is not so any more.
+    fn note_build(&mut self, ended: &EndedBuild) {
+        self.memory.forget(ended.cell.references());
+        self.builds.note(ended, &self.metrics);
     }
 
     fn start_builds(&mut self) {
@@ -403,9 +430,9 @@ impl Live {
     }
 
     /// Hands the pass to those who write status. They are the leader's.
-    fn show(&self, planned: Planned, rollouts: Vec<RolloutReport>) {
-        let Planned { plan, matrix, .. } = planned;
-        let cells: BTreeSet<_> = matrix.cells.iter().map(|cell| key_of(cell)).collect();
+    fn show(&self, plan: Plan, rollouts: Vec<RolloutReport>) {
+        let cells = plan.cells.iter().filter(|planned| planned.outcome.cell().is_some());
+        let cells = cells.map(|planned| (planned.image.clone(), planned.target.clone())).collect();
         self.builds.forget_others(&cells);
         if let (Some(status), true) = (&self.status, self.may_act()) {
             status.show(View {

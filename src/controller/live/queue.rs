@@ -1,6 +1,10 @@
 //! Adapter: which build runs next. A state machine: what is wanted, the time and outcomes come in as arguments.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -57,12 +61,19 @@ struct Entry {
 pub(super) struct Queue {
     entries: BTreeMap<CellKey, Entry>,
     limits: BuildLimits,
+    /// What was built, where each cell is built once, whatever comes of it.
+    built: Option<BTreeSet<CellKey>>,
 }
 
 impl Queue {
     /// An empty queue for so many builds at once, at least one.
     pub(super) fn new(limits: BuildLimits) -> Self {
-        Self { entries: BTreeMap::new(), limits }
+        Self { entries: BTreeMap::new(), limits, built: None }
+    }
+
+    /// The same, in which no cell is built a second time.
+    pub(super) fn once(limits: BuildLimits) -> Self {
+        Self { built: Some(BTreeSet::new()), ..Self::new(limits) }
     }
 
     /// Takes over what a plan asks for. What only waits and is not asked for any more is dropped; what runs ends by
@@ -77,6 +88,9 @@ impl Queue {
         }
         for (place, (cell, cost)) in wanted.into_iter().enumerate() {
             let key = key_of(&cell);
+            if self.built.as_ref().is_some_and(|built| built.contains(&key)) {
+                continue;
+            }
             match self.entries.get_mut(&key) {
                 Some(entry) if entry.state == State::Running || entry.input_hash() == cell.input_hash => {
                     // A build that runs keeps its inputs; when they changed, the plan after its end says so.
@@ -122,6 +136,10 @@ impl Queue {
 
     /// Notes an end. Gives the wait before the next attempt, where there will be one by itself.
     pub(super) fn ended(&mut self, key: &CellKey, how: Ended, now: Instant, jitter: f64) -> Option<Duration> {
+        if let Some(built) = &mut self.built {
+            built.insert(key.clone());
+            self.entries.remove(key);
+        }
         let entry = self.entries.get_mut(key)?;
         match how {
             Ended::Settled => {

@@ -121,3 +121,16 @@ async fn as_many_as_the_machine_has_room_for_and_none_overtakes() {
     queue.ended(&key_of(&cells[1]), Ended::Settled, now, 0.0);
     assert_eq!(queue.start(now).as_ref(), Some(&cells[2]));
 }
+
+#[tokio::test]
+async fn a_single_run_builds_each_cell_once() {
+    let [cell, other, ..] = cells().await;
+    let now = Instant::now();
+    let mut queue = Queue::once(limits(1));
+    queue.update(small([Arc::clone(&cell)]));
+    assert!(queue.start(now).is_some());
+    assert_eq!(queue.ended(&key_of(&cell), Ended::Passing, now, 0.0), None);
+    queue.update(small([cell, Arc::clone(&other)]));
+    assert_eq!(queue.start(now), Some(other));
+    assert_eq!((queue.running(), queue.waiting()), (1, 0));
+}

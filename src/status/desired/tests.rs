@@ -109,7 +109,7 @@ fn conditions_keep_the_time_of_their_last_change() {
 #[test]
 fn what_the_loop_does_is_told() {
     let plan = fleet().plan();
-    let cell = &plan.builds[0].cell;
+    let cell = &plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
     let with = |found: BuildActivity| {
         let activity = Activity::from([(key.clone(), found)]);

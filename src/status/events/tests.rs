@@ -10,7 +10,7 @@ const K48: &str = "6.1.0-48-amd64";
 
 /// What is told of one plan after the other, a minute apart.
 struct Story {
-    told: Option<Told>,
+    told: Option<EventHistory>,
     now: Timestamp,
     activity: Activity,
 }
@@ -42,7 +42,7 @@ fn a_build_is_told_from_its_start_to_its_loss() {
     let mut story = Story::new();
     let plan = fleet.plan();
     assert_eq!(story.lines(&plan), "");
-    let cell = &plan.builds[0].cell;
+    let cell = &plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
     let stage = BuildActivity { stage: Some("compiling".to_owned()), ..BuildActivity::default() };
     story.activity.insert(key.clone(), stage);

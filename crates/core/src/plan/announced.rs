@@ -7,14 +7,13 @@ use std::{
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, skip_reason::explained};
+use super::{
+    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, skip_reason::explained,
+};
 use crate::{
     image::{Definitions, DriverImage, ImageName},
     kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family},
 };
-
-/// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.
-pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
 
 /// How many kernels nodes may announce: whoever may write one node's annotation must not be able to keep the
 /// builders busy for ever.
@@ -162,7 +161,7 @@ impl fmt::Display for AnnouncementReason {
 /// A node whose announcement is not used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Unheard {
+pub struct UnusedAnnouncement {
     /// The node.
     pub node: String,
     /// Why.
@@ -193,7 +192,7 @@ pub struct Announcements {
     /// The newest kernels of the tracked suites.
     tracked: BTreeSet<TrackedKernel>,
     /// Nodes whose announcements are not used.
-    pub unheard: Vec<Unheard>,
+    pub unused: Vec<UnusedAnnouncement>,
 }
 
 impl Announcements {
@@ -229,7 +228,7 @@ impl Announcements {
             match announcement(node) {
                 None => {}
                 Some(Ok(target)) => wanted.entry(target).or_default().push(node),
-                Some(Err(why)) => self.unheard.push(Unheard { node: node.name.clone(), why }),
+                Some(Err(why)) => self.unused.push(UnusedAnnouncement { node: node.name.clone(), why }),
             }
         }
         let mut wanted: Vec<_> = wanted.into_iter().collect();
@@ -239,8 +238,9 @@ impl Announcements {
             if place >= MOST_BY_NODES {
                 let release = target.release.to_string();
                 let why = AnnouncementReason::TooMany { release, most: MOST_BY_NODES };
-                let unheard = |node: &&NodeFacts| Unheard { node: node.name.clone(), why: why.clone() };
-                self.unheard.extend(nodes.iter().map(unheard));
+                let unused =
+                    |node: &&NodeFacts| UnusedAnnouncement { node: node.name.clone(), why: why.clone() };
+                self.unused.extend(nodes.iter().map(unused));
                 continue;
             }
             let calls = |image: &&DriverImage| nodes.iter().any(|node| node.calls_for(image));
@@ -249,7 +249,7 @@ impl Announcements {
             let by = AnnouncedBy::Nodes { node: node.clone(), count: nodes.len() };
             self.add(target, by, Audience::Some(images.collect()));
         }
-        self.unheard.sort();
+        self.unused.sort();
     }
 
     fn add(&mut self, target: KernelTarget, by: AnnouncedBy, images: Audience) {

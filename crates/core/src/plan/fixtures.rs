@@ -1,16 +1,20 @@
 //! Pure: small fleets and definitions for the tests of this module.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
-    ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, Matrix, MatrixInputs, NodeAffinity, NodeFacts,
-    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Plan, PlanInputs, PodCount, PodFacts, Published,
-    ResolvedImage, ResourceChange, ResourceFacts, TrackedKernel, TreeKey, UpdateStrategy, matrix, plan,
+    ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL,
+    OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Plan, PlanInputs, PlannedCell, PodCount, PodFacts,
+    Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, SkipReason, TrackedKernel,
+    UpdateStrategy, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
-    kernel::{KernelFamily, KernelLabel, KernelTarget},
+    kernel::{KernelFamily, KernelLabel},
     kmod::Verdict,
 };
 
@@ -21,10 +25,7 @@ pub(super) const K48: &str = "6.1.0-48-amd64";
 #[derive(Clone, Debug)]
 pub(super) struct World {
     pub(super) definitions: Definitions,
-    pub(super) resolved: BTreeMap<ImageName, Result<ResolvedImage, String>>,
-    pub(super) toolchains: BTreeMap<ImageName, Result<String, String>>,
-    pub(super) headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
-    pub(super) trees: BTreeMap<TreeKey, Result<Digest, String>>,
+    pub(super) resolved: Resolved,
     pub(super) location: ImageLocation,
     pub(super) snapshot: ClusterSnapshot,
     pub(super) tracked: BTreeSet<TrackedKernel>,
@@ -45,10 +46,11 @@ impl World {
                 templates: [("mft".to_owned(), TEMPLATE.to_owned())].into(),
                 ..Definitions::default()
             },
-            resolved: [(name("mft"), Ok(resolved()))].into(),
-            toolchains: [(name("debian-12"), Ok("toolchain-1".to_owned()))].into(),
-            headers: BTreeMap::new(),
-            trees: BTreeMap::new(),
+            resolved: Resolved {
+                images: [(name("mft"), Ok(resolved()))].into(),
+                toolchains: [(name("debian-12"), Ok("toolchain-1".to_owned()))].into(),
+                ..Resolved::default()
+            },
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
             snapshot: ClusterSnapshot {
                 nodes,
@@ -77,7 +79,7 @@ impl World {
         added.spec.needs = needs.iter().map(|need| Need::Image(name(need))).collect();
         added.spec.exposes = vec![format!("/usr/src/{new}")];
         self.definitions.images.insert(name(new), added);
-        self.resolved.insert(name(new), Ok(resolved()));
+        self.resolved.images.insert(name(new), Ok(resolved()));
         self.snapshot.daemon_sets.push(daemon_set(new));
     }
 
@@ -85,33 +87,51 @@ impl World {
         CellInputs {
             definitions: &self.definitions,
             resolved: &self.resolved,
-            toolchains: &self.toolchains,
-            headers: &self.headers,
             published: &self.observed.published,
-            trees: &self.trees,
             location: &self.location,
         }
     }
 
-    pub(super) fn matrix(&self) -> Matrix {
-        matrix(&MatrixInputs {
-            cells: self.cell_inputs(),
-            snapshot: &self.snapshot,
-            announced: &Announcements::of(&self.definitions, &self.snapshot, self.tracked.clone()),
-        })
+    pub(super) fn announcements(&self) -> Announcements {
+        Announcements::of(&self.definitions, &self.snapshot, self.tracked.clone())
+    }
+
+    /// What the planner says when all that it was not told is not there.
+    pub(super) fn ask(&self) -> Result<Plan, Questions> {
+        let mut observed = self.observed.clone();
+        loop {
+            let questions = match plan(&PlanInputs {
+                cells: self.cell_inputs(),
+                observed: &observed,
+                snapshot: &self.snapshot,
+                announced: &self.announcements(),
+                manifests: &self.manifests,
+                now: self.now,
+            }) {
+                Err(questions) if questions.signatures.is_empty() => questions,
+                other => return other,
+            };
+            observed.absent.extend(questions.images);
+            observed.failures.extend(questions.failures.into_iter().map(|inputs| (inputs, None)));
+        }
     }
 
     pub(super) fn plan(&self) -> Plan {
-        let matrix = self.matrix();
-        plan(&PlanInputs {
-            definitions: &self.definitions,
-            matrix: &matrix,
-            observed: &self.observed,
-            snapshot: &self.snapshot,
-            manifests: &self.manifests,
-            pullable: self.location.pullable,
-            now: self.now,
-        })
+        self.ask().unwrap()
+    }
+
+    /// The cells of the plan that are known.
+    pub(super) fn cells(&self) -> Vec<Arc<Cell>> {
+        self.plan().cells.iter().filter_map(|planned| planned.outcome.cell().cloned()).collect()
+    }
+
+    /// What is called for and cannot be built.
+    pub(super) fn skipped(&self) -> Vec<(PlannedCell, SkipReason)> {
+        let skipped = |planned: PlannedCell| match planned.outcome.clone() {
+            Outcome::Skipped { why } => Some((planned, why)),
+            _ => None,
+        };
+        self.plan().cells.into_iter().filter_map(skipped).collect()
     }
 
     /// Announces a kernel of debian 12 for amd64 in the configuration.
@@ -135,7 +155,7 @@ impl World {
 
     /// Publishes every cell as it would be built now.
     pub(super) fn publish(&mut self, verdict: Verdict) {
-        for cell in self.matrix().cells {
+        for cell in self.cells() {
             self.publish_cell(&cell, verdict);
         }
     }

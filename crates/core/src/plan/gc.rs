@@ -3,8 +3,9 @@
 //! Whatever speaks for an image keeps it: a word in the cluster that names it, a kernel that runs, is announced or was
 //! seen lately, an image that stays and is made from it. An image goes only where nothing does.
 
+mod candidates;
+mod held_image;
 mod record;
-mod words;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,67 +13,11 @@ use jiff::{ToSpan, civil::Date};
 use serde::Serialize;
 
 use super::{Announcements, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, node_target, rollout::left_kernels};
-use crate::{
-    image::{Digest, Repository, Tag},
-    oci::{AnyManifest, ImageFacts, annotations},
-};
+use crate::image::{Digest, Repository, Tag};
 
+pub use candidates::Candidates;
+pub use held_image::HeldImage;
 pub use record::{KernelKey, KernelRecord};
-pub use words::Candidates;
-
-/// An image that the registry holds, with all its tags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeldImage {
-    /// Where.
-    pub repository: Repository,
-    /// The manifest's digest.
-    pub digest: Digest,
-    /// Its tags.
-    pub tags: BTreeSet<Tag>,
-    /// The kernels that it has modules for; none where it is not farrier's.
-    pub kernels: BTreeSet<String>,
-    /// Images in the same repository that it is put together from.
-    pub members: BTreeSet<Digest>,
-    /// The image that it stands on.
-    pub base: Option<Digest>,
-    /// Its blobs with their sizes, and the manifest.
-    pub blobs: BTreeMap<Digest, u64>,
-}
-
-impl HeldImage {
-    /// From a manifest's bytes, which are not trusted: what cannot be read is not farrier's.
-    pub fn new(repository: Repository, digest: Digest, tags: BTreeSet<Tag>, bytes: &[u8]) -> Self {
-        let mut image = Self {
-            repository,
-            blobs: [(digest.clone(), bytes.len() as u64)].into(),
-            digest,
-            tags,
-            kernels: BTreeSet::new(),
-            members: BTreeSet::new(),
-            base: None,
-        };
-        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(bytes) else { return image };
-        let named = std::iter::once(&manifest.config).chain(&manifest.layers);
-        image.blobs.extend(named.map(|blob| (blob.digest.clone(), blob.size)));
-        image.base = manifest.annotations.get(annotations::BASE_DIGEST).and_then(|text| text.parse().ok());
-        let Ok(facts) = ImageFacts::from_annotations(&manifest.annotations) else { return image };
-        // An artifact beside an image may say for which kernel, and has no input hash.
-        if facts.input_hash.is_some() && manifest.artifact_type.is_none() {
-            let kernels = facts.members.keys().chain(&facts.kernel_release);
-            image.kernels = kernels.map(ToString::to_string).collect();
-            image.members = facts.members.into_values().collect();
-        }
-        image
-    }
-
-    /// The name that people know it by: its first tag, else its digest.
-    pub fn reference(&self) -> String {
-        match self.tags.first() {
-            Some(tag) => format!("{}:{tag}", self.repository),
-            None => format!("{}@{}", self.repository, self.digest),
-        }
-    }
-}
 
 /// Kernels that count as in use whatever the record says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

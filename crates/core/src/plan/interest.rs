@@ -3,15 +3,11 @@
 use std::collections::BTreeSet;
 
 use super::{
-    READY_FOR,
-    node::TARGET_LABELS,
+    READY_FOR, UPGRADE_STATE_LABELS,
+    labels::TARGET_LABELS,
     rollout::{handover_label, switches},
 };
 use crate::image::{Definitions, OperatorResource, RolloutSpec};
-
-/// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
-pub const UPGRADE_STATE_LABELS: [&str; 2] =
-    ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
 
 /// What the definitions ask about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

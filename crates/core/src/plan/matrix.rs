@@ -1,7 +1,7 @@
-//! Pure: the first phase: which image each kernel target calls for.
+//! Pure: which image each kernel target calls for, and what becomes of each.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::Arc,
 };
@@ -9,11 +9,12 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    AnnouncedBy, Announcements, Cell, CellInputs, ClusterSnapshot, NodeFacts, NodeReason, SkipReason,
-    cell::{cell_with, family_for},
-    needs::{self, NeedsFound, Outcome, Outcomes},
-    node::TARGET_LABELS,
-    node_target,
+    Cell, NodeFacts, NodeReason, Outcome, PlanInputs, PlannedCell, Questions, SkipReason,
+    decide::decide,
+    needs,
+    new_cell::{cell_with, family_for},
+    node::{NodeGroup, group_nodes},
+    outcome::Key,
     skip_reason::explained,
 };
 use crate::{
@@ -22,67 +23,17 @@ use crate::{
     template::Templates,
 };
 
-/// What the matrix is made from.
-#[derive(Clone, Copy, Debug)]
-pub struct MatrixInputs<'a> {
-    /// Definitions and what was found out about them.
-    pub cells: CellInputs<'a>,
-    /// The cluster.
-    pub snapshot: &'a ClusterSnapshot,
-    /// Announced kernels, made from the same snapshot.
-    pub announced: &'a Announcements,
-}
-
 /// Driver images x kernel targets, as far as nodes or announcements call for them.
-#[derive(Clone, Debug, Default)]
-pub struct Matrix {
-    /// What can be built, by image, then target; needs before those that are compiled against them.
-    pub cells: Vec<Arc<Cell>>,
-    /// What is called for and will be built when others are published.
-    pub waiting: Vec<Waiting>,
-    /// What is called for and cannot be built.
-    pub skipped: Vec<Skipped>,
+#[derive(Default)]
+pub(super) struct Matrix {
+    /// Chain by chain, needs before those that are compiled against them, an image's kernels together.
+    pub(super) cells: Vec<PlannedCell>,
     /// Nodes whose kernel target is not known.
-    pub left_alone: Vec<LeftAlone>,
+    pub(super) left_alone: Vec<LeftAlone>,
     /// Nodes with a driver of their own, by image, then target.
-    pub own_drivers: Vec<OwnDriver>,
-    /// Who announced what.
-    pub announced: Announcements,
-}
-
-/// An image that is called for and not built for one target.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Skipped {
-    /// The image.
-    pub image: ImageName,
-    /// The kernel target.
-    pub target: KernelTarget,
-    /// Why.
-    #[serde(serialize_with = "explained")]
-    pub why: SkipReason,
-    /// How many nodes call for it.
-    pub nodes: usize,
-    /// Who announces the kernel.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub announced_by: Vec<AnnouncedBy>,
-}
-
-/// An image that is compiled against others which are not published yet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Waiting {
-    /// The image.
-    pub image: ImageName,
-    /// The kernel target.
-    pub target: KernelTarget,
-    /// Those that it waits for, themselves to be built or waiting.
-    pub needs: Vec<ImageName>,
-    /// How many nodes call for it.
-    pub nodes: usize,
-    /// Who announces the kernel.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub announced_by: Vec<AnnouncedBy>,
+    pub(super) own_drivers: Vec<OwnDriver>,
+    /// What has to be known before it is as it should be.
+    pub(super) questions: Questions,
 }
 
 /// A node that is left alone.
@@ -118,73 +69,13 @@ impl fmt::Display for OwnDriver {
     }
 }
 
-impl Waiting {
-    /// `waits for mofed, nvidia-gpu`.
-    pub fn why(&self) -> String {
-        let needs: Vec<&str> = self.needs.iter().map(ImageName::as_str).collect();
-        format!("waits for {}", needs.join(", "))
-    }
-}
-
-impl Matrix {
-    /// Does some node or announced kernel call for the image, whether or not it can be built?
-    pub fn calls_for(&self, image: &ImageName) -> bool {
-        let skipped = || self.skipped.iter().any(|skipped| skipped.image == *image);
-        let waiting = || self.waiting.iter().any(|waiting| waiting.image == *image);
-        self.cells.iter().any(|cell| cell.image == *image) || waiting() || skipped()
-    }
-}
-
-/// Nodes that are alike in every label that anybody asks for.
-pub(super) struct NodeGroup<'a> {
-    /// One of them: what holds for it holds for all, names apart.
-    pub(super) sample: &'a NodeFacts,
-    /// All of them.
-    pub(super) nodes: Vec<&'a NodeFacts>,
-    /// What they run.
-    pub(super) target: Result<KernelTarget, NodeReason>,
-}
-
-/// Groups nodes by the labels of interest, so that what follows costs as much as there are different
-/// nodes rather than as there are nodes.
-pub(super) fn group_nodes<'a>(
-    nodes: &'a [NodeFacts],
-    labels: impl IntoIterator<Item = &'a str>,
-) -> Vec<NodeGroup<'a>> {
-    let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
-    let mut names: HashMap<&str, usize> = HashMap::with_capacity(nodes.len());
-    for node in nodes {
-        *names.entry(&node.name).or_default() += 1;
-    }
-    let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
-    let mut groups: Vec<NodeGroup<'a>> = Vec::new();
-    let mut key = Vec::with_capacity(labels.len() + 3);
-    for node in nodes {
-        let twice = names.get(node.name.as_str()).is_some_and(|count| *count > 1);
-        key.clear();
-        key.push(Some(node.kernel_version.as_str()));
-        key.push(Some(node.architecture.as_str()));
-        key.push(twice.then_some("twice"));
-        key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
-        let place = places.get(&key).copied().unwrap_or_else(|| {
-            places.insert(key.clone(), groups.len());
-            let target = if twice { Err(NodeReason::DefinedTwice) } else { node_target(node) };
-            groups.push(NodeGroup { sample: node, nodes: Vec::new(), target });
-            groups.len() - 1
-        });
-        groups[place].nodes.push(node);
-    }
-    groups
-}
-
-/// Which image each kernel target calls for. Images that no node calls for have no cells.
-pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
-    let MatrixInputs { cells: cell_inputs, snapshot, announced } = inputs;
-    let images = &cell_inputs.definitions.images;
+/// Which image each kernel target calls for. Images that nothing calls for have no cells.
+pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
+    let images = &inputs.definitions().images;
     let labels = images.values().flat_map(|image| image.spec.nodes.keys());
-    let groups = group_nodes(&snapshot.nodes, labels);
+    let groups = group_nodes(&inputs.snapshot.nodes, labels);
 
-    let mut matrix = Matrix { announced: (*announced).clone(), ..Matrix::default() };
+    let mut matrix = Matrix { own_drivers: own_drivers(images, &groups), ..Matrix::default() };
     for group in &groups {
         if let Err(why) = &group.target {
             let left_alone = |node: &&NodeFacts| LeftAlone { node: node.name.clone(), why: why.clone() };
@@ -193,17 +84,20 @@ pub fn matrix(inputs: &MatrixInputs<'_>) -> Matrix {
     }
     matrix.left_alone.sort_by(|a, b| (&a.node, &a.why).cmp(&(&b.node, &b.why)));
 
-    matrix.own_drivers = own_drivers(images, &groups);
-    let chains = Chains::of(images);
-    let calls = calls(inputs, &chains, &groups);
+    let calls = calls(inputs, chains, &groups);
     let mut templates = Templates::default();
-    let mut outcomes = Outcomes::new();
+    let mut places: HashMap<Key<'_>, usize> = HashMap::new();
     for name in chains.order() {
-        if let (Some(image), Some(calls)) = (images.get(name), calls.get(name)) {
-            add_image(inputs, &mut matrix, &mut outcomes, &mut templates, image, calls);
-        }
+        let (Some(image), Some((name, calls))) = (images.get(name), calls.get_key_value(name)) else {
+            continue;
+        };
+        let planned = |need: &ImageName, target: &KernelTarget| {
+            places.get(&(need, target)).and_then(|place| matrix.cells.get(*place))
+        };
+        let cells = cells_of(inputs, planned, &mut templates, image, calls, &mut matrix.questions);
+        places.extend(calls.keys().enumerate().map(|(n, target)| ((*name, *target), matrix.cells.len() + n)));
+        matrix.cells.extend(cells);
     }
-    matrix.skipped.sort_by(|a, b| (&a.image, &a.target).cmp(&(&b.image, &b.target)));
     matrix
 }
 
@@ -227,59 +121,47 @@ fn own_drivers(images: &BTreeMap<ImageName, DriverImage>, groups: &[NodeGroup<'_
     found
 }
 
-/// Adds what becomes of one image for every target that it is called for on.
-fn add_image<'a>(
-    inputs: &MatrixInputs<'_>,
-    matrix: &mut Matrix,
-    outcomes: &mut Outcomes<'a>,
+/// What becomes of one image for every target that it is called for on, in the order of the targets. `planned` gives
+/// the cells of the images that stand before it.
+fn cells_of<'a>(
+    inputs: &PlanInputs<'_>,
+    planned: impl Fn(&ImageName, &KernelTarget) -> Option<&'a PlannedCell>,
     templates: &mut Templates,
-    image: &'a DriverImage,
-    calls: &BTreeMap<&'a KernelTarget, Call<'_>>,
-) {
-    let MatrixInputs { cells: cell_inputs, snapshot: _, announced } = inputs;
+    image: &DriverImage,
+    calls: &BTreeMap<&KernelTarget, Call<'_>>,
+    questions: &mut Questions,
+) -> Vec<PlannedCell> {
     let name = &image.metadata.name;
-    let mut made = Vec::new();
+    let mut made: Vec<Result<Cell, Outcome>> = Vec::with_capacity(calls.len());
     for (target, call) in calls {
-        let nodes = call.nodes.len();
-        let announced_by = announced.by_for(target, name);
-        let made_cell = match needs::find(cell_inputs, outcomes, image, target) {
-            Ok(NeedsFound::All(needs)) => cell_with(cell_inputs, templates, image, target, needs),
-            Ok(NeedsFound::Missing(needs)) => {
-                outcomes.insert((name, target), Outcome::Waiting);
-                let (image, target) = (name.clone(), (*target).clone());
-                matrix.waiting.push(Waiting { image, target, needs, nodes, announced_by });
-                continue;
+        let needs = needs::find(&inputs.cells, |need| planned(need, target), image, target);
+        let cell = needs.and_then(|needs| Ok(cell_with(&inputs.cells, templates, image, target, needs)?));
+        made.push(cell.map(|cell| {
+            let mut nodes: Vec<String> = call.nodes.iter().map(|node| node.name.clone()).collect();
+            nodes.sort_unstable();
+            Cell {
+                announced_by: inputs.announced.by_for(target, name),
+                nodes,
+                needed_by: call.needed_by.iter().map(|name| (*name).clone()).collect(),
+                ..cell
             }
-            Err(why) => Err(why),
-        };
-        match made_cell {
-            Ok(mut cell) => {
-                cell.announced_by = announced_by;
-                cell.nodes = call.nodes.iter().map(|node| node.name.clone()).collect();
-                cell.nodes.sort_unstable();
-                cell.needed_by = call.needed_by.iter().map(|name| (*name).clone()).collect();
-                made.push((cell, call.is_live()));
-            }
-            Err(why) => {
-                outcomes.insert((name, target), Outcome::Skipped(why.clone()));
-                let (image, target) = (name.clone(), (*target).clone());
-                matrix.skipped.push(Skipped { image, target, why, nodes, announced_by });
-            }
-        }
+        }));
     }
-    let (kept, collided) = without_collisions(made);
-    for skipped in collided {
-        if let Some((target, _)) = calls.get_key_value(&skipped.target) {
-            outcomes.insert((name, *target), Outcome::Skipped(skipped.why.clone()));
-        }
-        matrix.skipped.push(skipped);
-    }
-    for cell in kept.into_iter().map(Arc::new) {
-        if let Some((target, _)) = calls.get_key_value(&cell.target) {
-            outcomes.insert((name, *target), Outcome::Cell(Arc::clone(&cell)));
-        }
-        matrix.cells.push(cell);
-    }
+    let collisions = collisions(&made, calls);
+    let outcome = |(made, collision): (Result<Cell, Outcome>, Option<SkipReason>)| match (made, collision) {
+        (Ok(_), Some(why)) => why.into(),
+        (Ok(cell), None) => decide(inputs, image, &Arc::new(cell), questions),
+        (Err(outcome), _) => outcome,
+    };
+    let outcomes: Vec<Outcome> = made.into_iter().zip(collisions).map(outcome).collect();
+    let planned = |((target, call), outcome): ((&&KernelTarget, &Call<'_>), Outcome)| PlannedCell {
+        image: name.clone(),
+        target: (*target).clone(),
+        outcome,
+        nodes: call.nodes.len(),
+        announced_by: inputs.announced.by_for(target, name),
+    };
+    calls.iter().zip(outcomes).map(planned).collect()
 }
 
 /// Who calls for an image on one kernel.
@@ -300,11 +182,11 @@ impl Call<'_> {
 
 /// Who calls for which image, on which kernel: nodes, announcements, and the images that are compiled against it.
 fn calls<'a>(
-    inputs: &MatrixInputs<'a>,
+    inputs: &PlanInputs<'a>,
     chains: &Chains,
     groups: &'a [NodeGroup<'a>],
 ) -> HashMap<&'a ImageName, BTreeMap<&'a KernelTarget, Call<'a>>> {
-    let MatrixInputs { cells: CellInputs { definitions, .. }, snapshot: _, announced } = *inputs;
+    let (definitions, announced) = (inputs.cells.definitions, inputs.announced);
     let mut calls: HashMap<&ImageName, BTreeMap<&KernelTarget, Call<'_>>> = HashMap::new();
     // Dependents first: they call for what they need.
     for name in chains.order().iter().rev() {
@@ -350,41 +232,30 @@ fn calls<'a>(
 /// Labels are lossy: two releases can have one tag. Neither may then be published under it, because
 /// whichever came second would be taken for, or replace, the first. A kernel that is only announced gives way
 /// to one that a node runs: an announcement must not take a running node's image away.
-fn without_collisions(cells: Vec<(Cell, bool)>) -> (Vec<Cell>, Vec<Skipped>) {
-    let mut owners: HashMap<&ImageReference, Vec<&(Cell, bool)>> = HashMap::new();
-    for owner in &cells {
-        for reference in owner.0.references() {
-            owners.entry(reference).or_default().push(owner);
+fn collisions(
+    made: &[Result<Cell, Outcome>],
+    calls: &BTreeMap<&KernelTarget, Call<'_>>,
+) -> Vec<Option<SkipReason>> {
+    let live: Vec<bool> = calls.values().map(Call::is_live).collect();
+    let mut owners: HashMap<&ImageReference, Vec<usize>> = HashMap::new();
+    for (place, cell) in made.iter().enumerate() {
+        for reference in cell.iter().flat_map(Cell::references) {
+            owners.entry(reference).or_default().push(place);
         }
     }
-    let gives_way = |(cell, live): &(Cell, bool), (other, other_live): &(Cell, bool)| {
-        other.target != cell.target && (!live || *other_live)
+    let collision = |(place, cell): (usize, &Result<Cell, Outcome>)| {
+        let gives_way = |other: &&usize| **other != place && (!live[place] || live[**other]);
+        let (reference, found) = cell
+            .as_ref()
+            .ok()?
+            .references()
+            .filter_map(|reference| owners.get_key_value(reference))
+            .find(|(_, found)| found.iter().any(|other| gives_way(&other)))?;
+        let others = found.iter().filter(gives_way).filter_map(|other| made[*other].as_ref().ok());
+        let others = others.map(|other| other.target.to_string()).collect();
+        Some(SkipReason::TagCollision { reference: (*reference).clone(), others })
     };
-    let collisions: Vec<Option<SkipReason>> = cells
-        .iter()
-        .map(|cell| {
-            let (reference, found) = cell
-                .0
-                .references()
-                .filter_map(|reference| owners.get_key_value(reference))
-                .find(|(_, found)| found.iter().any(|other| gives_way(cell, other)))?;
-            let others = found.iter().filter(|other| gives_way(cell, other));
-            let others = others.map(|(other, _)| other.target.to_string()).collect();
-            Some(SkipReason::TagCollision { reference: (*reference).clone(), others })
-        })
-        .collect();
-    let mut kept = Vec::new();
-    let mut collided = Vec::new();
-    for ((cell, _), collision) in cells.into_iter().zip(collisions) {
-        match collision {
-            None => kept.push(cell),
-            Some(why) => {
-                let Cell { image, target, nodes, announced_by, .. } = cell;
-                collided.push(Skipped { image, target, why, nodes: nodes.len(), announced_by });
-            }
-        }
-    }
-    (kept, collided)
+    made.iter().enumerate().map(collision).collect()
 }
 
 #[cfg(test)]

@@ -1,15 +1,14 @@
 //! Pure: from a snapshot, the definitions and the clock to a plan.
 //!
-//! Two phases, because what is looked up in the registry depends on the inputs: [`matrix`] says which
-//! image each kernel target calls for, under which names and with which input hash; [`plan`] then
-//! compares that with what the registry and the cluster hold, and decides. Both can be called again
-//! after every build, with the same answer for the same arguments.
+//! What has to be looked up in the registry depends on the inputs, so that [`plan`] either decides or gives
+//! [`Questions`]. With the answers it is called again. The same arguments give the same answer.
 
 mod activity;
 mod announced;
 mod budget;
 mod cell;
 mod cell_hash;
+mod chain_state;
 mod ci_matrix;
 mod deadline;
 mod decide;
@@ -17,11 +16,17 @@ mod decide;
 #[allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used)]
 mod fixtures;
 mod gc;
+mod guarantee;
+mod inputs;
 mod interest;
+mod labels;
 mod matrix;
 mod needs;
+mod new_cell;
 mod node;
+mod outcome;
 mod pace;
+mod planner;
 mod readiness;
 mod reasons;
 pub mod retry;
@@ -36,48 +41,51 @@ mod table;
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
-mod together;
 mod union;
 
 pub use activity::{Activity, BuildActivity};
 pub use announced::{
-    AnnouncedBy, AnnouncementReason, Announcements, NEXT_KERNEL_ANNOTATION, Platform, TrackedKernel, Unheard,
-    called_for, newest,
+    AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, called_for,
+    newest,
 };
 pub use budget::Budget;
-pub use cell::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ENTRYPOINT_FORMAT, EntrypointBinary, ImageLocation,
-    ResolvedImage, SIGNING_FORMAT, SignedWith, TreeKey, cell_for, dockerfile_for,
-};
+pub use cell::{BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, SIGNING_FORMAT};
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
-pub use decide::{
-    Conflict, Failure, HeldBack, ImageContents, Observed, Plan, PlanInputs, PlannedBuild, PlannedTags,
-    Published, UnknownState, UpToDate, plan,
-};
 pub use gc::{
     Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
     LiveKernels, gc_plan, kernels_to_note,
 };
-pub use interest::{Interest, UPGRADE_STATE_LABELS};
-pub use matrix::{LeftAlone, Matrix, MatrixInputs, OwnDriver, Skipped, Waiting, matrix};
-pub use node::{ARCH_LABEL, KERNEL_LABEL, NodeReason, OS_ID_LABEL, OS_VERSION_LABEL, node_target};
+pub use inputs::{
+    CellInputs, EntrypointBinary, Failure, ImageContents, ImageLocation, Observed, PlanInputs, Published,
+    Questions, Resolved, ResolvedImage, SignatureState, SignedWith, TreeKey,
+};
+pub use interest::Interest;
+pub use labels::{
+    ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION, OS_ID_LABEL,
+    OS_VERSION_LABEL, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION, UPGRADE_STATE_LABELS,
+};
+pub use matrix::{LeftAlone, OwnDriver};
+pub use needs::cell_for;
+pub use new_cell::dockerfile_for;
+pub use node::{NodeReason, node_target};
+pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;
-pub use readiness::{Needed, Next, PlannedNode, READY_FOR, Readiness, readiness_table};
+pub use planner::{Plan, plan};
+pub use readiness::{Needed, Next, PlannedNode, Readiness, readiness_table};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
-    COPY_KERNEL_LABEL, COPY_OF_LABEL, Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement,
-    FieldRecord, ImageChange, Manifests, NodeChange, PER_KERNEL_ANNOTATION, PlannedRollout, PodRestart,
-    RECORD_ANNOTATION, Record, RecordState, ResourceChange, RollbackOutcome, RollbackStep, RolloutDecision,
-    RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
+    Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, NodeChange,
+    PlannedRollout, PodRestart, Record, RecordState, ResourceChange, RollbackOutcome, RollbackStep,
+    RolloutDecision, RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
-pub use signatures::{PlannedSignature, SignatureState, asks_for_signatures};
+pub use signatures::{PlannedSignature, asks_for_signatures};
 pub use skip_reason::{NeedReason, SkipReason};
 pub use snapshot::{
-    ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, NodeFacts, ObjectVersion, Owner, PodCount,
-    PodFacts, ResourceFacts, Seen, UpdateStrategy,
+    ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, Manifests, NodeFacts, ObjectVersion, Owner,
+    PodCount, PodFacts, ResourceFacts, Seen, UpdateStrategy,
 };
-pub use status::{Phase, StatusEntry, StatusRow, status, status_entries, status_table};
+pub use status::{StatusEntry, StatusRow, status, status_entries, status_table};
 pub use table::{counts, sections, summary, table};
 pub use union::{PlannedUnion, UnionMember, images_in_use};

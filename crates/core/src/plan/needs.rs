@@ -1,10 +1,8 @@
 //! Pure: what a cell is compiled against: found as published, waited for, or lacking.
 
-use std::{collections::HashMap, sync::Arc};
-
 use super::{
-    Cell, CellInputs, CellNeed, NeedReason, SkipReason,
-    cell::{cell_with, family_for},
+    Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, SkipReason,
+    new_cell::{cell_with, family_for},
 };
 use crate::{
     image::{DriverImage, ImageName, Need},
@@ -12,58 +10,76 @@ use crate::{
     template::Templates,
 };
 
-/// What became of an image for a target.
-pub(super) enum Outcome {
-    Cell(Arc<Cell>),
-    Waiting,
-    Skipped(SkipReason),
-}
-
-/// What became of images that stand before the one in question.
-pub(super) type Outcomes<'a> = HashMap<(&'a ImageName, &'a KernelTarget), Outcome>;
-
-/// The needs of one image for one target.
-pub(super) enum NeedsFound {
-    /// All there.
-    All(Vec<CellNeed>),
-    /// These are not there yet.
-    Missing(Vec<ImageName>),
-}
-
-/// Looks for everything that an image is compiled against.
-pub(super) fn find(
+/// Works out one image for one kernel target; no node calls for it yet. `templates` keeps the parsed templates. Needed
+/// images must be published.
+pub fn cell_for(
     inputs: &CellInputs<'_>,
-    outcomes: &Outcomes<'_>,
+    templates: &mut Templates,
     image: &DriverImage,
     target: &KernelTarget,
-) -> Result<NeedsFound, SkipReason> {
+) -> Result<Cell, SkipReason> {
+    let needs = alone(inputs, templates, image, target, &mut Vec::new())?;
+    cell_with(inputs, templates, image, target, needs)
+}
+
+/// Everything that an image is compiled against, or the outcome of an image that lacks some of it. `planned` gives the
+/// cells of the images that stand before it, for the same target.
+pub(super) fn find<'a>(
+    inputs: &CellInputs<'_>,
+    planned: impl Fn(&ImageName) -> Option<&'a PlannedCell>,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<Vec<CellNeed>, Outcome> {
     // Of an image that is not meant for the kernel this is the reason, not what it needs.
     if !image.spec.needs.is_empty() {
         family_for(inputs.definitions, image, target)?;
     }
     let mut found = Vec::with_capacity(image.spec.needs.len());
-    let mut missing = Vec::new();
+    let (mut missing, mut failed) = (Vec::new(), None);
     for need in &image.spec.needs {
         let found_need = match need {
             Need::Tree { name, .. } => tree(inputs, image, name, target).map(Some),
-            Need::Image(name) => match outcomes.get(&(name, target)) {
-                Some(Outcome::Cell(cell)) => exposed_by(inputs, cell),
-                Some(Outcome::Waiting) => Ok(None),
-                Some(Outcome::Skipped(why)) => Err(NeedReason::Skipped { why: Box::new(why.clone()) }),
+            Need::Image(name) => match planned(name) {
+                Some(cell) => built(inputs, &cell.outcome),
                 None if inputs.definitions.images.contains_key(name) => Err(NeedReason::Circle),
                 None => Err(NeedReason::Undefined),
             },
         };
-        match found_need.map_err(|why| lacks(need.name(), why))? {
-            Some(found_need) => found.push(found_need),
-            None => missing.push(need.name().clone()),
+        match found_need {
+            Ok(Some(found_need)) => found.push(found_need),
+            Ok(None) => missing.push(need.name().clone()),
+            // That the definitions are not meant for the kernel is said first.
+            Err(why) if why.is_of_a_build() => failed = failed.or(Some(lacks(need.name(), why))),
+            Err(why) => return Err(lacks(need.name(), why).into()),
         }
     }
-    Ok(if missing.is_empty() { NeedsFound::All(found) } else { NeedsFound::Missing(missing) })
+    match failed {
+        Some(why) => Err(why.into()),
+        None if missing.is_empty() => Ok(found),
+        None => Err(Outcome::Waiting { needs: missing }),
+    }
+}
+
+/// What an image exposes, from its outcome; `None` where it will only be published later.
+fn built(inputs: &CellInputs<'_>, outcome: &Outcome) -> Result<Option<CellNeed>, NeedReason> {
+    let exposed = outcome.cell().map(|cell| exposed_by(inputs, cell)).transpose()?.flatten();
+    match outcome {
+        _ if exposed.is_some() => Ok(exposed),
+        Outcome::Skipped { why } => Err(NeedReason::Skipped { why: Box::new(why.clone()) }),
+        // What will not be published is not waited for.
+        Outcome::Conflict { reference, theirs, .. } => {
+            Err(NeedReason::Conflict { reference: reference.clone(), theirs: *theirs })
+        }
+        Outcome::HeldBack { message, .. } => Err(NeedReason::Failed { detail: message.clone() }),
+        Outcome::Waiting { .. }
+        | Outcome::Build { .. }
+        | Outcome::UpToDate { .. }
+        | Outcome::Unknown { .. } => Ok(None),
+    }
 }
 
 /// The needs of an image that is asked for by itself, `above` it the images that asked for it as their need.
-pub(super) fn alone<'a>(
+fn alone<'a>(
     inputs: &CellInputs<'a>,
     templates: &mut Templates,
     image: &'a DriverImage,
@@ -120,7 +136,7 @@ fn tree(
     target: &KernelTarget,
 ) -> Result<CellNeed, NeedReason> {
     let key = (image.metadata.name.clone(), need.clone(), target.clone());
-    match inputs.trees.get(&key) {
+    match inputs.resolved.trees.get(&key) {
         Some(Ok(exposed)) => {
             let (name, exposed) = (need.clone(), exposed.clone());
             // What a host has says no version.

@@ -1,20 +1,14 @@
 //! Pure: which kernel target a node runs, when its labels and its own words agree.
 
-use std::fmt;
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt,
+};
 
 use serde::Serialize;
 
-use super::NodeFacts;
+use super::{ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, labels::TARGET_LABELS};
 use crate::kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion};
-
-/// NFD's label for the operating system's id.
-pub const OS_ID_LABEL: &str = "feature.node.kubernetes.io/system-os_release.ID";
-/// NFD's label for the operating system's version.
-pub const OS_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.VERSION_ID";
-/// NFD's label for the kernel release.
-pub const KERNEL_LABEL: &str = "feature.node.kubernetes.io/kernel-version.full";
-/// The kubelet's label for the architecture.
-pub const ARCH_LABEL: &str = "kubernetes.io/arch";
 
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -65,9 +59,6 @@ impl fmt::Display for NodeReason {
     }
 }
 
-/// The labels that decide a node's target.
-pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL, ARCH_LABEL];
-
 /// The kernel target that a node runs.
 pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     let release: KernelRelease = node.kernel_version.parse().map_err(malformed)?;
@@ -105,6 +96,48 @@ fn malformed(error: impl std::error::Error) -> NodeReason {
 /// Labels come from strangers: no message carries more than a label may hold.
 fn shortened(value: &str) -> String {
     value.chars().take(80).collect()
+}
+
+/// Nodes that are alike in every label that anybody asks for.
+pub(super) struct NodeGroup<'a> {
+    /// One of them: what holds for it holds for all, names apart.
+    pub(super) sample: &'a NodeFacts,
+    /// All of them.
+    pub(super) nodes: Vec<&'a NodeFacts>,
+    /// What they run.
+    pub(super) target: Result<KernelTarget, NodeReason>,
+}
+
+/// Groups nodes by the labels of interest, so that what follows costs as much as there are different
+/// nodes rather than as there are nodes.
+pub(super) fn group_nodes<'a>(
+    nodes: &'a [NodeFacts],
+    labels: impl IntoIterator<Item = &'a str>,
+) -> Vec<NodeGroup<'a>> {
+    let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
+    let mut names: HashMap<&str, usize> = HashMap::with_capacity(nodes.len());
+    for node in nodes {
+        *names.entry(&node.name).or_default() += 1;
+    }
+    let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
+    let mut groups: Vec<NodeGroup<'a>> = Vec::new();
+    let mut key = Vec::with_capacity(labels.len() + 3);
+    for node in nodes {
+        let twice = names.get(node.name.as_str()).is_some_and(|count| *count > 1);
+        key.clear();
+        key.push(Some(node.kernel_version.as_str()));
+        key.push(Some(node.architecture.as_str()));
+        key.push(twice.then_some("twice"));
+        key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
+        let place = places.get(&key).copied().unwrap_or_else(|| {
+            places.insert(key.clone(), groups.len());
+            let target = if twice { Err(NodeReason::DefinedTwice) } else { node_target(node) };
+            groups.push(NodeGroup { sample: node, nodes: Vec::new(), target });
+            groups.len() - 1
+        });
+        groups[place].nodes.push(node);
+    }
+    groups
 }
 
 #[cfg(test)]

@@ -2,27 +2,22 @@
 //! check. Automation that upgrades kernels waits for the label that says so.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
 use serde::Serialize;
 
 use super::{
-    Change, HoldReason, NodeChange, NodeFacts, Plan, PlanInputs, Platform, Published,
-    announced::NEXT_KERNEL_ANNOTATION,
-    decide::{CellState, CellStates},
-    signatures,
-    together::Together,
+    Change, NEXT_KERNEL_ANNOTATION, NodeChange, NodeFacts, PlanInputs, Platform, READY_FOR,
+    guarantee::{MadeFor, passing},
+    outcome::{Cells, State},
 };
 use crate::{
-    image::{DriverImage, ImageName, ImageReference, UnknownPolicy},
+    image::{DriverImage, ImageName, ImageReference},
     kernel::{KernelLabel, KernelTarget},
     kmod::Verdict,
 };
-
-/// The label and annotation of a node that names the kernel which it may boot: its value is the kernel's label.
-pub const READY_FOR: &str = "farrier.dev/ready-for";
 
 /// How one image stands that a node will need.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -104,33 +99,8 @@ fn shared<S: serde::Serializer>(next: &Option<Arc<Next>>, serializer: S) -> Resu
 }
 
 /// What every node's mark should be.
-pub(super) fn nodes(
-    inputs: &PlanInputs<'_>,
-    states: &CellStates<'_>,
-    plan: &Plan,
-    together: &Together<'_>,
-) -> Vec<PlannedNode> {
-    let images: Vec<&DriverImage> = inputs.definitions.images.values().collect();
-    let judge = Judge {
-        inputs,
-        states,
-        unknown: plan
-            .unknown
-            .iter()
-            .map(|found| (&found.cell.image, &found.cell.target))
-            .chain(together.unknown.iter().copied())
-            .collect(),
-        skipped: plan
-            .skipped
-            .iter()
-            .map(|found| ((&found.image, &found.target), found.why.to_string()))
-            .chain(
-                plan.waiting
-                    .iter()
-                    .map(|found| ((&found.image, &found.target), format!("it {}", found.why()))),
-            )
-            .collect(),
-    };
+pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNode> {
+    let images: Vec<&DriverImage> = inputs.definitions().images.values().collect();
     let mut judged: HashMap<(KernelTarget, Vec<bool>), Arc<Next>> = HashMap::new();
     let mut planned = Vec::new();
     for node in &inputs.snapshot.nodes {
@@ -138,14 +108,14 @@ pub(super) fn nodes(
         if node.annotations.contains_key(NEXT_KERNEL_ANNOTATION) && Platform::of(node).is_none() {
             continue;
         }
-        let Some(target) = inputs.matrix.announced.next_of(node) else {
+        let Some(target) = inputs.announced.next_of(node) else {
             planned.extend(mark(node, None));
             continue;
         };
         let called: Vec<bool> = images.iter().map(|image| node.calls_for(image)).collect();
         let next = judged.entry((target, called)).or_insert_with_key(|(target, called)| {
-            let needed = images.iter().zip(called).filter(|(_, called)| **called);
-            let needs = needed.map(|(image, _)| judge.needed(image, target)).collect();
+            let called_for = images.iter().zip(called).filter(|(_, called)| **called);
+            let needs = called_for.map(|(image, _)| needed(inputs, &cells, image, target)).collect();
             Arc::new(Next { kernel: target.clone(), needs })
         });
         planned.extend(mark(node, Some(Arc::clone(next))));
@@ -159,67 +129,33 @@ pub(super) fn nodes(
     planned
 }
 
-struct Judge<'a> {
-    inputs: &'a PlanInputs<'a>,
-    states: &'a CellStates<'a>,
-    unknown: HashSet<(&'a ImageName, &'a KernelTarget)>,
-    /// Why there is no cell: skipped, or waiting for others.
-    skipped: HashMap<(&'a ImageName, &'a KernelTarget), String>,
-}
-
-impl Judge<'_> {
-    fn needed(&self, image: &DriverImage, target: &KernelTarget) -> Needed {
-        let key = (&image.metadata.name, target);
-        let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
-        let (reference, state) = if let Some((cell, state)) = self.states.get(&key) {
-            let state = match state {
-                CellState::Published(_) if !self.inputs.pullable => {
-                    missing("images go to a layout directory, from which no node can pull")
-                }
-                CellState::Published(found) => {
-                    match signatures::accepts(self.inputs, &found.pinned(&cell.reference)) {
-                        Ok(()) => fitness(found, &cell.reference, target, image.spec.check.unknown),
-                        Err(why) => missing(&why.to_string()),
-                    }
-                }
-                CellState::Building => missing("it is still to be built"),
-                CellState::Absent(why) if self.unknown.contains(&key) => {
-                    Readiness::Unknown { message: why.clone() }
-                }
-                CellState::Absent(why) => missing(why),
-            };
-            (Some(cell.reference.clone()), state)
-        } else {
-            let why = self.skipped.get(&key).map_or("no image is planned for this kernel", String::as_str);
-            let is_unknown = self.unknown.contains(&key);
-            let unknown = || Readiness::Unknown { message: why.to_owned() };
-            (None, if is_unknown { unknown() } else { missing(why) })
-        };
-        Needed { image: image.metadata.name.clone(), reference, state }
-    }
-}
-
-/// Would a rollout accept the image?
-fn fitness(
-    found: &Published,
-    reference: &ImageReference,
-    target: &KernelTarget,
-    unknown: UnknownPolicy,
-) -> Readiness {
-    let image = found.pinned(reference);
-    let hold = if found.kernel_release.as_deref() == Some(target.release.as_str()) {
-        match (found.verdict, unknown) {
-            (Some(verdict @ Verdict::Loads), _)
-            | (Some(verdict @ Verdict::Unknown), UnknownPolicy::Allow) => {
-                return Readiness::Ready { verdict };
-            }
-            (Some(Verdict::Unknown), UnknownPolicy::Deny) => HoldReason::UnknownDenied { image },
-            (verdict, _) => HoldReason::NotPassed { image, verdict },
+/// How an image stands that a node will need for a kernel.
+fn needed(inputs: &PlanInputs<'_>, cells: &Cells<'_>, image: &DriverImage, target: &KernelTarget) -> Needed {
+    let name = &image.metadata.name;
+    let missing = |message: &str| Readiness::Missing { message: message.to_owned() };
+    let (cell, state) = match cells.state(name, target) {
+        State::Published(cell, _) if !inputs.cells.location.pullable => {
+            (Some(cell), missing("images go to a layout directory, from which no node can pull"))
         }
-    } else {
-        HoldReason::OtherKernel { image, found: found.kernel_release.clone() }
+        State::Published(cell, found) => {
+            let kernel = MadeFor::Kernel(target);
+            let state = match (passing(inputs, name, found, &cell.reference, kernel), found.verdict) {
+                (Ok(_), Some(verdict)) => Readiness::Ready { verdict },
+                (Ok(_), None) => missing("it has no check report"),
+                (Err(why), _) => missing(&why.to_string()),
+            };
+            (Some(cell), state)
+        }
+        State::Building(cell) => (Some(cell), missing("it is still to be built")),
+        State::Absent(_) if cells.get(name, target).is_none() => {
+            (None, missing("no image is planned for this kernel"))
+        }
+        State::Absent(absence) if absence.unknown => {
+            (absence.cell, Readiness::Unknown { message: absence.why })
+        }
+        State::Absent(absence) => (absence.cell, missing(&absence.why)),
     };
-    Readiness::Missing { message: hold.to_string() }
+    Needed { image: name.clone(), reference: cell.map(|cell| cell.reference.clone()), state }
 }
 
 /// Compares what a node says with what it should say.

@@ -118,7 +118,7 @@ mod tests {
     };
 
     fn cell() -> Cell {
-        Cell::clone(&World::new(&[K48]).matrix().cells[0])
+        Cell::clone(&World::new(&[K48]).cells()[0])
     }
 
     #[test]

@@ -1,21 +1,12 @@
-//! Pure: which published images are to be signed, and which are not rolled out because they are not signed.
+//! Pure: which published images are to be signed, and of which the signatures must be known.
 
 use serde::Serialize;
 
-use super::{HoldReason, Observed, PlanInputs};
+use super::{PlanInputs, Questions};
 use crate::{
-    image::{Digest, ImageName, ImageReference, Version},
+    image::{ImageName, ImageReference},
     site::SiteSpec,
 };
-
-/// What is known of an image's signatures.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SignatureState {
-    /// Is it signed by the site's own key (`imageSigning`), or has the site none?
-    pub ours: bool,
-    /// Why the policy (`policy.requireSigned`) does not accept it; `None` where it does, or asks for nothing.
-    pub refused: Option<String>,
-}
 
 /// A published image to sign.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -27,7 +18,7 @@ pub struct PlannedSignature {
     pub reference: ImageReference,
 }
 
-/// Does anybody ask for the signatures of images that are published?
+/// Does the site's definition ask for the signatures of images that are published?
 pub fn asks_for_signatures(site: &SiteSpec) -> bool {
     signs_existing(site) || !site.policy.is_empty()
 }
@@ -36,40 +27,27 @@ fn signs_existing(site: &SiteSpec) -> bool {
     site.image_signing.as_ref().is_some_and(|signing| signing.existing.signs())
 }
 
-/// Guarantee 1, where the site asks for signatures: an image of which it is not known that an accepted key signed it
-/// is not rolled out.
-pub(super) fn accepts(inputs: &PlanInputs<'_>, image: &ImageReference) -> Result<(), HoldReason> {
-    if inputs.definitions.site.policy.is_empty() {
-        return Ok(());
-    }
-    let why = match state(inputs.observed, image) {
-        Some(SignatureState { refused: None, .. }) => return Ok(()),
-        Some(SignatureState { refused: Some(why), .. }) => why.clone(),
-        None => "its signature was not looked up".to_owned(),
-    };
-    Err(HoldReason::NotSigned { image: image.clone(), why })
-}
-
-/// The images among those in use that are to be signed.
+/// The published images among these that are to be signed. Asks how they are signed, where that is not known.
 pub(super) fn unsigned(
     inputs: &PlanInputs<'_>,
-    images: impl IntoIterator<Item = PlannedSignature>,
+    published: impl IntoIterator<Item = PlannedSignature>,
+    questions: &mut Questions,
 ) -> Vec<PlannedSignature> {
-    if !signs_existing(&inputs.definitions.site) {
+    let site = &inputs.definitions().site;
+    if !asks_for_signatures(site) {
         return Vec::new();
     }
-    let lacks =
-        |image: &PlannedSignature| state(inputs.observed, &image.reference).is_some_and(|state| !state.ours);
-    let mut all: Vec<PlannedSignature> = images.into_iter().filter(lacks).collect();
+    let mut all = Vec::new();
+    for image in published {
+        match inputs.observed.signature(&image.reference) {
+            Some(state) if !state.ours && signs_existing(site) => all.push(image),
+            Some(_) => {}
+            None => drop(questions.signatures.insert(image.reference)),
+        }
+    }
     all.sort();
     all.dedup();
     all
-}
-
-fn state<'a>(observed: &'a Observed, image: &ImageReference) -> Option<&'a SignatureState> {
-    let Version::Digest(digest) = &image.version else { return None };
-    let digest: &Digest = digest;
-    observed.signatures.get(digest)
 }
 
 #[cfg(test)]
@@ -78,9 +56,10 @@ mod tests {
 
     use super::*;
     use crate::{
+        image::Digest,
         kmod::Verdict,
         plan::{
-            Plan, RolloutDecision,
+            HoldReason, Plan, RolloutDecision, SignatureState,
             fixtures::{K47, World},
         },
         site::{Existing, ImageSigning, KeySource},
@@ -120,9 +99,9 @@ mod tests {
         let refused = |why: &str| SignatureState { ours: true, refused: Some(why.to_owned()) };
         let why = held(&world(Some(refused("it has no signature"))).plan()).unwrap();
         assert!(why.ends_with("is not signed as policy.requireSigned asks: it has no signature"), "{why}");
-        assert!(held(&world(None).plan()).unwrap().ends_with("its signature was not looked up"));
+        assert_eq!(world(None).ask().unwrap_err().signatures.len(), 1, "it is looked up first");
         assert!(held(&world(Some(SignatureState::default())).plan()).is_none());
-        assert!(world(None).plan().has_failures());
+        assert!(world(Some(refused("it has no signature"))).plan().has_failures());
     }
 
     #[test]

@@ -122,6 +122,15 @@ pub enum NeedReason {
 }
 
 impl NeedReason {
+    /// Does it come from what was built or published before, and not from the definitions alone?
+    pub(super) fn is_of_a_build(&self) -> bool {
+        match self {
+            Self::Conflict { .. } | Self::Failed { .. } => true,
+            Self::Skipped { why } => matches!(&**why, SkipReason::Need { why, .. } if why.is_of_a_build()),
+            _ => false,
+        }
+    }
+
     fn is_finding(&self) -> bool {
         matches!(self, Self::Skipped { why } if why.is_finding())
     }

@@ -3,13 +3,14 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fmt,
+    path::PathBuf,
     sync::Arc,
 };
 
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{NodeAffinity, READY_FOR, rollout::HANDOVER_LABELS};
+use super::{NodeAffinity, READY_FOR, labels::HANDOVER_LABELS};
 use crate::image::{DriverImage, OperatorResource};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
@@ -208,6 +209,10 @@ pub struct ClusterSnapshot {
     pub read_only_nodes: bool,
 }
 
+/// DaemonSets of the directories that `file` rollouts name, by the path in the definition; or why a
+/// directory could not be read.
+pub type Manifests = BTreeMap<PathBuf, Result<Vec<DaemonSetFacts>, String>>;
+
 /// Labels that farrier gives to nodes while it rolls out.
 fn is_written_here(label: &str) -> bool {
     label.starts_with(HANDOVER_LABELS) || label == READY_FOR
@@ -247,7 +252,7 @@ impl DaemonSetFacts {
     /// its affinity is not understood.
     pub fn reaches(&self, node: &NodeFacts) -> Option<bool> {
         let selected = self.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value));
-        self.affinity.admits(node).map(|admitted| admitted && selected)
+        self.affinity.admits(&node.name, &node.labels).map(|admitted| admitted && selected)
     }
 
     /// The label keys that decide which nodes it reaches.

@@ -1,62 +1,15 @@
 //! Pure: how the matrix of images and kernels stands.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::{Activity, AnnouncedBy, BuildActivity, Cell, OwnDriver, Plan, Skipped, Waiting};
+use super::{Activity, BuildActivity, Outcome, OwnDriver, Phase, Plan, PlannedCell};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
     kmod::Verdict,
 };
-
-/// Where one image for one kernel stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Phase {
-    /// In the registry, with these inputs.
-    Published,
-    /// Being built at this moment.
-    Building,
-    /// To be built as soon as a builder is free.
-    Queued,
-    /// Failed for a reason that passes; tried again later.
-    Retrying,
-    /// To be built by the next pass.
-    Missing,
-    /// To be built when what it is compiled against is published.
-    Waiting,
-    /// Failed with these inputs; not tried again until one changes.
-    Failed,
-    /// The tag holds an image of other inputs.
-    Conflict,
-    /// The registry did not say.
-    Unknown,
-    /// Nothing can be built, for the reason given.
-    Skipped,
-    /// Nothing is built: the nodes have their own driver.
-    OwnDriver,
-}
-
-impl Phase {
-    /// The phase in lower case.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Published => "published",
-            Self::Building => "building",
-            Self::Queued => "queued",
-            Self::Retrying => "retrying",
-            Self::Missing => "missing",
-            Self::Waiting => "waiting",
-            Self::Failed => "failed",
-            Self::Conflict => "conflict",
-            Self::Unknown => "unknown",
-            Self::Skipped => "skipped",
-            Self::OwnDriver => "own-driver",
-        }
-    }
-}
 
 /// One row of the matrix.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -136,103 +89,42 @@ fn own_driver(own: &OwnDriver) -> StatusRow {
 /// The matrix with what the loop knows of its builds: chain by chain, needs before their dependents, an image's kernels
 /// together.
 pub fn status_entries<'a>(plan: &'a Plan, activity: &'a Activity) -> Vec<StatusEntry<'a>> {
-    let Plan {
-        builds,
-        tags: _,
-        up_to_date,
-        conflicts,
-        held_back,
-        unknown,
-        skipped,
-        left_alone: _,
-        own_drivers: _,
-        unions: _,
-        unheard: _,
-        rollouts: _,
-        nodes: _,
-        waiting,
-        order,
-        signatures: _,
-        signable: _,
-    } = plan;
-    let about = |cell: &'a Cell, phase, reason: String| entry(cell, activity, phase, reason);
-    let published = up_to_date.iter().map(|found| {
-        let mut entry = about(&found.cell, Phase::Published, String::new());
-        entry.row.verdict = found.verdict;
-        entry.row.digest = Some(found.digest.clone());
-        entry
-    });
-    let mut entries: Vec<StatusEntry<'a>> = published
-        .chain(builds.iter().map(|build| about(&build.cell, Phase::Missing, build.why.to_string())))
-        .chain(held_back.iter().map(|held| about(&held.cell, Phase::Failed, held.message.clone())))
-        .chain(
-            conflicts
-                .iter()
-                .map(|conflict| about(&conflict.cell, Phase::Conflict, conflict.remedy.to_owned())),
-        )
-        .chain(unknown.iter().map(|unknown| about(&unknown.cell, Phase::Unknown, unknown.message.clone())))
-        .chain(waiting.iter().map(waiting_entry))
-        .chain(skipped.iter().map(skipped_entry))
-        .collect();
-    let places: HashMap<&ImageName, usize> =
-        order.iter().enumerate().map(|(place, name)| (name, place)).collect();
-    entries.sort_by_key(|entry| (places.get(entry.image), entry.image, entry.target));
-    entries
+    plan.cells.iter().map(|planned| entry(planned, activity)).collect()
 }
 
-fn entry<'a>(cell: &'a Cell, activity: &'a Activity, phase: Phase, reason: String) -> StatusEntry<'a> {
-    let activity = activity.get(&(cell.image.clone(), cell.target.clone()));
-    let (phase, reason) = match (phase, activity) {
-        (Phase::Missing, Some(found)) => underway(found, reason),
-        (phase, _) => (phase, reason),
+fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a> {
+    let PlannedCell { image, target, outcome, nodes, announced_by } = planned;
+    let cell = outcome.cell();
+    let activity = cell.and_then(|_| activity.get(&(image.clone(), target.clone())));
+    let (phase, reason) = match (outcome, activity) {
+        (Outcome::Build { why, .. }, Some(found)) => underway(found, why.to_string()),
+        (Outcome::Build { why, .. }, None) => (Phase::Missing, why.to_string()),
+        (Outcome::Conflict { remedy, .. }, _) => (Phase::Conflict, (*remedy).to_owned()),
+        (Outcome::HeldBack { message, .. }, _) => (Phase::Failed, message.clone()),
+        (other, _) => (other.phase(), other.why_not()),
     };
-    let row = StatusRow {
-        image: cell.image.to_string(),
-        kernel: cell.target.to_string(),
-        nodes: cell.nodes.len(),
-        phase,
-        verdict: None,
-        reference: cell.reference.to_string(),
-        digest: None,
-        reason,
-        needs: cell.needs.iter().map(ToString::to_string).collect(),
-        announced_by: cell.announced_by.iter().map(ToString::to_string).collect(),
+    let published = match outcome {
+        Outcome::UpToDate { published, .. } => Some(published),
+        _ => None,
     };
-    let input_hash = Some(cell.input_hash);
-    StatusEntry { image: &cell.image, target: &cell.target, input_hash, activity, row }
-}
-
-fn skipped_entry(skipped: &Skipped) -> StatusEntry<'_> {
-    let Skipped { image, target, why, nodes, announced_by } = skipped;
-    without_cell((image, target), *nodes, (Phase::Skipped, why.to_string()), announced_by)
-}
-
-fn waiting_entry(waiting: &Waiting) -> StatusEntry<'_> {
-    let Waiting { image, target, needs, nodes, announced_by } = waiting;
-    let mut entry = without_cell((image, target), *nodes, (Phase::Waiting, waiting.why()), announced_by);
-    entry.row.needs = needs.iter().map(ToString::to_string).collect();
-    entry
-}
-
-fn without_cell<'a>(
-    (image, target): (&'a ImageName, &'a KernelTarget),
-    nodes: usize,
-    (phase, reason): (Phase, String),
-    announced_by: &[AnnouncedBy],
-) -> StatusEntry<'a> {
+    let needs = match (outcome, cell) {
+        (Outcome::Waiting { needs }, _) => needs.iter().map(ToString::to_string).collect(),
+        (_, Some(cell)) => cell.needs.iter().map(ToString::to_string).collect(),
+        (_, None) => Vec::new(),
+    };
     let row = StatusRow {
         image: image.to_string(),
         kernel: target.to_string(),
-        nodes,
+        nodes: *nodes,
         phase,
-        verdict: None,
-        reference: String::new(),
-        digest: None,
+        verdict: published.and_then(|found| found.verdict),
+        reference: cell.map(|cell| cell.reference.to_string()).unwrap_or_default(),
+        digest: published.map(|found| found.digest.clone()),
         reason,
-        needs: Vec::new(),
+        needs,
         announced_by: announced_by.iter().map(ToString::to_string).collect(),
     };
-    StatusEntry { image, target, input_hash: None, activity: None, row }
+    StatusEntry { image, target, input_hash: cell.map(|cell| cell.input_hash), activity, row }
 }
 
 /// What an image that is not published waits for.

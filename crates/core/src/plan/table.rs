@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use comfy_table::{Table, presets};
 
 use super::{
-    AnnouncedBy, Plan, PlannedNode, PlannedRollout, PlannedSignature, RolloutDecision, readiness::why_not,
+    AnnouncedBy, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
+    RolloutDecision, readiness::why_not,
 };
 
 /// Names of nodes written out before the rest is only counted.
@@ -18,8 +19,14 @@ pub fn table(plan: &Plan) -> String {
 
 /// The tables alone, each with an empty line after it.
 pub fn sections(plan: &Plan) -> String {
-    let sections =
-        [images(plan), rollouts(plan), nodes(plan), left_alone(plan), own_drivers(plan), unheard(plan)];
+    let sections = [
+        images(plan),
+        rollouts(plan),
+        nodes(plan),
+        left_alone(plan),
+        own_drivers(plan),
+        unused_announcements(plan),
+    ];
     sections
         .into_iter()
         .filter(|table| !table.is_empty())
@@ -39,38 +46,22 @@ pub fn summary(plan: &Plan) -> String {
 
 /// How many of each, without those that there are none of.
 pub fn counts(plan: &Plan) -> String {
-    let Plan {
-        builds,
-        tags,
-        up_to_date,
-        conflicts,
-        held_back,
-        unknown,
-        skipped,
-        left_alone,
-        own_drivers,
-        unions,
-        unheard,
-        rollouts,
-        nodes,
-        waiting,
-        order: _,
-        signatures,
-        signable: _,
-    } = plan;
+    let Plan { cells, signatures, left_alone, own_drivers, unions, unused_announcements, rollouts, nodes } =
+        plan;
+    let is_lacking = |cell: &&PlannedCell| matches!(&cell.outcome, Outcome::UpToDate { lacking, .. } if !lacking.is_empty());
     let count =
         |wanted: fn(&RolloutDecision) -> bool| rollouts.iter().filter(|r| wanted(&r.decision)).count();
     let parts = [
-        (builds.len(), "to build"),
-        (waiting.len(), "to build after those"),
+        (plan.count(Phase::Missing), "to build"),
+        (plan.count(Phase::Waiting), "to build after those"),
         (unions.len(), "to put together"),
-        (tags.len(), "to tag"),
+        (cells.iter().filter(is_lacking).count(), "to tag"),
         (signatures.len(), "to sign"),
-        (up_to_date.len(), "up to date"),
-        (conflicts.len(), "in conflict"),
-        (held_back.len(), "held back"),
-        (unknown.len(), "unknown"),
-        (skipped.len(), "skipped"),
+        (plan.count(Phase::Published), "up to date"),
+        (plan.count(Phase::Conflict), "in conflict"),
+        (plan.count(Phase::Failed), "held back"),
+        (plan.count(Phase::Unknown), "unknown"),
+        (plan.count(Phase::Skipped), "skipped"),
         (count(|d| matches!(d, RolloutDecision::Rewrite { .. })), "to rewrite"),
         (count(|d| matches!(d, RolloutDecision::Pending { .. })), "to rewrite after their build"),
         (count(|d| matches!(d, RolloutDecision::Steps { .. })), "to change"),
@@ -85,7 +76,10 @@ pub fn counts(plan: &Plan) -> String {
             nodes.iter().filter(|node| node.change.is_some()).count(),
             "to mark ready, or ready no more, for a kernel",
         ),
-        (unheard.len(), if unheard.len() == 1 { "announcement not used" } else { "announcements not used" }),
+        (
+            unused_announcements.len(),
+            if unused_announcements.len() == 1 { "announcement not used" } else { "announcements not used" },
+        ),
     ];
     let said: Vec<String> =
         parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
@@ -93,87 +87,65 @@ pub fn counts(plan: &Plan) -> String {
 }
 
 fn images(plan: &Plan) -> Table {
-    let Plan {
-        builds,
-        tags,
-        up_to_date,
-        conflicts,
-        held_back,
-        unknown,
-        skipped,
-        left_alone: _,
-        own_drivers: _,
-        unions,
-        unheard: _,
-        rollouts: _,
-        nodes: _,
-        waiting,
-        order,
-        signatures,
-        signable: _,
-    } = plan;
+    let mut places: HashMap<&str, usize> = HashMap::new();
     let mut rows: Vec<(String, String, usize, &str, String)> = Vec::new();
-    let mut add = |cell: &super::Cell, action, why: String| {
-        let why = announced(against(why, cell), &cell.announced_by);
-        rows.push((cell.image.to_string(), cell.target.to_string(), cell.nodes.len(), action, why));
-    };
-    for build in builds {
-        let reuse =
-            if build.may_reuse { "; an image for another kernel is reused if the check allows" } else { "" };
-        add(&build.cell, "build", format!("{}{reuse}", build.why));
+    for (place, planned) in plan.cells.iter().enumerate() {
+        places.entry(planned.image.as_str()).or_insert(place);
+        for (action, why) in actions(&planned.outcome) {
+            let needs: Vec<String> =
+                planned.outcome.cell().iter().flat_map(|cell| &cell.needs).map(ToString::to_string).collect();
+            let why = if needs.is_empty() { why } else { format!("{why}; needs {}", needs.join(", ")) };
+            let why = announced(why, &planned.announced_by);
+            rows.push((planned.image.to_string(), planned.target.to_string(), planned.nodes, action, why));
+        }
     }
-    for found in up_to_date {
-        let verdict = found.verdict.map_or("no check report", crate::kmod::Verdict::as_str);
-        let denied = if found.denied { ", not accepted: check.unknown is deny" } else { "" };
-        add(&found.cell, "up to date", format!("{} ({verdict}{denied})", found.digest));
-    }
-    for tag in tags {
-        let names: Vec<_> = tag.references.iter().map(ToString::to_string).collect();
-        add(&tag.cell, "tag", format!("{} also as {}", tag.digest, names.join(", ")));
-    }
-    for conflict in conflicts {
-        let theirs =
-            conflict.theirs.map_or("unknown inputs".to_owned(), |hash| format!("inputs {}", hash.short()));
-        let ours = conflict.cell.input_hash.short();
-        let why = format!("{} has {theirs}, wanted {ours}; {}", conflict.reference, conflict.remedy);
-        add(&conflict.cell, "conflict", why);
-    }
-    for held in held_back {
-        add(&held.cell, "held back", format!("failed at {:.0}: {}", held.at, held.message));
-    }
-    for unclear in unknown {
-        add(&unclear.cell, "unknown", format!("{}: {}", unclear.reference, unclear.message));
-    }
-    for found in waiting {
-        let why = announced(found.why(), &found.announced_by);
-        rows.push((found.image.to_string(), found.target.to_string(), found.nodes, "wait", why));
-    }
-    for skip in skipped {
-        rows.push((
-            skip.image.to_string(),
-            skip.target.to_string(),
-            skip.nodes,
-            "skip",
-            announced(skip.why.to_string(), &skip.announced_by),
-        ));
-    }
-    for union in unions {
+    for union in &plan.unions {
         let kernels: Vec<&str> = union.members.iter().map(|member| member.kernel.as_str()).collect();
         let what = format!("{} from {}", union.reference, kernels.join(", "));
         rows.push((union.image.to_string(), format!("{} kernels", kernels.len()), 0, "put together", what));
     }
-    for signature in signatures {
-        let PlannedSignature { image, reference } = signature;
+    for PlannedSignature { image, reference } in &plan.signatures {
         let (image, what) = (image.to_string(), format!("{reference}, which lacks the site's signature"));
         rows.push((image, String::new(), 0, "sign", what));
     }
-    let places: HashMap<&str, usize> =
-        order.iter().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
     rows.sort_by(|a, b| places.get(a.0.as_str()).cmp(&places.get(b.0.as_str())).then_with(|| a.cmp(b)));
     let rows = rows.into_iter().map(|(image, kernel, nodes, action, why)| {
         vec![image, kernel, nodes.to_string(), action.to_owned(), why]
     });
     plain(&["IMAGE", "KERNEL", "NODES", "ACTION", "WHY"], rows)
+}
+
+/// What is done about a cell, and why.
+fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
+    let action = match outcome {
+        Outcome::Build { why, may_reuse, .. } => {
+            let reuse =
+                if *may_reuse { "; an image for another kernel is reused if the check allows" } else { "" };
+            ("build", format!("{why}{reuse}"))
+        }
+        Outcome::UpToDate { published, denied, lacking, .. } => {
+            let digest = &published.digest;
+            let verdict = published.verdict.map_or("no check report", crate::kmod::Verdict::as_str);
+            let denied = if *denied { ", not accepted: check.unknown is deny" } else { "" };
+            let mut actions = vec![("up to date", format!("{digest} ({verdict}{denied})"))];
+            if !lacking.is_empty() {
+                let names: Vec<_> = lacking.iter().map(ToString::to_string).collect();
+                actions.push(("tag", format!("{digest} also as {}", names.join(", "))));
+            }
+            return actions;
+        }
+        Outcome::Conflict { cell, reference, theirs, remedy } => {
+            let theirs =
+                theirs.map_or("unknown inputs".to_owned(), |hash| format!("inputs {}", hash.short()));
+            let ours = cell.input_hash.short();
+            ("conflict", format!("{reference} has {theirs}, wanted {ours}; {remedy}"))
+        }
+        Outcome::HeldBack { at, message, .. } => ("held back", format!("failed at {at:.0}: {message}")),
+        Outcome::Unknown { reference, message, .. } => ("unknown", format!("{reference}: {message}")),
+        Outcome::Waiting { .. } => ("wait", outcome.why_not()),
+        Outcome::Skipped { .. } => ("skip", outcome.why_not()),
+    };
+    vec![action]
 }
 
 fn rollouts(plan: &Plan) -> Table {
@@ -189,12 +161,6 @@ fn rollouts(plan: &Plan) -> Table {
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
     plain(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
-}
-
-/// What it is compiled against.
-fn against(why: String, cell: &super::Cell) -> String {
-    let needs: Vec<String> = cell.needs.iter().map(ToString::to_string).collect();
-    if needs.is_empty() { why } else { format!("{why}; needs {}", needs.join(", ")) }
 }
 
 /// Who asks for it, where that is not only nodes that run the kernel.
@@ -239,9 +205,10 @@ fn own_drivers(plan: &Plan) -> Table {
     by_reason("NODES WITH THEIR OWN DRIVER", own)
 }
 
-fn unheard(plan: &Plan) -> Table {
-    let unheard = plan.unheard.iter().map(|unheard| (unheard.why.to_string(), unheard.node.as_str()));
-    by_reason("ANNOUNCEMENTS NOT USED", unheard)
+fn unused_announcements(plan: &Plan) -> Table {
+    let unused =
+        plan.unused_announcements.iter().map(|unused| (unused.why.to_string(), unused.node.as_str()));
+    by_reason("ANNOUNCEMENTS NOT USED", unused)
 }
 
 fn by_reason<'a>(header: &str, nodes: impl Iterator<Item = (String, &'a str)>) -> Table {

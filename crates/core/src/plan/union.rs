@@ -4,11 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::{ClusterSnapshot, ImageContents, reuse::by_numbers};
+use super::{ClusterSnapshot, reuse::by_numbers};
 use crate::{
     image::{Definitions, Digest, ImageName, ImageReference, InputHash, InputHasher, Repository, Version},
     kernel::{Architecture, KernelRelease},
-    oci::ImageFacts,
 };
 
 /// The format of union images; it changes when the same members would give other bytes.
@@ -76,18 +75,6 @@ impl PlannedUnion {
             architecture,
             members,
         })
-    }
-}
-
-impl ImageContents {
-    /// Of a published image, from what its manifest says and its digest.
-    pub fn of(facts: &ImageFacts, digest: &Digest) -> Self {
-        let mut members: BTreeMap<String, Digest> =
-            facts.members.iter().map(|(kernel, digest)| (kernel.to_string(), digest.clone())).collect();
-        if let (true, Some(kernel)) = (members.is_empty(), &facts.kernel_release) {
-            members.insert(kernel.to_string(), digest.clone());
-        }
-        Self { kernels: members.keys().cloned().collect(), members }
     }
 }
 

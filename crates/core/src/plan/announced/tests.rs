@@ -15,7 +15,7 @@ fn with_second_image(mut world: World) -> World {
     let mut second = image("ofed");
     second.spec.nodes.match_labels = [("rdma".to_owned(), "yes".to_owned())].into();
     world.definitions.images.insert(name("ofed"), second);
-    world.resolved.insert(name("ofed"), Ok(resolved()));
+    world.resolved.images.insert(name("ofed"), Ok(resolved()));
     world
 }
 
@@ -24,7 +24,7 @@ fn cells(world: &World) -> Vec<String> {
         let by: Vec<String> = cell.announced_by.iter().map(ToString::to_string).collect();
         format!("{}, nodes {:?}, announced by {by:?}", cell.subject(), cell.nodes)
     };
-    world.matrix().cells.iter().map(about).collect()
+    world.cells().iter().map(about).collect()
 }
 
 #[test]
@@ -89,12 +89,12 @@ fn hostile_announcements_are_told_and_not_used() {
     }
     announce(&mut world, 5, K48);
     world.snapshot.nodes[5].labels.remove(OS_ID_LABEL);
-    let matrix = world.matrix();
-    assert_eq!(matrix.cells.len(), 1);
-    assert_eq!(matrix.announced.unheard.len(), 6);
+    assert_eq!(world.cells().len(), 1);
+    let unused = world.announcements().unused;
+    assert_eq!(unused.len(), 6);
     let text = table(&world.plan());
     assert!(text.contains("ANNOUNCEMENTS NOT USED") && !text.contains('\u{1b}'), "{text}");
-    insta::assert_snapshot!(matrix.announced.unheard[5].why, @"its operating system or architecture is not known from its labels");
+    insta::assert_snapshot!(unused[5].why, @"its operating system or architecture is not known from its labels");
 }
 
 #[test]
@@ -112,10 +112,10 @@ fn nodes_cannot_announce_without_end() {
         announce(&mut world, node, &format!("6.1.0-{node}00-amd64"));
     }
     announce(&mut world, 40, "6.1.0-3900-amd64");
-    let matrix = world.matrix();
-    assert_eq!(matrix.cells.len(), 1 + MOST_BY_NODES);
-    assert_eq!(matrix.announced.unheard.len(), 40 - MOST_BY_NODES);
-    assert!(matrix.cells.iter().any(|cell| cell.target.release.as_str() == "6.1.0-3900-amd64"));
+    let cells = world.cells();
+    assert_eq!(cells.len(), 1 + MOST_BY_NODES);
+    assert_eq!(world.announcements().unused.len(), 40 - MOST_BY_NODES);
+    assert!(cells.iter().any(|cell| cell.target.release.as_str() == "6.1.0-3900-amd64"));
 }
 
 /// The two releases have one label, so one tag.
@@ -123,11 +123,11 @@ fn nodes_cannot_announce_without_end() {
 fn an_announced_kernel_gives_way_to_one_that_runs() {
     let mut world = World::new(&["6.1.0-acme+"]);
     world.announce("6.1.0-acme~");
-    let matrix = world.matrix();
-    assert_eq!(matrix.cells.len(), 1);
-    assert_eq!(matrix.cells[0].nodes, ["n0"]);
-    assert!(matches!(matrix.skipped[0].why, SkipReason::TagCollision { .. }));
-    assert_eq!(matrix.skipped[0].target.release.as_str(), "6.1.0-acme~");
+    let (cells, skipped) = (world.cells(), world.skipped());
+    assert_eq!(cells.len(), 1);
+    assert_eq!(cells[0].nodes, ["n0"]);
+    assert!(matches!(skipped[0].1, SkipReason::TagCollision { .. }));
+    assert_eq!(skipped[0].0.target.release.as_str(), "6.1.0-acme~");
 }
 
 #[test]

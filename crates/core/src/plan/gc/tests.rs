@@ -5,7 +5,7 @@ use super::*;
 use crate::{
     image::InputHasher,
     kernel::KernelRelease,
-    oci::{Descriptor, ImageManifest, media_type},
+    oci::{Descriptor, ImageFacts, ImageManifest, annotations, media_type},
     plan::fixtures,
 };
 

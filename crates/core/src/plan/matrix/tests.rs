@@ -20,17 +20,17 @@ fn target(release: &str) -> KernelTarget {
 #[test]
 fn one_cell_for_each_kernel() {
     let world = World::new(&[K47, K48, K47]);
-    let matrix = world.matrix();
-    let cells: Vec<_> = matrix.cells.iter().map(|c| (c.reference.to_string(), c.nodes.join(" "))).collect();
+    let cells = world.cells();
+    let references: Vec<_> = cells.iter().map(|c| (c.reference.to_string(), c.nodes.join(" "))).collect();
     assert_eq!(
-        cells,
+        references,
         [
             ("registry.test/drivers/mft:4.33.0-6.1.0-47-amd64-debian12-amd64".to_owned(), "n0 n2".to_owned()),
             ("registry.test/drivers/mft:4.33.0-6.1.0-48-amd64-debian12-amd64".to_owned(), "n1".to_owned()),
         ]
     );
-    assert!(matrix.skipped.is_empty() && matrix.left_alone.is_empty());
-    let cell = &matrix.cells[0];
+    assert!(world.skipped().is_empty() && world.plan().left_alone.is_empty());
+    let cell = &cells[0];
     assert!(cell.dockerfile.contains(&format!("FROM {} AS modules", cell.base_name)), "{}", cell.dockerfile);
     assert!(cell.base_name.starts_with("localhost/farrier/base:"), "{}", cell.base_name);
 }
@@ -39,10 +39,10 @@ fn one_cell_for_each_kernel() {
 fn images_that_no_node_calls_for_have_no_cells() {
     let mut world = World::new(&[K47]);
     world.image("mft").spec.nodes.match_labels.insert("pci".to_owned(), "no".to_owned());
-    assert!(world.matrix().cells.is_empty());
+    assert!(world.cells().is_empty());
     world.announce(K48);
-    let matrix = world.matrix();
-    assert_eq!((matrix.cells.len(), matrix.cells[0].nodes.len()), (1, 0));
+    let cells = world.cells();
+    assert_eq!((cells.len(), cells[0].nodes.len()), (1, 0));
 }
 
 /// A node of each kind: without a driver, with one of the host's, and with one on a kernel of its own.
@@ -55,8 +55,8 @@ fn nodes_with_their_own_driver_are_left_alone() {
     for (node, value) in [(0, "true"), (1, "pre-installed"), (2, "false")] {
         world.snapshot.nodes[node].labels.insert(key.to_owned(), value.to_owned());
     }
-    let matrix = world.matrix();
-    let cells: Vec<_> = matrix.cells.iter().map(|cell| (&cell.target, &cell.nodes[..])).collect();
+    let cells = world.cells();
+    let cells: Vec<_> = cells.iter().map(|cell| (&cell.target, &cell.nodes[..])).collect();
     assert_eq!(cells, [(&target(K47), &["n0".to_owned()][..])]);
     let plan = world.plan();
     assert!(!plan.has_failures());
@@ -73,9 +73,9 @@ fn nodes_of_unknown_kernel_are_left_alone() {
     let mut world = World::new(&[K47, "6.1.0$(reboot)", K48, K48]);
     world.snapshot.nodes[0].labels.remove(super::super::KERNEL_LABEL);
     world.snapshot.nodes[3].name = "n2".to_owned();
-    let matrix = world.matrix();
-    assert!(matrix.cells.is_empty());
-    let left: Vec<_> = matrix.left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect();
+    assert!(world.cells().is_empty());
+    let left: Vec<_> =
+        world.plan().left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect();
     insta::assert_snapshot!(left.join("\n"), @r#"
     n0: label feature.node.kubernetes.io/kernel-version.full is missing
     n1: kernel release "6.1.0$(reboot)" holds the character '$'; only letters, digits and `._+~-` are possible
@@ -87,9 +87,8 @@ fn nodes_of_unknown_kernel_are_left_alone() {
 #[test]
 fn two_kernels_with_one_tag_block_each_other() {
     let world = World::new(&["6.1.0-acme+", "6.1.0-acme~", K47]);
-    let matrix = world.matrix();
-    assert_eq!(matrix.cells.len(), 1);
-    let reasons: Vec<_> = matrix.skipped.iter().map(|s| s.why.to_string()).collect();
+    assert_eq!(world.cells().len(), 1);
+    let reasons: Vec<_> = world.skipped().iter().map(|(_, why)| why.to_string()).collect();
     insta::assert_snapshot!(reasons.join("\n"), @r"
     tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme~ (debian 12, amd64); give `tags` what tells them apart
     tag collision: registry.test/drivers/mft:4.33.0-6.1.0-acme-debian12-amd64 would also be 6.1.0-acme+ (debian 12, amd64); give `tags` what tells them apart
@@ -101,20 +100,20 @@ fn what_cannot_be_built_has_a_reason() {
     let why = |change: fn(&mut World)| {
         let mut world = World::new(&[K47]);
         change(&mut world);
-        let matrix = world.matrix();
-        assert_eq!((matrix.cells.len(), matrix.skipped.len()), (0, 1));
-        matrix.skipped[0].why.to_string()
+        let skipped = world.skipped();
+        assert_eq!((world.cells().len(), skipped.len()), (0, 1));
+        skipped[0].1.to_string()
     };
     let reasons = [
         why(|w| w.image("mft").spec.kernels = Some(">=6.2".parse().unwrap())),
         why(|w| w.definitions.families.clear()),
-        why(|w| w.resolved = [(name("mft"), Err("no package foo in bookworm".to_owned()))].into()),
-        why(|w| w.resolved.clear()),
-        why(|w| w.toolchains = [(name("debian-12"), Err("no such suite".to_owned()))].into()),
-        why(|w| w.toolchains.clear()),
+        why(|w| w.resolved.images = [(name("mft"), Err("no package foo in bookworm".to_owned()))].into()),
+        why(|w| w.resolved.images.clear()),
+        why(|w| w.resolved.toolchains = [(name("debian-12"), Err("no such suite".to_owned()))].into()),
+        why(|w| w.resolved.toolchains.clear()),
         why(|w| {
-            let target = w.matrix().cells[0].target.clone();
-            w.headers = [(target, Err("the registry does not answer".to_owned()))].into();
+            let target = w.cells()[0].target.clone();
+            w.resolved.headers = [(target, Err("the registry does not answer".to_owned()))].into();
         }),
         why(|w| w.definitions.templates.clear()),
         why(|w| w.image("mft").spec.tags.clear()),
@@ -134,13 +133,13 @@ fn what_cannot_be_built_has_a_reason() {
     "#);
     let mut world = World::new(&[K47]);
     world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchian}}".to_owned());
-    assert!(matches!(world.matrix().skipped[0].why, SkipReason::Template { .. }));
+    assert!(matches!(world.skipped()[0].1, SkipReason::Template { .. }));
     world.image("mft").spec.tags = vec!["{{verzion}}".to_owned()];
     world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned());
-    assert!(matches!(world.matrix().skipped[0].why, SkipReason::Tag { .. }));
+    assert!(matches!(world.skipped()[0].1, SkipReason::Tag { .. }));
     world.image("mft").spec.tags = vec!["x".to_owned()];
     world.location.prefix = "registry.test/UPPER CASE".to_owned();
-    assert!(matches!(world.matrix().skipped[0].why, SkipReason::Repository { .. }));
+    assert!(matches!(world.skipped()[0].1, SkipReason::Repository { .. }));
 }
 
 #[test]
@@ -148,10 +147,10 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     fn hash(change: fn(&mut World)) -> InputHash {
         let mut world = World::new(&[K47]);
         change(&mut world);
-        world.matrix().cells[0].input_hash
+        world.cells()[0].input_hash
     }
     fn found(world: &mut World) -> &mut super::super::ResolvedImage {
-        world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap()
+        world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap()
     }
     fn entrypoint(world: &mut World) {
         starts_with(world, "driver-entrypoint");
@@ -181,7 +180,7 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
             found(w).base_identity = Some("sha256:3".to_owned());
         },
         entrypoint,
-        |w| drop(w.toolchains.insert(name("debian-12"), Ok("toolchain-2".to_owned()))),
+        |w| drop(w.resolved.toolchains.insert(name("debian-12"), Ok("toolchain-2".to_owned()))),
         |w| drop(w.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned())),
         |w| {
             let patch = serde_json::json!({"path": "patches/a b.patch", "kernels": ">=6.1"});
@@ -204,10 +203,10 @@ fn an_image_that_starts_with_driver_entrypoint_needs_one_that_runs_there() {
     let why = |program: &str, entrypoint: Option<EntrypointBinary>| {
         let mut world = World::new(&[K47]);
         starts_with(&mut world, program);
-        world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().entrypoint = entrypoint;
-        let matrix = world.matrix();
-        assert_eq!(matrix.cells.len() + matrix.skipped.len(), 1);
-        matrix.skipped.first().map(|skipped| skipped.why.to_string())
+        world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().entrypoint = entrypoint;
+        let skipped = world.skipped();
+        assert_eq!(world.cells().len() + skipped.len(), 1);
+        skipped.first().map(|(_, why)| why.to_string())
     };
     assert_eq!(why("sleep", None), None);
     for program in ["driver-entrypoint", "nvidia-driver", "/usr/bin/nvidia-driver"] {
@@ -229,7 +228,7 @@ fn patches_apply_to_their_kernels_under_safe_names() {
         patches: [(0, "a".to_owned()), (1, "b".to_owned())].into(),
         ..resolved()
     };
-    world.resolved.insert(name("mft"), Ok(resolved));
+    world.resolved.images.insert(name("mft"), Ok(resolved));
     let inputs: CellInputs<'_> = world.cell_inputs();
     let names = |release: &str| -> Vec<String> {
         cell_for(&inputs, &mut Templates::default(), &image, &target(release))

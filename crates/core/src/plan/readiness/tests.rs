@@ -1,5 +1,6 @@
 use super::{
     super::{
+        Plan,
         fixtures::{K47, K48, World, name},
         table,
     },

@@ -6,20 +6,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{
-    DaemonSetFacts, KernelTarget,
-    handover::{HANDED_OVER, short_hash},
-};
+use super::handover::{HANDED_OVER, short_hash};
 use crate::{
     image::InputHasher,
-    kernel::KernelLabel,
-    plan::{ARCH_LABEL, KERNEL_LABEL, LiveDaemonSet, OS_ID_LABEL, OS_VERSION_LABEL},
+    kernel::{KernelLabel, KernelTarget},
+    plan::{
+        ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, DaemonSetFacts, KERNEL_LABEL, LiveDaemonSet,
+        OS_ID_LABEL, OS_VERSION_LABEL,
+    },
 };
 
-/// On a copy and its pods: whose copy it is.
-pub const COPY_OF_LABEL: &str = "farrier.dev/copy-of";
-/// On a copy and its pods: the kernel label that it is for.
-pub const COPY_KERNEL_LABEL: &str = "farrier.dev/kernel";
 /// On a copy: the exact kernel release that its image is for.
 const RELEASE: &str = "farrier.dev/kernel-release";
 /// On a copy: hash over what was applied, so that nothing is written when nothing changed.

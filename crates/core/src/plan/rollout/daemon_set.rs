@@ -1,9 +1,9 @@
 //! Pure: the DaemonSet that a target names, where farrier may change it.
 
-use super::{Context, DaemonSetFacts, HoldReason, PlanInputs, RolloutObject, RolloutTarget, Seen};
+use super::{Context, DaemonSetFacts, HoldReason, PlanInputs, RolloutObject, RolloutTarget};
 use crate::{
     image::OperatorResource,
-    plan::{Container, LiveDaemonSet, NodeAffinity, Owner},
+    plan::{Container, LiveDaemonSet, NodeAffinity, Owner, Seen},
 };
 
 /// A container of a DaemonSet.
@@ -30,7 +30,7 @@ pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Resu
     if let Some(detail) = &container.fixed {
         return Err(HoldReason::Fixed { detail: detail.clone() });
     }
-    if !inputs.pullable {
+    if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
     Ok(Named { daemon_set, container })

@@ -6,14 +6,14 @@
 
 use crate::{
     image::InputHasher,
-    plan::{NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm, UPGRADE_STATE_LABELS},
+    plan::{
+        NodeAffinity, NodeFacts, Operator, PodCount, Requirement, SelectorTerm, UPGRADE_STATE_LABELS,
+        labels::HANDOVER_LABELS,
+    },
 };
 
 /// The handover label's value on a node that belongs to a copy.
 pub(super) const HANDED_OVER: &str = "handed-over";
-
-/// What the labels by which nodes are handed over begin with.
-pub(in crate::plan) const HANDOVER_LABELS: &str = "farrier.dev/driver.";
 
 /// The label that says whether a node belongs to a copy of this DaemonSet. Names can have 253 characters and a
 /// label's key 63, hence the hash.
@@ -142,10 +142,10 @@ mod tests {
         let affinity =
             NodeAffinity::Terms(vec![term(Vec::new()), term(vec![requirement("a", Operator::Exists)])]);
         let node = NodeFacts::default();
-        assert_eq!(affinity.admits(&node), Some(false));
-        assert_eq!(fenced(&affinity, &label).admits(&node), Some(false));
+        assert_eq!(affinity.admits(&node.name, &node.labels), Some(false));
+        assert_eq!(fenced(&affinity, &label).admits(&node.name, &node.labels), Some(false));
         let nothing = NodeAffinity::Terms(vec![term(Vec::new())]);
-        assert_eq!(fenced(&nothing, &label).admits(&node), Some(false));
+        assert_eq!(fenced(&nothing, &label).admits(&node.name, &node.labels), Some(false));
         assert!(is_fenced(&nothing, &label), "there is nothing to keep it off from");
     }
 

@@ -5,38 +5,32 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
-    CellState, Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, ImageReference,
-    KernelTarget, NodeGroup, PER_KERNEL_ANNOTATION, PlanInputs, Record, RolloutDecision, RolloutTarget, Seen,
-    daemon_set::{Named, named},
+    Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, NodeGroup, Record,
+    RolloutDecision, RolloutTarget,
+    daemon_set::{Named, named, not_understood},
     field::{self, Field, Step},
+    no_image,
     record::FieldRecord,
     watch::{Progress, progress},
 };
 use crate::{
-    image::{ImageName, UnknownPolicy},
-    kmod::Verdict,
+    image::ImageReference,
+    kernel::KernelTarget,
     plan::{
-        ClusterSnapshot, Container, LiveDaemonSet, NodeAffinity, NodeFacts, NodeReason, Published, Waiting,
-        signatures,
+        ClusterSnapshot, Container, LiveDaemonSet, NodeFacts, NodeReason, PER_KERNEL_ANNOTATION, Seen,
+        outcome::State,
     },
 };
 
 /// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let Context { inputs, states, groups, image, spec: _ } = *context;
-    let Named { daemon_set, container: Container { name, .. } } = named(inputs, target)?;
-    let kernel = common_kernel(daemon_set, groups)?;
-    let no_image = |detail: String| HoldReason::NoImage { kernel: kernel.to_string(), detail };
-    let Some((cell, state)) = states.get(&(image, kernel)) else {
-        return Err(no_image(why_no_cell(inputs, image, kernel)));
-    };
-    match state {
-        CellState::Absent(detail) => Err(no_image(detail.clone())),
-        CellState::Building => Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into()),
-        CellState::Published(published) => {
-            let to = published.pinned(&cell.reference);
-            passes(inputs, image, published, &to, kernel)?;
-            set_image(context, daemon_set, name, to)
+    let Named { daemon_set, container: Container { name, .. } } = named(context.inputs, target)?;
+    let kernel = common_kernel(daemon_set, context.groups)?;
+    match context.cells.state(context.image, kernel) {
+        State::Absent(absence) => Err(no_image(kernel, absence.why)),
+        State::Building(cell) => Ok(RolloutDecision::Pending { on: cell.reference.clone() }.into()),
+        State::Published(cell, published) => {
+            set_image(context, daemon_set, name, context.passing(cell, published)?)
         }
     }
 }
@@ -148,16 +142,10 @@ fn common_kernel<'a>(
     daemon_set: &DaemonSetFacts,
     groups: &'a [NodeGroup<'_>],
 ) -> Result<&'a KernelTarget, HoldReason> {
-    let not_understood = || HoldReason::Affinity {
-        detail: match &daemon_set.affinity {
-            NodeAffinity::Unsupported(detail) => detail.clone(),
-            NodeAffinity::Any | NodeAffinity::Terms(_) => "a field other than metadata.name".to_owned(),
-        },
-    };
     let mut kernels: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
     let mut unknown: Vec<(&str, &NodeReason)> = Vec::new();
     for group in groups {
-        let reached = reached(daemon_set, group).ok_or_else(not_understood)?;
+        let reached = reached(daemon_set, group).ok_or_else(|| not_understood(daemon_set))?;
         match &group.target {
             _ if reached.is_empty() => {}
             Ok(kernel) => *kernels.entry(kernel).or_default() += reached.len(),
@@ -190,43 +178,6 @@ pub(super) fn reached<'a>(daemon_set: &DaemonSetFacts, group: &NodeGroup<'a>) ->
             .map(|nodes| nodes.into_iter().filter_map(|(node, yes)| yes.then_some(node)).collect());
     }
     daemon_set.reaches(group.sample).map(|yes| if yes { group.nodes.clone() } else { Vec::new() })
-}
-
-/// Guarantee 1: by digest, checked, and for the exact release, which the tag's label does not tell.
-pub(in crate::plan) fn passes(
-    inputs: &PlanInputs<'_>,
-    name: &ImageName,
-    published: &Published,
-    image: &ImageReference,
-    kernel: &KernelTarget,
-) -> Result<(), HoldReason> {
-    let spec = inputs.definitions.images.get(name).map(|image| &image.spec);
-    let unknown = spec.map(|spec| spec.check.unknown).unwrap_or_default();
-    let Published { digest: _, input_hash: _, exposed: _, verdict, kernel_release } = published;
-    if kernel_release.as_deref() != Some(kernel.release.as_str()) {
-        return Err(HoldReason::OtherKernel { image: image.clone(), found: kernel_release.clone() });
-    }
-    signatures::accepts(inputs, image)?;
-    match (verdict, unknown) {
-        (Some(Verdict::Loads), _) | (Some(Verdict::Unknown), UnknownPolicy::Allow) => Ok(()),
-        (Some(Verdict::Unknown), UnknownPolicy::Deny) => {
-            Err(HoldReason::UnknownDenied { image: image.clone() })
-        }
-        (Some(Verdict::Refused) | None, _) => {
-            Err(HoldReason::NotPassed { image: image.clone(), verdict: *verdict })
-        }
-    }
-}
-
-pub(super) fn why_no_cell(inputs: &PlanInputs<'_>, image: &ImageName, kernel: &KernelTarget) -> String {
-    let skipped =
-        inputs.matrix.skipped.iter().find(|skipped| skipped.image == *image && skipped.target == *kernel);
-    let is_it = |waiting: &&Waiting| waiting.image == *image && waiting.target == *kernel;
-    match (skipped, inputs.matrix.waiting.iter().find(is_it)) {
-        (Some(skipped), _) => skipped.why.to_string(),
-        (None, Some(waiting)) => format!("it {}", waiting.why()),
-        (None, None) => format!("no node of this kernel matches the nodes of image {image}"),
-    }
 }
 
 #[cfg(test)]

@@ -7,9 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use super::ImageReference;
 use crate::{
-    image::{OperatorResource, Version},
+    image::{ImageReference, OperatorResource, Version},
     kernel::{KernelLabel, KernelTarget},
     plan::{Cell, UPGRADE_STATE_LABELS},
 };

@@ -6,7 +6,6 @@
 
 mod fleet;
 mod record;
-pub use record::PER_KERNEL_ANNOTATION;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]
@@ -19,15 +18,16 @@ use self::{
     record::next_record,
 };
 use super::{
-    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, KernelTarget, NodeChange,
-    Record, RolloutDecision, RolloutTarget, Seen,
+    Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, Record,
+    RolloutDecision, RolloutTarget,
     copy::{CopyRecord, WantedCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
     image::naming,
 };
 use crate::{
-    image::{ImageReference, Period, RolloutSpec},
-    plan::NodeAffinity,
+    image::{Period, RolloutSpec},
+    kernel::KernelTarget,
+    plan::{NodeAffinity, PER_KERNEL_ANNOTATION, Seen},
 };
 
 pub(super) use self::record::OriginalNote;

@@ -2,55 +2,54 @@
 //! is published.
 
 use super::{
-    CellState, Context, Decided, HoldReason, RolloutDecision,
-    image::passes,
-    operator,
+    Context, Decided, HoldReason, RolloutDecision, no_image, operator,
     resource::{is_published, tag_form},
 };
-use crate::image::OperatorResource;
+use crate::{
+    image::OperatorResource,
+    plan::{Outcome, PlannedCell, outcome::State},
+};
 
 /// Looks at every kernel that calls for the image, announced ones included.
 pub(super) fn decide(
     context: &Context<'_>,
     operator: Option<OperatorResource>,
 ) -> Result<Decided, HoldReason> {
-    let Context { inputs, states, groups: _, image, spec: _ } = *context;
-    if !inputs.matrix.calls_for(image) {
+    let Context { inputs, cells, groups: _, image, spec: _ } = *context;
+    let all: Vec<&PlannedCell> = cells.of(image).collect();
+    if all.is_empty() {
         return Err(HoldReason::NotFound);
     }
-    if !inputs.pullable {
+    if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
-    let skipped = inputs.matrix.skipped.iter().filter(|skipped| skipped.image == *image);
-    if let Some(skipped) = skipped.clone().find(|skipped| !skipped.why.is_finding()) {
-        let (kernel, detail) = (skipped.target.to_string(), skipped.why.to_string());
-        return Err(HoldReason::NoImage { kernel, detail });
-    }
-    if let Some(waiting) = inputs.matrix.waiting.iter().find(|waiting| waiting.image == *image) {
-        let (kernel, detail) = (waiting.target.to_string(), format!("it {}", waiting.why()));
-        return Err(HoldReason::NoImage { kernel, detail });
+    let is_skipped =
+        |planned: &PlannedCell| matches!(&planned.outcome, Outcome::Skipped { why } if !why.is_finding());
+    let is_waiting = |planned: &PlannedCell| matches!(planned.outcome, Outcome::Waiting { .. });
+    let lacking = all.iter().find(|planned| is_skipped(planned));
+    if let Some(planned) = lacking.or_else(|| all.iter().find(|planned| is_waiting(planned))) {
+        let State::Absent(absence) = cells.state(image, &planned.target) else {
+            return Err(HoldReason::NotFound);
+        };
+        return Err(no_image(&planned.target, absence.why));
     }
     let mut pending = None;
     let mut tags = 0;
-    for cell in inputs.matrix.cells.iter().filter(|cell| cell.image == *image) {
+    for (planned, cell) in all.iter().filter_map(|planned| Some((planned, planned.outcome.cell()?))) {
         if let Some(kind) = operator
             && operator::versions(kind, cell).is_empty()
         {
             return Err(tag_form(kind, cell));
         }
-        match states.get(&(&cell.image, &cell.target)).map(|(_, state)| state) {
-            Some(CellState::Published(published)) => {
-                passes(inputs, image, published, &published.pinned(&cell.reference), &cell.target)?;
+        match cells.state(image, &planned.target) {
+            State::Published(cell, published) => {
+                context.passing(cell, published)?;
                 let lacking = cell.references().find(|reference| !is_published(context, cell, reference));
                 pending = pending.or(lacking);
                 tags += cell.references().count();
             }
-            Some(CellState::Building) => pending = pending.or(Some(&cell.reference)),
-            Some(CellState::Absent(detail)) => {
-                let (kernel, detail) = (cell.target.to_string(), detail.clone());
-                return Err(HoldReason::NoImage { kernel, detail });
-            }
-            None => {}
+            State::Building(cell) => pending = pending.or(Some(&cell.reference)),
+            State::Absent(absence) => return Err(no_image(&planned.target, absence.why)),
         }
     }
     Ok(match (pending, tags) {

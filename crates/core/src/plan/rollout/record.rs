@@ -6,10 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::HoldReason;
-
-/// The annotation that holds the [`Record`], as JSON.
-pub const RECORD_ANNOTATION: &str = "farrier.dev/record";
+use super::super::{HoldReason, RECORD_ANNOTATION};
 
 /// A value that has stood for so long is nobody's quarrel: what was changed back before is forgotten.
 pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);

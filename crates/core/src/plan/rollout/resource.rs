@@ -10,17 +10,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value};
 
 use super::{
-    CellState, Change, Context, Decided, HoldReason, ImageReference, KernelTarget, NodeGroup, PlanInputs,
-    Record, ResourceChange, RolloutDecision, Seen,
+    Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     field::{self, Field, Step},
-    image::{passes, why_no_cell},
-    operator,
+    no_image, operator,
     record::FieldRecord,
     watch::Progress,
 };
 use crate::{
-    image::{OperatorResource, RolloutSpec},
-    plan::{Cell, NodeReason, ResourceFacts},
+    image::{ImageReference, OperatorResource, RolloutSpec},
+    kernel::KernelTarget,
+    plan::{Cell, NodeReason, ResourceFacts, Seen, outcome::State},
 };
 
 /// The name under which a record holds the fields of a resource.
@@ -40,7 +39,7 @@ enum Wish<'a> {
 /// Labels of nodes that decide about the resources that rollouts name.
 pub(super) fn label_keys<'a>(inputs: &PlanInputs<'a>) -> Vec<&'a str> {
     let mut keys = Vec::new();
-    for image in inputs.definitions.images.values() {
+    for image in inputs.definitions().images.values() {
         for rollout in &image.spec.rollout {
             let RolloutSpec::CustomResource { resource, name } = rollout else { continue };
             keys.extend(image.spec.nodes.keys());
@@ -68,7 +67,7 @@ pub(super) fn decide(
     }
     let found = find(inputs, kind, name).ok_or(HoldReason::NoResource)?;
     let driver = driver_section(found)?;
-    if !inputs.pullable {
+    if !inputs.cells.location.pullable {
         return Err(HoldReason::NotPullable);
     }
     let reached: Vec<&NodeGroup<'_>> =
@@ -123,7 +122,7 @@ pub(super) fn section(found: &ResourceFacts) -> Option<&Map<String, Value>> {
 /// often rather than too seldom.
 fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) -> bool {
     let labels = &group.sample.labels;
-    let image = context.inputs.definitions.images.get(context.image);
+    let image = context.inputs.definitions().images.get(context.image);
     let for_image = image.is_some_and(|image| group.sample.calls_for(image));
     let selected =
         found.node_selector().all(|(key, value)| labels.get(key).is_some_and(|label| label == value));
@@ -158,29 +157,25 @@ fn wish<'a>(
     kind: OperatorResource,
     kernels: &BTreeSet<&KernelTarget>,
 ) -> Result<Wish<'a>, HoldReason> {
-    let Context { inputs, states, groups: _, image, spec: _ } = *context;
     let mut found: Vec<(&Cell, Vec<(&str, &ImageReference)>)> = Vec::new();
     let mut proof = Vec::new();
     let mut pending = None;
     for kernel in kernels {
-        let no_image = |detail| HoldReason::NoImage { kernel: kernel.to_string(), detail };
-        let Some((cell, state)) = states.get(&(image, *kernel)) else {
-            return Err(no_image(why_no_cell(inputs, image, kernel)));
+        let state = context.cells.state(context.image, kernel);
+        let cell = match &state {
+            State::Published(cell, _) | State::Building(cell) => Some(*cell),
+            State::Absent(absence) => absence.cell,
         };
-        let versions = operator::versions(kind, cell);
-        if versions.is_empty() {
+        let versions = cell.map(|cell| operator::versions(kind, cell)).unwrap_or_default();
+        if let Some(cell) = cell.filter(|_| versions.is_empty()) {
             return Err(tag_form(kind, cell));
         }
         match state {
-            CellState::Absent(detail) => return Err(no_image(detail.clone())),
-            CellState::Building => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
-            CellState::Published(published) => {
-                let pinned = published.pinned(&cell.reference);
-                passes(inputs, image, published, &pinned, kernel)?;
-                proof.push(pinned);
-            }
+            State::Absent(absence) => return Err(no_image(kernel, absence.why)),
+            State::Building(_) => pending = pending.or(versions.first().map(|(_, reference)| *reference)),
+            State::Published(cell, published) => proof.push(context.passing(cell, published)?),
         }
-        found.push((cell, versions));
+        found.extend(cell.map(|cell| (cell, versions)));
     }
     let has =
         |versions: &[(&str, &ImageReference)], version| versions.iter().any(|(found, _)| *found == version);

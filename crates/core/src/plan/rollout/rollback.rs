@@ -9,12 +9,12 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    Change, HoldReason, RECORD_ANNOTATION, Record, RecordState,
+    Change, HoldReason, Record, RecordState,
     image::naming,
     record::FieldRecord,
     resource::{self, FIELD},
 };
-use crate::plan::{ClusterSnapshot, DaemonSetFacts, ResourceFacts};
+use crate::plan::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, ResourceFacts};
 
 /// What becomes of one field.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -5,7 +5,7 @@ use proptest::{
 
 use super::{
     super::{
-        HoldReason, KERNEL_LABEL, LeftAlone, Operator, Requirement, SelectorTerm,
+        HoldReason, KERNEL_LABEL, LeftAlone, Operator, Outcome, Phase, Requirement, SelectorTerm,
         fixtures::{K47, K48, World, daemon_set, image, node},
         node_target,
     },
@@ -84,8 +84,8 @@ fn an_unknown_verdict_passes_where_it_is_allowed() {
     world.deny_unknown();
     let plan = world.plan();
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Hold(HoldReason::UnknownDenied { .. })));
-    assert!(plan.builds.is_empty(), "a policy is no input: nothing is built again");
-    assert!(plan.up_to_date[0].denied && plan.has_failures());
+    assert!(plan.count(Phase::Missing) == 0, "a policy is no input: nothing is built again");
+    assert!(matches!(plan.cells[0].outcome, Outcome::UpToDate { denied: true, .. }) && plan.has_failures());
     let mut publish_only = world.clone();
     publish_only.image("mft").spec.rollout.clear();
     assert!(publish_only.plan().has_failures(), "without a rollout too");
@@ -106,7 +106,8 @@ fn nodes_outside_the_daemon_set_do_not_matter() {
         NodeAffinity::Terms(vec![SelectorTerm { expressions: Vec::new(), fields: vec![by_name] }]);
     let RolloutDecision::Rewrite { to, .. } = &world.plan().rollouts[0].decision else { panic!("held") };
     let plan = world.plan();
-    let wanted = plan.up_to_date.iter().find(|u| u.cell.target.release.as_str() == K48).unwrap();
+    let wanted = plan.cells_in(Phase::Published).find(|cell| cell.target.release.as_str() == K48).unwrap();
+    let Outcome::UpToDate { published: wanted, .. } = &wanted.outcome else { panic!("{wanted:?}") };
     assert_eq!(to.version, Version::Digest(wanted.digest.clone()));
 }
 
@@ -135,7 +136,7 @@ fn file_rollouts_look_into_their_own_directory() {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
     world.snapshot.daemon_sets.clear();
-    let path = PathBuf::from("../gitops");
+    let path = std::path::PathBuf::from("../gitops");
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
         path: path.clone(),
         namespace: "kube-system".to_owned(),

@@ -6,18 +6,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 
 use super::{
-    CellState, Change, Context, DaemonSetFacts, Decided, HoldReason, ImageReference, KernelTarget, Record,
-    RolloutDecision, RolloutTarget,
+    Change, Context, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision, RolloutTarget,
     daemon_set::{not_understood, original},
-    image::{naming, passes, reached, set_image, why_no_cell},
+    image::{naming, reached, set_image},
+    no_image,
     restart::restarts,
 };
 use crate::{
-    image::{Digest, Period, RolloutSpec, UnknownPolicy},
-    kernel::KernelRelease,
-    kmod::Verdict,
+    image::{Digest, ImageReference, Period, RolloutSpec},
+    kernel::{KernelRelease, KernelTarget},
     plan::{
-        ImageContents, LiveDaemonSet, NodeReason, PlannedSignature, Published, UpdateStrategy, signatures,
+        ImageContents, LiveDaemonSet, NodeReason, UpdateStrategy,
+        guarantee::{MadeFor, passing},
+        outcome::State,
         union::{MAX_MEMBERS, PlannedUnion},
     },
 };
@@ -47,38 +48,35 @@ struct Kernels<'a> {
     unknown: Vec<(&'a str, &'a str, &'a NodeReason)>,
 }
 
-/// Decides one target.
-pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let Wanted { found, live, container, image, left } = wanted(context, target)?;
-    let union = match image {
-        Ok(union) => union,
-        Err(on) => return Ok(RolloutDecision::Pending { on }.into()),
+/// Decides one target, with the union image that it asks for.
+pub(super) fn decide(
+    context: &Context<'_>,
+    target: &RolloutTarget,
+) -> (Result<Decided, HoldReason>, Option<PlannedUnion>) {
+    let wanted = match wanted(context, target) {
+        Ok(wanted) => wanted,
+        Err(why) => return (Err(why), None),
     };
+    match &wanted.image {
+        Ok(union) => (set(context, &wanted, union), Some(union.clone())),
+        Err(on) => (Ok(RolloutDecision::Pending { on: on.clone() }.into()), None),
+    }
+}
+
+/// Sets the union image, once it is published.
+fn set(context: &Context<'_>, wanted: &Wanted<'_>, union: &PlannedUnion) -> Result<Decided, HoldReason> {
+    let Wanted { found, live, container, image: _, left } = wanted;
     let Some(published) = context.inputs.observed.published.get(&union.reference) else {
-        return Ok(RolloutDecision::Pending { on: union.reference }.into());
+        return Ok(RolloutDecision::Pending { on: union.reference.clone() }.into());
     };
-    let to = published.pinned(&union.reference);
-    accepted(context, &union, published, &to)?;
+    let made_for = MadeFor::Members(union.input_hash);
+    let to = passing(context.inputs, context.image, published, &union.reference, made_for)?;
     let mut decided = set_image(context, found, container, to)?;
-    note_left(found, live, &left, &mut decided);
+    note_left(found, live, left, &mut decided);
     if matches!(decided.decision, RolloutDecision::AlreadySet { .. }) {
         decided.changes.extend(restarts(context, found, live, container));
     }
     Ok(decided)
-}
-
-/// The union image that a target needs and the registry lacks.
-pub(super) fn missing(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedUnion> {
-    let union = wanted(context, target).ok()?.image.ok()?;
-    (!context.inputs.observed.published.contains_key(&union.reference)).then_some(union)
-}
-
-/// The union image that a target needs, where the registry has it.
-pub(super) fn published(context: &Context<'_>, target: &RolloutTarget) -> Option<PlannedSignature> {
-    let union = wanted(context, target).ok()?.image.ok()?;
-    let published = context.inputs.observed.published.get(&union.reference)?;
-    let is_it = published.input_hash == Some(union.input_hash);
-    is_it.then(|| PlannedSignature { image: union.image, reference: published.pinned(&union.reference) })
 }
 
 fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted<'a>, HoldReason> {
@@ -91,10 +89,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
         return Err(HoldReason::NoNodes);
     }
     let mut members = Members::default();
-    let announced = context.inputs.matrix.cells.iter().filter(|cell| cell.image == *context.image);
-    let announced = announced
-        .filter(|cell| cell.nodes.is_empty() && !cell.announced_by.is_empty())
-        .map(|cell| &cell.target);
+    let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
     let all: BTreeSet<&KernelTarget> = kernels.live.iter().copied().chain(announced).collect();
     for kernel in &all {
         members.add(context, kernel, current)?;
@@ -174,25 +169,22 @@ impl Members {
         kernel: &KernelTarget,
         current: Option<&ImageContents>,
     ) -> Result<(), HoldReason> {
-        let Context { inputs, states, image, .. } = context;
-        let reason = match states.get(&(*image, kernel)) {
-            Some((cell, CellState::Published(published))) => {
-                match passes(inputs, image, published, &published.pinned(&cell.reference), kernel) {
-                    Ok(()) => return self.insert(kernel, &published.digest),
-                    Err(reason) => reason,
-                }
-            }
-            Some((cell, CellState::Building)) => {
+        let reason = match context.cells.state(context.image, kernel) {
+            State::Published(cell, published) => match context.passing(cell, published) {
+                Ok(_) => return self.insert(kernel, &published.digest),
+                Err(reason) => reason,
+            },
+            State::Building(cell) => {
                 self.building.insert(kernel.clone(), cell.reference.clone());
                 return Ok(());
             }
-            Some((_, CellState::Absent(detail))) => {
-                if let Some(digest) = current.and_then(|held| held.members.get(kernel.release.as_str())) {
+            State::Absent(absence) => {
+                let held = current.filter(|_| absence.cell.is_some());
+                if let Some(digest) = held.and_then(|held| held.members.get(kernel.release.as_str())) {
                     return self.insert(kernel, digest);
                 }
-                no_image(kernel, detail.clone())
+                no_image(kernel, absence.why)
             }
-            None => no_image(kernel, why_no_cell(inputs, image, kernel)),
         };
         self.lacking.insert(kernel.clone(), reason);
         Ok(())
@@ -263,37 +255,12 @@ impl Members {
             );
             return Err(HoldReason::NoUnion { detail });
         }
-        let cell = context.inputs.matrix.cells.iter().find(|cell| cell.image == *context.image);
+        let cell = context.cells.of(context.image).find_map(|planned| planned.outcome.cell());
         let (Some(cell), Some(kernel), false) = (cell, kernels.first(), self.images.is_empty()) else {
             return Err(self.lacking.values().next().cloned().unwrap_or(HoldReason::NoNodes));
         };
         PlannedUnion::new(context.image, &cell.version, &cell.reference.repository, kernel.arch, &self.images)
             .ok_or_else(|| HoldReason::NoUnion { detail: format!("version {:?} gives no tag", cell.version) })
-    }
-}
-
-fn no_image(kernel: &KernelTarget, detail: String) -> HoldReason {
-    HoldReason::NoImage { kernel: kernel.to_string(), detail }
-}
-
-/// Guarantee 1: made from these members, whose worst verdict passes.
-fn accepted(
-    context: &Context<'_>,
-    union: &PlannedUnion,
-    published: &Published,
-    to: &ImageReference,
-) -> Result<(), HoldReason> {
-    if published.input_hash != Some(union.input_hash) {
-        return Err(HoldReason::NoUnion {
-            detail: format!("{} holds an image of other inputs", union.reference),
-        });
-    }
-    signatures::accepts(context.inputs, to)?;
-    let spec = context.inputs.definitions.images.get(context.image).map(|image| &image.spec);
-    match (published.verdict, spec.map(|spec| spec.check.unknown).unwrap_or_default()) {
-        (Some(Verdict::Loads), _) | (Some(Verdict::Unknown), UnknownPolicy::Allow) => Ok(()),
-        (Some(Verdict::Unknown), UnknownPolicy::Deny) => Err(HoldReason::UnknownDenied { image: to.clone() }),
-        (verdict, _) => Err(HoldReason::NotPassed { image: to.clone(), verdict }),
     }
 }
 

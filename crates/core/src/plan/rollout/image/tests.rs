@@ -7,10 +7,13 @@ use proptest::{
 };
 
 use super::*;
-use crate::plan::{
-    Container, RECORD_ANNOTATION,
-    fixtures::{K47, World, name},
-    rollout::RecordState,
+use crate::{
+    kmod::Verdict,
+    plan::{
+        Container, RECORD_ANNOTATION,
+        fixtures::{K47, World, name},
+        rollout::RecordState,
+    },
 };
 
 const OLD: &str = "registry.test/old:1";
@@ -18,7 +21,7 @@ const FOREIGN: &str = "registry.test/foreign:1";
 
 /// The definition asks for another version, which is published.
 fn wish(world: &mut World, version: &str) {
-    version.clone_into(&mut world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().version);
+    version.clone_into(&mut world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version);
     world.publish(Verdict::Loads);
 }
 
@@ -207,7 +210,7 @@ fn what_is_farriers_in_other_containers_stays_named() {
     let crate::image::RolloutSpec::Image { container, .. } = &mut second.spec.rollout[0] else { panic!() };
     "init".clone_into(container);
     world.definitions.images.insert(name("second"), second);
-    world.resolved.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
+    world.resolved.images.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
     let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None };
     world.snapshot.daemon_sets[0].containers.push(container);
     world.publish(Verdict::Loads);

@@ -4,18 +4,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
     super::{
-        CellState, DaemonSetFacts,
+        DaemonSetFacts,
         copy::{CopyRecord, FoundCopy, read_copy, share_a_name},
         daemon_set::{not_understood, original},
         handover::{HANDED_OVER, handover_label, is_fenced, is_handed_over, without_fence},
-        image::{passes, reached, why_no_cell},
+        image::reached,
+        no_image,
     },
-    Context, HoldReason, KernelTarget, RolloutTarget,
+    Context, HoldReason, RolloutTarget,
 };
 use crate::{
     image::ImageReference,
-    kernel::KernelLabel,
-    plan::{ImageContents, KERNEL_LABEL, LiveDaemonSet, NodeFacts, NodeReason, PodFacts},
+    kernel::{KernelLabel, KernelTarget},
+    plan::{ImageContents, KERNEL_LABEL, LiveDaemonSet, NodeFacts, NodeReason, PodFacts, outcome::State},
 };
 
 /// The image for one kernel.
@@ -113,11 +114,8 @@ impl<'a> Fleet<'a> {
         let mut kernels: BTreeSet<&KernelTarget> =
             self.members.iter().filter_map(|member| member.target.as_ref().ok()).collect();
         let live = kernels.clone();
-        let announced = announced(context);
         // A kernel that was announced and has no image is told where the images are told.
-        kernels.extend(
-            announced.into_iter().filter(|kernel| context.states.contains_key(&(context.image, *kernel))),
-        );
+        kernels.extend(announced(context));
         kernels
             .iter()
             .map(|kernel| {
@@ -225,29 +223,15 @@ impl<'a> Fleet<'a> {
 
 /// Kernels that were announced and that no node of the image runs.
 fn announced<'a>(context: &Context<'a>) -> BTreeSet<&'a KernelTarget> {
-    let cells = context.inputs.matrix.cells.iter();
-    cells
-        .filter(|cell| cell.image == *context.image && cell.nodes.is_empty() && !cell.announced_by.is_empty())
-        .map(|cell| &cell.target)
-        .collect()
-}
-
-fn no_image(kernel: &KernelTarget, detail: String) -> HoldReason {
-    HoldReason::NoImage { kernel: kernel.to_string(), detail }
+    context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target).collect()
 }
 
 fn image_for(context: &Context<'_>, kernel: &KernelTarget) -> Image {
-    let Context { inputs, states, image, .. } = context;
-    match states.get(&(*image, kernel)) {
-        None => Image::No(no_image(kernel, why_no_cell(inputs, image, kernel))),
-        Some((_, CellState::Absent(detail))) => Image::No(no_image(kernel, detail.clone())),
-        Some((cell, CellState::Building)) => Image::Building(cell.reference.clone()),
-        Some((cell, CellState::Published(published))) => {
-            let to = published.pinned(&cell.reference);
-            match passes(inputs, image, published, &to, kernel) {
-                Ok(()) => Image::Ready(to),
-                Err(reason) => Image::No(reason),
-            }
+    match context.cells.state(context.image, kernel) {
+        State::Absent(absence) => Image::No(no_image(kernel, absence.why)),
+        State::Building(cell) => Image::Building(cell.reference.clone()),
+        State::Published(cell, published) => {
+            context.passing(cell, published).map_or_else(Image::No, Image::Ready)
         }
     }
 }

@@ -8,12 +8,12 @@ use super::{
         copy::{CopyRecord, FailedImage, FoundCopy},
         watch::{Progress, progress},
     },
-    Context, Fleet, ImageReference, Period,
+    Context, Fleet,
 };
-use crate::plan::LiveDaemonSet;
-
-/// On the original DaemonSet: what farrier did to it, as JSON.
-pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
+use crate::{
+    image::{ImageReference, Period},
+    plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION},
+};
 
 /// What is noted in the original. Its own node affinity need not be: the fence comes out of it as it went in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

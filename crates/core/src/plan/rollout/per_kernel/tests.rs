@@ -81,7 +81,12 @@ fn an_image_that_does_not_get_ready_gives_its_node_back_and_is_not_tried_again()
     insta::assert_snapshot!(digest.replace_all(&reason.to_string(), "@DIGEST"), @"registry.test/drivers/mft@DIGEST did not work for 6.1.0-47-amd64 (debian 12, amd64): the pod on node n0 was not ready within 10m: driver: Error: exit code 1; it is not tried again until there is another image");
     assert!(cluster.all_selected().values().all(|images| images == &[OLD.to_owned()]));
     // A new image clears the failure.
-    cluster.world.resolved.values_mut().for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
+    cluster
+        .world
+        .resolved
+        .images
+        .values_mut()
+        .for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
     cluster.publish();
     settled(&mut cluster);
 }
@@ -92,7 +97,12 @@ fn a_new_image_that_fails_is_replaced_by_the_one_before() {
     cluster.publish();
     settled(&mut cluster);
     let good = cluster.all_selected();
-    cluster.world.resolved.values_mut().for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
+    cluster
+        .world
+        .resolved
+        .images
+        .values_mut()
+        .for_each(|image| image.as_mut().unwrap().version = "2".to_owned());
     let known: Vec<String> = cluster.modules.keys().cloned().collect();
     cluster.publish();
     let new: Vec<String> = cluster.modules.keys().filter(|image| !known.contains(image)).cloned().collect();
@@ -371,7 +381,7 @@ proptest! {
         for node in cluster.world.snapshot.nodes.clone() {
             cluster.set_kernel(&node.name, &node.kernel_version);
         }
-        cluster.world.resolved.values_mut().for_each(|image| image.as_mut().unwrap().version = "9".to_owned());
+        cluster.world.resolved.images.values_mut().for_each(|image| image.as_mut().unwrap().version = "9".to_owned());
         cluster.publish();
         cluster.settle();
         settled(&mut cluster);

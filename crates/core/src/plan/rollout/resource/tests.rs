@@ -141,7 +141,7 @@ fn what_stood_for_an_hour_is_what_to_go_back_to() {
         let mut world = network();
         pass(&mut world);
         world.now += SignedDuration::from_mins(minutes);
-        world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
+        world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
         world.publish(Verdict::Loads);
         let change = pass(&mut world);
         assert_eq!(Record::of(&change.annotations).unwrap().0[FIELD].replaced["version"], replaced);
@@ -253,7 +253,7 @@ fn an_operator_whose_driver_is_switched_off_is_no_failure() {
 #[test]
 fn an_image_or_a_tag_that_is_not_there_yet_is_waited_for() {
     let mut world = network();
-    let computed = |world: &World| world.matrix().cells[1].further[0].clone();
+    let computed = |world: &World| world.cells()[1].further[0].clone();
     let tag = computed(&world);
     let published = world.observed.published.remove(&tag);
     let RolloutDecision::Pending { on } = decision(&world) else { panic!("not pending") };
@@ -286,7 +286,7 @@ fn enterprise_linux_has_its_major_version_in_the_gpu_operators_tags() {
     world.publish(Verdict::Loads);
     assert!(change(&world.plan()).proof.iter().any(|name| name.to_string().ends_with("-rhel9")));
     // The Network Operator wants all of it.
-    let cell = &world.matrix().cells[0];
+    let cell = &world.cells()[0];
     assert!(operator::versions(OperatorResource::NicClusterPolicy, cell).is_empty());
     assert_eq!(
         operator::tag_end(OperatorResource::NicClusterPolicy, &cell.target).unwrap(),
@@ -312,7 +312,7 @@ fn publish_only_counts_tags_and_looks_at_their_form() {
     let mut refused = world.clone();
     refused.observed.published.values_mut().for_each(|found| found.verdict = Some(Verdict::Refused));
     assert!(matches!(hold(&refused), HoldReason::NotPassed { .. }));
-    let tag = world.matrix().cells[0].further[0].clone();
+    let tag = world.cells()[0].further[0].clone();
     world.observed.published.remove(&tag);
     assert_eq!(decision(&world), RolloutDecision::Pending { on: tag });
     world.snapshot.nodes.clear();

@@ -75,7 +75,7 @@ fn what_was_before_is_put_back_and_stays() {
     );
     assert!(roll_back(&mut world, &[]).iter().all(|step| step.change.is_none()), "once is enough");
     // Until another image is due.
-    world.resolved.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
+    world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().version = "5".to_owned();
     world.publish(Verdict::Loads);
     assert!(pass(&mut world).rollouts.iter().all(|rollout| rollout.changes.len() == 1));
 }

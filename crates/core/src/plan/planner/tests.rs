@@ -1,15 +1,29 @@
 use super::{
     super::{
-        Change, HoldReason,
+        BuildReason, Change, Failure, HoldReason, Published,
         fixtures::{K47, K48, World},
         table,
     },
     *,
 };
+use crate::{
+    image::{OnConflict, Reuse, UnknownPolicy},
+    kmod::Verdict,
+};
+
+fn published(plan: &Plan) -> &Published {
+    let Outcome::UpToDate { published, .. } = &plan.cells[0].outcome else { panic!("{plan:?}") };
+    published
+}
+
+fn build(plan: &Plan) -> (BuildReason, bool) {
+    let Outcome::Build { why, may_reuse, .. } = &plan.cells[0].outcome else { panic!("{plan:?}") };
+    (why.clone(), *may_reuse)
+}
 
 /// Changes what is published under the first cell's name.
 fn republish(world: &mut World, change: impl FnOnce(&mut Published)) {
-    let reference = world.matrix().cells[0].reference.clone();
+    let reference = world.cells()[0].reference.clone();
     change(world.observed.published.get_mut(&reference).unwrap());
 }
 
@@ -20,24 +34,24 @@ fn fail(world: &mut World, permanent: bool) {
         permanent,
         under: None,
     };
-    let hash = world.matrix().cells[0].input_hash;
-    world.observed.failures.insert(hash, failure);
+    let hash = world.cells()[0].input_hash;
+    world.observed.failures.insert(hash, Some(failure));
 }
 
 #[test]
 fn what_is_not_there_is_built_and_what_is_there_is_not() {
     let mut world = World::new(&[K47]);
     let plan = world.plan();
-    assert_eq!(plan.builds.len(), 1);
+    assert_eq!(plan.count(Phase::Missing), 1);
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Pending { .. }));
     assert!(!plan.is_idle() && !plan.has_failures());
 
     world.publish(Verdict::Loads);
     let plan = world.plan();
-    assert_eq!((plan.builds.len(), plan.up_to_date.len()), (0, 1));
+    assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Published)), (0, 1));
     let [Change::DaemonSet(change)] = plan.rollouts[0].changes.as_slice() else { panic!("{plan:?}") };
     let [change] = change.image_changes().try_into().unwrap();
-    assert_eq!(change.to, format!("registry.test/drivers/mft@{}", plan.up_to_date[0].digest));
+    assert_eq!(change.to, format!("registry.test/drivers/mft@{}", published(&plan).digest));
 
     world.snapshot.daemon_sets[0].containers[0].image = change.to;
     let plan = world.plan();
@@ -52,14 +66,14 @@ fn a_tag_with_other_inputs_is_a_conflict_unless_it_may_be_overwritten() {
         world.publish(Verdict::Loads);
         republish(&mut world, |published| published.input_hash = theirs);
         let plan = world.plan();
-        assert_eq!((plan.builds.len(), plan.conflicts.len()), (0, 1));
+        assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Conflict)), (0, 1));
         assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Hold(HoldReason::NoImage { .. })));
         assert!(plan.has_failures());
 
         world.image("mft").spec.on_conflict = OnConflict::Overwrite;
         let plan = world.plan();
-        assert_eq!((plan.builds.len(), plan.conflicts.len()), (1, 0));
-        assert_eq!(plan.builds[0].why, BuildReason::Overwrite { theirs });
+        assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Conflict)), (1, 0));
+        assert_eq!(build(&plan).0, BuildReason::Overwrite { theirs });
     }
 }
 
@@ -68,14 +82,14 @@ fn permanent_failures_wait_for_an_input_to_change() {
     let mut world = World::new(&[K47]);
     fail(&mut world, true);
     let plan = world.plan();
-    assert_eq!((plan.builds.len(), plan.held_back.len()), (0, 1));
+    assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Failed)), (0, 1));
     assert!(plan.has_failures());
     world.image("mft").spec.modules.push("another".to_owned());
-    assert_eq!(world.plan().builds.len(), 1);
+    assert_eq!(world.plan().count(Phase::Missing), 1);
 
     let mut world = World::new(&[K47]);
     fail(&mut world, false);
-    assert!(matches!(world.plan().builds[0].why, BuildReason::RetryAfterFailure { .. }));
+    assert!(matches!(build(&world.plan()).0, BuildReason::RetryAfterFailure { .. }));
 }
 
 /// What the definition asked for made the failure: asked for something else, it is tried again.
@@ -85,34 +99,34 @@ fn a_failure_of_the_policy_ends_with_the_policy() {
     world.deny_unknown();
     fail(&mut world, true);
     let denied = world.definitions.images.values().next().unwrap().spec.check;
-    world.observed.failures.values_mut().for_each(|failure| failure.under = Some(denied));
-    assert_eq!(world.plan().held_back.len(), 1);
+    world.observed.failures.values_mut().flatten().for_each(|failure| failure.under = Some(denied));
+    assert_eq!(world.plan().count(Phase::Failed), 1);
     world.image("mft").spec.check.unknown = UnknownPolicy::Allow;
     let plan = world.plan();
-    assert_eq!((plan.held_back.len(), plan.builds.len()), (0, 1));
+    assert_eq!((plan.count(Phase::Failed), plan.count(Phase::Missing)), (0, 1));
 }
 
 #[test]
 fn a_plan_says_where_reuse_will_be_tried() {
     let mut world = World::new(&[K47]);
-    assert!(!world.plan().builds[0].may_reuse);
-    let before = world.matrix().cells[0].input_hash;
+    assert!(!build(&world.plan()).1);
+    let before = world.cells()[0].input_hash;
     world.image("mft").spec.reuse = Reuse::Compatible;
     let plan = world.plan();
-    assert!(plan.builds[0].may_reuse);
-    assert_eq!(plan.builds[0].cell.input_hash, before, "it is no input");
+    assert!(build(&plan).1);
+    assert_eq!(plan.cells[0].outcome.cell().unwrap().input_hash, before, "it is no input");
     assert!(table(&plan).contains("an image for another kernel is reused if the check allows"));
 }
 
 #[test]
 fn a_recipe_is_what_kernels_have_in_common() {
     let mut world = World::new(&[K47, K48]);
-    let recipes = |world: &World| world.matrix().cells.iter().map(|cell| cell.recipe).collect::<Vec<_>>();
+    let recipes = |world: &World| world.cells().iter().map(|cell| cell.recipe).collect::<Vec<_>>();
     let first = recipes(&world);
     assert_eq!(first[0], first[1]);
-    let cells = world.matrix().cells;
+    let cells = world.cells();
     assert_ne!(cells[0].input_hash, cells[1].input_hash);
-    world.toolchains.values_mut().for_each(|toolchain| *toolchain = Ok("toolchain-2".to_owned()));
+    world.resolved.toolchains.values_mut().for_each(|toolchain| *toolchain = Ok("toolchain-2".to_owned()));
     assert_eq!(recipes(&world), first, "the kernel's compiler goes with the kernel");
 
     // What else goes into the payload counts.
@@ -120,7 +134,7 @@ fn a_recipe_is_what_kernels_have_in_common() {
         |w| w.image("mft").spec.modules.push("another".to_owned()),
         |w| w.image("mft").spec.runtime.entrypoint.push("/x".to_owned()),
         |w| w.definitions.templates.values_mut().for_each(|text| text.push_str("LABEL a=b\n")),
-        |w| w.resolved.values_mut().flatten().for_each(|r| r.version.push('1')),
+        |w| w.resolved.images.values_mut().flatten().for_each(|r| r.version.push('1')),
     ];
     for change in changes {
         let mut other = world.clone();
@@ -138,10 +152,13 @@ fn a_recipe_is_what_kernels_have_in_common() {
 fn what_the_registry_does_not_tell_is_unknown() {
     let mut world = World::new(&[K47]);
     world.publish(Verdict::Loads);
-    let reference = world.matrix().cells[0].reference.clone();
+    let reference = world.cells()[0].reference.clone();
     world.observed.unreachable.insert(reference, "connection refused".to_owned());
     let plan = world.plan();
-    assert_eq!((plan.builds.len(), plan.up_to_date.len(), plan.unknown.len()), (0, 0, 1));
+    assert_eq!(
+        (plan.count(Phase::Missing), plan.count(Phase::Published), plan.count(Phase::Unknown)),
+        (0, 0, 1)
+    );
     assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Hold(HoldReason::NoImage { .. })));
 }
 
@@ -151,8 +168,9 @@ fn further_names_are_added_to_what_is_there() {
     world.publish(Verdict::Loads);
     world.image("mft").spec.tags.push("latest-{{arch}}".to_owned());
     let plan = world.plan();
-    assert_eq!((plan.builds.len(), plan.tags.len(), plan.up_to_date.len()), (0, 1, 1));
-    let names: Vec<_> = plan.tags[0].references.iter().map(ToString::to_string).collect();
+    assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Published)), (0, 1));
+    let Outcome::UpToDate { lacking, .. } = &plan.cells[0].outcome else { panic!("{plan:?}") };
+    let names: Vec<_> = lacking.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["registry.test/drivers/mft:latest-amd64"]);
 }
 
@@ -171,7 +189,7 @@ fn busy() -> World {
     let mut world = World::new(&[K47, K48, "6.1.0-49-amd64", "6.1.0-50-amd64", "5.10.0-1-amd64", K47, K48]);
     world.image("mft").spec.kernels = Some(">=6.1".parse().unwrap());
     world.publish(Verdict::Loads);
-    let cells = world.matrix().cells;
+    let cells = world.cells();
     world.observed.published.remove(&cells[1].reference);
     world.observed.published.get_mut(&cells[2].reference).unwrap().input_hash = None;
     world.observed.published.remove(&cells[3].reference);
@@ -181,7 +199,7 @@ fn busy() -> World {
         permanent: true,
         under: None,
     };
-    world.observed.failures.insert(cells[3].input_hash, failure);
+    world.observed.failures.insert(cells[3].input_hash, Some(failure));
     for node in [5, 6] {
         world.snapshot.nodes[node].labels.remove(super::super::OS_ID_LABEL);
         world.snapshot.nodes[node].name.push('\u{1b}');

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -7,7 +7,8 @@ use crate::{
     image::{Digest, InputHash, OnConflict, RuntimeBase, Version},
     kmod::Verdict,
     plan::{
-        Failure, HoldReason, NEXT_KERNEL_ANNOTATION, Published, Readiness, RolloutDecision, Skipped,
+        Cell, Failure, HoldReason, NEXT_KERNEL_ANNOTATION, Phase, Published, Readiness, RolloutDecision,
+        SkipReason,
         fixtures::{K47, K48, World, image, name},
         status, status_table, table,
     },
@@ -15,25 +16,29 @@ use crate::{
 
 /// The images that the next pass builds.
 fn built(world: &World) -> Vec<String> {
-    let built = |build: &crate::plan::PlannedBuild| build.cell.subject();
-    world.plan().builds.iter().map(built).collect()
+    world.plan().cells_in(Phase::Missing).map(PlannedCell::subject).collect()
 }
 
 fn waiting(world: &World) -> Vec<String> {
-    world.plan().waiting.iter().map(|found| format!("{} {}", found.image, found.why())).collect()
+    let waits = |found: &PlannedCell| format!("{} {}", found.image, found.outcome.why_not());
+    world.plan().cells_in(Phase::Waiting).map(waits).collect()
+}
+
+fn built_cells(world: &World) -> Vec<Arc<Cell>> {
+    world.plan().cells_in(Phase::Missing).filter_map(|planned| planned.outcome.cell().cloned()).collect()
 }
 
 /// Passes until nothing is to be built, and what they built.
 fn settle(world: &mut World) -> Vec<String> {
     let mut all = Vec::new();
     loop {
-        let builds = world.plan().builds;
+        let builds = built_cells(world);
         if builds.is_empty() {
             return all;
         }
-        for build in builds {
-            world.publish_cell(&build.cell, Verdict::Loads);
-            all.push(build.cell.subject());
+        for cell in builds {
+            world.publish_cell(&cell, Verdict::Loads);
+            all.push(cell.subject());
         }
     }
 }
@@ -43,8 +48,8 @@ fn decision(world: &World, image: &str) -> RolloutDecision {
     found.next().unwrap().decision
 }
 
-fn skipped(world: &World, image: &str) -> Skipped {
-    world.plan().skipped.into_iter().find(|skipped| skipped.image == name(image)).unwrap()
+fn skipped(world: &World, image: &str) -> SkipReason {
+    world.skipped().into_iter().find(|(skipped, _)| skipped.image == name(image)).unwrap().1
 }
 
 /// Makes every rewrite.
@@ -58,7 +63,7 @@ fn roll_out(world: &mut World) {
 }
 
 fn set_version(world: &mut World, image: &str, version: &str) {
-    let resolved = world.resolved.get_mut(&name(image)).unwrap().as_mut().unwrap();
+    let resolved = world.resolved.images.get_mut(&name(image)).unwrap().as_mut().unwrap();
     version.clone_into(&mut resolved.version);
 }
 
@@ -73,8 +78,8 @@ fn a_chain_is_built_in_order_and_goes_out_together() {
     let first = world.plan();
     let mut told = table(&first);
     assert!(!first.is_idle() && !first.has_failures());
-    for build in first.builds {
-        world.publish_cell(&build.cell, Verdict::Loads);
+    for cell in built_cells(&world) {
+        world.publish_cell(&cell, Verdict::Loads);
     }
     assert_eq!(built(&world), ["peer for 6.1.0-47-amd64"]);
     told += "\n";
@@ -112,7 +117,7 @@ fn a_change_that_exposes_the_same_rebuilds_nothing_else() {
     let mofed = world.image("mofed");
     (mofed.spec.on_conflict, mofed.spec.modules) = (OnConflict::Overwrite, vec!["other".to_owned()]);
     assert_eq!(settle(&mut world), ["mofed for 6.1.0-47-amd64"]);
-    assert_eq!(world.plan().up_to_date.len(), 4);
+    assert_eq!(world.plan().count(Phase::Published), 4);
 }
 
 /// An image that stands on a needed one follows all of it, and a tag that follows a need is free for another.
@@ -124,8 +129,8 @@ fn an_image_on_a_needed_one_follows_it_under_tags_that_follow_too() {
     peer.tags = vec!["{{version}}-{{needs.mofed}}-{{kernel_label}}".to_owned()];
     settle(&mut world);
     let tag = |world: &World| {
-        let matrix = world.matrix();
-        let cell = matrix.cells.iter().find(|cell| cell.image == name("peer")).unwrap();
+        let cells = world.cells();
+        let cell = cells.iter().find(|cell| cell.image == name("peer")).unwrap();
         cell.reference.version.to_string()
     };
     assert!(tag(&world).ends_with(&format!("-4.33.0-{K47}")), "{}", tag(&world));
@@ -154,8 +159,8 @@ fn a_new_kernel_rebuilds_all_in_order() {
 fn dependents_call_for_their_needs_where_no_node_does() {
     let mut world = World::chain(&[K47]);
     world.image("mofed").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into();
-    let matrix = world.matrix();
-    let mofed = matrix.cells.iter().find(|cell| cell.image == name("mofed")).unwrap();
+    let cells = world.cells();
+    let mofed = cells.iter().find(|cell| cell.image == name("mofed")).unwrap();
     assert_eq!((mofed.nodes.len(), mofed.needed_by.as_slice()), (0, &[name("peer")][..]));
     assert_eq!(settle(&mut world).len(), 4);
     let mut world = World::chain(&[K47]);
@@ -173,11 +178,9 @@ fn what_cannot_be_compiled_against_says_why() {
         world.publish(Verdict::Loads);
         change(&mut world);
         let skipped = skipped(&world, "peer");
-        assert!(!world.plan().builds.iter().any(|build| build.cell.image == name("peer")));
-        assert!(
-            !matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }) || skipped.why.is_finding()
-        );
-        told.push(skipped.why.to_string());
+        assert!(!world.plan().cells_in(Phase::Missing).any(|build| build.image == name("peer")));
+        assert!(!matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }) || skipped.is_finding());
+        told.push(skipped.to_string());
     };
     let of_mofed = |world: &mut World, change: &dyn Fn(&mut Published)| {
         let all = world.observed.published.iter_mut();
@@ -186,7 +189,7 @@ fn what_cannot_be_compiled_against_says_why() {
     };
     tell(&|world| world.image("mofed").spec.kernels = Some(">=6.2".parse().unwrap()));
     tell(&|world| {
-        drop(world.resolved.insert(name("mofed"), Err("mofed.tgz: no such file".to_owned())));
+        drop(world.resolved.images.insert(name("mofed"), Err("mofed.tgz: no such file".to_owned())));
     });
     tell(&|world| of_mofed(world, &|found| found.input_hash = None));
     tell(&|world| {
@@ -195,23 +198,23 @@ fn what_cannot_be_compiled_against_says_why() {
     tell(&|world| of_mofed(world, &|found| found.exposed = None));
     tell(&|world| {
         world.observed.published.clear();
-        let cells = world.matrix().cells;
+        let cells = world.cells();
         let mofed = cells.iter().find(|cell| cell.image == name("mofed")).unwrap();
         let at = jiff::Timestamp::UNIX_EPOCH;
         let message = "make: error 2".to_owned();
         world
             .observed
             .failures
-            .insert(mofed.input_hash, Failure { at, message, permanent: true, under: None });
+            .insert(mofed.input_hash, Some(Failure { at, message, permanent: true, under: None }));
     });
     tell(&|world| world.image("peer").spec.needs.push(Need::Image(name("nobody"))));
     tell(&|world| world.image("mofed").spec.needs.push(Need::Image(name("peer"))));
     tell(&|world| {
         let tree = "host".into();
         world.image("peer").spec.needs.push(Need::Tree { name: name("host"), tree });
-        let target = world.matrix().cells[0].target.clone();
+        let target = world.cells()[0].target.clone();
         let why = "host: no such directory".to_owned();
-        world.trees.insert((name("peer"), name("host"), target), Err(why));
+        world.resolved.trees.insert((name("peer"), name("host"), target), Err(why));
     });
     insta::assert_snapshot!(readable(&told.join("\n")));
 }
@@ -220,11 +223,11 @@ fn what_cannot_be_compiled_against_says_why() {
 fn a_tree_of_the_user_counts_in_the_input_hash() {
     let mut world = World::chain(&[K47]);
     world.image("peer").spec.needs = vec![Need::Tree { name: name("mofed"), tree: "host".into() }];
-    let target = world.matrix().cells[0].target.clone();
+    let target = world.cells()[0].target.clone();
     let mut hash = |content: &str| {
         let key = (name("peer"), name("mofed"), target.clone());
-        world.trees.insert(key, Ok(Digest::of(content.as_bytes())));
-        world.matrix().cells.iter().find(|cell| cell.image == name("peer")).unwrap().input_hash
+        world.resolved.trees.insert(key, Ok(Digest::of(content.as_bytes())));
+        world.cells().iter().find(|cell| cell.image == name("peer")).unwrap().input_hash
     };
     assert_ne!(hash("one"), hash("two"));
     assert_eq!(hash("one"), hash("one"));
@@ -325,7 +328,7 @@ fn meet_fates(
     compiled: &mut BTreeMap<Digest, BTreeMap<ImageName, Digest>>,
 ) {
     for _ in 0..8 {
-        for cell in world.matrix().cells {
+        for cell in world.cells() {
             let number =
                 cell.image.as_str().bytes().chain(cell.version.bytes()).map(usize::from).sum::<usize>();
             let fate = FATES[fates[number % fates.len()] % FATES.len()];
@@ -349,7 +352,7 @@ fn meet_fates(
                 Fate::Failed => {
                     let (at, message) = (jiff::Timestamp::UNIX_EPOCH, "make: error 2".to_owned());
                     let failure = Failure { at, message, permanent: true, under: None };
-                    world.observed.failures.insert(cell.input_hash, failure);
+                    world.observed.failures.insert(cell.input_hash, Some(failure));
                 }
                 Fate::Unreachable => {
                     world.observed.unreachable.insert(reference, "connection refused".to_owned());
@@ -399,16 +402,18 @@ proptest! {
                 if !image.spec.needs.iter().any(|need| *need.name() == rollout.image) {
                     continue;
                 }
-                let found = plan.up_to_date.iter().find(|found| found.cell.image == *dependent);
+                let mut found = plan.cells_in(Phase::Published).filter(|found| found.image == *dependent);
+                let found = found.find_map(|found| match &found.outcome {
+                    Outcome::UpToDate { published, .. } => Some(published),
+                    _ => None,
+                });
                 prop_assert!(found.is_some(), "{} goes out without {dependent}\n{}", rollout.image, table(&plan));
                 let against = &compiled[&found.unwrap().digest][&rollout.image];
                 prop_assert_eq!(Some(against), set.exposed.as_ref());
             }
         }
         // Each image stands in one place, and in dependency order.
-        let places = plan.builds.len() + plan.waiting.len() + plan.up_to_date.len() + plan.conflicts.len()
-            + plan.held_back.len() + plan.unknown.len() + plan.skipped.len();
-        prop_assert_eq!(places, 6, "{}", table(&plan));
+        prop_assert_eq!(plan.cells.len(), 6, "{}", table(&plan));
     }
 
     /// A new version of any image rebuilds it and what stands above it, and nothing else.
@@ -446,8 +451,7 @@ fn an_image_that_needs_nothing_keeps_its_hash() {
     let world = World::new(&[K47]);
     let mut other = World::chain(&[K47]);
     other.definitions.images.insert(name("mft"), image("mft"));
-    let hash = |world: &World| {
-        world.matrix().cells.iter().find(|cell| cell.image == name("mft")).unwrap().input_hash
-    };
+    let hash =
+        |world: &World| world.cells().iter().find(|cell| cell.image == name("mft")).unwrap().input_hash;
     assert_eq!(hash(&world), hash(&other));
 }

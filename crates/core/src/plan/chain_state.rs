@@ -1,0 +1,121 @@
+//! Pure: what goes out together: the images of a chain, on each kernel.
+//!
+//! Drivers that are compiled against one another have to be replaced together: a new OFED beside the old peer memory
+//! refuses its symbols. So an image counts as there, for rollouts and for nodes that are to boot a kernel, only when all
+//! of its chain that is called for on the kernel is.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::{
+    Outcome, PlanInputs, PlannedCell,
+    guarantee::{MadeFor, passing},
+    outcome::{Key, waits_for},
+};
+use crate::{
+    image::{ImageName, Need, connected},
+    kernel::KernelTarget,
+};
+
+/// What an image lacks to be complete on a kernel.
+struct Lack {
+    why: String,
+    /// Is it only that the registry gave no answer?
+    unknown: bool,
+}
+
+/// How the chains stand.
+#[derive(Default)]
+pub(super) struct ChainStates<'a> {
+    /// Published images whose chain is not complete, with the reason.
+    pub(super) incomplete: HashMap<Key<'a>, String>,
+    /// Those, and waiting ones, about whose chain the registry gave no answer.
+    pub(super) unknown: HashSet<Key<'a>>,
+    /// The chain of each image that has one: its first image by name.
+    chains: BTreeMap<&'a ImageName, &'a ImageName>,
+}
+
+impl<'a> ChainStates<'a> {
+    /// Looks at every chain on every kernel.
+    pub(super) fn of(inputs: &PlanInputs<'a>, cells: &'a [PlannedCell]) -> Self {
+        let images = &inputs.cells.definitions.images;
+        if images.values().all(|image| image.spec.needs.is_empty()) {
+            return Self::default();
+        }
+        let mut this = Self::default();
+        let mut edges = Vec::new();
+        for (target, members) in members(inputs, cells) {
+            let needs = members.keys().filter_map(|name| Some((*name, images.get(*name)?)));
+            let here: Vec<(&ImageName, &ImageName)> = needs
+                .flat_map(|(name, image)| {
+                    let needs = image.spec.needs.iter().filter_map(Need::image);
+                    needs.map(move |need| (name, need))
+                })
+                .filter(|(_, need)| members.contains_key(need))
+                .collect();
+            let chains = connected(members.keys().copied(), here.iter().copied());
+            for (name, chain) in &chains {
+                let of_chain = || members.iter().filter(|(other, _)| chains.get(*other) == Some(chain));
+                let lacking = || of_chain().filter_map(|(_, lack)| lack.as_ref());
+                let Some(first) = lacking().find(|lack| !lack.unknown).or_else(|| lacking().next()) else {
+                    continue;
+                };
+                if first.unknown {
+                    this.unknown.insert((*name, target));
+                }
+                if matches!(members.get(name), Some(None)) {
+                    let why = format!("its chain is not complete: {}", first.why);
+                    this.incomplete.insert((*name, target), why);
+                }
+            }
+            edges.extend(here);
+        }
+        let linked: HashSet<&ImageName> = edges.iter().flat_map(|(a, b)| [*a, *b]).collect();
+        this.chains = connected(linked, edges.iter().copied());
+        this
+    }
+
+    /// Are these two of one chain?
+    pub(super) fn are_linked(&self, a: &ImageName, b: &ImageName) -> bool {
+        self.chains.get(a).is_some_and(|chain| self.chains.get(b) == Some(chain))
+    }
+}
+
+/// The images that are called for on each kernel and are meant for it, with what they lack.
+fn members<'a>(
+    inputs: &PlanInputs<'_>,
+    cells: &'a [PlannedCell],
+) -> BTreeMap<&'a KernelTarget, BTreeMap<&'a ImageName, Option<Lack>>> {
+    let mut members: BTreeMap<&KernelTarget, BTreeMap<&ImageName, Option<Lack>>> = BTreeMap::new();
+    // Cells about which nothing is known but that the registry did not answer. Needs stand before dependents.
+    let mut silent: HashSet<Key<'_>> = HashSet::new();
+    for planned in cells {
+        let PlannedCell { image, target, outcome, .. } = planned;
+        let subject = planned.subject();
+        let lack = |why, unknown| Some(Lack { why, unknown });
+        let lack = match outcome {
+            Outcome::UpToDate { cell, published, .. } => {
+                let fit = passing(inputs, image, published, &cell.reference, MadeFor::Kernel(target));
+                fit.err().and_then(|why| lack(format!("{subject}: {why}"), false))
+            }
+            Outcome::Build { .. } => lack(format!("{subject} is to be built"), false),
+            Outcome::Skipped { why } if why.is_finding() => continue,
+            // Who waits for nothing but the registry's answer lacks no more than that.
+            Outcome::Waiting { needs } => lack(
+                format!("{subject} {}", waits_for(needs)),
+                needs.iter().all(|need| silent.contains(&(need, target))),
+            ),
+            Outcome::Unknown { .. } => lack(format!("{subject}: {}", outcome.why_not()), true),
+            Outcome::Conflict { .. } | Outcome::HeldBack { .. } | Outcome::Skipped { .. } => {
+                lack(format!("{subject}: {}", outcome.why_not()), false)
+            }
+        };
+        if lack.as_ref().is_some_and(|lack| lack.unknown) {
+            silent.insert((image, target));
+        }
+        members.entry(target).or_default().insert(image, lack);
+    }
+    members
+}
+
+#[cfg(test)]
+mod tests;

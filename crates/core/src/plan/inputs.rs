@@ -1,0 +1,262 @@
+//! Pure: what a plan is made from: definitions with what was found out about them, the cluster, and what the registry
+//! and earlier passes say.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Announcements, ClusterSnapshot, Manifests};
+use crate::{
+    image::{
+        CheckSpec, Definitions, Digest, ImageName, ImageReference, InputHash, ReferenceError, Repository,
+        Version,
+    },
+    kernel::{Architecture, KernelTarget},
+    kmod::Verdict,
+    oci::ImageFacts,
+    site::Signed,
+};
+
+/// What a plan is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInputs<'a> {
+    /// The definitions, with what was found out about them.
+    pub cells: CellInputs<'a>,
+    /// What the registry and earlier passes said.
+    pub observed: &'a Observed,
+    /// The cluster.
+    pub snapshot: &'a ClusterSnapshot,
+    /// Announced kernels, made from the same snapshot.
+    pub announced: &'a Announcements,
+    /// DaemonSets of the directories that `file` rollouts name, by the path in the definition.
+    pub manifests: &'a Manifests,
+    /// The time of the plan.
+    pub now: jiff::Timestamp,
+}
+
+impl<'a> PlanInputs<'a> {
+    /// The definitions.
+    pub fn definitions(&self) -> &'a Definitions {
+        self.cells.definitions
+    }
+}
+
+/// What the planner has to know before it can decide.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Questions {
+    /// Does the registry hold these names, and which images?
+    pub images: BTreeSet<ImageReference>,
+    /// How are these published images signed? They are named by digest.
+    pub signatures: BTreeSet<ImageReference>,
+    /// Did these inputs fail before?
+    pub failures: BTreeSet<InputHash>,
+}
+
+impl Questions {
+    /// Is nothing asked?
+    pub fn is_empty(&self) -> bool {
+        let Self { images, signatures, failures } = self;
+        images.is_empty() && signatures.is_empty() && failures.is_empty()
+    }
+}
+
+/// The answers to [`Questions`], and what images in use hold.
+#[derive(Clone, Debug, Default)]
+pub struct Observed {
+    /// What the registry holds under each name that it was asked for.
+    pub published: BTreeMap<ImageReference, Published>,
+    /// Names that it does not have.
+    pub absent: BTreeSet<ImageReference>,
+    /// Names that could not be looked up, with the fault.
+    pub unreachable: BTreeMap<ImageReference, String>,
+    /// The last failure of these inputs; `None` where there is none.
+    pub failures: BTreeMap<InputHash, Option<Failure>>,
+    /// What images hold that DaemonSets and pods name now; absent where they are not farrier's, or not known.
+    pub contents: BTreeMap<String, ImageContents>,
+    /// What is known of the signatures of published images, where the site asks for it.
+    pub signatures: BTreeMap<Digest, SignatureState>,
+}
+
+impl Observed {
+    /// Was the registry asked for this name?
+    pub fn knows(&self, reference: &ImageReference) -> bool {
+        self.published.contains_key(reference)
+            || self.absent.contains(reference)
+            || self.unreachable.contains_key(reference)
+    }
+
+    /// What is known of the signatures of an image that is named by digest.
+    pub(super) fn signature(&self, image: &ImageReference) -> Option<&SignatureState> {
+        let Version::Digest(digest) = &image.version else { return None };
+        self.signatures.get(digest)
+    }
+}
+
+/// An image that a registry holds under a tag, as its manifest describes it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Published {
+    /// The manifest's digest.
+    pub digest: Digest,
+    /// Its input hash; `None` for images that are not farrier's.
+    #[serde(skip)]
+    pub input_hash: Option<InputHash>,
+    /// Digest over what it exposes to drivers that are compiled against it.
+    #[serde(skip)]
+    pub exposed: Option<Digest>,
+    /// Its check report's verdict.
+    pub verdict: Option<Verdict>,
+    /// The kernel release that it says it is for.
+    #[serde(skip)]
+    pub kernel_release: Option<String>,
+}
+
+impl Published {
+    /// The reference that names exactly this image.
+    pub(super) fn pinned(&self, reference: &ImageReference) -> ImageReference {
+        let version = Version::Digest(self.digest.clone());
+        ImageReference { repository: reference.repository.clone(), version }
+    }
+}
+
+/// A try that failed, kept so that it is not repeated for nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// When.
+    pub at: jiff::Timestamp,
+    /// How, in one line.
+    pub message: String,
+    /// Will the same inputs fail again?
+    pub permanent: bool,
+    /// What the definition asked of the check, where that made the failure: asked for less, they may not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub under: Option<CheckSpec>,
+}
+
+impl Failure {
+    /// Would the same inputs fail again under what the definition now asks of the check?
+    pub fn still_holds(&self, check: CheckSpec) -> bool {
+        self.under.is_none_or(|under| under == check)
+    }
+}
+
+/// What an image that is in use holds, as its manifest says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImageContents {
+    /// Exact releases of the kernels that it has modules for.
+    pub kernels: BTreeSet<String>,
+    /// The image whose payload it has for each of them: itself, where it is for one kernel only.
+    pub members: BTreeMap<String, Digest>,
+}
+
+impl ImageContents {
+    /// Of a published image, from what its manifest says and its digest.
+    pub fn of(facts: &ImageFacts, digest: &Digest) -> Self {
+        let mut members: BTreeMap<String, Digest> =
+            facts.members.iter().map(|(kernel, digest)| (kernel.to_string(), digest.clone())).collect();
+        if let (true, Some(kernel)) = (members.is_empty(), &facts.kernel_release) {
+            members.insert(kernel.to_string(), digest.clone());
+        }
+        Self { kernels: members.keys().cloned().collect(), members }
+    }
+}
+
+/// What is known of an image's signatures.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SignatureState {
+    /// Is it signed by the site's own key (`imageSigning`), or has the site none?
+    pub ours: bool,
+    /// Why the policy (`policy.requireSigned`) does not accept it; `None` where it does, or asks for nothing.
+    pub refused: Option<String>,
+}
+
+/// What cells are made from.
+#[derive(Clone, Copy, Debug)]
+pub struct CellInputs<'a> {
+    /// Images, families, templates.
+    pub definitions: &'a Definitions,
+    /// What was found out about them.
+    pub resolved: &'a Resolved,
+    /// What registries hold, as far as they were asked: where needed images are found with what they expose.
+    pub published: &'a BTreeMap<ImageReference, Published>,
+    /// Where images are kept.
+    pub location: &'a ImageLocation,
+}
+
+/// What definitions amount to at this moment. Failed look-ups are kept with their reasons: they concern the cells that
+/// need them and no others.
+#[derive(Clone, Debug, Default)]
+pub struct Resolved {
+    /// Versions, sources, patches and bases of the images.
+    pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
+    /// Identities of the families' toolchains.
+    pub toolchains: BTreeMap<ImageName, Result<String, String>>,
+    /// Digests of the headers that users bring, nothing for those of packages.
+    pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
+    /// Digests of the trees that users bring as needs.
+    pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
+    /// Was an outside system out of reach?
+    pub unreachable: bool,
+}
+
+/// The image that has the need, the need's name, and the kernel.
+pub type TreeKey = (ImageName, ImageName, KernelTarget);
+
+/// What the definitions leave open and an adapter found out about one image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvedImage {
+    /// The driver's version.
+    pub version: String,
+    /// Each source's identity (package version and digest, or the file's digest) by its name.
+    pub sources: BTreeMap<String, String>,
+    /// Each patch's sha256 by its index in `spec.patches`.
+    pub patches: BTreeMap<usize, String>,
+    /// Identity of the runtime base, where the image has one.
+    pub base_identity: Option<String>,
+    /// The `driver-entrypoint` that farrier puts into the image, where it does.
+    pub entrypoint: Option<EntrypointBinary>,
+    /// Who signs the modules, where they are signed.
+    pub signed_with: Option<SignedWith>,
+}
+
+/// Who signs the modules of an image. The digest that is signed does not count in the input hash: it follows from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedWith {
+    /// sha256 over the certificate.
+    pub certificate: Digest,
+    /// What becomes of modules that are signed already.
+    pub signed: Signed,
+}
+
+impl SignedWith {
+    /// The first digits of the fingerprint, for tags and people.
+    pub fn short(&self) -> &str {
+        let hex = self.certificate.hex();
+        hex.get(..12).unwrap_or(hex)
+    }
+}
+
+/// The available `driver-entrypoint`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntrypointBinary {
+    /// What it runs on.
+    pub arch: Architecture,
+}
+
+/// Where images are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageLocation {
+    /// What repositories start with: `host[:port][/path]`; empty inside a layout directory.
+    pub prefix: String,
+    /// Can nodes pull from it? Not from a layout directory.
+    pub pullable: bool,
+}
+
+impl ImageLocation {
+    /// The repository of an image.
+    pub fn repository(&self, image: &ImageName) -> Result<Repository, ReferenceError> {
+        match self.prefix.trim_end_matches('/') {
+            "" => image.as_str().parse(),
+            prefix => format!("{prefix}/{image}").parse(),
+        }
+    }
+}

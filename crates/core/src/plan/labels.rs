@@ -1,0 +1,32 @@
+//! Pure: the labels and annotations that farrier reads and writes.
+
+/// NFD's label for the operating system's id.
+pub const OS_ID_LABEL: &str = "feature.node.kubernetes.io/system-os_release.ID";
+/// NFD's label for the operating system's version.
+pub const OS_VERSION_LABEL: &str = "feature.node.kubernetes.io/system-os_release.VERSION_ID";
+/// NFD's label for the kernel release.
+pub const KERNEL_LABEL: &str = "feature.node.kubernetes.io/kernel-version.full";
+/// The kubelet's label for the architecture.
+pub const ARCH_LABEL: &str = "kubernetes.io/arch";
+/// The labels that decide a node's target.
+pub(super) const TARGET_LABELS: [&str; 4] = [OS_ID_LABEL, OS_VERSION_LABEL, KERNEL_LABEL, ARCH_LABEL];
+
+/// Labels of nodes that say where an operator's driver upgrade stands (Network and GPU Operator).
+pub const UPGRADE_STATE_LABELS: [&str; 2] =
+    ["nvidia.com/ofed-driver-upgrade-state", "nvidia.com/gpu-driver-upgrade-state"];
+
+/// The annotation by which a node (or whoever upgrades it) names the kernel that it is to boot next.
+pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
+/// The label and annotation of a node that names the kernel which it may boot: its value is the kernel's label.
+pub const READY_FOR: &str = "farrier.dev/ready-for";
+
+/// The prefix of the labels by which nodes are handed over to a copy of a DaemonSet.
+pub(super) const HANDOVER_LABELS: &str = "farrier.dev/driver.";
+/// On a copy and its pods: the DaemonSet that it is a copy of.
+pub const COPY_OF_LABEL: &str = "farrier.dev/copy-of";
+/// On a copy and its pods: the kernel label that it is for.
+pub const COPY_KERNEL_LABEL: &str = "farrier.dev/kernel";
+/// On the original DaemonSet of a rollout by kernel: what farrier did to it, as JSON.
+pub const PER_KERNEL_ANNOTATION: &str = "farrier.dev/per-kernel";
+/// The annotation that holds the record of rewrites, as JSON.
+pub const RECORD_ANNOTATION: &str = "farrier.dev/record";

@@ -1,0 +1,202 @@
+//! Pure: makes a cell from definitions and what was found out about them.
+
+use std::{collections::BTreeMap, path::Path};
+
+use super::{
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, SignedWith,
+    SkipReason,
+    cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
+};
+use crate::{
+    image::{
+        Definitions, DriverImage, ImageName, ImageReference, InputHasher, PatchSpec, TagInputs, Version,
+        render_tags,
+    },
+    kernel::{KernelFamily, KernelTarget, match_family},
+    template::{TemplateContext, Templates},
+};
+
+/// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
+pub fn dockerfile_for(
+    inputs: &CellInputs<'_>,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<String, SkipReason> {
+    rendered(inputs, &mut Templates::default(), image, target).map(|rendered| rendered.dockerfile)
+}
+
+/// Is the image meant for the kernel at all?
+pub(super) fn family_for<'a>(
+    definitions: &'a Definitions,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<&'a KernelFamily, SkipReason> {
+    if let Some(range) = image.spec.range_without(&target.release) {
+        return Err(SkipReason::KernelOutOfRange { range: range.to_string() });
+    }
+    match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
+}
+
+/// What does not depend on the needs' content.
+struct Rendered<'a> {
+    family: &'a KernelFamily,
+    resolved: &'a ResolvedImage,
+    toolchain: &'a str,
+    headers: String,
+    base_name: String,
+    patches: Vec<CellPatch>,
+    dockerfile: String,
+}
+
+fn rendered<'a>(
+    inputs: &CellInputs<'a>,
+    templates: &mut Templates,
+    image: &DriverImage,
+    target: &KernelTarget,
+) -> Result<Rendered<'a>, SkipReason> {
+    let CellInputs { definitions, resolved, published: _, location: _ } = *inputs;
+    let family = family_for(definitions, image, target)?;
+    let unresolved = |detail: String| SkipReason::Unresolved { detail };
+    let image_found = match resolved.images.get(&image.metadata.name) {
+        Some(Ok(found)) => found,
+        Some(Err(detail)) => return Err(unresolved(detail.clone())),
+        None => return Err(unresolved("its sources were not looked up".to_owned())),
+    };
+    let toolchain = toolchain_identity(&resolved.toolchains, family)?;
+    let mut headers = canonical("headers", &family.spec.headers)?;
+    match resolved.headers.get(target) {
+        Some(Ok(digest)) => headers.push_str(digest.as_deref().unwrap_or_default()),
+        Some(Err(detail)) => return Err(SkipReason::Headers { detail: detail.clone() }),
+        None => {}
+    }
+    let base_name = base_name(toolchain, &headers, target);
+    let version = target.release.version();
+    let patches = image.spec.patches.iter().enumerate();
+    let patches: Vec<CellPatch> = patches
+        .filter(|(_, patch)| patch.kernels.as_ref().is_none_or(|range| range.matches(&version)))
+        .map(|(index, patch)| CellPatch { index, name: patch_name(index, patch) })
+        .collect();
+    let dockerfile = dockerfile(definitions, templates, (image, image_found), &patches, &base_name, target)?;
+    Ok(Rendered { family, resolved: image_found, toolchain, headers, base_name, patches, dockerfile })
+}
+
+/// Works out one image for one kernel target, with what it is compiled against; no node calls for it yet.
+pub(super) fn cell_with(
+    inputs: &CellInputs<'_>,
+    templates: &mut Templates,
+    image: &DriverImage,
+    target: &KernelTarget,
+    needs: Vec<CellNeed>,
+) -> Result<Cell, SkipReason> {
+    let rendered = rendered(inputs, templates, image, target)?;
+    let Rendered { family, resolved, toolchain, headers, base_name, patches, dockerfile } = rendered;
+    let (reference, further) = references(inputs.location, templates, (image, resolved), target, &needs)?;
+    let spec = &image.spec;
+    let inputs =
+        HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
+    let input_hash = input_hash(&inputs, &dockerfile)?;
+    let unsigned_hash =
+        resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
+    let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
+    Ok(Cell {
+        image: image.metadata.name.clone(),
+        version: resolved.version.clone(),
+        target: target.clone(),
+        family: family.metadata.name.clone(),
+        toolchain: toolchain.to_owned(),
+        reference,
+        further,
+        input_hash,
+        unsigned_hash,
+        signed_with: resolved.signed_with.clone(),
+        recipe,
+        dockerfile,
+        base_name,
+        patches,
+        needs,
+        nodes: Vec::new(),
+        needed_by: Vec::new(),
+        announced_by: Vec::new(),
+    })
+}
+
+fn toolchain_identity<'a>(
+    toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
+    family: &KernelFamily,
+) -> Result<&'a str, SkipReason> {
+    let failed = |detail: &str| SkipReason::Toolchain {
+        family: family.metadata.name.to_string(),
+        detail: detail.to_owned(),
+    };
+    match toolchains.get(&family.metadata.name) {
+        Some(Ok(identity)) => Ok(identity),
+        Some(Err(detail)) => Err(failed(detail)),
+        None => Err(failed("it was not looked up")),
+    }
+}
+
+fn dockerfile(
+    definitions: &Definitions,
+    templates: &mut Templates,
+    (image, resolved): (&DriverImage, &ResolvedImage),
+    patches: &[CellPatch],
+    base_name: &str,
+    target: &KernelTarget,
+) -> Result<String, SkipReason> {
+    let spec = &image.spec;
+    let text = definitions
+        .templates
+        .get(&spec.template)
+        .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.clone() })?;
+    let mut context =
+        TemplateContext::new(base_name, (image.metadata.name.as_str(), &resolved.version), target);
+    context.modules.clone_from(&spec.modules);
+    context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+    context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
+    context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
+    context.vars.clone_from(&spec.vars);
+    templates
+        .render(&spec.template, text, &context)
+        .map_err(|error| SkipReason::Template { detail: error.to_string() })
+}
+
+fn references(
+    location: &ImageLocation,
+    templates: &mut Templates,
+    (image, resolved): (&DriverImage, &ResolvedImage),
+    target: &KernelTarget,
+    needs: &[CellNeed],
+) -> Result<(ImageReference, Vec<ImageReference>), SkipReason> {
+    let repository = location
+        .repository(&image.metadata.name)
+        .map_err(|error| SkipReason::Repository { detail: error.to_string() })?;
+    let needs = needs.iter().map(|need| (need.name.as_str(), need.version.as_str())).collect();
+    let signer = resolved.signed_with.as_ref().map(SignedWith::short);
+    let tags = TagInputs { version: &resolved.version, target, needs, signer };
+    let tags = render_tags(templates, &image.spec.tags, &tags)
+        .map_err(|error| SkipReason::Tag { detail: error.to_string() })?;
+    let reference = |tag| ImageReference { repository: repository.clone(), version: Version::Tag(tag) };
+    let mut references = tags.into_iter().map(reference);
+    let first = references.next().ok_or(SkipReason::NoTags)?;
+    Ok((first, references.collect()))
+}
+
+/// `localhost/` keeps engines from looking for it in a registry.
+fn base_name(toolchain: &str, headers: &str, target: &KernelTarget) -> String {
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher
+        .add("toolchain", toolchain)
+        .add("headers", headers)
+        .add("release", target.release.as_str())
+        .add("arch", target.arch.as_str());
+    let hash = hasher.finish().to_string();
+    format!("localhost/farrier/base:{}", &hash[..24])
+}
+
+/// The number keeps the order and tells files of one name apart. Whatever the file is called, its name
+/// in the context is safe in a shell word.
+fn patch_name(index: usize, patch: &PatchSpec) -> String {
+    let file = patch.path.file_name().map(Path::new).map(Path::to_string_lossy).unwrap_or_default();
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    format!("{:03}-{}", index + 1, file.chars().map(safe).collect::<String>())
+}

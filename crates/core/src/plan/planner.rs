@@ -1,0 +1,227 @@
+//! Pure: the plan: what becomes of every cell, every image field and every node that is to boot another kernel.
+
+use std::{collections::HashMap, sync::Arc};
+
+use serde::{Serialize, Serializer};
+
+use super::{
+    Cell, LeftAlone, Outcome, OwnDriver, Phase, PlanInputs, PlannedCell, PlannedNode, PlannedRollout,
+    PlannedSignature, PlannedUnion, Questions, RolloutDecision, UnusedAnnouncement,
+    chain_state::ChainStates,
+    matrix::{Matrix, matrix},
+    outcome::Cells,
+    readiness,
+    rollout::rollouts,
+    signatures::unsigned,
+};
+use crate::image::{Chains, Digest, ImageReference};
+
+/// What is done, what is not, and why. Its JSON form is stable: field and reason names do not change
+/// their meaning within one `apiVersion` of the definitions; new ones may come.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Every driver image that is called for on a kernel: chain by chain, needs before those that are compiled against
+    /// them, an image's kernels together.
+    pub cells: Vec<PlannedCell>,
+    /// Images that are there and lack our signature.
+    pub signatures: Vec<PlannedSignature>,
+    /// Nodes whose kernel target is not known.
+    pub left_alone: Vec<LeftAlone>,
+    /// Nodes that an image leaves alone because they have their own driver.
+    pub own_drivers: Vec<OwnDriver>,
+    /// Images with the payloads of several kernels to put together and publish.
+    pub unions: Vec<PlannedUnion>,
+    /// Nodes whose announcement of a kernel is not used.
+    pub unused_announcements: Vec<UnusedAnnouncement>,
+    /// Image fields, and what becomes of them.
+    pub rollouts: Vec<PlannedRollout>,
+    /// Nodes that are to boot another kernel, and whether they may.
+    pub nodes: Vec<PlannedNode>,
+}
+
+impl Plan {
+    /// The cells that stand so, as far as registry and cluster tell.
+    pub fn cells_in(&self, phase: Phase) -> impl Iterator<Item = &PlannedCell> {
+        self.cells.iter().filter(move |cell| cell.outcome.phase() == phase)
+    }
+
+    /// How many they are.
+    pub fn count(&self, phase: Phase) -> usize {
+        self.cells_in(phase).count()
+    }
+
+    /// What is to be built; none of it is compiled against another of it.
+    pub fn builds(&self) -> impl Iterator<Item = &Arc<Cell>> {
+        self.cells_in(Phase::Missing).filter_map(|planned| planned.outcome.cell())
+    }
+
+    /// Is there nothing to do?
+    pub fn is_idle(&self) -> bool {
+        let rewrites = |rollout: &PlannedRollout| {
+            !rollout.changes.is_empty()
+                || matches!(
+                    rollout.decision,
+                    RolloutDecision::Rewrite { .. } | RolloutDecision::Pending { .. }
+                )
+        };
+        // What waits for others waits for builds, or for a registry that does not answer.
+        let is_idle = |cell: &PlannedCell| match &cell.outcome {
+            Outcome::Build { .. } => false,
+            Outcome::UpToDate { lacking, .. } => lacking.is_empty(),
+            _ => true,
+        };
+        self.cells.iter().all(is_idle)
+            && self.unions.is_empty()
+            && self.signatures.is_empty()
+            && !self.rollouts.iter().any(rewrites)
+            && self.nodes.iter().all(|node| node.change.is_none())
+    }
+
+    /// Is there a target that wants an image or a rewrite and will not get it? Rollouts that hold for
+    /// reasons of the cluster's shape (mixed kernels, no nodes) are findings and not failures, and so are
+    /// kernels that no definition is meant for.
+    pub fn has_failures(&self) -> bool {
+        let fails = |cell: &PlannedCell| match &cell.outcome {
+            Outcome::Build { .. } | Outcome::Waiting { .. } => false,
+            Outcome::UpToDate { denied, .. } => *denied,
+            Outcome::Conflict { .. } | Outcome::HeldBack { .. } | Outcome::Unknown { .. } => true,
+            Outcome::Skipped { why } => !why.is_finding(),
+        };
+        let broken = |rollout: &PlannedRollout| matches!(&rollout.decision, RolloutDecision::Hold(why) if why.is_failure());
+        self.cells.iter().any(fails) || self.rollouts.iter().any(broken)
+    }
+}
+
+/// Decides, or asks what has to be known before.
+pub fn plan(inputs: &PlanInputs<'_>) -> Result<Plan, Questions> {
+    let definitions = inputs.definitions();
+    let chains = Chains::of(&definitions.images);
+    let Matrix { cells, left_alone, own_drivers, mut questions } = matrix(inputs, &chains);
+    unsigned(inputs, cells.iter().filter_map(published), &mut questions);
+    answered(&mut questions)?;
+
+    let places: HashMap<_, _> = cells.iter().enumerate().map(|(place, cell)| (cell.key(), place)).collect();
+    let chain_states = ChainStates::of(inputs, &cells);
+    let as_they_are =
+        Cells { all: &cells, places: &places, withheld: None, unknown: &chain_states.unknown, without: None };
+    let (rollouts, unions) = rollouts(inputs, as_they_are, &chains, &chain_states);
+
+    let (mut missing_unions, mut signable) = (Vec::new(), Vec::new());
+    for union in unions {
+        match inputs.observed.published.get(&union.reference) {
+            Some(found) if found.input_hash == Some(union.input_hash) => {
+                let reference = found.pinned(&union.reference);
+                signable.push(PlannedSignature { image: union.image, reference });
+            }
+            Some(_) => {}
+            None if inputs.observed.knows(&union.reference) => missing_unions.push(union),
+            None => drop(questions.images.insert(union.reference)),
+        }
+    }
+    signable.extend(cells.iter().filter_map(published));
+    let signatures = unsigned(inputs, signable, &mut questions);
+    answered(&mut questions)?;
+    let nodes = readiness::nodes(inputs, Cells { withheld: Some(&chain_states.incomplete), ..as_they_are });
+    Ok(Plan {
+        signatures,
+        left_alone,
+        own_drivers,
+        unions: missing_unions,
+        unused_announcements: inputs.announced.unused.clone(),
+        rollouts,
+        nodes,
+        cells,
+    })
+}
+
+fn answered(questions: &mut Questions) -> Result<(), Questions> {
+    if questions.is_empty() { Ok(()) } else { Err(std::mem::take(questions)) }
+}
+
+/// The image of a cell by digest, where it is published.
+fn published(planned: &PlannedCell) -> Option<PlannedSignature> {
+    let Outcome::UpToDate { cell, published, .. } = &planned.outcome else { return None };
+    Some(PlannedSignature { image: cell.image.clone(), reference: published.pinned(&cell.reference) })
+}
+
+/// The JSON form: a list for each outcome.
+impl Serialize for Plan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let of = |phase| self.cells_in(phase).map(|cell| &cell.outcome).collect();
+        let mut skipped: Vec<&PlannedCell> = self.cells_in(Phase::Skipped).collect();
+        skipped.sort_by_key(|cell| cell.key());
+        let Self {
+            cells,
+            signatures,
+            left_alone,
+            own_drivers,
+            unions,
+            unused_announcements,
+            rollouts,
+            nodes,
+        } = self;
+        Document {
+            builds: of(Phase::Missing),
+            waiting: self.cells_in(Phase::Waiting).collect(),
+            tags: cells.iter().filter_map(Tags::of).collect(),
+            signatures,
+            up_to_date: of(Phase::Published),
+            conflicts: of(Phase::Conflict),
+            held_back: of(Phase::Failed),
+            unknown: of(Phase::Unknown),
+            skipped,
+            left_alone,
+            own_drivers,
+            unions,
+            unheard: unused_announcements,
+            rollouts,
+            nodes,
+        }
+        .serialize(serializer)
+    }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Document<'a> {
+    builds: Vec<&'a Outcome>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    waiting: Vec<&'a PlannedCell>,
+    tags: Vec<Tags<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    signatures: &'a [PlannedSignature],
+    up_to_date: Vec<&'a Outcome>,
+    conflicts: Vec<&'a Outcome>,
+    held_back: Vec<&'a Outcome>,
+    unknown: Vec<&'a Outcome>,
+    skipped: Vec<&'a PlannedCell>,
+    left_alone: &'a [LeftAlone],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    own_drivers: &'a [OwnDriver],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    unions: &'a [PlannedUnion],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    unheard: &'a [UnusedAnnouncement],
+    rollouts: &'a [PlannedRollout],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    nodes: &'a [PlannedNode],
+}
+
+/// An image that is published and lacks names.
+#[derive(Serialize)]
+struct Tags<'a> {
+    cell: &'a Cell,
+    digest: &'a Digest,
+    references: &'a [ImageReference],
+}
+
+impl<'a> Tags<'a> {
+    fn of(planned: &'a PlannedCell) -> Option<Self> {
+        let Outcome::UpToDate { cell, published, lacking, .. } = &planned.outcome else { return None };
+        let tags = Self { cell, digest: &published.digest, references: lacking };
+        (!lacking.is_empty()).then_some(tags)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+//! Adapter: a single run: the loop until nothing is left to do.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Live, LiveOptions, LiveParts,
+    builds::{BROKE_OFF, EndedBuild},
+    queue::Queue,
+};
+use crate::{
+    cluster::Cluster,
+    controller::{
+        Controller, PassError, PassReport, Planned, RolloutReport, TargetReport, apply::label_nodes,
+        pass::BuildFault,
+    },
+    image::Chains,
+    runtime::{Configuration, Health, Metrics},
+};
+
+/// One run until nothing is left to do. Each cell is built at most once; a target's failure does not stop the others.
+/// Rollouts come last, decided anew from what the registry then holds and the nodes then run (guarantee 1): a build may
+/// have taken an hour.
+pub async fn run_once(controller: Controller, cluster: Arc<dyn Cluster>) -> Result<PassReport, PassError> {
+    let definitions = Arc::new(controller.definitions.clone());
+    let parts = LiveParts {
+        cluster,
+        configuration: watch::channel(Configuration { definitions, error: None }).1,
+        leads: watch::channel(true).1,
+        status: None,
+        metrics: Arc::new(Metrics::new()),
+        health: Arc::new(Health::new()),
+    };
+    let (cancel, queue) = (controller.cancel.clone(), Queue::once(controller.limits));
+    let options = LiveOptions { resync: Duration::from_hours(1) };
+    Live::with_queue(controller, options, parts, queue).until_idle(&cancel).await
+}
+
+impl Live {
+    /// Does what there is to do, and reports it.
+    async fn until_idle(mut self, cancel: &CancellationToken) -> Result<PassReport, PassError> {
+        let mut report = PassReport::default();
+        let Some(mut planned) = self.plan(cancel).await? else { return Ok(report) };
+        report.targets = self.complete(&planned.plan).await;
+        self.build_all(&mut planned, cancel, &mut report).await?;
+        if !report.targets.is_empty() {
+            planned = self.plan_again(planned, cancel, &mut report).await?;
+        }
+        if !planned.plan.unions.is_empty() && !cancel.is_cancelled() {
+            report.targets.extend(self.unite(&planned.plan).await);
+            planned = self.plan_again(planned, cancel, &mut report).await?;
+        }
+        loop {
+            let rollouts = self.roll_out(&mut planned, cancel).await?;
+            let made: Vec<_> = report.rollouts.iter().map(|made| made.planned.target.clone()).collect();
+            let is_new = |rollout: &RolloutReport| !made.contains(&rollout.planned.target);
+            report.rollouts.extend(rollouts.into_iter().filter(is_new));
+            if report.rollouts.len() >= planned.plan.rollouts.len() || cancel.is_cancelled() {
+                break;
+            }
+            // Nodes changed meanwhile. What was not written yet is decided anew.
+            report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
+            planned = self.plan_again(planned, cancel, &mut report).await?;
+        }
+        label_nodes(&self.controller, self.cluster.as_ref(), &mut planned.plan.nodes).await;
+        self.controller.record_kernels(&planned, &mut self.last_record).await;
+        report.unreachable |= planned.unreachable;
+        report.plan = planned.plan;
+        Ok(report)
+    }
+
+    /// The plan after something was done; the one before, when the run is to end.
+    async fn plan_again(
+        &mut self,
+        before: Planned,
+        cancel: &CancellationToken,
+        report: &mut PassReport,
+    ) -> Result<Planned, PassError> {
+        report.unreachable |= before.unreachable;
+        Ok(self.plan(cancel).await?.unwrap_or(before))
+    }
+
+    /// Makes the builds of a plan and, as soon as what they need is published, those that waited for it. After a fault
+    /// of the run itself, what is under way is brought to its end: a build that is dropped leaves its parts in the engine.
+    async fn build_all(
+        &mut self,
+        planned: &mut Planned,
+        cancel: &CancellationToken,
+        report: &mut PassReport,
+    ) -> Result<(), PassError> {
+        let chains = Chains::of(&self.controller.definitions.images);
+        let mut fault = None;
+        self.builds.update(&planned.plan, &self.controller.definitions);
+        loop {
+            if fault.is_none() {
+                self.start_builds();
+            }
+            if self.builds.running() == 0 {
+                return fault.map_or(Ok(()), Err);
+            }
+            let ended = self.builds.next_end().await;
+            self.note_build(&ended);
+            let EndedBuild { cell, end, .. } = ended;
+            let end = match end {
+                Some(Ok(end)) => end,
+                Some(Err(error)) => {
+                    fault.get_or_insert(error);
+                    continue;
+                }
+                None => {
+                    let (subject, error) = (cell.subject(), BROKE_OFF.to_owned());
+                    report.targets.push(TargetReport::Failed {
+                        subject,
+                        error,
+                        hint: None,
+                        detail: Vec::new(),
+                    });
+                    continue;
+                }
+            };
+            report.unreachable |= end.fault == Some(BuildFault::Unreachable);
+            report.targets.push(end.report);
+            let is_needed = chains.dependents(&cell.image).next().is_some();
+            if end.fault.is_some() || !is_needed || cancel.is_cancelled() {
+                continue;
+            }
+            match self.plan(cancel).await {
+                Ok(Some(anew)) => {
+                    report.unreachable |= planned.unreachable;
+                    *planned = anew;
+                    self.builds.update(&planned.plan, &self.controller.definitions);
+                }
+                Ok(None) => {}
+                Err(error) => drop(fault.get_or_insert(error)),
+            }
+        }
+    }
+}
