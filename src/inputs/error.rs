@@ -4,7 +4,7 @@ use std::{error::Error, io, path::PathBuf};
 
 use ::oci::client::{ConnectionProblem, connection_problem};
 
-use super::header_set::TreeError;
+use super::header_tree::TreeError;
 use crate::{
     archive::UnpackError,
     cache::CacheError,

@@ -10,10 +10,12 @@ mod download;
 mod error;
 mod files;
 pub mod header_set;
+mod header_tree;
 pub mod host_tree;
 pub mod kernel_image;
 mod process;
 pub mod root_fs;
+mod root_fs_layer;
 pub mod source;
 pub mod stored;
 
@@ -25,16 +27,17 @@ use std::{
 
 pub use error::FetchError;
 pub use header_set::{
-    HeaderLookup, HeaderSet, Headers, ListedHeaders, TreeError,
+    HeaderLookup, HeaderSet, Headers, ListedHeaders,
     import::{HeaderImport, ImportSource, ImportedHeaders, Outcome},
-    read_header_set,
 };
+pub use header_tree::{TreeError, read_header_set};
 pub use host_tree::{
     HostTree, HostTreeLookup,
     collect::{Collected, Collection, collect},
 };
 pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_host};
-pub use root_fs::{RootFileSystems, RootFs, bootstrap::bootstrap_key};
+pub use root_fs::{RootFileSystems, bootstrap::bootstrap_key};
+pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};
 pub use stored::{Kept, LATEST, content_tag, minimal_tag, source_tag};
 

@@ -11,7 +11,7 @@ use std::{
 
 use fs_err as fs;
 
-use super::{FetchError, Fetcher, TREE, apt, digest, root_fs, unpack};
+use super::{FetchError, Fetcher, TREE, apt, digest, root_fs_layer, unpack};
 use crate::{
     blocking::stoppable,
     cache::Scratch,
@@ -146,8 +146,8 @@ impl Fetcher {
         let fill = |dir: PathBuf| async move {
             match self.stored(kind, &store::key_tag(key)?).await? {
                 Some(stored) if kind == Kind::RootFs => {
-                    self.required_store()?.fetch(&stored, &dir.join(root_fs::layer::FILE)).await?;
-                    root_fs::layer::record_stored(&dir, &stored)
+                    self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
+                    root_fs_layer::record_stored(&dir, &stored)
                 }
                 Some(stored) => self.take_tree(&stored, dir).await,
                 None => make(dir).await,

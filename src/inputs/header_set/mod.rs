@@ -3,13 +3,11 @@
 pub mod import;
 mod layout;
 mod stored;
-pub(super) mod tree;
 
 use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 pub use stored::ListedHeaders;
-pub use tree::{TreeError, read_header_set};
 
 use super::{
     CARRY, FetchError, Fetcher, Lookup, TREE,
@@ -18,6 +16,7 @@ use super::{
         kernel_packages::{Found, Search},
     },
     files::{copy_tree, name_of},
+    header_tree::read_header_set,
     unpack, with_release,
 };
 use crate::{

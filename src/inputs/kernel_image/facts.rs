@@ -165,7 +165,7 @@ fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts, FetchErro
 }
 
 fn read_image(path: &Path) -> Result<ImageFacts, FetchError> {
-    let wrong = |source: VmlinuzError| unfit(format!("read {}", path.display()), &source, source.remedy());
+    let wrong = |source: VmlinuzError| unfit(&format!("read {}", path.display()), &source, source.remedy());
     let mut file = File::open(path).map_err(|source| wrong(source.into()))?.into_file();
     let payload = kmod::locate(&mut file).map_err(wrong)?;
     let plain = payload.method == kmod::Method::Plain && payload.offset == 0;
@@ -180,7 +180,7 @@ fn read_image(path: &Path) -> Result<ImageFacts, FetchError> {
     let btf = section.map(|section| Btf::parse(&section).map(|btf| BtfFacts::of(&btf))).transpose().map_err(
         |source| {
             let hint = "the image is damaged, or made by a newer kernel build than farrier knows";
-            unfit(format!("read the type information (BTF) in {}", path.display()), &source, hint)
+            unfit(&format!("read the type information (BTF) in {}", path.display()), &source, hint)
         },
     )?;
     let (release, exports) = (vmlinux.release().map_err(wrong)?, vmlinux.exports().map_err(wrong)?);

@@ -10,7 +10,10 @@ use fs_err::File;
 
 use super::{KernelImage, facts::module_facts, unfit};
 use crate::{
-    inputs::{FetchError, TreeError, read_header_set},
+    inputs::{
+        FetchError,
+        header_tree::{TreeError, read_header_set},
+    },
     kernel::{Architecture, KernelRelease, ReleaseError},
     kmod::{BeyondHeaders, Btf, FactSource, KernelConfig, KernelFacts, Known, exported_names},
 };
@@ -28,7 +31,7 @@ pub fn read_host(root: &Path, arch: Architecture) -> Result<KernelFacts, FetchEr
     let release = read(&path)?.unwrap_or_default();
     let release: KernelRelease =
         String::from_utf8_lossy(&release).trim().parse().map_err(|error: ReleaseError| {
-            unfit(format!("read the release in {}", path.display()), &error, HINT)
+            unfit(&format!("read the release in {}", path.display()), &error, HINT)
         })?;
     let mut facts = match read_header_set(root, &release, arch) {
         Ok((facts, _)) => facts,
@@ -68,7 +71,7 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders,
     let path = root.join("sys/kernel/btf/vmlinux");
     if let Some(bytes) = read(&path)? {
         let btf = Btf::parse(&bytes).map_err(|error| {
-            unfit(format!("read the type information (BTF) in {}", path.display()), &error, HINT)
+            unfit(&format!("read the type information (BTF) in {}", path.display()), &error, HINT)
         })?;
         facts.btf_base = Some(Known { value: btf.base(), source: host.clone() });
         let size = btf.size_of_struct("module").map(|value| Known { value, source: host.clone() });
@@ -110,7 +113,7 @@ fn config(root: &Path, release: &KernelRelease) -> Result<KernelConfig, FetchErr
         }
         let text = String::from_utf8_lossy(&bytes);
         return KernelConfig::parse(&text)
-            .map_err(|error| unfit(format!("read the configuration in {}", path.display()), &error, HINT));
+            .map_err(|error| unfit(&format!("read the configuration in {}", path.display()), &error, HINT));
     }
     let looked_for = format!("/lib/modules/{release}/build, /{}", places.join(", /"));
     Err(FetchError::unusable(

@@ -62,6 +62,6 @@ pub type KernelImageLookup = Lookup<Box<KernelImage>>;
 pub struct KernelImages<'a>(pub(super) &'a Fetcher);
 
 /// What the user brings, or the machine has, cannot be used: `cause` says why.
-fn unfit(message: String, cause: &dyn std::error::Error, hint: &str) -> FetchError {
+fn unfit(message: &str, cause: &dyn std::error::Error, hint: &str) -> FetchError {
     FetchError::unusable(format!("{message}: {}", chain(cause)), hint)
 }

@@ -9,12 +9,15 @@ use std::{
     time::Duration,
 };
 
-use super::{RootFileSystems, RootFs, layer};
+use super::RootFileSystems;
 use crate::{
     archive::Stoppable,
     blocking::stoppable,
     image::checked::{PackageToInstall, Rule as _},
-    inputs::{CARRY, FetchError, Kept, apt, digest, process},
+    inputs::{
+        CARRY, FetchError, Kept, apt, digest, process,
+        root_fs_layer::{self as layer, RootFs},
+    },
     kernel::{AptSuites, Architecture, BootstrapSpec},
     oci,
     store::Kind,

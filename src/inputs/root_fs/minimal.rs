@@ -9,14 +9,16 @@ use std::{
 
 use fs_err::{self as fs, File};
 
-use super::{RootFileSystems, RootFs, layer};
+use super::RootFileSystems;
 use crate::{
     blocking::stoppable,
     image::MinimalSpec,
     inputs::{
         FetchError, Kept,
         apt::package::{self, Package, native},
-        digest, minimal_tag, unpack,
+        digest, minimal_tag,
+        root_fs_layer::{self as layer, RootFs},
+        unpack,
     },
     kernel::Architecture,
     oci::{EntryKind, LayerWriter, annotations},

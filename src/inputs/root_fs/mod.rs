@@ -1,13 +1,11 @@
 //! Adapter: root file systems from packages, each one gzip-compressed layer: toolchains and runtime bases.
 
 pub mod bootstrap;
-pub(super) mod layer;
 mod minimal;
-
-pub use layer::RootFs;
 
 use super::{
     FetchError, Fetcher,
+    root_fs_layer::RootFs,
     stored::{Input, Kept, Packed},
 };
 use crate::{

@@ -24,12 +24,11 @@ use serde::Serialize;
 use super::{
     HeaderSet, Headers,
     stored::{Imported, LIMITS, place_of},
-    tree,
 };
 use crate::{
     blocking::stoppable,
     image::Digest,
-    inputs::{FetchError, TREE},
+    inputs::{FetchError, TREE, header_tree},
     kernel::{Architecture, Compiler, KernelRelease},
     kmod::KernelFacts,
     oci::{Descriptor, Layer},
@@ -216,14 +215,14 @@ fn prepare(
     let entries = gather::gather(&survey, release, arch, stop)?;
     let tree = directory.join(TREE);
     let layer = write::write(&entries, &tree, &directory.join(LAYER), stop)?;
-    let (facts, compiler) = tree::read_header_set(&tree, release, arch)?;
+    let (facts, compiler) = header_tree::read_header_set(&tree, release, arch)?;
     let compiler = compiler.ok_or_else(|| {
         FetchError::unusable(
             format!("find CONFIG_CC_VERSION_TEXT in the configuration of {release}: the compiler is not known"),
             "run `make olddefconfig modules_prepare` in the build tree with the kernel's own .config and compiler",
         )
     })?;
-    let build = tree::find_build(&tree, release)?;
+    let build = header_tree::find_build(&tree, release)?;
     tools::check(&tree, &build, &facts.config, arch)?;
     Ok(Prepared { facts, compiler, layer, origin: staged.origin })
 }

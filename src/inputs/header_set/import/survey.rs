@@ -12,10 +12,8 @@ use crate::{
     archive::links::resolve,
     inputs::{
         FetchError,
-        header_set::{
-            layout::usual_places,
-            tree::{self, TreeError},
-        },
+        header_set::layout::usual_places,
+        header_tree::{self, TreeError},
     },
     kernel::KernelRelease,
 };
@@ -81,7 +79,7 @@ fn find_build(staged: &Staged, release: &KernelRelease) -> Result<Tree, FetchErr
 /// What `lib/modules/<release>/build` leads to, else where distributions put it.
 fn rooted_build(rooted: &Tree, release: &KernelRelease) -> Result<Option<Tree>, FetchError> {
     let root = &rooted.root;
-    match tree::find_build(root, release) {
+    match header_tree::find_build(root, release) {
         Ok(path) => return Ok(Some(Tree { path, ..rooted.clone() })),
         Err(TreeError::NoBuild { .. }) => {}
         Err(error) => return Err(error.into()),

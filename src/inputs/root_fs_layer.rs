@@ -44,7 +44,7 @@ struct Record {
 }
 
 /// The root file system in a finished entry.
-pub(super) fn read(entry: &Path, arch: Architecture) -> Result<RootFs, FetchError> {
+pub fn read(entry: &Path, arch: Architecture) -> Result<RootFs, FetchError> {
     let path = entry.join(RECORD);
     let damaged = || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", path.display()));
     let Record { digest, diff_id, size } =
@@ -55,7 +55,7 @@ pub(super) fn read(entry: &Path, arch: Architecture) -> Result<RootFs, FetchErro
 }
 
 /// Records what the layer in an entry is.
-pub(super) fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<(), FetchError> {
+pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Result<(), FetchError> {
     let [digest, diff_id] = [digest, diff_id].map(|digest| digest.hex().to_owned());
     let text = serde_json::to_vec(&Record { digest, diff_id, size }).map_err(io::Error::from)?;
     Ok(fs::write(entry.join(RECORD), text)?)
