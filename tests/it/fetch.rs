@@ -444,11 +444,11 @@ async fn the_minimal_base_is_there_without_a_network() {
     );
     fs::write(apt_dir.join("sources.list.d/debian.sources"), source).unwrap();
     let offline = Fetcher::new(cache.clone(), FetchOptions { refresh: Duration::ZERO, apt_dir });
-    assert_eq!(offline.minimal(&spec, Architecture::Amd64).await.unwrap(), base);
+    assert_eq!(offline.root_fs().minimal(&spec, Architecture::Amd64).await.unwrap(), base);
     // What was never asked for is a fault.
     let other: MinimalSpec =
         serde_json::from_str(r#"{"suites": ["bookworm"], "package": "busybox"}"#).unwrap();
-    let error = offline.minimal(&other, Architecture::Amd64).await.unwrap_err();
+    let error = offline.root_fs().minimal(&other, Architecture::Amd64).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
 }
 

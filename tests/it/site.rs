@@ -292,7 +292,8 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     let forbidden = Forbidden::new();
     let address = format!("http://{}/pub/x.txt?raw=1", forbidden.host);
     let error = fetcher(&net(json!({}), directory.path(), true))
-        .source(&source(&address, b"text"), Path::new("/"))
+        .sources()
+        .fetch(&source(&address, b"text"), Path::new("/"))
         .await;
     let error = error.unwrap_err();
     assert!(matches!(error, FetchError::Net(NetError::Offline { .. })), "{error:?}");
@@ -306,7 +307,7 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
         "to": [format!("http://{}/files", first.host), format!("http://{}", second.host)],
     }]});
     let mirrored = fetcher(&net(rules, directory.path(), true));
-    let found = mirrored.source(&source(&address, b"text"), Path::new("/")).await.unwrap();
+    let found = mirrored.sources().fetch(&source(&address, b"text"), Path::new("/")).await.unwrap();
     assert_eq!(fs::read(found.root.join("x.txt")).unwrap(), b"text");
     assert_eq!(first.requests()[0].target, "/files/x.txt?raw=1");
     assert_eq!(second.requests()[0].target, "/x.txt?raw=1");
@@ -317,7 +318,7 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     let sending = FakeHttp::start(vec![answer(302, "").header("location", &address)]).await;
     let named = fetcher(&net(json!({"hosts": [{"host": sending.host}]}), directory.path(), true));
     let address = format!("http://{}/y", sending.host);
-    let error = named.source(&source(&address, b"other"), Path::new("/")).await.unwrap_err();
+    let error = named.sources().fetch(&source(&address, b"other"), Path::new("/")).await.unwrap_err();
     let wanted = format!("source ofed (sent on by {}) needs {}, which", sending.host, forbidden.host);
     assert!(error.to_string().starts_with(&wanted), "{error}");
     forbidden.was_not_asked();
