@@ -17,8 +17,6 @@ use crate::{
 const TAIL: usize = 20;
 /// Characters of such a line: it ends up in an object of the API.
 const LINE: usize = 300;
-/// What is said of a build that waits for room.
-pub(super) const QUEUED: &str = "queued";
 
 /// The activity that all builds write to.
 #[derive(Clone, Debug, Default)]
@@ -46,8 +44,8 @@ impl SharedActivity {
     /// It waits for room.
     pub(super) fn queued(&self, key: &CellKey) {
         self.with(key, |activity| {
-            if activity.stage.as_deref() != Some(QUEUED) {
-                activity.stage = Some(QUEUED.to_owned());
+            if activity.stage != Some(Stage::Queued) {
+                activity.stage = Some(Stage::Queued);
                 activity.since = Some(Timestamp::now());
             }
         });
@@ -58,7 +56,7 @@ impl SharedActivity {
         self.with(key, |activity| {
             activity.attempts = activity.attempts.saturating_add(1);
             activity.next_retry = None;
-            activity.stage = Some("starting".to_owned());
+            activity.stage = Some(Stage::Starting);
             activity.since = Some(Timestamp::now());
             activity.log_tail.clear();
         });
@@ -111,7 +109,7 @@ pub(super) struct BuildReporter {
 impl Reporter for BuildReporter {
     fn stage(&self, subject: &str, stage: Stage) {
         self.activity.with(&self.key, |activity| {
-            activity.stage = Some(stage.to_string());
+            activity.stage = Some(stage);
             activity.since = Some(Timestamp::now());
         });
         tracing::info!(stage = %stage, "build stage");
@@ -167,10 +165,10 @@ mod tests {
         let reporter = BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent) };
         let now = || shared.snapshot().remove(&key()).unwrap_or_default();
         shared.queued(&key());
-        assert_eq!(now().stage.as_deref(), Some("queued"));
+        assert_eq!(now().stage, Some(Stage::Queued));
         shared.started(&key());
         reporter.stage("x", Stage::Compile);
-        assert_eq!((now().stage.as_deref(), now().attempts), (Some("compiling"), 1));
+        assert_eq!((now().stage, now().attempts), (Some(Stage::Compile), 1));
         for n in 0..50 {
             reporter.output("x", &format!("line {n}\u{1b}[0m{}", "y".repeat(1000)));
         }

@@ -13,7 +13,7 @@ use super::*;
 use crate::{
     cluster::Fence,
     controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
-    parts::BootChecker,
+    parts::{BootChecker, Stage},
     plan::{Activity, KERNEL_LABEL},
     registry::RegistryLocation,
 };
@@ -211,13 +211,7 @@ async fn what_is_published_is_rolled_out_while_a_build_hangs() {
     let state = live.fleet.until(|state| state.writes.len() == 2).await;
     assert_eq!(state.image("a"), live.published(K10).await.unwrap());
     assert_eq!(state.image("b"), FIRST);
-    live.views
-        .until(|activity, _| {
-            activity
-                .values()
-                .any(|build| build.stage.as_deref().is_some_and(|stage| stage.contains("booting")))
-        })
-        .await;
+    live.views.until(|activity, _| activity.values().any(|build| build.stage == Some(Stage::Boot))).await;
 
     gate.open.notify_one();
     let state = live.fleet.until(|state| state.writes.len() == 3).await;

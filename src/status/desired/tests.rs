@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{BuildActivity, testing::Fleet};
+use crate::plan::{BuildActivity, Stage, testing::Fleet};
 
 const K47: &str = "6.1.0-47-amd64";
 const K48: &str = "6.1.0-48-amd64";
@@ -115,7 +115,7 @@ fn what_the_loop_does_is_told() {
         let activity = Activity::from([(key.clone(), found)]);
         desired(&plan, &activity, None, &BTreeMap::new(), at(0))[0].status.clone().unwrap()
     };
-    let building = with(BuildActivity { stage: Some("compiling".to_owned()), ..BuildActivity::default() });
+    let building = with(BuildActivity { stage: Some(Stage::Compile), ..BuildActivity::default() });
     assert_eq!((building.phase.as_str(), building.message.as_deref()), ("building", Some("compiling")));
     let retrying = with(BuildActivity {
         attempts: 3,

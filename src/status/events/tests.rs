@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     controller::RolloutReport,
     kmod::Verdict,
-    plan::{Activity, BuildActivity, KERNEL_LABEL, Plan, testing::Fleet},
+    plan::{Activity, BuildActivity, KERNEL_LABEL, Plan, Stage, testing::Fleet},
 };
 
 const K47: &str = "6.1.0-47-amd64";
@@ -44,7 +44,7 @@ fn a_build_is_told_from_its_start_to_its_loss() {
     assert_eq!(story.lines(&plan), "");
     let cell = &plan.cells[0];
     let key = (cell.image.clone(), cell.target.clone());
-    let stage = BuildActivity { stage: Some("compiling".to_owned()), ..BuildActivity::default() };
+    let stage = BuildActivity { stage: Some(Stage::Compile), ..BuildActivity::default() };
     story.activity.insert(key.clone(), stage);
     insta::assert_snapshot!(story.lines(&plan), @"BuildStarted DriverBuild mft-6.1.0-47-amd64-21016d0b: mft for 6.1.0-47-amd64 (debian 12, amd64): compiling");
     assert_eq!(story.lines(&plan), "");

@@ -43,7 +43,7 @@ mod table;
 pub mod testing;
 mod union;
 
-pub use activity::{Activity, BuildActivity};
+pub use activity::{Activity, BuildActivity, Stage};
 pub use announced::{
     AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, called_for,
     newest,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::{Activity, BuildActivity, Outcome, OwnDriver, Phase, Plan, PlannedCell};
+use super::{Activity, BuildActivity, Outcome, OwnDriver, Phase, Plan, PlannedCell, Stage};
 use crate::{
     image::{Digest, ImageName, InputHash},
     kernel::KernelTarget,
@@ -130,9 +130,9 @@ fn entry<'a>(planned: &'a PlannedCell, activity: &'a Activity) -> StatusEntry<'a
 /// What an image that is not published waits for.
 fn underway(activity: &BuildActivity, reason: String) -> (Phase, String) {
     let BuildActivity { stage, next_retry, error, .. } = activity;
-    match (stage.as_deref(), error) {
-        (Some("queued"), _) => (Phase::Queued, reason),
-        (Some(stage), _) => (Phase::Building, stage.to_owned()),
+    match (stage, error) {
+        (Some(Stage::Queued), _) => (Phase::Queued, reason),
+        (Some(stage), _) => (Phase::Building, stage.to_string()),
         (None, Some(error)) if next_retry.is_some() => (Phase::Retrying, error.clone()),
         (None, Some(error)) => (Phase::Failed, error.clone()),
         (None, None) => (Phase::Missing, reason),
