@@ -5,19 +5,25 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File, Metadata},
+    fs::Metadata,
     io::{self, Read, Write},
     os::unix::fs::{MetadataExt, fchown},
     path::{Path, PathBuf},
 };
 
+use fs_err::{self as fs, File};
 use walkdir::WalkDir;
 
 use super::{
-    Cluster, ClusterError, edit,
+    edit,
+    error::ClusterError,
     manifest::{self, DaemonSet, Manifest},
+    source::Cluster,
 };
-use crate::plan::{Candidates, Change, ClusterSnapshot, ImageChange};
+use crate::{
+    blocking::blocking,
+    plan::{Candidates, Change, ClusterSnapshot, ImageChange},
+};
 
 /// Bounds on what is read: generous for a real fleet, and far from what a machine cannot hold.
 const FILE_BYTES: u64 = 32 << 20;
@@ -36,8 +42,7 @@ pub struct Directory {
 impl Directory {
     /// Opens a directory or file, which must exist.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        let root = fs::canonicalize(path).map_err(io_error("open", path))?;
-        Ok(Self { root })
+        Ok(Self { root: fs::canonicalize(path)? })
     }
 
     /// Reads every manifest. Blocking.
@@ -107,17 +112,13 @@ impl Directory {
         };
         let mut files = BTreeSet::new();
         for entry in WalkDir::new(&self.root).into_iter().filter_entry(|entry| !hidden(entry)) {
-            let entry = entry.map_err(|error| ClusterError::Io {
-                action: "list",
-                path: error.path().unwrap_or(&self.root).to_path_buf(),
-                source: error.into(),
-            })?;
+            let entry = entry.map_err(io::Error::from)?;
             if entry.depth() > 0 && !is_manifest_name(entry.path()) {
                 continue;
             }
             let path = if entry.path_is_symlink() {
                 // A mounted ConfigMap is made of links to hidden files of the same directory.
-                let target = fs::canonicalize(entry.path()).map_err(io_error("follow", entry.path()))?;
+                let target = fs::canonicalize(entry.path())?;
                 if !target.starts_with(&self.root) {
                     tracing::warn!(path = %entry.path().display(), "symbolic link leads outside, not read");
                     continue;
@@ -136,7 +137,7 @@ impl Directory {
         }
         let mut total = 0;
         for path in &files {
-            total += fs::metadata(path).map_err(io_error("read", path))?.len();
+            total += fs::metadata(path)?.len();
         }
         if total > TOTAL_BYTES {
             return too_large(format!("{total} bytes in all, more than {TOTAL_BYTES}"));
@@ -153,13 +154,13 @@ impl Cluster for Directory {
 
     async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
         let this = self.clone();
-        self.blocking("read", move || this.read()).await
+        blocking(move || this.read()).await
     }
 
     /// Whatever kinds the manifests are of: what is written in them counts.
     async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
         let (this, images) = (self.clone(), images.clone());
-        self.blocking("read", move || {
+        blocking(move || {
             let mut mentioned = BTreeSet::new();
             for path in this.files()? {
                 images.mentioned_in(&read_text(&path)?, &mut mentioned);
@@ -178,21 +179,9 @@ impl Cluster for Directory {
         };
         for change in change.image_changes() {
             let this = self.clone();
-            self.blocking("rewrite", move || this.set_image(&change)).await?;
+            blocking(move || this.set_image(&change)).await?;
         }
         Ok(())
-    }
-}
-
-impl Directory {
-    async fn blocking<T: Send + 'static>(
-        &self,
-        action: &'static str,
-        work: impl FnOnce() -> Result<T, ClusterError> + Send + 'static,
-    ) -> Result<T, ClusterError> {
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| {
-            Err(ClusterError::Io { action, path: self.root.clone(), source: io::Error::other(stopped) })
-        })
     }
 }
 
@@ -205,11 +194,6 @@ fn object_name(change: &ImageChange) -> String {
     format!("DaemonSet {namespace}/{daemon_set}, container {container}")
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ClusterError {
-    let path = path.to_path_buf();
-    move |source| ClusterError::Io { action, path, source }
-}
-
 fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
     manifest::read(text).map_err(|fault| ClusterError::Manifest {
         path: path.to_path_buf(),
@@ -220,10 +204,9 @@ fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
 }
 
 fn read_text(path: &Path) -> Result<String, ClusterError> {
-    let file = File::open(path).map_err(io_error("read", path))?;
     let mut bytes = Vec::new();
     // The bound is on what is read, since a file can grow after its size was asked for.
-    file.take(FILE_BYTES + 1).read_to_end(&mut bytes).map_err(io_error("read", path))?;
+    File::open(path)?.take(FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > FILE_BYTES {
         let reason = format!("more than {FILE_BYTES} bytes");
         return Err(ClusterError::TooLarge { path: path.to_path_buf(), reason });
@@ -249,20 +232,20 @@ fn replace_file(
     changed: impl FnOnce() -> ClusterError,
 ) -> Result<(), ClusterError> {
     let parent = path.parent().unwrap_or(Path::new("."));
-    let metadata = fs::metadata(path).map_err(io_error("read", path))?;
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".farrier-")
-        .tempfile_in(parent)
-        .map_err(io_error("write beside", path))?;
-    temporary.write_all(after.as_bytes()).map_err(io_error("write beside", path))?;
-    keep_owner_and_mode(temporary.as_file(), &metadata).map_err(io_error("keep mode of", path))?;
-    temporary.as_file().sync_all().map_err(io_error("write beside", path))?;
+    let metadata = fs::metadata(path)?;
+    let (file, place) = tempfile::Builder::new().prefix(".farrier-").tempfile_in(parent)?.into_parts();
+    let mut file = File::from_parts(file, place.to_path_buf());
+    file.write_all(after.as_bytes())?;
+    keep_owner_and_mode(&file, &metadata)?;
+    file.sync_all()?;
     if read_text(path)? != before {
         return Err(changed());
     }
-    temporary.persist(path).map_err(|error| io_error("replace", path)(error.error))?;
+    place.persist(path).map_err(|failed| {
+        io::Error::new(failed.error.kind(), format!("replace {}: {}", path.display(), failed.error))
+    })?;
     // The rename is durable once the directory is.
-    File::open(parent).and_then(|parent| parent.sync_all()).map_err(io_error("flush", parent))
+    Ok(File::open(parent)?.sync_all()?)
 }
 
 fn keep_owner_and_mode(file: &File, metadata: &Metadata) -> io::Result<()> {

@@ -34,7 +34,8 @@ pub struct Configuration {
     pub error: Option<String>,
 }
 
-/// Reads the directory again whenever its content changes, and tells of it. Ends when it is told to, or nobody listens.
+/// Reads the directory again whenever its content changes, and sends the definitions that are then in use. Ends when
+/// cancelled, or when there is no receiver.
 pub async fn watch_configuration(
     directory: PathBuf,
     every: Duration,

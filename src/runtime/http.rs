@@ -12,7 +12,7 @@ use axum::{
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{Health, Metrics};
+use super::{health::Health, metrics::Metrics};
 
 /// OpenMetrics, as `prometheus-client` writes it.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -65,7 +65,7 @@ impl HttpServer {
         self.listener.local_addr()
     }
 
-    /// Answers until it is told to stop.
+    /// Answers until cancelled.
     pub async fn serve(self, cancel: CancellationToken) {
         let Self { listener, router } = self;
         // Connections that a scraper keeps open are no reason to stay.

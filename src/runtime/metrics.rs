@@ -6,18 +6,14 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
 use prometheus_client::{
-    collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, text::encode},
-    metrics::{
-        counter::ConstCounter, counter::Counter, family::Family, gauge::Gauge, histogram::Histogram,
-        info::Info,
-    },
-    registry::{Registry, Unit},
+    encoding::text::encode,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::{Metric, Registry, Unit},
 };
 
 use crate::{
@@ -34,134 +30,87 @@ const PASS_SECONDS: [f64; 10] = [0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10
 
 type DecimalGauge = Gauge<f64, AtomicU64>;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PhaseLabels {
-    image: String,
-    phase: &'static str,
-}
+type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KernelLabels {
-    kernel: String,
-}
+/// Enums whose variants are the values of one label.
+macro_rules! outcomes {
+    ($($(#[$doc:meta])+ $type:ident { $($(#[$of:meta])+ $variant:ident => $text:literal),+ $(,)? })+) => {$(
+        $(#[$doc])+
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $type { $($(#[$of])+ $variant),+ }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct BuildLabels {
-    outcome: BuildOutcomeLabel,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RewriteLabels {
-    strategy: &'static str,
-    outcome: RewriteOutcomeLabel,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PassLabels {
-    outcome: PassOutcomeLabel,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct VersionLabels {
-    version: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ApiLabels {
-    verb: &'static str,
-    kind: &'static str,
-    outcome: &'static str,
-}
-
-/// How a build ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum BuildOutcomeLabel {
-    /// Compiled and published.
-    Built,
-    /// Published with another kernel's payload.
-    Reused,
-    /// Failed, and will again with the same inputs.
-    Failed,
-    /// Met a fault that may pass.
-    Faulted,
-    /// Was stopped.
-    Stopped,
-}
-
-/// How a rewrite ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RewriteOutcomeLabel {
-    /// It was made.
-    Made,
-    /// It was refused, or could not be made.
-    Failed,
-}
-
-/// How a pass ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum PassOutcomeLabel {
-    /// Everything was seen.
-    Done,
-    /// Something was out of reach.
-    Unreachable,
-    /// There was no pass.
-    Failed,
-}
-
-macro_rules! label_values {
-    ($($type:ident { $($variant:ident => $text:literal),+ $(,)? })+) => {$(
         impl $type {
             const ALL: &[Self] = &[$(Self::$variant),+];
-        }
 
-        impl EncodeLabelValue for $type {
-            fn encode(
-                &self,
-                encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>,
-            ) -> Result<(), fmt::Error> {
-                EncodeLabelValue::encode(&match self { $(Self::$variant => $text),+ }, encoder)
+            fn label(self) -> (&'static str, &'static str) {
+                ("outcome", match self { $(Self::$variant => $text),+ })
             }
         }
     )+};
 }
 
-label_values! {
+outcomes! {
+    /// How a build ended.
     BuildOutcomeLabel {
-        Built => "built", Reused => "reused", Failed => "failed", Faulted => "faulted", Stopped => "stopped",
+        /// Compiled and published.
+        Built => "built",
+        /// Published with another kernel's payload.
+        Reused => "reused",
+        /// Failed, and will again with the same inputs.
+        Failed => "failed",
+        /// Met a fault that may pass.
+        Faulted => "faulted",
+        /// Was stopped.
+        Stopped => "stopped",
     }
-    RewriteOutcomeLabel { Made => "made", Failed => "failed" }
-    PassOutcomeLabel { Done => "done", Unreachable => "unreachable", Failed => "failed" }
+    /// How a rewrite ended.
+    RewriteOutcomeLabel {
+        /// It was made.
+        Made => "made",
+        /// It was refused, or could not be made.
+        Failed => "failed",
+    }
+    /// How a pass ended.
+    PassOutcomeLabel {
+        /// Everything was seen.
+        Done => "done",
+        /// Something was out of reach.
+        Unreachable => "unreachable",
+        /// There was no pass.
+        Failed => "failed",
+    }
 }
 
 /// The strategies that write.
 const WRITTEN: &[Strategy] =
     &[Strategy::Image, Strategy::PerKernel, Strategy::Union, Strategy::CustomResource, Strategy::File];
 
-fn strategy_label(strategy: Strategy) -> &'static str {
-    match strategy {
+fn strategy_label(strategy: Strategy) -> (&'static str, &'static str) {
+    let text = match strategy {
         Strategy::Image => "image",
         Strategy::PerKernel => "per-kernel",
         Strategy::Union => "union",
         Strategy::PublishOnly => "publish-only",
         Strategy::CustomResource => "custom-resource",
         Strategy::File => "file",
-    }
+    };
+    ("strategy", text)
 }
 
 /// All figures.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Mutex<Registry>,
-    images: Family<PhaseLabels, Gauge>,
-    kernels: Family<KernelLabels, DecimalGauge>,
+    images: Family<[(&'static str, String); 2], Gauge>,
+    kernels: Family<[(&'static str, String); 1], DecimalGauge>,
     kernels_left_out: Gauge,
     nodes_left_alone: Gauge,
     build_seconds: Histogram,
-    builds: Family<BuildLabels, Counter>,
+    builds: Family<Labels<1>, Counter>,
     builds_running: Gauge,
     builds_waiting: Gauge,
-    rewrites: Family<RewriteLabels, Counter>,
-    passes: Family<PassLabels, Counter>,
+    rewrites: Family<Labels<2>, Counter>,
+    passes: Family<Labels<1>, Counter>,
     pass_seconds: Histogram,
     leader: Gauge,
     configuration_valid: Gauge,
@@ -171,96 +120,92 @@ impl Metrics {
     /// All families, at zero. The configuration counts as valid: a wrong one ends the start.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("farrier");
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        registry.register("build", "The running farrier", Info::new(version));
+        let mut registering = Registering(registry);
         let metrics = Self {
-            images: Family::default(),
-            kernels: Family::default(),
-            kernels_left_out: Gauge::default(),
-            nodes_left_alone: Gauge::default(),
-            build_seconds: Histogram::new(BUILD_SECONDS),
-            builds: Family::default(),
-            builds_running: Gauge::default(),
-            builds_waiting: Gauge::default(),
-            rewrites: Family::default(),
-            passes: Family::default(),
-            pass_seconds: Histogram::new(PASS_SECONDS),
-            leader: Gauge::default(),
-            configuration_valid: Gauge::default(),
-            registry: Mutex::default(),
+            images: registering.add(
+                "images",
+                "Driver images for kernel targets, by phase",
+                Family::default(),
+            ),
+            kernels: registering.seconds(
+                "kernel_unresolved",
+                "How long a kernel target that nodes run has lacked an image or its rollout",
+                Family::default(),
+            ),
+            kernels_left_out: registering.add(
+                "kernels_unresolved_left_out",
+                "Kernel targets without a figure of their own because there are too many",
+                Gauge::default(),
+            ),
+            nodes_left_alone: registering.add(
+                "nodes_left_alone",
+                "Nodes whose kernel target is not known or contradicts itself",
+                Gauge::default(),
+            ),
+            build_seconds: registering.seconds(
+                "build_duration",
+                "How long builds took, from headers to the published image",
+                Histogram::new(BUILD_SECONDS),
+            ),
+            builds: registering.add("builds", "Builds that ended, by outcome", Family::default()),
+            builds_running: registering.add("builds_running", "Builds that run", Gauge::default()),
+            builds_waiting: registering.add(
+                "builds_waiting",
+                "Builds that wait for room or for their next attempt",
+                Gauge::default(),
+            ),
+            rewrites: registering.add("rewrites", "Rewrites, by strategy and outcome", Family::default()),
+            passes: registering.add("passes", "Passes, by outcome", Family::default()),
+            pass_seconds: registering.seconds(
+                "pass_duration",
+                "How long passes took, builds apart",
+                Histogram::new(PASS_SECONDS),
+            ),
+            leader: registering.add("leader", "1 where this farrier may write", Gauge::default()),
+            configuration_valid: registering.add(
+                "configuration_valid",
+                "0 while the definitions on disk are wrong and the last good ones are in use",
+                Gauge::default(),
+            ),
+            registry: Mutex::new(registering.0),
         };
         metrics.configuration_valid.set(1);
         // A counter that appears with its first event has no increase to alert on.
         for outcome in BuildOutcomeLabel::ALL {
-            let _ = metrics.builds.get_or_create(&BuildLabels { outcome: *outcome });
+            let _ = metrics.builds.get_or_create(&[outcome.label()]);
         }
         for outcome in PassOutcomeLabel::ALL {
-            let _ = metrics.passes.get_or_create(&PassLabels { outcome: *outcome });
+            let _ = metrics.passes.get_or_create(&[outcome.label()]);
         }
         for strategy in WRITTEN {
             for outcome in RewriteOutcomeLabel::ALL {
-                let labels = RewriteLabels { strategy: strategy_label(*strategy), outcome: *outcome };
-                let _ = metrics.rewrites.get_or_create(&labels);
+                let _ = metrics.rewrites.get_or_create(&[strategy_label(*strategy), outcome.label()]);
             }
         }
-        let version = VersionLabels { version: env!("CARGO_PKG_VERSION") };
-        registry.register("build", "The running farrier", Info::new(version));
-        registry.register("images", "Driver images for kernel targets, by phase", metrics.images.clone());
-        registry.register_with_unit(
-            "kernel_unresolved",
-            "How long a kernel target that nodes run has lacked an image or its rollout",
-            Unit::Seconds,
-            metrics.kernels.clone(),
-        );
-        registry.register(
-            "kernels_unresolved_left_out",
-            "Kernel targets without a figure of their own because there are too many",
-            metrics.kernels_left_out.clone(),
-        );
-        registry.register(
-            "nodes_left_alone",
-            "Nodes whose kernel target is not known or contradicts itself",
-            metrics.nodes_left_alone.clone(),
-        );
-        registry.register_with_unit(
-            "build_duration",
-            "How long builds took, from headers to the published image",
-            Unit::Seconds,
-            metrics.build_seconds.clone(),
-        );
-        registry.register("builds", "Builds that ended, by outcome", metrics.builds.clone());
-        registry.register("builds_running", "Builds that run", metrics.builds_running.clone());
-        registry.register(
-            "builds_waiting",
-            "Builds that wait for room or for their next attempt",
-            metrics.builds_waiting.clone(),
-        );
-        registry.register("rewrites", "Rewrites, by strategy and outcome", metrics.rewrites.clone());
-        registry.register("passes", "Passes, by outcome", metrics.passes.clone());
-        registry.register_with_unit(
-            "pass_duration",
-            "How long passes took, builds apart",
-            Unit::Seconds,
-            metrics.pass_seconds.clone(),
-        );
-        registry.register("leader", "1 where this farrier may write", metrics.leader.clone());
-        registry.register(
-            "configuration_valid",
-            "0 while the definitions on disk are wrong and the last good ones are in use",
-            metrics.configuration_valid.clone(),
-        );
-        Self { registry: Mutex::new(registry), ..metrics }
+        metrics
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shows the counts of a connection to an API server, too.
-    pub fn add_api(&self, stats: Arc<KubeStats>) {
-        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        registry.register_collector(Box::new(ApiCollector(stats)));
+    pub fn add_api(&self, stats: &KubeStats) {
+        let requests = stats.requests.clone();
+        self.registry().register(
+            "api_requests",
+            "Requests to the Kubernetes API server, by answer",
+            requests,
+        );
     }
 
     /// The matrix after a pass.
     pub fn plan(&self, plan: &Plan) {
         self.images.clear();
         for row in plan::status(plan) {
-            let labels = PhaseLabels { image: row.image, phase: row.phase.as_str() };
+            let labels = [("image", row.image), ("phase", row.phase.as_str().to_owned())];
             self.images.get_or_create(&labels).inc();
         }
         self.nodes_left_alone.set(count(plan.left_alone.len()));
@@ -273,13 +218,13 @@ impl Metrics {
         self.kernels_left_out.set(count(waiting.len().saturating_sub(MAX_KERNELS)));
         self.kernels.clear();
         for (kernel, since) in waiting.into_iter().take(MAX_KERNELS) {
-            self.kernels.get_or_create(&KernelLabels { kernel }).set(since.as_secs_f64());
+            self.kernels.get_or_create(&[("kernel", kernel)]).set(since.as_secs_f64());
         }
     }
 
     /// A build ended.
     pub fn build(&self, outcome: BuildOutcomeLabel, took: Duration) {
-        self.builds.get_or_create(&BuildLabels { outcome }).inc();
+        self.builds.get_or_create(&[outcome.label()]).inc();
         if outcome != BuildOutcomeLabel::Stopped {
             self.build_seconds.observe(took.as_secs_f64());
         }
@@ -293,13 +238,12 @@ impl Metrics {
 
     /// A rewrite was tried.
     pub fn rewrite(&self, strategy: Strategy, outcome: RewriteOutcomeLabel) {
-        let strategy = strategy_label(strategy);
-        self.rewrites.get_or_create(&RewriteLabels { strategy, outcome }).inc();
+        self.rewrites.get_or_create(&[strategy_label(strategy), outcome.label()]).inc();
     }
 
     /// A pass ended.
     pub fn pass(&self, outcome: PassOutcomeLabel, took: Duration) {
-        self.passes.get_or_create(&PassLabels { outcome }).inc();
+        self.passes.get_or_create(&[outcome.label()]).inc();
         self.pass_seconds.observe(took.as_secs_f64());
     }
 
@@ -316,7 +260,7 @@ impl Metrics {
     /// All figures in the OpenMetrics text format.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        encode(&mut text, &self.registry.lock().unwrap_or_else(PoisonError::into_inner))?;
+        encode(&mut text, &self.registry())?;
         Ok(text)
     }
 }
@@ -331,24 +275,18 @@ fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// Asks for the counts when they are shown.
-#[derive(Debug)]
-struct ApiCollector(Arc<KubeStats>);
+/// Registers each figure where it is made.
+struct Registering(Registry);
 
-impl Collector for ApiCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let counter = ConstCounter::new(0_u64);
-        let mut family = encoder.encode_descriptor(
-            "api_requests",
-            "Requests to the Kubernetes API server, by answer",
-            None,
-            counter.metric_type(),
-        )?;
-        for (verb, kind, outcome, count) in self.0.requests() {
-            let labels = ApiLabels { verb: verb.as_str(), kind: kind.as_str(), outcome: outcome.as_str() };
-            ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
+impl Registering {
+    fn add<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register(name, help, metric.clone());
+        metric
+    }
+
+    fn seconds<M: Metric + Clone>(&mut self, name: &str, help: &str, metric: M) -> M {
+        self.0.register_with_unit(name, help, Unit::Seconds, metric.clone());
+        metric
     }
 }
 
@@ -359,7 +297,9 @@ mod tests {
     #[test]
     fn figures_are_shown_with_checked_labels() {
         let metrics = Metrics::new();
-        metrics.add_api(Arc::new(KubeStats::default()));
+        let stats = KubeStats::default();
+        stats.requests.get_or_create(&[("verb", "list"), ("kind", "nodes"), ("outcome", "success")]).inc();
+        metrics.add_api(&stats);
         metrics.build(BuildOutcomeLabel::Faulted, Duration::from_secs(7));
         metrics.rewrite(Strategy::PerKernel, RewriteOutcomeLabel::Made);
         metrics.pass(PassOutcomeLabel::Unreachable, Duration::from_millis(30));
@@ -371,6 +311,7 @@ mod tests {
         let text = metrics.text().unwrap();
         for line in [
             "# TYPE farrier_api_requests counter",
+            "farrier_api_requests_total{verb=\"list\",kind=\"nodes\",outcome=\"success\"} 1",
             "farrier_builds_total{outcome=\"faulted\"} 1",
             "farrier_build_duration_seconds_bucket{le=\"15.0\"} 1",
             "farrier_rewrites_total{strategy=\"per-kernel\",outcome=\"made\"} 1",

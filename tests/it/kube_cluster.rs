@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::support::kube_api::{FakeApi, Fate, Fault, Kind, Requests, objects};
 use farrier::{
-    cluster::{Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions},
+    cluster::{ApiError, Cluster as _, ClusterError, Fence, KubeCluster, KubeOptions},
     image::OperatorResource,
     plan::{
         Change, ClusterSnapshot, DaemonSetChange, DaemonSetFacts, Interest, NodeChange, PodRestart, Seen,
@@ -167,7 +167,10 @@ async fn a_write_to_a_server_that_stays_away_is_a_transient_fault() {
     let snapshot = watched(&api, &kube).await;
     api.go_away();
     let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
-    assert!(error.is_transient() && matches!(error, ClusterError::Unavailable { .. }), "{error}");
+    assert!(
+        error.is_transient() && matches!(error, ClusterError::Api { error: ApiError::Unavailable(_), .. }),
+        "{error}"
+    );
     assert!(error.to_string().starts_with("write DaemonSet drivers/ofed: "), "{error}");
     assert_eq!(image_in(&api), OLD);
 }
@@ -270,7 +273,7 @@ async fn without_nodes_there_is_no_snapshot_until_they_may_be_read() {
     api.deny("list", "nodes");
     let kube = connect(&api).await;
     let error = kube.snapshot().await.unwrap_err();
-    assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");
+    assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
     assert!(error.to_string().contains("nodes"), "{error}");
     api.allow("list", "nodes");
     let wait = async {
@@ -288,7 +291,7 @@ async fn a_forbidden_write_names_its_rule() {
     let snapshot = watched(&api, &kube).await;
     api.deny("patch", "daemonsets.apps");
     let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
-    assert!(matches!(error, ClusterError::Forbidden { .. }), "{error}");
+    assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
     let told = format!("{error}\n{}", error.hint().unwrap_or_default());
     assert!(told.contains("patch") && told.contains("daemonsets"), "{told}");
     assert_eq!(api.count(&patches()), 1, "asking again does not help");
@@ -358,7 +361,7 @@ async fn hostile_labels_and_annotations_are_facts_like_others() {
     };
     // The server refuses the label that nobody could have written; it is a finding, no crash.
     let error = kube.apply(&Change::Node(change)).await.unwrap_err();
-    assert!(matches!(error, ClusterError::Rejected { .. }), "{error}");
+    assert!(matches!(error, ClusterError::Api { error: ApiError::Rejected(_), .. }), "{error}");
 }
 
 #[tokio::test]
@@ -452,7 +455,7 @@ async fn a_budget_refuses_an_eviction_in_the_servers_words() {
         })
     };
     let error = kube.apply(&restart(&pod.version.uid)).await.unwrap_err();
-    assert!(matches!(error, ClusterError::Disruption { .. }), "{error}");
+    assert!(matches!(error, ClusterError::Api { error: ApiError::Disruption(_), .. }), "{error}");
     assert!(error.to_string().contains("disruption budget"), "{error}");
     assert_eq!(api.count(&Requests::verb("create").subresource("eviction")), 1, "it is not pressed");
     api.delete("poddisruptionbudgets.policy", "drivers", "keep");

@@ -1,11 +1,14 @@
-//! Pure: the bodies of writes. An applied body has farrier's fields and no others, so that all others stay
-//! whoever's they are.
+//! Pure: the bodies of writes. An applied body has farrier's fields and no others, so that all others keep their owners.
 
+use k8s_openapi::{
+    api::policy::v1::Eviction,
+    apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions},
+};
 use serde_json::{Value, json};
 
-use super::facts;
 use crate::plan::{
-    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeChange, ObjectVersion, PodRestart, ResourceChange,
+    DaemonSetChange, DaemonSetCopy, LiveDaemonSet, NodeAffinity, NodeChange, ObjectVersion, PodRestart,
+    ResourceChange,
 };
 
 /// What a write is applied to: the API server refuses it for another object, and for another state of this one.
@@ -14,36 +17,35 @@ fn preconditions(metadata: &mut Value, version: &ObjectVersion) {
     metadata["resourceVersion"] = json!(version.resource_version);
 }
 
-/// An apply of a DaemonSet's fields. `Err` names a container that the DaemonSet does not have.
+/// An apply of a DaemonSet's fields. `Err` names what cannot be written.
 pub(super) fn daemon_set(change: &DaemonSetChange, live: &LiveDaemonSet) -> Result<Value, String> {
     let DaemonSetChange { namespace, name, images, affinity, annotations, version: _, expected: _, proof: _ } =
         change;
-    let list = |key: &str| {
-        let list = live.manifest.pointer(&format!("/spec/template/spec/{key}")).and_then(Value::as_array);
-        let names = list.into_iter().flatten().filter_map(|container| container["name"].as_str());
-        names.filter_map(|name| Some(json!({"name": name, "image": images.get(name)?}))).collect::<Vec<_>>()
-    };
-    let (inits, containers) = (list("initContainers"), list("containers"));
     let mut pod = json!({});
-    for (key, list) in [("initContainers", inits), ("containers", containers)] {
-        if !list.is_empty() {
-            pod[key] = json!(list);
+    let mut missing: Vec<&String> = images.keys().collect();
+    for key in ["initContainers", "containers"] {
+        let containers =
+            live.manifest.pointer(&format!("/spec/template/spec/{key}")).and_then(Value::as_array);
+        let names = containers.into_iter().flatten().filter_map(|container| container["name"].as_str());
+        let known: Vec<&str> = names.filter(|name| images.contains_key(*name)).collect();
+        if !known.is_empty() {
+            missing.retain(|name| !known.contains(&name.as_str()));
+            let fields = known.iter().map(|name| json!({"name": name, "image": images[*name]}));
+            pod[key] = fields.collect();
         }
     }
-    let found = |name: &String| {
-        let has = |key: &str| {
-            pod[key].as_array().into_iter().flatten().any(|container| container["name"] == **name)
-        };
-        has("initContainers") || has("containers")
-    };
-    if let Some(missing) = images.keys().find(|name| !found(name)) {
+    if let Some(missing) = missing.first() {
         return Err(format!("it has no container {missing:?}"));
     }
-    if let Some(affinity) = affinity {
-        let required =
-            facts::affinity_json(affinity).ok_or("its node affinity is not one that can be written")?;
-        pod["affinity"] =
-            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}});
+    match affinity {
+        None => {}
+        Some(NodeAffinity::Terms(terms)) => {
+            pod["affinity"] = json!({"nodeAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}});
+        }
+        Some(NodeAffinity::Any | NodeAffinity::Unsupported(_)) => {
+            return Err("farrier does not understand its node affinity".to_owned());
+        }
     }
     let mut metadata = json!({"name": name, "namespace": namespace, "annotations": annotations});
     preconditions(&mut metadata, &live.version);
@@ -69,25 +71,22 @@ pub(super) fn copy(change: &DaemonSetCopy, version: Option<&ObjectVersion>) -> V
     body
 }
 
-/// The options of a DaemonSet's end. Its pods end with it, in the background.
-pub(super) fn retirement(version: &ObjectVersion) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "propagationPolicy": "Background",
-        "preconditions": {"uid": version.uid, "resourceVersion": version.resource_version},
-    })
-}
-
-/// An eviction of this very pod, not of its successor.
-pub(super) fn eviction(restart: &PodRestart) -> Value {
+/// An eviction of this very pod, not of its successor. kube's own [`kube::Api::evict`] spells the options
+/// `delete_options`, which the API server ignores, and with them the precondition.
+pub(super) fn eviction(restart: &PodRestart) -> Eviction {
     let PodRestart { namespace, name, uid, why: _ } = restart;
-    json!({
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": name, "namespace": namespace},
-        "deleteOptions": {"preconditions": {"uid": uid}},
-    })
+    let preconditions = Preconditions { uid: Some(uid.clone()), ..Preconditions::default() };
+    Eviction {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            namespace: Some(namespace.clone()),
+            ..ObjectMeta::default()
+        },
+        delete_options: Some(DeleteOptions {
+            preconditions: Some(preconditions),
+            ..DeleteOptions::default()
+        }),
+    }
 }
 
 /// A merge patch of a node; `null` removes.

@@ -1,23 +1,45 @@
 //! Adapter: finds a cluster, and farrier's name there.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
-use http::Method;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::{
-    Client, Config,
+    Api, Client, Config,
+    api::PostParams,
     client::ClientBuilder,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use serde_json::json;
 
 use super::{
-    super::ClusterError,
-    KubeOptions,
-    call::{Call, Caller},
+    super::error::{ApiError, ClusterError, MissingRight, Scope},
+    call::Caller,
     errors::causes,
     stats::{KubeStats, Observe},
-    words::{MissingRight, Scope},
 };
+
+/// Which cluster, and as what.
+#[derive(Clone, Debug)]
+pub struct KubeOptions {
+    /// A kubeconfig; `None` takes what `KUBECONFIG` names, else `~/.kube/config`, else the pod's service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// The kubeconfig's context; `None` takes the current one.
+    pub context: Option<String>,
+    /// farrier's own namespace; `None` takes the pod's, the context's, or `farrier`.
+    pub namespace: Option<String>,
+    /// How often farrier asks whether the API serves an operator's kind that it did not serve before.
+    pub discovery_interval: Duration,
+}
+
+impl Default for KubeOptions {
+    fn default() -> Self {
+        Self { kubeconfig: None, context: None, namespace: None, discovery_interval: Duration::from_secs(30) }
+    }
+}
+
+/// A connection to the API server for what farrier reads beside the fleet, such as Secrets.
+pub async fn client(options: &KubeOptions) -> Result<Client, ClusterError> {
+    Ok(connect(options).await?.client)
+}
 
 /// A client, and what it was made from.
 pub(super) struct Connection {
@@ -30,17 +52,17 @@ pub(super) struct Connection {
 /// Where no other is known.
 const NAMESPACE: &str = "farrier";
 
-pub(super) async fn client(options: &KubeOptions) -> Result<Connection, ClusterError> {
+pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, ClusterError> {
     let mut config = config(options).await?;
-    // farrier tries again itself, and never a write that the fence forbids by then.
+    // farrier retries itself, and never a write that the fence forbids by then.
     config.default_retry = false;
     let address = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-    // A context without a namespace reads as `default`, which is nobody's home.
+    // A context without a namespace reads as `default`, where farrier is never installed.
     let found = Some(config.default_namespace.clone()).filter(|name| name != "default");
     let namespace = options.namespace.clone().or(found).unwrap_or_else(|| NAMESPACE.to_owned());
     let stats = Arc::new(KubeStats::default());
-    let builder = ClientBuilder::try_from(config)
-        .map_err(|error| ClusterError::Configuration { reason: causes(&error) })?;
+    let builder =
+        ClientBuilder::try_from(config).map_err(|error| ClusterError::Configuration(causes(&error)))?;
     let client = builder.with_layer(&Observe(stats.clone())).build();
     Ok(Connection { client, stats, address, namespace })
 }
@@ -76,32 +98,31 @@ async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
         None => "kubeconfig".to_owned(),
     };
     let also = if may_be_a_pod { "; and this is no pod with a service account" } else { "" };
-    Err(ClusterError::Configuration { reason: format!("{what}: {}{also}", causes(&error)) })
+    Err(ClusterError::Configuration(format!("{what}: {}{also}", causes(&error))))
 }
 
 /// farrier's name at the API server, for messages about missing rights. Every authenticated user may ask; where the
 /// API server does not tell, farrier does without. So the first request of all shows whether there is an answer.
-pub(super) async fn who_am_i(caller: &Caller, address: &str) -> Result<Option<String>, ClusterError> {
-    let call = Call {
-        action: format!("connect to the cluster at {address}"),
-        method: Method::POST,
-        path: "/apis/authentication.k8s.io/v1/selfsubjectreviews".to_owned(),
-        content_type: "application/json",
-        body: json!({"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}),
-        right: MissingRight {
-            user: None,
-            verb: "create",
-            group: "authentication.k8s.io".to_owned(),
-            resource: "selfsubjectreviews".to_owned(),
-            scope: Scope::Cluster,
-            verbs: &["create"],
-        },
+pub(super) async fn who_am_i(
+    caller: &Caller,
+    client: &Client,
+    address: &str,
+) -> Result<Option<String>, ClusterError> {
+    let api: Api<SelfSubjectReview> = Api::all(client.clone());
+    let right = MissingRight {
+        user: None,
+        verb: "create",
+        group: "authentication.k8s.io".to_owned(),
+        resource: "selfsubjectreviews".to_owned(),
+        scope: Scope::Cluster,
+        verbs: &["create"],
     };
-    match caller.call(&call).await {
-        Ok(review) => {
-            Ok(review.pointer("/status/userInfo/username").and_then(|name| name.as_str()).map(str::to_owned))
+    let (params, question) = (PostParams::default(), SelfSubjectReview::default());
+    match caller.read(&right, || api.create(&params, &question)).await {
+        Ok(review) => Ok(review.status.and_then(|status| status.user_info).and_then(|user| user.username)),
+        Err(error @ (ApiError::Unavailable(_) | ApiError::Unauthorized(_))) => {
+            Err(ClusterError::Api { action: format!("connect to the cluster at {address}"), error })
         }
-        Err(error @ (ClusterError::Unavailable { .. } | ClusterError::Unauthorized { .. })) => Err(error),
         Err(_) => Ok(None),
     }
 }

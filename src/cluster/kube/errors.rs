@@ -4,28 +4,31 @@ use std::{error::Error, time::Duration};
 
 use kube::core::Status;
 
-use super::{
-    super::ClusterError,
-    words::{MissingRight, one_line},
-};
+use super::super::error::{ApiError, MissingRight};
 
-/// What to do about an answer that is no success.
+/// What to do about a call that failed.
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// Nothing: this is the result.
-    Final(ClusterError),
+    Final(ApiError),
     /// Try again, not before the given time.
     Retry { reason: String, wait: Duration },
 }
 
-/// Judges an answer. `action` is what was done, to what; `right` is what a `403` says is missing.
-pub(super) fn judge(
-    action: &str,
-    right: &MissingRight,
-    status: &Status,
-    retry_after: Option<Duration>,
-) -> Verdict {
-    let action = action.to_owned();
+/// Judges a failed call. `right` is what a `403` says is missing.
+pub(super) fn judge(right: &MissingRight, error: &kube::Error) -> Verdict {
+    let reason = one_line(&causes(error));
+    match error {
+        kube::Error::Api(status) => judge_status(right, status),
+        kube::Error::Auth(_) => Verdict::Final(ApiError::Unauthorized(reason)),
+        kube::Error::BuildRequest(_) | kube::Error::SerdeError(_) => {
+            Verdict::Final(ApiError::Rejected(reason))
+        }
+        _ => Verdict::Retry { reason, wait: Duration::ZERO },
+    }
+}
+
+fn judge_status(right: &MissingRight, status: &Status) -> Verdict {
     let reason = one_line(if status.message.is_empty() { &status.reason } else { &status.message });
     let detail = status.details.as_ref();
     let budget = || {
@@ -33,27 +36,28 @@ pub(super) fn judge(
         cause || reason.contains("PodDisruptionBudget") || reason.contains("disruption budget")
     };
     Verdict::Final(match status.code {
-        401 => ClusterError::Unauthorized { action, reason },
+        401 => ApiError::Unauthorized(reason),
         // Admission answers 403, too; only the authorizer says what the user "cannot" do.
         403 if reason.contains(" cannot ") || reason.is_empty() => {
-            ClusterError::Forbidden { action, missing: Box::new(right.clone()) }
+            ApiError::Forbidden(Box::new(right.clone()))
         }
-        404 => ClusterError::Gone { action },
-        409 => ClusterError::Changed { action, reason },
+        404 => ApiError::Gone,
+        409 => ApiError::Changed(reason),
         // How an apply answers to the uid of an object that is no more, where there is a new one of the same name.
-        422 if reason.contains("metadata.uid") => ClusterError::Changed { action, reason },
-        429 | 500 if budget() => ClusterError::Disruption { action, reason },
-        408 | 429 | 500.. => {
+        422 if reason.contains("metadata.uid") => ApiError::Changed(reason),
+        429 | 500 if budget() => ApiError::Disruption(reason),
+        // A proxy on the way may answer with JSON of its own, which has no code.
+        0 | 408 | 429 | 500.. => {
             let seconds = detail.map_or(0, |detail| detail.retry_after_seconds);
-            let wait = retry_after.unwrap_or_default().max(Duration::from_secs(seconds.into()));
+            let wait = Duration::from_secs(seconds.into());
             return Verdict::Retry { reason: format!("{reason} ({})", status.code), wait };
         }
-        _ => ClusterError::Rejected { action, reason },
+        _ => ApiError::Rejected(reason),
     })
 }
 
 /// An error's causes in words; of an answer of the API server, its message alone.
-pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
+pub fn causes(error: &(dyn Error + 'static)) -> String {
     let mut text = String::new();
     let mut next = Some(error);
     while let Some(error) = next {
@@ -75,13 +79,30 @@ pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
     text
 }
 
+/// Longest message of a pod or an API server that is kept.
+const LINE: usize = 500;
+
+/// A foreign text on one line, without control characters, and no longer than [`LINE`].
+pub(super) fn one_line(text: &str) -> String {
+    let words = text.split(|c: char| c.is_whitespace() || c.is_control()).filter(|word| !word.is_empty());
+    let line = words.collect::<Vec<_>>().join(" ");
+    if line.chars().count() > LINE {
+        line.chars().take(LINE - 3).chain("...".chars()).collect()
+    } else {
+        line
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kube::core::response::{StatusCause, StatusDetails};
 
-    use super::{super::words::Scope, *};
+    use super::{
+        super::super::error::{ClusterError, Scope},
+        *,
+    };
 
-    fn judged(status: &Status, retry_after: Option<Duration>) -> Verdict {
+    fn judged(status: &Status) -> Verdict {
         let right = MissingRight {
             user: Some("me".to_owned()),
             verb: "patch",
@@ -90,7 +111,7 @@ mod tests {
             scope: Scope::Namespace("gpu".to_owned()),
             verbs: &["patch"],
         };
-        judge("write DaemonSet gpu/driver", &right, status, retry_after)
+        judge(&right, &kube::Error::Api(Box::new(status.clone())))
     }
 
     fn status(code: u16, message: &str) -> Status {
@@ -98,11 +119,14 @@ mod tests {
     }
 
     fn words(code: u16, message: &str) -> String {
-        match judged(&status(code, message), None) {
-            Verdict::Final(error) => match error.hint() {
-                Some(hint) => format!("{error} | {hint}"),
-                None => error.to_string(),
-            },
+        match judged(&status(code, message)) {
+            Verdict::Final(error) => {
+                let error = ClusterError::Api { action: "write DaemonSet gpu/driver".to_owned(), error };
+                match error.hint() {
+                    Some(hint) => format!("{error} | {hint}"),
+                    None => error.to_string(),
+                }
+            }
             Verdict::Retry { reason, wait } => format!("retry after {wait:?}: {reason}"),
         }
     }
@@ -129,10 +153,8 @@ mod tests {
     #[test]
     fn a_busy_server_says_when_to_come_back() {
         let busy = status(429, "too many requests, please try again later");
-        let Verdict::Retry { wait, .. } = judged(&busy, Some(Duration::from_secs(3))) else {
-            panic!("final")
-        };
-        assert_eq!(wait, Duration::from_secs(3));
+        let Verdict::Retry { wait, .. } = judged(&busy) else { panic!("final") };
+        assert_eq!(wait, Duration::ZERO);
         let details = StatusDetails {
             name: String::new(),
             group: String::new(),
@@ -142,7 +164,7 @@ mod tests {
             retry_after_seconds: 7,
         };
         let busy = busy.with_details(details.clone());
-        let Verdict::Retry { wait, .. } = judged(&busy, None) else { panic!("final") };
+        let Verdict::Retry { wait, .. } = judged(&busy) else { panic!("final") };
         assert_eq!(wait, Duration::from_secs(7));
         let cause = StatusCause {
             reason: "DisruptionBudget".to_owned(),
@@ -150,6 +172,12 @@ mod tests {
             field: String::new(),
         };
         let held = status(429, "no").with_details(StatusDetails { causes: vec![cause], ..details });
-        assert!(matches!(judged(&held, None), Verdict::Final(ClusterError::Disruption { .. })));
+        assert!(matches!(judged(&held), Verdict::Final(ApiError::Disruption(_))));
+    }
+
+    #[test]
+    fn foreign_words_stay_on_one_line() {
+        assert_eq!(one_line(" a\n\tb\u{7}c \u{1b}[1m"), "a b c [1m");
+        assert_eq!(one_line(&"é".repeat(900)).chars().count(), LINE);
     }
 }

@@ -1,43 +1,85 @@
-//! Pure: from a DaemonSet or an operator's resource, as the API server gives it, to facts.
+//! Pure: from an object, as the API server gives it, to facts.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
     api::{
         apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy},
-        core::v1::{NodeSelectorRequirement, PodSpec},
+        core::v1::{NodeSelectorRequirement, NodeSpec, NodeSystemInfo, PodSpec},
     },
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
         util::intstr::IntOrString,
     },
 };
-use serde_json::{Value, json};
+use kube::{
+    api::{DynamicObject, TypeMeta},
+    core::{Selector, object},
+};
+use serde::Deserialize;
+use serde_json::Value;
 
-use super::objects::{PREFIX, WholeObject};
+use super::object::{Facts, Object};
 use crate::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, Operator, Owner, PodCount, Requirement,
-        ResourceFacts, SelectorTerm, UpdateStrategy,
+        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Operator, Owner,
+        PodCount, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy,
     },
 };
 
-/// A DaemonSet's facts; `Err` where it is not the API's form.
-pub(super) fn daemon_set(object: WholeObject) -> Result<DaemonSetFacts, String> {
-    let WholeObject { version, mut value, .. } = object;
+/// What annotations and labels of farrier's begin with.
+pub(super) const PREFIX: &str = "farrier.dev/";
+
+/// A Node. The rest of its status, most of which is a list of images, is skipped while it is parsed, so that a list of
+/// large nodes costs little memory.
+pub(super) type NodeObject = object::Object<Option<NodeSpec>, NodeStatus>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NodeStatus {
+    node_info: Option<NodeSystemInfo>,
+}
+
+/// A node's facts, with all of its labels; the store keeps those of interest.
+pub(super) fn node(node: NodeObject) -> Object {
+    let NodeObject { types: _, metadata, spec, status } = node;
+    let info = status.unwrap_or_default().node_info.unwrap_or_default();
+    let version = version(&metadata);
+    let facts = NodeFacts {
+        name: metadata.name.unwrap_or_default(),
+        labels: metadata.labels.unwrap_or_default(),
+        annotations: own(metadata.annotations),
+        kernel_version: info.kernel_version,
+        architecture: info.architecture,
+        os_image: info.os_image,
+        unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
+    };
+    Object { version, facts: Facts::Node(Box::new(facts)) }
+}
+
+/// A DaemonSet's facts; `Err` where it is not of the API's form.
+pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
     // The items of a list do not say what they are.
-    value["apiVersion"] = json!("apps/v1");
-    value["kind"] = json!("DaemonSet");
-    let manifest = Arc::new(value.clone());
+    object.types = Some(TypeMeta { api_version: "apps/v1".to_owned(), kind: "DaemonSet".to_owned() });
+    let version = version(&object.metadata);
+    // Without these, two states of an object that differ in nothing that matters here are equal.
+    object.metadata.managed_fields = None;
+    object.metadata.resource_version = None;
+    if let Some(fields) = object.data.as_object_mut() {
+        fields.remove("status");
+    }
+    // The copies of a DaemonSet are made from the whole manifest: a field that this version of the types does not know
+    // has to stay.
+    let manifest = serde_json::to_value(object).map_err(|error| error.to_string())?;
     let DaemonSet { metadata, spec, status: _ } =
-        serde_json::from_value(value).map_err(|error| error.to_string())?;
+        DaemonSet::deserialize(&manifest).map_err(|error| error.to_string())?;
     let DaemonSetSpec { selector, template, update_strategy, .. } = spec;
     let pod = template.spec.unwrap_or_default();
     let owner = owner(&metadata);
     let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = metadata;
     let (update, max_unavailable) = update(update_strategy);
-    Ok(DaemonSetFacts {
+    let facts = DaemonSetFacts {
         namespace: namespace.unwrap_or_default(),
         name: name.unwrap_or_default(),
         containers: containers(&pod),
@@ -45,90 +87,49 @@ pub(super) fn daemon_set(object: WholeObject) -> Result<DaemonSetFacts, String> 
         node_selector: pod.node_selector.unwrap_or_default(),
         owner,
         live: Some(LiveDaemonSet {
-            version,
-            annotations: own(annotations.unwrap_or_default()),
+            version: version.clone(),
+            annotations: own(annotations),
             labels: labels.unwrap_or_default(),
             match_labels: selector.match_labels.unwrap_or_default(),
             update,
             max_unavailable,
             deleting: deletion_timestamp.is_some(),
-            manifest,
+            manifest: Arc::new(manifest),
         }),
-    })
+    };
+    Ok(Object { version, facts: Facts::DaemonSet(Box::new(facts)) })
 }
 
 /// A resource's facts.
-pub(super) fn resource(kind: OperatorResource, object: WholeObject) -> ResourceFacts {
-    let name = object.name().to_owned();
-    let WholeObject { version, mut value, .. } = object;
-    let annotations = value.pointer("/metadata/annotations").and_then(Value::as_object);
-    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
-    let annotations = annotations.into_iter().flatten().filter_map(text).collect();
-    ResourceFacts {
+pub(super) fn resource(kind: OperatorResource, object: DynamicObject) -> Object {
+    let DynamicObject { types: _, metadata, mut data } = object;
+    let version = version(&metadata);
+    let facts = ResourceFacts {
         kind,
-        name,
-        version,
-        annotations: own(annotations),
-        spec: Arc::new(value.get_mut("spec").map(Value::take).unwrap_or_default()),
-    }
+        name: metadata.name.unwrap_or_default(),
+        version: version.clone(),
+        annotations: own(metadata.annotations),
+        spec: Arc::new(data.get_mut("spec").map(Value::take).unwrap_or_default()),
+    };
+    Object { version, facts: Facts::Resource(Box::new(facts)) }
 }
 
 /// The selector of a DaemonSet's pods, in the form of a list's query; `None` where it has none.
 pub(super) fn pod_selector(manifest: &Value) -> Option<String> {
-    let selector: LabelSelector = serde_json::from_value(manifest.pointer("/spec/selector")?.clone()).ok()?;
-    let labels = selector.match_labels.unwrap_or_default();
-    let mut parts: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    for expression in selector.match_expressions.unwrap_or_default() {
-        let key = expression.key;
-        let values = expression.values.unwrap_or_default().join(",");
-        parts.push(match expression.operator.as_str() {
-            "In" => format!("{key} in ({values})"),
-            "NotIn" => format!("{key} notin ({values})"),
-            "Exists" => key,
-            "DoesNotExist" => format!("!{key}"),
-            _ => return None,
-        });
-    }
-    (!parts.is_empty()).then(|| parts.join(","))
+    let selector = LabelSelector::deserialize(manifest.pointer("/spec/selector")?).ok()?;
+    let selector = Selector::try_from(selector).ok()?;
+    (!selector.selects_all()).then(|| selector.to_string())
 }
 
-/// The API's form of a required node affinity; `None` where there is none to write.
-pub(super) fn affinity_json(affinity: &NodeAffinity) -> Option<Value> {
-    let NodeAffinity::Terms(terms) = affinity else { return None };
-    let requirements = |list: &[Requirement]| -> Vec<Value> {
-        let one = |Requirement { key, operator, values }: &Requirement| {
-            let mut one = json!({"key": key, "operator": operator_text(*operator)});
-            if !values.is_empty() {
-                one["values"] = json!(values);
-            }
-            one
-        };
-        list.iter().map(one).collect()
-    };
-    let term = |SelectorTerm { expressions, fields }: &SelectorTerm| {
-        let mut term = json!({});
-        for (key, list) in [("matchExpressions", expressions), ("matchFields", fields)] {
-            if !list.is_empty() {
-                term[key] = json!(requirements(list));
-            }
-        }
-        term
-    };
-    Some(json!({"nodeSelectorTerms": terms.iter().map(term).collect::<Vec<_>>()}))
-}
-
-fn operator_text(operator: Operator) -> &'static str {
-    match operator {
-        Operator::In => "In",
-        Operator::NotIn => "NotIn",
-        Operator::Exists => "Exists",
-        Operator::DoesNotExist => "DoesNotExist",
-        Operator::Gt => "Gt",
-        Operator::Lt => "Lt",
+pub(super) fn version(metadata: &ObjectMeta) -> ObjectVersion {
+    ObjectVersion {
+        uid: metadata.uid.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
     }
 }
 
-fn own(mut annotations: BTreeMap<String, String>) -> BTreeMap<String, String> {
+fn own(annotations: Option<BTreeMap<String, String>>) -> BTreeMap<String, String> {
+    let mut annotations = annotations.unwrap_or_default();
     annotations.retain(|key, _| key.starts_with(PREFIX));
     annotations
 }
@@ -200,9 +201,76 @@ fn update(strategy: Option<DaemonSetUpdateStrategy>) -> (UpdateStrategy, PodCoun
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    pub(crate) fn manifest() -> Value {
+    fn facts_of(value: Value) -> DaemonSetFacts {
+        let object = daemon_set(serde_json::from_value(value).unwrap()).unwrap();
+        let Facts::DaemonSet(facts) = object.facts else { panic!("no DaemonSet") };
+        *facts
+    }
+
+    fn node_facts(value: Value) -> (ObjectVersion, NodeFacts) {
+        let Object { version, facts } = node(serde_json::from_value(value).unwrap());
+        let Facts::Node(facts) = facts else { panic!("no Node") };
+        (version, *facts)
+    }
+
+    #[test]
+    fn a_node_is_its_facts_and_nothing_else() {
+        let (version, facts) = node_facts(json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {
+                "name": "n1", "uid": "u", "resourceVersion": "7",
+                "labels": {"a": "1"},
+                "annotations": {"farrier.dev/next-kernel": "6.1.0", "other": "x".repeat(9)},
+                "managedFields": [{"manager": "kubelet"}],
+            },
+            "spec": {"unschedulable": true, "podCIDR": "10.0.0.0/24"},
+            "status": {
+                "images": [{"names": ["a"], "sizeBytes": 1}],
+                "nodeInfo": {"kernelVersion": "6.1.0", "architecture": "amd64", "osImage": "Debian", "bootID": "b"},
+            },
+        }));
+        assert_eq!((version.uid.as_str(), version.resource_version.as_str()), ("u", "7"));
+        let NodeFacts { name, labels, annotations, kernel_version, architecture, os_image, unschedulable } =
+            facts;
+        assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
+        assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));
+        assert_eq!(labels, [("a".to_owned(), "1".to_owned())].into());
+        assert_eq!(annotations, [("farrier.dev/next-kernel".to_owned(), "6.1.0".to_owned())].into());
+        assert!(unschedulable);
+    }
+
+    #[test]
+    fn a_node_without_anything_is_a_node() {
+        for value in [
+            json!({"metadata": {"name": "n"}}),
+            json!({"metadata": {"name": "n", "labels": null, "annotations": null}, "spec": null,
+                   "status": {"nodeInfo": null}}),
+        ] {
+            let (_, facts) = node_facts(value);
+            assert_eq!(facts, NodeFacts { name: "n".to_owned(), ..NodeFacts::default() });
+        }
+    }
+
+    #[test]
+    fn states_that_differ_in_status_alone_are_one() {
+        let object = |version: &str, ready: u64| {
+            facts_of(json!({
+                "metadata": {"name": "d", "uid": "u", "resourceVersion": version,
+                             "managedFields": [{"manager": ready.to_string()}]},
+                "spec": {"selector": {}, "template": {}, "a": 1}, "status": {"numberReady": ready},
+            }))
+        };
+        let (old, new) = (object("1", 0).live.unwrap(), object("2", 5).live.unwrap());
+        assert_eq!(old.manifest, new.manifest);
+        assert_eq!(old.manifest["spec"]["a"], 1, "a field that the types do not know stays");
+        assert_ne!(old.version, new.version);
+    }
+
+    fn manifest() -> Value {
         json!({
             "metadata": {
                 "name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5",
@@ -231,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_daemon_set_is_its_facts() {
-        let facts = daemon_set(WholeObject::new(manifest())).unwrap();
+        let facts = facts_of(manifest());
         assert_eq!((facts.namespace.as_str(), facts.name.as_str()), ("gpu", "driver"));
         let containers: Vec<_> =
             facts.containers.iter().map(|c| (c.name.as_str(), c.image.as_str())).collect();
@@ -247,15 +315,15 @@ mod tests {
         assert_eq!(pod_selector(&live.manifest).unwrap(), "app=driver,tier notin (a,b),x");
         let required =
             "/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
-        assert_eq!(affinity_json(&facts.affinity).as_ref(), live.manifest.pointer(required));
+        let NodeAffinity::Terms(terms) = facts.affinity else { panic!("no terms") };
+        assert_eq!(Some(&json!({"nodeSelectorTerms": terms})), live.manifest.pointer(required));
     }
 
     #[test]
     fn what_the_defaults_are() {
-        let facts = daemon_set(WholeObject::new(json!({
+        let facts = facts_of(json!({
             "metadata": {"name": "d"}, "spec": {"selector": {}, "template": {}},
-        })))
-        .unwrap();
+        }));
         let live = facts.live.unwrap();
         assert_eq!(
             (facts.affinity, live.update, live.max_unavailable),
@@ -270,18 +338,21 @@ mod tests {
         let path = "/spec/template/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution";
         value.pointer_mut(path).unwrap()["nodeSelectorTerms"][0]["matchExpressions"][0]["operator"] =
             json!("Near");
-        let facts = daemon_set(WholeObject::new(value)).unwrap();
+        let facts = facts_of(value);
         assert_eq!(facts.affinity, NodeAffinity::Unsupported("operator \"Near\"".to_owned()));
     }
 
     #[test]
     fn a_resource_is_its_spec_and_our_annotations() {
-        let object = WholeObject::new(json!({
+        let object = serde_json::from_value(json!({
             "metadata": {"name": "p", "uid": "u", "resourceVersion": "3",
                          "annotations": {"farrier.dev/record": "r", "x": "y"}},
             "spec": {"driver": {"version": "1"}}, "status": {"state": "ready"},
-        }));
-        let facts = resource(OperatorResource::ClusterPolicy, object);
+        }))
+        .unwrap();
+        let Facts::Resource(facts) = resource(OperatorResource::ClusterPolicy, object).facts else {
+            panic!("no resource")
+        };
         assert_eq!((facts.name.as_str(), facts.version.resource_version.as_str()), ("p", "3"));
         assert_eq!(facts.annotations, [("farrier.dev/record".to_owned(), "r".to_owned())].into());
         assert_eq!(*facts.spec, json!({"driver": {"version": "1"}}));

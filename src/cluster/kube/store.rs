@@ -4,74 +4,23 @@
 //! DaemonSets that were found, and so do the pods. A snapshot is taken when everything needed has been listed, so
 //! that a plan never takes what has not arrived yet for something that is not there.
 
-mod states;
-mod view;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
-    sync::Arc,
+use kube::runtime::watcher::Event;
+
+use super::{
+    super::error::MissingRight,
+    facts::pod_selector,
+    object::{Facts, Kept, Key, Object},
+    target::{Target, Trouble, WatchScope},
 };
+use crate::plan::{COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, Seen};
 
-use self::states::{is_newer, older, same_daemon_set, same_resource, track};
-use super::{facts, words::MissingRight};
-use crate::{
-    image::OperatorResource,
-    plan::{DaemonSetFacts, Interest, NodeFacts, ObjectVersion, PodFacts, ResourceFacts},
-};
-
-/// One watch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Target {
-    DaemonSets,
-    Nodes,
-    /// Those of one DaemonSet.
-    Pods {
-        namespace: String,
-        daemon_set: String,
-        uid: String,
-    },
-    Resources(OperatorResource),
-}
-
-/// What a watch was started for. A watch with another scope than what is needed now is started anew.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum WatchScope {
-    /// The DaemonSets that are kept.
-    Named(BTreeSet<(String, String)>),
-    /// The labels that are kept.
-    Labels(BTreeSet<String>),
-    /// The pods' selector.
-    Selector(String),
-    /// All objects.
-    All,
-}
-
-impl WatchScope {
-    fn covers(&self, needed: &Self) -> bool {
-        match (self, needed) {
-            (Self::Labels(have), Self::Labels(need)) => have.is_superset(need),
-            (have, need) => have == need,
-        }
-    }
-}
-
-/// Why a watch brings nothing.
-#[derive(Clone, Debug)]
-pub(super) enum Trouble {
-    /// A right is missing.
-    Forbidden(MissingRight),
-    /// The credentials are not accepted.
-    Unauthorized { attempts: u32, reason: String },
-    /// No answer, or not the right one.
-    Failing { attempts: u32, reason: String },
-    /// The API does not serve this kind.
-    Absent,
-}
-
-/// After so many failed attempts in a row somebody who waits for a first list is told. With the watch's backoff
+/// After so many failed attempts in a row, whoever waits for a first list gets an error. With the watch's backoff
 /// (0.8 s, doubled each time) that is ten to twenty seconds.
 const ATTEMPTS: u32 = 5;
 
+/// A watch and the objects that it has brought.
 #[derive(Debug)]
 struct Watched {
     epoch: u64,
@@ -81,6 +30,7 @@ struct Watched {
     trouble: Option<Trouble>,
     /// Keys of the list that is under way.
     listed: HashSet<Key>,
+    objects: BTreeMap<Key, Kept>,
 }
 
 impl Watched {
@@ -88,37 +38,51 @@ impl Watched {
     fn settled(&self) -> bool {
         self.synced || matches!(self.trouble, Some(Trouble::Forbidden(_) | Trouble::Absent))
     }
+
+    fn forbidden(&self) -> Option<&MissingRight> {
+        match &self.trouble {
+            Some(Trouble::Forbidden(right)) => Some(right),
+            _ => None,
+        }
+    }
+
+    /// Keeps an object, unless a newer state of it is known or the definitions do not ask for it. A list overrides what
+    /// is known. Returns whether a plan can tell the difference.
+    fn put(&mut self, interest: &Interest, mut object: Object, listed: bool) -> bool {
+        let key = object.key();
+        if !asks_for(interest, &key, &object.facts) {
+            return self.objects.remove(&key).is_some();
+        }
+        if let (Facts::Node(node), WatchScope::Labels(kept)) = (&mut object.facts, &self.scope) {
+            node.labels.retain(|key, _| kept.contains(key));
+        }
+        if listed {
+            self.listed.insert(key.clone());
+        }
+        match self.objects.get_mut(&key) {
+            Some(known) if !listed && known.object.is_newer_than(&object) => false,
+            Some(known) => known.replace(object),
+            None => self.objects.insert(key, Kept::new(object)).is_none(),
+        }
+    }
+
+    /// Forgets an object that is gone; not one of the same name that was made meanwhile.
+    fn delete(&mut self, object: &Object) -> bool {
+        let key = object.key();
+        let known = self.objects.get(&key);
+        let same = known.is_some_and(|known| known.object.version.uid == object.version.uid);
+        same && self.objects.remove(&key).is_some()
+    }
 }
 
-/// What tells objects of one watch apart.
-pub(super) type Key = (String, String);
-
-/// An object as it arrived.
-#[derive(Clone, Debug)]
-pub(super) enum Update {
-    /// With its resource version.
-    Node(NodeFacts, String),
-    DaemonSet(Box<DaemonSetFacts>),
-    Pod(Box<PodFacts>),
-    Resource(ResourceFacts),
+/// Rollouts name DaemonSets; farrier's copies of these carry a label.
+fn asks_for(interest: &Interest, key: &Key, facts: &Facts) -> bool {
+    let Facts::DaemonSet(facts) = facts else { return true };
+    let copy = facts.live.as_ref().is_some_and(|live| live.labels.contains_key(COPY_OF_LABEL));
+    copy || interest.daemon_sets.contains(key)
 }
 
-/// What a watch brings.
-#[derive(Clone, Debug)]
-pub(super) enum Event {
-    /// A list begins.
-    Start,
-    /// An object of the list.
-    Listed(Update),
-    /// The list is complete.
-    Done,
-    /// An object changed.
-    Changed(Update),
-    /// An object is gone.
-    Deleted(Update),
-}
-
-/// How far the store is.
+/// Has everything been listed that a snapshot needs?
 pub(super) enum Readiness {
     Ready,
     Waiting,
@@ -129,37 +93,10 @@ pub(super) enum Readiness {
     Failing(String),
 }
 
-/// A node, small: what repeats is shared.
-#[derive(Debug, PartialEq, Eq)]
-struct StoredNode {
-    labels: Box<[(Arc<str>, Arc<str>)]>,
-    annotations: BTreeMap<String, String>,
-    kernel_version: Arc<str>,
-    architecture: Arc<str>,
-    os_image: Arc<str>,
-    unschedulable: bool,
-}
-
-/// An object, and the resource versions that differ from its present one in nothing that a plan looks at.
-#[derive(Debug)]
-struct Tracked<T> {
-    facts: T,
-    same: VecDeque<String>,
-}
-
-/// So many resource versions are remembered: a DaemonSet's status changes once or twice for each of its pods.
-const SAME: usize = 256;
-
 #[derive(Debug, Default)]
 pub(super) struct Store {
     interest: Interest,
-    strings: HashSet<Arc<str>>,
-    nodes: HashMap<String, (StoredNode, String)>,
-    daemon_sets: BTreeMap<Key, Tracked<DaemonSetFacts>>,
-    /// By uid of the DaemonSet.
-    pods: HashMap<String, BTreeMap<String, PodFacts>>,
-    resources: BTreeMap<(OperatorResource, String), Tracked<ResourceFacts>>,
-    watched: HashMap<Target, Watched>,
+    watched: BTreeMap<Target, Watched>,
     epochs: u64,
     /// Grows with each change that a plan can depend on.
     generation: u64,
@@ -181,8 +118,18 @@ impl Store {
         }
     }
 
+    fn daemon_sets(&self) -> impl Iterator<Item = &DaemonSetFacts> {
+        let watched = self.watched.get(&Target::DaemonSets);
+        watched.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
+            match &kept.object.facts {
+                Facts::DaemonSet(facts) => Some(&**facts),
+                Facts::Node(_) | Facts::Pod(_) | Facts::Resource(_) => None,
+            }
+        })
+    }
+
     /// The watches that are needed, as far as that is known: nodes and pods follow from the DaemonSets.
-    pub(super) fn needed(&self) -> Vec<(Target, WatchScope)> {
+    fn needed(&self) -> Vec<(Target, WatchScope)> {
         let names = WatchScope::Named(self.interest.daemon_sets.clone());
         let first = self.watched.get(&Target::DaemonSets);
         let settled = first.is_some_and(|watched| watched.scope.covers(&names) && watched.settled());
@@ -193,10 +140,10 @@ impl Store {
             return needed;
         }
         let mut labels = self.interest.labels.clone();
-        for Tracked { facts, .. } in self.daemon_sets.values() {
+        for facts in self.daemon_sets() {
             labels.extend(facts.label_keys().map(str::to_owned));
             let Some(live) = &facts.live else { continue };
-            if let Some(selector) = facts::pod_selector(&live.manifest) {
+            if let Some(selector) = pod_selector(&live.manifest) {
                 let target = Target::Pods {
                     namespace: facts.namespace.clone(),
                     daemon_set: facts.name.clone(),
@@ -215,14 +162,14 @@ impl Store {
         let needed = self.needed();
         // While the DaemonSets are listed anew, nodes and pods go on as they are.
         let all_known = needed.iter().any(|(target, _)| *target == Target::Nodes);
-        let wanted = |target: &Target| needed.iter().any(|(wanted, _)| wanted == target);
         let keeps = |target: &Target| {
-            wanted(target) || (!all_known && matches!(target, Target::Nodes | Target::Pods { .. }))
+            needed.iter().any(|(needed, _)| needed == target)
+                || (!all_known && matches!(target, Target::Nodes | Target::Pods { .. }))
         };
         let stop: Vec<Target> = self.watched.keys().filter(|target| !keeps(target)).cloned().collect();
         for target in &stop {
             self.watched.remove(target);
-            self.forget(target);
+            self.generation += 1;
         }
         let mut start = Vec::new();
         for (target, scope) in needed {
@@ -230,260 +177,163 @@ impl Store {
                 continue;
             }
             self.epochs += 1;
-            let epoch = self.epochs;
-            let watched =
-                Watched { epoch, scope: scope.clone(), synced: false, trouble: None, listed: HashSet::new() };
+            // What a replaced watch has brought counts until the new list is complete.
+            let objects = self.watched.remove(&target).map(|watched| watched.objects).unwrap_or_default();
+            let watched = Watched {
+                epoch: self.epochs,
+                scope: scope.clone(),
+                synced: false,
+                trouble: None,
+                listed: HashSet::new(),
+                objects,
+            };
             self.watched.insert(target.clone(), watched);
-            start.push((target, scope, epoch));
+            start.push((target, scope, self.epochs));
         }
         (start, stop)
     }
 
-    fn forget(&mut self, target: &Target) {
-        match target {
-            Target::DaemonSets => self.daemon_sets.clear(),
-            Target::Nodes => self.nodes.clear(),
-            Target::Pods { uid, .. } => drop(self.pods.remove(uid)),
-            Target::Resources(kind) => self.resources.retain(|(of, _), _| of != kind),
-        }
-        self.generation += 1;
-    }
-
-    /// Takes in an event of a watch; one that has been replaced meanwhile says nothing any more. Says whether the
-    /// watches that are needed, or what a snapshot holds, may be others now.
-    pub(super) fn event(&mut self, target: &Target, epoch: u64, event: Event) -> bool {
+    /// Takes in an event of a watch, unless the watch has been replaced meanwhile. Returns whether the watches that are
+    /// needed, or what a snapshot holds, may be others now.
+    pub(super) fn event(&mut self, target: &Target, epoch: u64, event: Event<Object>) -> bool {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
         };
-        let before = self.generation;
-        match event {
-            Event::Start => {
+        let (changed, rings) = match event {
+            Event::Init => {
                 watched.listed.clear();
-                return false;
+                (false, false)
             }
-            Event::Listed(update) => {
-                let key = update.key();
-                if self.put(update, true)
-                    && let Some(watched) = self.watched.get_mut(target)
-                {
-                    watched.listed.insert(key);
-                }
-                // Somebody who waits, waits for the end of the list.
-                return false;
-            }
-            Event::Done => {
+            // Whoever waits, waits for the end of the list.
+            Event::InitApply(object) => (watched.put(&self.interest, object, true), false),
+            Event::InitDone => {
                 let listed = std::mem::take(&mut watched.listed);
+                let before = watched.objects.len();
+                watched.objects.retain(|key, _| listed.contains(key));
                 watched.trouble = None;
                 let was_synced = std::mem::replace(&mut watched.synced, true);
-                self.retain(target, &listed);
-                self.strings.retain(|text| Arc::strong_count(text) > 1);
-                if !was_synced {
-                    self.generation += 1;
-                }
-                return true;
+                (!was_synced || watched.objects.len() != before, true)
             }
-            Event::Changed(update) => {
+            Event::Apply(object) => {
                 watched.trouble = None;
-                self.put(update, false);
+                let changed = watched.put(&self.interest, object, false);
+                (changed, changed)
             }
-            Event::Deleted(update) => {
+            Event::Delete(object) => {
                 watched.trouble = None;
-                self.delete(&update);
+                let changed = watched.delete(&object);
+                (changed, changed)
             }
-        }
-        self.generation != before
+        };
+        self.generation += u64::from(changed);
+        rings
     }
 
-    /// Notes why a watch brings nothing.
+    /// Takes in what a write returned.
+    pub(super) fn put(&mut self, target: &Target, object: Object) {
+        if let Some(watched) = self.watched.get_mut(target) {
+            self.generation += u64::from(watched.put(&self.interest, object, false));
+        }
+    }
+
+    /// Notes why a watch brings nothing. Returns whether whoever waits has to look.
     pub(super) fn trouble(&mut self, target: &Target, epoch: u64, trouble: Trouble) -> bool {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
         };
         let was_settled = watched.settled();
-        let matters = match &trouble {
-            Trouble::Forbidden(_) => !matches!(watched.trouble, Some(Trouble::Forbidden(_))),
-            Trouble::Absent => !matches!(watched.trouble, Some(Trouble::Absent)),
-            Trouble::Unauthorized { .. } | Trouble::Failing { .. } => false,
+        let is_news = match (&trouble, &watched.trouble) {
+            (Trouble::Forbidden(_), Some(Trouble::Forbidden(_)))
+            | (Trouble::Absent, Some(Trouble::Absent)) => false,
+            (Trouble::Forbidden(_) | Trouble::Absent, _) => true,
+            (Trouble::Unauthorized { .. } | Trouble::Failing { .. }, _) => false,
         };
-        let absent = matches!(trouble, Trouble::Absent);
-        watched.trouble = Some(trouble);
-        if absent {
+        if matches!(trouble, Trouble::Absent) {
             watched.synced = false;
-            if matters {
-                self.forget(target);
-            }
+            watched.objects.clear();
         }
-        if matters {
-            self.generation += 1;
-        }
-        matters || !was_settled
+        watched.trouble = Some(trouble);
+        self.generation += u64::from(is_news);
+        is_news || !was_settled
     }
 
-    /// Keeps an object, unless nobody asks for it or a newer state of it is known. A list overrides what is known.
-    /// Says whether it is (still) kept.
-    pub(super) fn put(&mut self, update: Update, listed: bool) -> bool {
-        match update {
-            Update::Node(node, version) => self.put_node(node, version, listed),
-            Update::DaemonSet(facts) => self.put_daemon_set(*facts, listed),
-            Update::Pod(facts) => self.put_pod(*facts, listed),
-            Update::Resource(facts) => {
-                let key = (facts.kind, facts.name.clone());
-                if listed
-                    || !self
-                        .resources
-                        .get(&key)
-                        .is_some_and(|old| is_newer(&old.facts.version, &facts.version))
-                {
-                    let changed =
-                        track(&mut self.resources, key, facts, same_resource, |facts| &facts.version);
-                    self.generation += u64::from(changed);
+    /// Has everything that is needed been listed?
+    pub(super) fn readiness(&self) -> Readiness {
+        let needed = self.needed();
+        let mut waiting = !needed.iter().any(|(target, _)| *target == Target::Nodes);
+        for (target, scope) in needed {
+            let watched = self.watched.get(&target).filter(|watched| watched.scope.covers(&scope));
+            let Some(watched) = watched else {
+                waiting = true;
+                continue;
+            };
+            let failed = |attempts: u32| attempts >= ATTEMPTS && !watched.synced;
+            match &watched.trouble {
+                Some(Trouble::Forbidden(right)) if target == Target::Nodes => {
+                    return Readiness::Forbidden(right.clone());
                 }
-                true
+                Some(Trouble::Unauthorized { attempts, reason }) if failed(*attempts) => {
+                    return Readiness::Unauthorized(reason.clone());
+                }
+                Some(Trouble::Failing { attempts, reason }) if failed(*attempts) => {
+                    return Readiness::Failing(reason.clone());
+                }
+                _ => waiting |= !watched.settled(),
             }
         }
+        if waiting { Readiness::Waiting } else { Readiness::Ready }
     }
 
-    fn put_node(&mut self, node: NodeFacts, version: String, listed: bool) -> bool {
-        let NodeFacts { name, labels, annotations, kernel_version, architecture, os_image, unschedulable } =
-            node;
-        let Some(Watched { scope: WatchScope::Labels(kept), .. }) = self.watched.get(&Target::Nodes) else {
-            return false;
-        };
-        if !listed && self.nodes.get(&name).is_some_and(|(_, old)| older(&version, old)) {
-            return true;
-        }
-        let kept: Vec<(String, String)> = labels.into_iter().filter(|(key, _)| kept.contains(key)).collect();
-        let labels = kept.into_iter().map(|(key, value)| (self.share(&key), self.share(&value))).collect();
-        let node = StoredNode {
-            labels,
-            annotations,
-            kernel_version: self.share(&kernel_version),
-            architecture: self.share(&architecture),
-            os_image: self.share(&os_image),
-            unschedulable,
-        };
-        let changed = self.nodes.get(&name).is_none_or(|(old, _)| *old != node);
-        self.nodes.insert(name, (node, version));
-        self.generation += u64::from(changed);
-        true
-    }
-
-    fn put_daemon_set(&mut self, facts: DaemonSetFacts, listed: bool) -> bool {
-        let key = (facts.namespace.clone(), facts.name.clone());
-        let Some(live) = &facts.live else { return false };
-        let copy = live.labels.contains_key(crate::plan::COPY_OF_LABEL);
-        if !copy && !self.interest.daemon_sets.contains(&key) {
-            if self.daemon_sets.remove(&key).is_some() {
-                self.generation += 1;
-            }
-            return false;
-        }
-        let known = self.daemon_sets.get(&key).and_then(|old| old.facts.live.as_ref());
-        if listed || !known.is_some_and(|known| is_newer(&known.version, &live.version)) {
-            let changed =
-                track(&mut self.daemon_sets, key, facts, same_daemon_set, |facts| match &facts.live {
-                    Some(live) => &live.version,
-                    None => &NO_VERSION,
-                });
-            self.generation += u64::from(changed);
-        }
-        true
-    }
-
-    fn put_pod(&mut self, facts: PodFacts, listed: bool) -> bool {
-        let watched =
-            |target: &Target| matches!(target, Target::Pods { uid, .. } if *uid == facts.daemon_set);
-        if !self.watched.keys().any(watched) {
-            return false;
-        }
-        let pods = self.pods.entry(facts.daemon_set.clone()).or_default();
-        if let Some(old) = pods.get(&facts.name) {
-            if !listed && is_newer(&old.version, &facts.version) {
-                return true;
-            }
-            let version = facts.version.clone();
-            self.generation += u64::from(
-                PodFacts { version, ..old.clone() } != facts || old.version.uid != facts.version.uid,
-            );
-        } else {
-            self.generation += 1;
-        }
-        pods.insert(facts.name.clone(), facts);
-        true
-    }
-
-    /// Forgets an object that is gone; not one of the same name that was made meanwhile.
-    pub(super) fn delete(&mut self, update: &Update) {
-        let gone = match update {
-            Update::Node(node, _) => self.nodes.remove(&node.name).is_some(),
-            Update::DaemonSet(facts) => {
-                let uid = |facts: &DaemonSetFacts| facts.live.as_ref().map(|live| live.version.uid.clone());
-                let key = (facts.namespace.clone(), facts.name.clone());
-                let same = self.daemon_sets.get(&key).is_some_and(|old| uid(&old.facts) == uid(facts));
-                same && self.daemon_sets.remove(&key).is_some()
-            }
-            Update::Pod(facts) => self.pods.get_mut(&facts.daemon_set).is_some_and(|pods| {
-                let same = pods.get(&facts.name).is_some_and(|old| old.version.uid == facts.version.uid);
-                same && pods.remove(&facts.name).is_some()
-            }),
-            Update::Resource(facts) => {
-                let key = (facts.kind, facts.name.clone());
-                let same =
-                    self.resources.get(&key).is_some_and(|old| old.facts.version.uid == facts.version.uid);
-                same && self.resources.remove(&key).is_some()
-            }
-        };
-        self.generation += u64::from(gone);
-    }
-
-    /// Forgets what a complete list did not have.
-    fn retain(&mut self, target: &Target, listed: &HashSet<Key>) {
-        let before = self.size(target);
-        match target {
-            Target::DaemonSets => self.daemon_sets.retain(|key, _| listed.contains(key)),
-            Target::Nodes => self.nodes.retain(|name, _| listed.contains(&(String::new(), name.clone()))),
-            Target::Pods { namespace, uid, .. } => {
-                if let Some(pods) = self.pods.get_mut(uid) {
-                    pods.retain(|name, _| listed.contains(&(namespace.clone(), name.clone())));
+    /// All facts, sorted by name, without what cannot be read (any more).
+    pub(super) fn snapshot(&self) -> ClusterSnapshot {
+        let mut snapshot = ClusterSnapshot { unseen: self.unseen(), ..ClusterSnapshot::default() };
+        for (target, watched) in &self.watched {
+            let hidden = match target {
+                Target::Resources(_) => watched.forbidden().is_some(),
+                Target::DaemonSets | Target::Nodes | Target::Pods { .. } => {
+                    snapshot.unseen.contains_key(&target.seen())
+                }
+            };
+            for kept in watched.objects.values().filter(|_| !hidden) {
+                match &kept.object.facts {
+                    Facts::Node(facts) => snapshot.nodes.push((**facts).clone()),
+                    Facts::DaemonSet(facts) => snapshot.daemon_sets.push((**facts).clone()),
+                    Facts::Pod(facts) => snapshot.pods.push((**facts).clone()),
+                    Facts::Resource(facts) => snapshot.resources.push((**facts).clone()),
                 }
             }
-            Target::Resources(kind) => {
-                self.resources
-                    .retain(|(of, name), _| of != kind || listed.contains(&(String::new(), name.clone())));
-            }
         }
-        self.generation += u64::from(self.size(target) != before);
+        let live = snapshot.daemon_sets.iter().filter_map(|facts| facts.live.as_ref());
+        let uids: HashSet<&str> = live.map(|live| live.version.uid.as_str()).collect();
+        snapshot.pods.retain(|pod| uids.contains(pod.daemon_set.as_str()));
+        snapshot
     }
 
-    fn size(&self, target: &Target) -> usize {
-        match target {
-            Target::DaemonSets => self.daemon_sets.len(),
-            Target::Nodes => self.nodes.len(),
-            Target::Pods { uid, .. } => self.pods.get(uid).map_or(0, BTreeMap::len),
-            Target::Resources(_) => self.resources.len(),
+    /// What cannot be read, with the rule that is missing.
+    fn unseen(&self) -> BTreeMap<Seen, String> {
+        let mut sentences: BTreeMap<Seen, BTreeSet<String>> = BTreeMap::new();
+        for (target, watched) in &self.watched {
+            let Some(right) = watched.forbidden() else { continue };
+            let sentence = format!("{}: {}", right.sentence(), right.remedy());
+            sentences.entry(target.seen()).or_default().insert(sentence);
         }
+        let join = |sentences: BTreeSet<String>| sentences.into_iter().collect::<Vec<_>>().join("; ");
+        sentences.into_iter().map(|(what, sentences)| (what, join(sentences))).collect()
     }
 
-    fn share(&mut self, text: &str) -> Arc<str> {
-        if let Some(shared) = self.strings.get(text) {
-            return shared.clone();
-        }
-        let shared: Arc<str> = text.into();
-        self.strings.insert(shared.clone());
-        shared
+    /// An object as it is now.
+    pub(super) fn get(&self, target: &Target, key: &Key) -> Option<&Kept> {
+        self.watched.get(target)?.objects.get(key)
     }
-}
 
-static NO_VERSION: ObjectVersion = ObjectVersion { uid: String::new(), resource_version: String::new() };
-
-impl Update {
-    fn key(&self) -> Key {
-        match self {
-            Self::Node(node, _) => (String::new(), node.name.clone()),
-            Self::DaemonSet(facts) => (facts.namespace.clone(), facts.name.clone()),
-            Self::Pod(facts) => (facts.namespace.clone(), facts.name.clone()),
-            Self::Resource(facts) => (String::new(), facts.name.clone()),
-        }
+    /// Is this pod going, or gone?
+    pub(super) fn pod_ends(&self, uid: &str) -> bool {
+        let objects = self.watched.values().flat_map(|watched| watched.objects.values());
+        let mut pods = objects.filter_map(|kept| match &kept.object.facts {
+            Facts::Pod(pod) => Some(pod),
+            Facts::Node(_) | Facts::DaemonSet(_) | Facts::Resource(_) => None,
+        });
+        pods.find(|pod| pod.version.uid == uid).is_none_or(|pod| pod.deleting)
     }
 }
 

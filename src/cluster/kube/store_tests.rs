@@ -1,9 +1,17 @@
 //! The store: what it keeps, what it waits for, and what it takes for a change.
 
+use std::collections::HashMap;
+
 use serde_json::json;
 
-use super::{super::objects::WholeObject, *};
-use crate::plan::{KERNEL_LABEL, Seen, UpdateStrategy};
+use super::{
+    super::{super::error::Scope, facts},
+    *,
+};
+use crate::{
+    image::OperatorResource,
+    plan::{KERNEL_LABEL, NodeFacts, ObjectVersion, PodFacts, UpdateStrategy},
+};
 
 fn interest(names: &[&str]) -> Interest {
     Interest {
@@ -13,9 +21,9 @@ fn interest(names: &[&str]) -> Interest {
     }
 }
 
-fn daemon_set(name: &str, version: u64, image: &str, labels: &[(&str, &str)]) -> Update {
+fn daemon_set(name: &str, version: u64, image: &str, labels: &[(&str, &str)]) -> Object {
     let labels: BTreeMap<_, _> = labels.iter().copied().collect();
-    let object = WholeObject::new(json!({
+    let object = serde_json::from_value(json!({
         "metadata": {"name": name, "namespace": "s", "uid": format!("uid-{name}"), "labels": labels,
                      "resourceVersion": version.to_string()},
         "spec": {
@@ -24,19 +32,22 @@ fn daemon_set(name: &str, version: u64, image: &str, labels: &[(&str, &str)]) ->
         },
         "status": {"numberReady": version},
     }));
-    Update::DaemonSet(Box::new(facts::daemon_set(object).unwrap()))
+    facts::daemon_set(object.unwrap()).unwrap()
 }
 
-fn node(name: &str, version: &str, labels: &[(&str, &str)]) -> Update {
+fn node(name: &str, version: &str, labels: &[(&str, &str)]) -> Object {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    Update::Node(NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() }, version.to_owned())
+    let facts = NodeFacts { name: name.to_owned(), labels, ..NodeFacts::default() };
+    let version = ObjectVersion { uid: name.to_owned(), resource_version: version.to_owned() };
+    Object { version, facts: Facts::Node(Box::new(facts)) }
 }
 
-fn pod(name: &str, version: &str, ready: bool) -> Update {
-    Update::Pod(Box::new(PodFacts {
+fn pod(name: &str, version: &str, ready: bool) -> Object {
+    let version = ObjectVersion { uid: name.to_owned(), resource_version: version.to_owned() };
+    let facts = PodFacts {
         namespace: "s".to_owned(),
         name: name.to_owned(),
-        version: ObjectVersion { uid: name.to_owned(), resource_version: version.to_owned() },
+        version: version.clone(),
         daemon_set: "uid-driver".to_owned(),
         node: "n".to_owned(),
         bound: true,
@@ -45,7 +56,8 @@ fn pod(name: &str, version: &str, ready: bool) -> Update {
         created: None,
         deleting: false,
         messages: Vec::new(),
-    }))
+    };
+    Object { version, facts: Facts::Pod(Box::new(facts)) }
 }
 
 fn right() -> MissingRight {
@@ -54,17 +66,22 @@ fn right() -> MissingRight {
         verb: "list",
         group: String::new(),
         resource: "pods".to_owned(),
-        scope: super::super::words::Scope::Namespace("s".to_owned()),
+        scope: Scope::Namespace("s".to_owned()),
         verbs: &["list"],
     }
 }
 
-fn list(store: &mut Store, target: &Target, epoch: u64, objects: Vec<Update>) {
-    store.event(target, epoch, Event::Start);
+fn list(store: &mut Store, target: &Target, epoch: u64, objects: Vec<Object>) {
+    store.event(target, epoch, Event::Init);
     for object in objects {
-        store.event(target, epoch, Event::Listed(object));
+        store.event(target, epoch, Event::InitApply(object));
     }
-    store.event(target, epoch, Event::Done);
+    store.event(target, epoch, Event::InitDone);
+}
+
+fn is_same(store: &Store, version: &ObjectVersion) -> bool {
+    let key = ("s".to_owned(), "driver".to_owned());
+    store.get(&Target::DaemonSets, &key).unwrap().is_same(version)
 }
 
 fn pods() -> Target {
@@ -122,18 +139,17 @@ fn nodes_wait_until_the_daemon_sets_say_which_labels_count() {
 #[test]
 fn a_new_label_to_select_by_lists_the_nodes_again() {
     let (mut store, epochs) = synced();
-    let WholeObject { mut value, .. } = WholeObject::new(json!({
+    let object = serde_json::from_value(json!({
         "metadata": {"name": "driver", "namespace": "s", "uid": "uid-driver", "resourceVersion": "12"},
         "spec": {"selector": {"matchLabels": {"app": "driver"}}, "template": {"spec": {
             "nodeSelector": {"zone": "a"}, "containers": []}}},
     }));
-    value["metadata"]["resourceVersion"] = json!("12");
-    let update = Update::DaemonSet(Box::new(facts::daemon_set(WholeObject::new(value)).unwrap()));
-    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Changed(update)));
+    let update = facts::daemon_set(object.unwrap()).unwrap();
+    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Apply(update)));
     assert!(matches!(store.readiness(), Readiness::Waiting), "the labels are not there yet");
     let (started, stopped) = store.reconcile();
     assert_eq!((started.len(), &started[0].0, stopped.len()), (1, &Target::Nodes, 0));
-    let late = store.event(&Target::Nodes, epochs[&Target::Nodes], Event::Done);
+    let late = store.event(&Target::Nodes, epochs[&Target::Nodes], Event::InitDone);
     assert!(
         !late && matches!(store.readiness(), Readiness::Waiting),
         "the replaced watch says nothing any more"
@@ -153,28 +169,28 @@ fn heartbeats_and_status_are_no_change() {
         (Target::DaemonSets, daemon_set("driver", 20, "i:1", &[])),
         (pods(), pod("p", "8", false)),
     ] {
-        assert!(!store.event(&target, epochs[&target], Event::Changed(update)), "{target:?}");
+        assert!(!store.event(&target, epochs[&target], Event::Apply(update)), "{target:?}");
     }
     assert_eq!(store.generation(), before);
     let version =
         |version: &str| ObjectVersion { uid: "uid-driver".to_owned(), resource_version: version.to_owned() };
     for (number, same) in [("10", true), ("20", true), ("15", false)] {
-        assert_eq!(store.is_same_daemon_set("s", "driver", &version(number)), same, "{number}");
+        assert_eq!(is_same(&store, &version(number)), same, "{number}");
     }
     let snapshot = store.snapshot();
     assert_eq!(snapshot.daemon_sets[0].live.as_ref().unwrap().version, version("20"));
-    assert!(store.event(&pods(), epochs[&pods()], Event::Changed(pod("p", "9", true))));
+    assert!(store.event(&pods(), epochs[&pods()], Event::Apply(pod("p", "9", true))));
     let update = daemon_set("driver", 21, "i:2", &[]);
-    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Changed(update)));
-    assert!(!store.is_same_daemon_set("s", "driver", &version("20")));
+    assert!(store.event(&Target::DaemonSets, epochs[&Target::DaemonSets], Event::Apply(update)));
+    assert!(!is_same(&store, &version("20")));
 }
 
 #[test]
 fn an_old_event_does_not_undo_what_a_write_returned() {
     let (mut store, epochs) = synced();
     let ds = epochs[&Target::DaemonSets];
-    store.put(daemon_set("driver", 30, "i:9", &[]), false);
-    store.event(&Target::DaemonSets, ds, Event::Changed(daemon_set("driver", 25, "i:1", &[])));
+    store.put(&Target::DaemonSets, daemon_set("driver", 30, "i:9", &[]));
+    store.event(&Target::DaemonSets, ds, Event::Apply(daemon_set("driver", 25, "i:1", &[])));
     assert_eq!(store.snapshot().daemon_sets[0].containers[0].image, "i:9");
     list(&mut store, &Target::DaemonSets, ds, vec![daemon_set("driver", 3, "i:3", &[])]);
     assert_eq!(
@@ -189,10 +205,10 @@ fn copies_are_kept_wherever_they_are_and_go_with_their_pods() {
     let (mut store, epochs) = synced();
     let ds = epochs[&Target::DaemonSets];
     let copy = daemon_set("driver-k", 40, "i:1", &[(crate::plan::COPY_OF_LABEL, "driver")]);
-    assert!(store.event(&Target::DaemonSets, ds, Event::Changed(copy.clone())));
+    assert!(store.event(&Target::DaemonSets, ds, Event::Apply(copy.clone())));
     let (started, _) = store.reconcile();
     assert!(matches!(&started[0].0, Target::Pods { daemon_set, .. } if daemon_set == "driver-k"));
-    assert!(store.event(&Target::DaemonSets, ds, Event::Deleted(copy)));
+    assert!(store.event(&Target::DaemonSets, ds, Event::Delete(copy)));
     let (_, stopped) = store.reconcile();
     assert_eq!(stopped, [started[0].0.clone()]);
     assert_eq!(store.snapshot().daemon_sets.len(), 1);
@@ -213,11 +229,11 @@ fn a_list_forgets_what_it_does_not_have() {
 #[test]
 fn a_namesake_outlives_the_end_of_its_predecessor() {
     let (mut store, epochs) = synced();
-    let Update::Pod(mut old) = pod("p", "1", false) else { unreachable!() };
+    let mut old = pod("p", "1", false);
     old.version.uid = "another".to_owned();
-    assert!(!store.event(&pods(), epochs[&pods()], Event::Deleted(Update::Pod(old))));
+    assert!(!store.event(&pods(), epochs[&pods()], Event::Delete(old)));
     assert!(!store.pod_ends("p"));
-    assert!(store.event(&pods(), epochs[&pods()], Event::Deleted(pod("p", "9", false))));
+    assert!(store.event(&pods(), epochs[&pods()], Event::Delete(pod("p", "9", false))));
     assert!(store.pod_ends("p"));
 }
 
@@ -260,10 +276,9 @@ fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
 fn a_kind_that_is_no_longer_served_has_no_objects() {
     let (mut store, epochs) = synced();
     let target = Target::Resources(OperatorResource::ClusterPolicy);
-    let object =
-        WholeObject::new(json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {}}));
-    let facts = facts::resource(OperatorResource::ClusterPolicy, object);
-    list(&mut store, &target, epochs[&target], vec![Update::Resource(facts)]);
+    let object = json!({"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {}});
+    let object = facts::resource(OperatorResource::ClusterPolicy, serde_json::from_value(object).unwrap());
+    list(&mut store, &target, epochs[&target], vec![object]);
     assert_eq!(store.snapshot().resources.len(), 1);
     assert!(store.trouble(&target, epochs[&target], Trouble::Absent));
     assert!(store.snapshot().resources.is_empty() && matches!(store.readiness(), Readiness::Ready));

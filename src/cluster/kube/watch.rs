@@ -1,7 +1,4 @@
 //! Adapter: the watches that fill the store, one task each, started and stopped as the store needs them.
-//!
-//! kube-runtime's watcher lists in pages, then watches from the list's resource version, with bookmarks; it goes on
-//! from there when the server ends the watch, and lists again after `410 Gone`.
 
 use std::{
     collections::HashMap,
@@ -12,44 +9,47 @@ use std::{
 };
 
 use futures::StreamExt;
-use k8s_openapi::{ClusterResourceScope, NamespaceResourceScope};
 use kube::{
     Api, Client, Resource,
-    api::{ApiResource, GroupVersionKind},
-    core::Status,
-    runtime::{utils::Backoff, watcher},
+    api::ApiResource,
+    core::{DynamicResourceScope, Status},
+    runtime::{
+        utils::Backoff,
+        watcher::{self, Event, watcher},
+    },
 };
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    errors::causes,
+    super::error::{MissingRight, Scope},
+    errors::{causes, one_line},
     facts,
-    objects::{NodeObject, PodObject, WholeObject},
+    object::{Facts, Object},
+    pods,
     stats::KubeStats,
-    store::{Event, Store, Target, Trouble, Update, WatchScope},
-    words::{MissingRight, Scope, one_line},
+    store::Store,
+    target::{Target, Trouble, WatchScope},
 };
-use crate::image::OperatorResource;
 
 /// Objects of one page of a list. With 20 KiB of status each, a page of nodes is 5 MB of text.
 const PAGE: u32 = 250;
 
 /// Verbs that reading takes.
-const READ: &[&str] = &["get", "list", "watch"];
+pub(super) const READ: &[&str] = &["get", "list", "watch"];
 
 /// What the adapter's parts share.
 pub(super) struct Shared {
     pub(super) client: Client,
     pub(super) stats: Arc<KubeStats>,
     /// Who farrier is to the API server, where it says so.
-    pub(super) user: Option<String>,
-    /// How often it is looked whether the API serves an operator's kind by now.
-    pub(super) discovery_interval: Duration,
+    user: Option<String>,
+    /// How often farrier asks whether the API serves an operator's kind by now.
+    discovery_interval: Duration,
     store: Mutex<Store>,
-    /// Rung when the needed watches or a snapshot may have become others; the value is the store's generation.
-    bell: watch::Sender<u64>,
+    /// Rung when the needed watches or a snapshot may have become others.
+    bell: watch::Sender<()>,
 }
 
 impl Shared {
@@ -60,7 +60,7 @@ impl Shared {
         discovery_interval: Duration,
         store: Store,
     ) -> Self {
-        let (bell, _) = watch::channel(0);
+        let (bell, _) = watch::channel(());
         Self { client, stats, user, discovery_interval, store: Mutex::new(store), bell }
     }
 
@@ -69,27 +69,33 @@ impl Shared {
         self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn listen(&self) -> watch::Receiver<u64> {
+    pub(super) fn listen(&self) -> watch::Receiver<()> {
         self.bell.subscribe()
     }
 
-    /// Tells all who listen.
-    pub(super) fn ring(&self) {
-        let generation = self.store().generation();
-        self.bell.send_replace(generation);
-    }
-
-    fn event(&self, target: &Target, epoch: u64, event: Event) {
-        let rings = self.store().event(target, epoch, event);
+    /// Changes the store, and wakes all who listen where the change returns that they have to look.
+    pub(super) fn tell(&self, change: impl FnOnce(&mut Store) -> bool) {
+        let rings = change(&mut self.store());
         if rings {
-            self.ring();
+            self.bell.send_replace(());
         }
     }
 
-    fn trouble(&self, target: &Target, epoch: u64, trouble: Trouble) {
-        let rings = self.store().trouble(target, epoch, trouble);
-        if rings {
-            self.ring();
+    /// What a `403` says is missing; `verbs` are all that farrier needs for this resource.
+    pub(super) fn right(
+        &self,
+        verb: &'static str,
+        resource: &ApiResource,
+        scope: Scope,
+        verbs: &'static [&'static str],
+    ) -> MissingRight {
+        MissingRight {
+            user: self.user.clone(),
+            verb,
+            group: resource.group.clone(),
+            resource: resource.plural.clone(),
+            scope,
+            verbs,
         }
     }
 }
@@ -129,76 +135,55 @@ struct Watch {
     epoch: u64,
 }
 
-/// How a watch ends, where it ends at all.
-enum End {
-    /// The list is to be made anew.
-    Again,
-    /// The API does not serve the kind (any more).
-    Absent,
-}
-
 impl Watch {
     async fn run(self) {
-        let client = self.shared.client.clone();
         match &self.target {
-            Target::Nodes => {
-                let convert = |node: NodeObject| Some(node.into_update());
-                self.follow(all::<NodeObject>(client), convert).await;
-            }
-            Target::Pods { namespace, uid, .. } => {
-                let convert =
-                    |pod: PodObject| (pod.facts.daemon_set == *uid).then(|| Update::Pod(Box::new(pod.facts)));
-                self.follow(namespaced::<PodObject>(client, namespace), convert).await;
+            Target::Nodes => self.follow(|node| Some(facts::node(node))).await,
+            Target::Pods { uid, .. } => {
+                let own = |pod: &Object| matches!(&pod.facts, Facts::Pod(pod) if pod.daemon_set == *uid);
+                self.follow(|pod| Some(pods::pod(pod)).filter(own)).await;
             }
             Target::DaemonSets => {
-                let kind = GroupVersionKind::gvk("apps", "v1", "DaemonSet");
-                let resource = ApiResource::from_gvk_with_plural(&kind, "daemonsets");
-                let convert = |object: WholeObject| match facts::daemon_set(object) {
-                    Ok(facts) => Some(Update::DaemonSet(Box::new(facts))),
-                    Err(error) => {
-                        tracing::warn!(error, "DaemonSet is not of the API's form, passed over");
-                        None
-                    }
-                };
-                self.follow(Api::<WholeObject>::all_with(client, &resource), convert).await;
+                let warn =
+                    |error: &String| tracing::warn!(error, "DaemonSet is not of the API's form, passed over");
+                self.follow(|object| facts::daemon_set(object).inspect_err(warn).ok()).await;
             }
-            Target::Resources(kind) => self.follow_resources(*kind).await,
-        }
-    }
-
-    /// Follows a kind that the API need not serve: it is looked for until it does.
-    async fn follow_resources(&self, kind: OperatorResource) {
-        let gvk = GroupVersionKind::gvk(kind.group(), kind.version(), kind.kind());
-        let resource = ApiResource::from_gvk_with_plural(&gvk, kind.plural());
-        loop {
-            if let Some(false) = self.served(kind).await {
-                self.shared.trouble(&self.target, self.epoch, Trouble::Absent);
+            // The API need not serve this kind.
+            Target::Resources(kind) => loop {
+                if self.is_served().await != Some(false) {
+                    self.follow(|object| Some(facts::resource(*kind, object))).await;
+                }
+                self.trouble(Trouble::Absent);
                 tokio::time::sleep(self.shared.discovery_interval).await;
-                continue;
-            }
-            let api = Api::<WholeObject>::all_with(self.shared.client.clone(), &resource);
-            let convert = |object: WholeObject| Some(Update::Resource(facts::resource(kind, object)));
-            self.follow(api, convert).await;
-            self.shared.trouble(&self.target, self.epoch, Trouble::Absent);
-            tokio::time::sleep(self.shared.discovery_interval).await;
+            },
         }
     }
 
     /// Does the API serve this kind? `None` where it does not say; then the list will.
-    async fn served(&self, kind: OperatorResource) -> Option<bool> {
-        let group_version = format!("{}/{}", kind.group(), kind.version());
-        match self.shared.client.list_api_group_resources(&group_version).await {
-            Ok(list) => Some(list.resources.iter().any(|resource| resource.name == kind.plural())),
+    async fn is_served(&self) -> Option<bool> {
+        let ApiResource { api_version, plural, .. } = self.target.resource();
+        match self.shared.client.list_api_group_resources(&api_version).await {
+            Ok(list) => Some(list.resources.iter().any(|resource| resource.name == plural)),
             Err(kube::Error::Api(status)) if status.code == 404 => Some(false),
             Err(_) => None,
         }
     }
 
     /// Follows a list; returns when the API does not serve the kind.
-    async fn follow<K>(&self, api: Api<K>, convert: impl Fn(K) -> Option<Update>)
+    async fn follow<K>(&self, convert: impl Fn(K) -> Option<Object>)
     where
-        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+        K: Resource<DynamicType = ApiResource, Scope = DynamicResourceScope>
+            + Clone
+            + DeserializeOwned
+            + Debug
+            + Send
+            + 'static,
     {
+        let (client, resource) = (self.shared.client.clone(), self.target.resource());
+        let api: Api<K> = match &self.target {
+            Target::Pods { namespace, .. } => Api::namespaced_with(client, namespace, &resource),
+            Target::DaemonSets | Target::Nodes | Target::Resources(_) => Api::all_with(client, &resource),
+        };
         let mut config = watcher::Config::default().page_size(PAGE);
         if let WatchScope::Selector(selector) = &self.scope {
             config = config.labels(selector);
@@ -206,60 +191,45 @@ impl Watch {
         let mut backoff = watcher::DefaultBackoff::default();
         let mut attempts = 0;
         loop {
-            match self.stream(&api, &config, &convert, &mut backoff, &mut attempts).await {
-                End::Again => {}
-                End::Absent => return,
-            }
-        }
-    }
-
-    async fn stream<K>(
-        &self,
-        api: &Api<K>,
-        config: &watcher::Config,
-        convert: &impl Fn(K) -> Option<Update>,
-        backoff: &mut watcher::DefaultBackoff,
-        attempts: &mut u32,
-    ) -> End
-    where
-        K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-    {
-        let mut stream = pin!(watcher(api.clone(), config.clone()));
-        while let Some(next) = stream.next().await {
-            let error = match next {
-                Ok(event) => {
-                    // A list that only begins has not succeeded.
-                    if !matches!(event, watcher::Event::Init) {
-                        backoff.reset();
-                        *attempts = 0;
+            let mut stream = pin!(watcher(api.clone(), config.clone()));
+            while let Some(next) = stream.next().await {
+                let error = match next {
+                    Ok(event) => {
+                        // A list that only begins has not succeeded.
+                        if !matches!(event, Event::Init) {
+                            backoff.reset();
+                            attempts = 0;
+                        }
+                        if let Some(event) = translate(event, &convert) {
+                            self.shared.tell(|store| store.event(&self.target, self.epoch, event));
+                        }
+                        continue;
                     }
-                    if let Some(event) = translate(event, convert) {
-                        self.shared.event(&self.target, self.epoch, event);
-                    }
-                    continue;
+                    Err(error) => error,
+                };
+                attempts += 1;
+                let trouble = self.judge(&error, attempts);
+                tracing::debug!(target = ?self.target, attempts, %error, "watch failed");
+                let forbidden = matches!(trouble, Trouble::Forbidden(_));
+                if matches!(trouble, Trouble::Absent) {
+                    return;
                 }
-                Err(error) => error,
-            };
-            *attempts += 1;
-            let trouble = self.trouble(&error, *attempts);
-            tracing::debug!(target = ?self.target, attempts, %error, "watch failed");
-            let forbidden = matches!(trouble, Trouble::Forbidden(_));
-            let absent = matches!(trouble, Trouble::Absent);
-            if absent {
-                return End::Absent;
-            }
-            self.shared.trouble(&self.target, self.epoch, trouble);
-            let wait = backoff.next().unwrap_or_default().max(self.shared.stats.pause());
-            tokio::time::sleep(wait).await;
-            if forbidden {
-                // A list tells when the right is there again; a watch that goes on would not.
-                return End::Again;
+                self.trouble(trouble);
+                let wait = backoff.next().unwrap_or_default().max(self.shared.stats.pause());
+                tokio::time::sleep(wait).await;
+                if forbidden {
+                    // A list tells when the right is there again; a watch that goes on would not.
+                    break;
+                }
             }
         }
-        End::Again
     }
 
-    fn trouble(&self, error: &watcher::Error, attempts: u32) -> Trouble {
+    fn trouble(&self, trouble: Trouble) {
+        self.shared.tell(|store| store.trouble(&self.target, self.epoch, trouble));
+    }
+
+    fn judge(&self, error: &watcher::Error, attempts: u32) -> Trouble {
         let verb = match error {
             watcher::Error::InitialListFailed(_) => "list",
             watcher::Error::WatchStartFailed(_)
@@ -269,27 +239,17 @@ impl Watch {
         };
         let reason = one_line(&causes(error));
         match status(error).map(|status| status.code) {
-            Some(403) => Trouble::Forbidden(self.right(verb)),
+            Some(403) => {
+                let scope = match &self.target {
+                    Target::Nodes | Target::Resources(_) => Scope::Cluster,
+                    Target::DaemonSets => Scope::AllNamespaces,
+                    Target::Pods { namespace, .. } => Scope::Namespace(namespace.clone()),
+                };
+                Trouble::Forbidden(self.shared.right(verb, &self.target.resource(), scope, READ))
+            }
             Some(401) => Trouble::Unauthorized { attempts, reason },
             Some(404) if matches!(self.target, Target::Resources(_)) => Trouble::Absent,
             _ => Trouble::Failing { attempts, reason },
-        }
-    }
-
-    fn right(&self, verb: &'static str) -> MissingRight {
-        let (group, resource, scope) = match &self.target {
-            Target::Nodes => ("", "nodes", Scope::Cluster),
-            Target::DaemonSets => ("apps", "daemonsets", Scope::AllNamespaces),
-            Target::Pods { namespace, .. } => ("", "pods", Scope::Namespace(namespace.clone())),
-            Target::Resources(kind) => (kind.group(), kind.plural(), Scope::Cluster),
-        };
-        MissingRight {
-            user: self.shared.user.clone(),
-            verb,
-            group: group.to_owned(),
-            resource: resource.to_owned(),
-            scope,
-            verbs: READ,
         }
     }
 }
@@ -307,23 +267,12 @@ fn status(error: &watcher::Error) -> Option<&Status> {
     }
 }
 
-fn translate<K>(event: watcher::Event<K>, convert: &impl Fn(K) -> Option<Update>) -> Option<Event> {
+fn translate<K>(event: Event<K>, convert: &impl Fn(K) -> Option<Object>) -> Option<Event<Object>> {
     Some(match event {
-        watcher::Event::Init => Event::Start,
-        watcher::Event::InitDone => Event::Done,
-        watcher::Event::InitApply(object) => Event::Listed(convert(object)?),
-        watcher::Event::Apply(object) => Event::Changed(convert(object)?),
-        watcher::Event::Delete(object) => Event::Deleted(convert(object)?),
+        Event::Init => Event::Init,
+        Event::InitDone => Event::InitDone,
+        Event::InitApply(object) => Event::InitApply(convert(object)?),
+        Event::Apply(object) => Event::Apply(convert(object)?),
+        Event::Delete(object) => Event::Delete(convert(object)?),
     })
-}
-
-fn all<K: Resource<DynamicType = (), Scope = ClusterResourceScope>>(client: Client) -> Api<K> {
-    Api::all(client)
-}
-
-fn namespaced<K>(client: Client, namespace: &str) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    Api::namespaced(client, namespace)
 }

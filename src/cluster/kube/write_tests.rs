@@ -7,23 +7,25 @@ use serde_json::json;
 use super::*;
 use crate::{
     image::OperatorResource,
-    plan::{Interest, NodeAffinity, Operator, Requirement, SelectorTerm},
+    plan::{DaemonSetFacts, LiveDaemonSet, NodeAffinity, Operator, Requirement, SelectorTerm},
 };
 
-fn known() -> Store {
-    let mut store = Store::new(Interest {
-        daemon_sets: [("gpu".to_owned(), "driver".to_owned())].into(),
-        ..Interest::default()
-    });
-    let object = WholeObject::new(json!({
+fn known() -> Kept {
+    let object = serde_json::from_value(json!({
         "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5"},
         "spec": {"selector": {"matchLabels": {"app": "d"}}, "template": {"spec": {
             "initContainers": [{"name": "prepare", "image": "p:1"}],
             "containers": [{"name": "driver", "image": "d:1"}, {"name": "probe", "image": "q:1"}],
         }}},
     }));
-    store.put(Update::DaemonSet(Box::new(facts::daemon_set(object).unwrap())), false);
-    store
+    Kept::new(facts::daemon_set(object.unwrap()).unwrap())
+}
+
+fn live() -> LiveDaemonSet {
+    match known().object.facts {
+        Facts::DaemonSet(facts) => DaemonSetFacts::clone(&facts).live.unwrap(),
+        _ => panic!("no DaemonSet"),
+    }
 }
 
 fn version(uid: &str, resource_version: &str) -> ObjectVersion {
@@ -49,11 +51,10 @@ fn change(images: BTreeMap<String, String>) -> DaemonSetChange {
 
 #[test]
 fn an_apply_has_our_fields_and_no_others() {
-    let store = known();
-    let (_, live) = store.daemon_set("gpu", "driver").unwrap();
+    let live = live();
     let mut change = change(strings([("driver", "d@sha256:1"), ("prepare", "p@sha256:2")]));
     assert_eq!(
-        bodies::daemon_set(&change, live).unwrap(),
+        bodies::daemon_set(&change, &live).unwrap(),
         json!({
             "apiVersion": "apps/v1", "kind": "DaemonSet",
             "metadata": {"name": "driver", "namespace": "gpu", "uid": "u1", "resourceVersion": "5",
@@ -69,7 +70,7 @@ fn an_apply_has_our_fields_and_no_others() {
     change.affinity =
         Some(NodeAffinity::Terms(vec![SelectorTerm { expressions: vec![requirement], fields: Vec::new() }]));
     assert_eq!(
-        bodies::daemon_set(&change, live).unwrap()["spec"]["template"]["spec"]["affinity"],
+        bodies::daemon_set(&change, &live).unwrap()["spec"]["template"]["spec"]["affinity"],
         json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
             {"matchExpressions": [{"key": "kernel", "operator": "NotIn", "values": ["k"]}]}]}}})
     );
@@ -77,13 +78,12 @@ fn an_apply_has_our_fields_and_no_others() {
 
 #[test]
 fn what_cannot_be_written_is_not_written_in_part() {
-    let store = known();
-    let (_, live) = store.daemon_set("gpu", "driver").unwrap();
+    let live = live();
     let unknown = change(strings([("driver", "d:2"), ("nope", "x")]));
-    assert_eq!(bodies::daemon_set(&unknown, live).unwrap_err(), "it has no container \"nope\"");
+    assert_eq!(bodies::daemon_set(&unknown, &live).unwrap_err(), "it has no container \"nope\"");
     let mut odd = change(strings([("driver", "d:2")]));
     odd.affinity = Some(NodeAffinity::Unsupported("x".to_owned()));
-    assert!(bodies::daemon_set(&odd, live).is_err());
+    assert!(bodies::daemon_set(&odd, &live).is_err());
 }
 
 #[test]
@@ -120,10 +120,12 @@ fn other_bodies() {
         uid: "u".to_owned(),
         why: "w".to_owned(),
     };
-    assert_eq!(bodies::eviction(&restart)["deleteOptions"], json!({"preconditions": {"uid": "u"}}));
     assert_eq!(
-        bodies::retirement(&version("u", "2"))["preconditions"],
-        json!({"uid": "u", "resourceVersion": "2"})
+        serde_json::to_value(bodies::eviction(&restart)).unwrap(),
+        json!({
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "p", "namespace": "s"},
+            "deleteOptions": {"preconditions": {"uid": "u"}},
+        })
     );
 }
 
@@ -143,25 +145,24 @@ fn a_copy_names_a_state_only_where_there_is_one() {
 
 #[test]
 fn a_plan_from_another_state_is_not_written() {
-    let store = known();
+    let kept = known();
     let check = |version: ObjectVersion, image: &str| {
-        let expected = strings([("driver", image)]);
-        let found = present(&store, "write it", "gpu", "driver", Some(&version), Some(&expected));
-        found.map(|live| live.version.clone())
+        check_images(&kept, &strings([("driver", image)])).and_then(|()| check_state(&kept, Some(&version)))
     };
-    assert_eq!(check(version("u1", "5"), "d:1").unwrap(), version("u1", "5"));
+    check(version("u1", "5"), "d:1").unwrap();
     for (uid, state, image) in [("u2", "5", "d:1"), ("u1", "4", "d:1"), ("u1", "5", "d:0")] {
         let error = check(version(uid, state), image).unwrap_err();
+        let error = ClusterError::Api { action: "write it".to_owned(), error };
         assert!(error.is_conflict() && !error.is_transient(), "{error}");
     }
-    let gone = present(&store, "write it", "gpu", "other", None, None).unwrap_err();
-    assert!(matches!(&gone, ClusterError::Gone { .. }) && gone.is_conflict());
+    let gone = ClusterError::Api { action: "write it".to_owned(), error: ApiError::Gone };
+    assert!(gone.is_conflict());
 }
 
 #[test]
 fn names_stay_names() {
-    assert!(check_names("write", ["a-b.c", "x1"]).is_ok());
+    assert!(check_names(["a-b.c", "x1"]).is_ok());
     for name in ["", "a/b", "..", "a?x", "a%2fb", "a b", "ä"] {
-        assert!(check_names("write", [name]).is_err(), "{name:?}");
+        assert!(check_names([name]).is_err(), "{name:?}");
     }
 }

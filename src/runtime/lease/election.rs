@@ -3,7 +3,7 @@
 //!
 //! The rules are those of client-go's `leaderelection` package: a lease that another holds is over when its record has
 //! not changed for the lease's length *as seen from here*, and a holder that could not renew gives up well before
-//! anybody may think so.
+//! another candidate may think so.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Default for Timing {
 /// What a lease says, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Record {
-    /// Who holds it; empty when nobody does.
+    /// Who holds it; empty when it is free.
     pub(super) holder: String,
     /// The holder's time of its last renewal: compared for equality only.
     pub(super) renewed: Option<jiff::Timestamp>,
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_cannot_renew_gives_up_before_anybody_may_take_over() {
+    fn a_holder_that_cannot_renew_gives_up_before_another_may_take_over() {
         let (mut holder, mut other) = (
             Election::new("a".to_owned(), Timing::default()),
             Election::new("b".to_owned(), Timing::default()),
@@ -199,7 +199,7 @@ mod tests {
                     let (me, name) = (&mut candidates[usize::from(which)], if which { "b" } else { "a" });
                     let found = stored.clone();
                     let step = me.decide(found.as_ref(), now);
-                    // The write arrives later than it was decided; nobody was faster, as the version proves.
+                    // The write arrives later than it was decided; no other was faster, as the version proves.
                     now += Duration::from_millis(flight);
                     if step != Move::Wait {
                         clock += 1;

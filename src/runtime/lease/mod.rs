@@ -1,4 +1,7 @@
-//! Adapter: leadership by a `coordination.k8s.io/v1` Lease, and the fence that keeps everybody else from writing.
+//! Adapter: leadership by a `coordination.k8s.io/v1` Lease, and the fence that keeps every other farrier from writing.
+//!
+//! It is farrier's own, because the crates that exist judge a lease by the wall clock of another machine, where a clock
+//! that jumps makes two leaders (decision 10).
 
 mod election;
 
@@ -18,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 pub use election::Timing;
 use election::{Election, Move, Record};
 
-use crate::{cluster::Fence, fault::chain};
+use crate::cluster::{Fence, kube::causes};
 
 /// Which lease, and as whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,29 +36,20 @@ pub struct LeaseOptions {
     pub timing: Timing,
 }
 
-/// Why a lease was not looked at or written.
+/// Why a lease was not read or written.
 #[derive(Debug, thiserror::Error)]
 enum LeaseError {
-    #[error("{action} lease {lease}: {}", said(.answer))]
+    #[error("{action}: {}", causes(.answer))]
     Api {
-        action: &'static str,
-        lease: String,
-        // Told above, and so no cause: `source` would be taken for one.
+        action: String,
+        // Part of the message above, and so no cause: `source` would be taken for one.
         answer: Box<kube::Error>,
     },
-    #[error("{action} lease {lease}: no answer within {} ms", .waited.as_millis())]
-    NoAnswer { action: &'static str, lease: String, waited: Duration },
-    /// Somebody wrote it in between: looked at anew.
-    #[error("{action} lease {lease}: another replica wrote it first")]
-    Overtaken { action: &'static str, lease: String },
-}
-
-/// The API server's own words; kube's `Display` of them goes on with the whole answer.
-fn said(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => chain(other),
-    }
+    #[error("{action}: no answer within {} ms", .waited.as_millis())]
+    NoAnswer { action: String, waited: Duration },
+    /// Another client wrote it in between.
+    #[error("{0}: another replica wrote it first")]
+    Overtaken(String),
 }
 
 /// Holds the lease, or waits for it. A clone is the same leadership.
@@ -181,18 +175,17 @@ impl Candidate {
         }
     }
 
-    /// Looks at the lease; once more where somebody else wrote it meanwhile, to know at once who holds it.
+    /// Looks at the lease; once more where another client wrote it meanwhile, to know at once who holds it.
     async fn look(&mut self) -> Result<(), LeaseError> {
-        match self.turn().await {
-            Err(LeaseError::Overtaken { action, lease }) => {
-                tracing::debug!(action, lease, "lease was written by another");
-                match self.turn().await {
-                    Err(LeaseError::Overtaken { .. }) => Ok(()),
-                    outcome => outcome,
+        for _ in 0..2 {
+            match self.turn().await {
+                Err(LeaseError::Overtaken(action)) => {
+                    tracing::debug!(action, "lease was written by another client")
                 }
+                outcome => return outcome,
             }
-            outcome => outcome,
         }
+        Ok(())
     }
 
     /// Makes, takes or renews the lease where that is right.
@@ -292,41 +285,40 @@ impl Candidate {
         action: &'static str,
         request: impl Future<Output = kube::Result<T>>,
     ) -> Result<T, LeaseError> {
-        let lease = self.shared.lease.clone();
+        let action = format!("{action} lease {}", self.shared.lease);
         let (now, half) = (Instant::now(), self.options.timing.renew_deadline / 2);
         let waited = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
         match tokio::time::timeout(waited, request).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => {
-                Err(LeaseError::Overtaken { action, lease })
-            }
-            Ok(Err(source)) => Err(LeaseError::Api { action, lease, answer: Box::new(source) }),
-            Err(_) => Err(LeaseError::NoAnswer { action, lease, waited }),
+            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(LeaseError::Overtaken(action)),
+            Ok(Err(error)) => Err(LeaseError::Api { action, answer: Box::new(error) }),
+            Err(_) => Err(LeaseError::NoAnswer { action, waited }),
         }
     }
 
     fn report(&mut self, error: &LeaseError) {
-        let text = chain(error);
+        let text = error.to_string();
         if self.reported.as_ref() == Some(&text) {
             tracing::debug!(error = text, "lease");
             return;
         }
-        let hint = match error {
-            LeaseError::Api { answer, .. } if is_forbidden(answer) => {
+        let code = match error {
+            LeaseError::Api { answer, .. } => match &**answer {
+                kube::Error::Api(status) => status.code,
+                _ => 0,
+            },
+            LeaseError::NoAnswer { .. } | LeaseError::Overtaken(_) => 0,
+        };
+        let hint = match code {
+            403 => {
                 "add apiGroups [coordination.k8s.io], resources [leases], verbs [get, create, update] to farrier's Role"
             }
-            LeaseError::Api { answer, .. } if matches!(&**answer, kube::Error::Api(status) if status.code == 404) => {
-                "create the namespace, or name another one with --lease-namespace"
-            }
+            404 => "create the namespace, or name another one with --lease-namespace",
             _ => "it is tried again",
         };
         tracing::warn!(error = text, hint, "lease");
         self.reported = Some(text);
     }
-}
-
-fn is_forbidden(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 403)
 }
 
 fn record_of(lease: &Lease) -> Record {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 /// The required part of a pod's node affinity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodeAffinity {
@@ -14,28 +16,31 @@ pub enum NodeAffinity {
     Unsupported(String),
 }
 
-/// One term: a node must satisfy all of its requirements. An empty term admits no node.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// One term: a node must satisfy all of its requirements. An empty term admits no node. It is written in the API's form.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SelectorTerm {
     /// `matchExpressions`, over labels.
+    #[serde(rename = "matchExpressions", skip_serializing_if = "Vec::is_empty")]
     pub expressions: Vec<Requirement>,
     /// `matchFields`; only `metadata.name` exists.
+    #[serde(rename = "matchFields", skip_serializing_if = "Vec::is_empty")]
     pub fields: Vec<Requirement>,
 }
 
 /// One requirement.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Requirement {
     /// The label's key or the field's name.
     pub key: String,
     /// How values are compared.
     pub operator: Operator,
     /// What they are compared with.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub values: Vec<String>,
 }
 
 /// How a requirement compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Operator {
     /// One of the values.
     In,

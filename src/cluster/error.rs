@@ -1,0 +1,243 @@
+//! Pure: what goes wrong with a cluster, in words that a platform engineer can act on.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+/// What went wrong with a cluster.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A file of this machine.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// A manifest that Kubernetes would not accept.
+    #[error("read manifest {path}:{line}:{column}: {reason}")]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// More than farrier reads.
+    #[error("read manifests in {path}: {reason}")]
+    TooLarge {
+        /// The file or directory.
+        path: PathBuf,
+        /// Which bound.
+        reason: String,
+    },
+    /// The field of a manifest is not what the plan saw. The next pass plans anew.
+    #[error("set image of {object}: it holds {found:?}, and {expected:?} was planned for")]
+    Conflict {
+        /// The DaemonSet and container.
+        object: String,
+        /// What the plan saw.
+        expected: String,
+        /// What is there.
+        found: String,
+    },
+    /// The field of a manifest is not there, is there twice, or cannot be set where it stands.
+    #[error("set image of {object}: {reason}")]
+    Refused {
+        /// The DaemonSet and container.
+        object: String,
+        /// Why.
+        reason: String,
+    },
+    /// Neither a kubeconfig nor the files of a pod's service account say how to reach a cluster.
+    #[error("find the cluster: {0}")]
+    Configuration(String),
+    /// A call of the API server.
+    #[error("{action}: {error}")]
+    Api {
+        /// What was done, to what.
+        action: String,
+        /// Why it failed.
+        error: ApiError,
+    },
+}
+
+/// Why a call of the API server failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// It does not answer, or has too much to do, for longer than farrier waits. Transient.
+    #[error("the API server is unavailable: {0}")]
+    Unavailable(String),
+    /// It does not know who is asking.
+    #[error("the API server does not accept the credentials: {0}")]
+    Unauthorized(String),
+    /// A right is missing.
+    #[error("{}", .0.sentence())]
+    Forbidden(Box<MissingRight>),
+    /// The object does not exist (any more). The next pass plans anew.
+    #[error("it is gone")]
+    Gone,
+    /// The object is not in the state that the plan saw. The next pass plans anew.
+    #[error("it has changed since it was read: {0}")]
+    Changed(String),
+    /// The API server, or an admission webhook, does not accept what was written.
+    #[error("the API server refuses it: {0}")]
+    Rejected(String),
+    /// The change is not one that farrier writes.
+    #[error("it cannot be written: {0}")]
+    Unwritable(String),
+    /// A PodDisruptionBudget does not let the pod go now.
+    #[error("{0}")]
+    Disruption(String),
+    /// This process may not write (any more).
+    #[error("nothing is written: {0}")]
+    Fenced(String),
+}
+
+impl ClusterError {
+    /// Can the same call succeed later, without anything being changed?
+    pub fn is_transient(&self) -> bool {
+        self.is_unreachable() || matches!(self, Self::Api { error: ApiError::Disruption(_), .. })
+    }
+
+    /// Could the cluster not be reached?
+    pub fn is_unreachable(&self) -> bool {
+        matches!(self, Self::Api { error: ApiError::Unavailable(_), .. })
+    }
+
+    /// Is the object another by now, so that a new plan is called for?
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. } | Self::Api { error: ApiError::Changed(_) | ApiError::Gone, .. })
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let error = match self {
+            Self::Configuration(_) => {
+                return Some(
+                    "name a context with --cluster kube:CONTEXT, set KUBECONFIG, or see that `kubectl cluster-info` \
+                     works; in a pod, mount the service account's token"
+                        .to_owned(),
+                );
+            }
+            Self::Api { error, .. } => error,
+            Self::Io(_)
+            | Self::Manifest { .. }
+            | Self::TooLarge { .. }
+            | Self::Conflict { .. }
+            | Self::Refused { .. } => return None,
+        };
+        let hint = match error {
+            ApiError::Unavailable(_) => {
+                "see that `kubectl version` reaches the API server from here; farrier tries again with its next pass"
+            }
+            ApiError::Unauthorized(_) => {
+                "log in again, or see that the kubeconfig's or service account's token has not run out"
+            }
+            ApiError::Forbidden(missing) => return Some(missing.remedy()),
+            ApiError::Disruption(_) => {
+                "the pod is evicted once its PodDisruptionBudget allows it; see `kubectl get pdb -A`"
+            }
+            ApiError::Gone
+            | ApiError::Changed(_)
+            | ApiError::Rejected(_)
+            | ApiError::Unwritable(_)
+            | ApiError::Fenced(_) => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// A right that farrier needs and does not have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingRight {
+    /// Who farrier is to the API server, where that is known.
+    pub user: Option<String>,
+    /// What it may not do: `list`.
+    pub verb: &'static str,
+    /// The API group; empty for the core group.
+    pub group: String,
+    /// The resource, with its subresource: `pods/eviction`.
+    pub resource: String,
+    /// Where.
+    pub scope: Scope,
+    /// All verbs that farrier needs for this resource.
+    pub verbs: &'static [&'static str],
+}
+
+/// Where a right counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// A resource without namespaces.
+    Cluster,
+    /// Every namespace.
+    AllNamespaces,
+    /// One namespace.
+    Namespace(String),
+}
+
+impl MissingRight {
+    /// What may not be done: `farrier may not list daemonsets.apps in all namespaces (as ...)`.
+    pub fn sentence(&self) -> String {
+        let Self { user, verb, group, resource, scope, verbs: _ } = self;
+        let mut text = format!("farrier may not {verb} {resource}");
+        if !group.is_empty() {
+            let _ = write!(text, ".{group}");
+        }
+        match scope {
+            Scope::Cluster => {}
+            Scope::AllNamespaces => text.push_str(" in all namespaces"),
+            Scope::Namespace(namespace) => {
+                let _ = write!(text, " in namespace {namespace}");
+            }
+        }
+        if let Some(user) = user {
+            let _ = write!(text, " (as {user})");
+        }
+        text
+    }
+
+    /// The rule to add.
+    pub fn remedy(&self) -> String {
+        let Self { user: _, verb: _, group, resource, scope, verbs } = self;
+        let group = if group.is_empty() { "\"\"" } else { group };
+        let role = match scope {
+            Scope::Cluster | Scope::AllNamespaces => "ClusterRole".to_owned(),
+            Scope::Namespace(namespace) => format!("ClusterRole, or a Role in namespace {namespace}"),
+        };
+        format!("add apiGroups [{group}], resources [{resource}], verbs [{}] to its {role}", verbs.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_right_names_the_rule() {
+        let right = MissingRight {
+            user: Some("system:serviceaccount:farrier:farrier".to_owned()),
+            verb: "list",
+            group: "apps".to_owned(),
+            resource: "daemonsets".to_owned(),
+            scope: Scope::AllNamespaces,
+            verbs: &["get", "list", "watch"],
+        };
+        assert_eq!(
+            format!("{}: {}", right.sentence(), right.remedy()),
+            "farrier may not list daemonsets.apps in all namespaces (as system:serviceaccount:farrier:farrier): \
+             add apiGroups [apps], resources [daemonsets], verbs [get, list, watch] to its ClusterRole"
+        );
+        let right = MissingRight {
+            user: None,
+            verb: "create",
+            group: String::new(),
+            resource: "pods/eviction".to_owned(),
+            scope: Scope::Namespace("gpu".to_owned()),
+            verbs: &["create"],
+        };
+        assert_eq!(right.sentence(), "farrier may not create pods/eviction in namespace gpu");
+        assert_eq!(
+            right.remedy(),
+            "add apiGroups [\"\"], resources [pods/eviction], verbs [create] to its ClusterRole, or a Role in \
+             namespace gpu"
+        );
+    }
+}

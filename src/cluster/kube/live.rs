@@ -1,0 +1,188 @@
+//! Adapter: a live cluster as the loop sees it.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use k8s_openapi::api::{apps::v1::DaemonSet, core::v1::Pod};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, ListParams},
+};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::{
+    super::{
+        error::{ApiError, ClusterError, Scope},
+        source::{Cluster, Fence},
+    },
+    call::Caller,
+    connect::{Connection, KubeOptions, connect, who_am_i},
+    stats::KubeStats,
+    store::{Readiness, Store},
+    watch::{READ, Shared, supervise},
+};
+use crate::plan::{Candidates, Change, ClusterSnapshot, Interest};
+
+/// Objects that are asked for at once to see which images they name: a pod has some 10 KiB.
+const PAGE: u32 = 250;
+
+/// A live cluster. Its watches run until it is dropped, or the token that it was given is cancelled.
+pub struct KubeCluster {
+    pub(super) shared: Arc<Shared>,
+    pub(super) caller: Caller,
+    /// Where the API server is, for people.
+    address: String,
+    namespace: String,
+    /// The store's generation when the last snapshot was taken.
+    taken: AtomicU64,
+    cancel: CancellationToken,
+    _watches: DropGuard,
+}
+
+impl KubeCluster {
+    /// Finds the cluster, asks who farrier is there, and begins to watch. The first lists need not be complete then:
+    /// [`Cluster::snapshot`] waits for them.
+    pub async fn connect(
+        options: KubeOptions,
+        interest: Interest,
+        cancel: CancellationToken,
+    ) -> Result<Arc<Self>, ClusterError> {
+        let Connection { client, stats, address, namespace } = connect(&options).await?;
+        let caller = Caller::new(stats.clone());
+        let user = who_am_i(&caller, &client, &address).await?;
+        tracing::info!(address, user = user.as_deref().unwrap_or_default(), "cluster found");
+        let store = Store::new(interest);
+        let shared = Arc::new(Shared::new(client, stats, user, options.discovery_interval, store));
+        let cancel = cancel.child_token();
+        tokio::spawn(supervise(shared.clone(), cancel.clone()));
+        let watches = cancel.clone().drop_guard();
+        Ok(Arc::new(Self {
+            shared,
+            caller,
+            address,
+            namespace,
+            taken: AtomicU64::new(0),
+            cancel,
+            _watches: watches,
+        }))
+    }
+
+    /// From now on every write asks first.
+    pub fn set_fence(&self, fence: Arc<dyn Fence>) {
+        self.caller.set_fence(fence);
+    }
+
+    /// The client, for what other parts read and write. Its requests are counted, too; the fence is theirs to ask.
+    pub fn client(&self) -> Client {
+        self.shared.client.clone()
+    }
+
+    /// farrier's own namespace.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Counters of requests.
+    pub fn stats(&self) -> &KubeStats {
+        &self.shared.stats
+    }
+
+    /// Reads all objects of a kind, page by page, and keeps nothing but what they mention.
+    async fn add_mentions(
+        &self,
+        resource: &ApiResource,
+        images: &Candidates,
+        mentioned: &mut BTreeSet<String>,
+    ) -> Result<(), ApiError> {
+        let right = self.shared.right("list", resource, Scope::AllNamespaces, READ);
+        let api: Api<DynamicObject> = Api::all_with(self.client(), resource);
+        let mut page = ListParams::default().limit(PAGE);
+        loop {
+            let list = self.caller.read(&right, || api.list(&page)).await?;
+            for item in list.items {
+                let text = serde_json::to_string(&item).map_err(|e| ApiError::Rejected(e.to_string()))?;
+                images.mentioned_in(&text, mentioned);
+            }
+            match list.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = page.continue_token(&token),
+                None => return Ok(()),
+            }
+        }
+    }
+}
+
+#[async_trait::async_trait]
+impl Cluster for KubeCluster {
+    fn describe(&self) -> String {
+        format!("Kubernetes cluster at {}", self.address)
+    }
+
+    /// Waits until everything has been listed once. Later it returns at once, also while the API server is away: a
+    /// write then finds out.
+    async fn snapshot(&self) -> Result<ClusterSnapshot, ClusterError> {
+        let failed =
+            |error| ClusterError::Api { action: format!("read the cluster at {}", self.address), error };
+        let stopped = || failed(ApiError::Unavailable("farrier is stopping".to_owned()));
+        let mut bell = self.shared.listen();
+        loop {
+            bell.mark_unchanged();
+            {
+                let store = self.shared.store();
+                match store.readiness() {
+                    Readiness::Ready => {
+                        self.taken.store(store.generation(), Ordering::Relaxed);
+                        return Ok(store.snapshot());
+                    }
+                    Readiness::Waiting => {}
+                    Readiness::Forbidden(right) => return Err(failed(ApiError::Forbidden(Box::new(right)))),
+                    Readiness::Unauthorized(reason) => return Err(failed(ApiError::Unauthorized(reason))),
+                    Readiness::Failing(reason) => return Err(failed(ApiError::Unavailable(reason))),
+                }
+            }
+            tokio::select! {
+                () = self.cancel.cancelled() => return Err(stopped()),
+                rung = bell.changed() => rung.map_err(|_| stopped())?,
+            }
+        }
+    }
+
+    async fn mentions(&self, images: &Candidates) -> Result<BTreeSet<String>, ClusterError> {
+        let mut mentioned = BTreeSet::new();
+        images.mentioned_in_snapshot(&self.snapshot().await?, &mut mentioned);
+        for resource in [ApiResource::erase::<DaemonSet>(&()), ApiResource::erase::<Pod>(&())] {
+            self.add_mentions(&resource, images, &mut mentioned).await.map_err(|error| {
+                let what = &resource.plural;
+                let action = format!("list {what} in all namespaces, to see which images they name");
+                ClusterError::Api { action, error }
+            })?;
+        }
+        Ok(mentioned)
+    }
+
+    async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
+        self.write(change).await
+    }
+
+    async fn changed(&self) {
+        let taken = self.taken.load(Ordering::Relaxed);
+        let mut bell = self.shared.listen();
+        while self.shared.store().generation() <= taken {
+            if bell.changed().await.is_err() {
+                // Nothing changes any more.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    fn set_interest(&self, interest: &Interest) {
+        self.shared.tell(|store| {
+            store.set_interest(interest.clone());
+            true
+        });
+    }
+}

@@ -1,0 +1,168 @@
+//! Pure: from a Pod, as the API server gives it, to facts.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodSpec, PodStatus,
+};
+use kube::core::object;
+
+use super::{
+    errors::one_line,
+    facts::version,
+    object::{Facts, Object},
+};
+use crate::plan::PodFacts;
+
+pub(super) type PodObject = object::Object<PodSpec, PodStatus>;
+
+/// A pod's facts; `daemon_set` is empty where no DaemonSet controls it.
+pub(super) fn pod(pod: PodObject) -> Object {
+    let PodObject { types: _, metadata, spec, status } = pod;
+    let status = status.unwrap_or_default();
+    let version = version(&metadata);
+    let mut owners = metadata.owner_references.into_iter().flatten();
+    let owner = owners.find(|owner| owner.controller == Some(true) && owner.kind == "DaemonSet");
+    let bound = spec.node_name.as_ref().is_some_and(|name| !name.is_empty());
+    let node = if bound { spec.node_name.clone() } else { intended_node(&spec) };
+    let facts = PodFacts {
+        version: version.clone(),
+        daemon_set: owner.map(|owner| owner.uid).unwrap_or_default(),
+        node: node.unwrap_or_default(),
+        bound,
+        images: images(&spec),
+        ready: condition(&status, "Ready", "True").is_some(),
+        created: metadata.creation_timestamp.map(|time| time.0),
+        deleting: metadata.deletion_timestamp.is_some(),
+        messages: messages(&status),
+        namespace: metadata.namespace.unwrap_or_default(),
+        name: metadata.name.unwrap_or_default(),
+    };
+    Object { version, facts: Facts::Pod(Box::new(facts)) }
+}
+
+fn images(spec: &PodSpec) -> BTreeMap<String, String> {
+    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    all.map(|container| (container.name.clone(), container.image.clone().unwrap_or_default())).collect()
+}
+
+/// The node that the DaemonSet controller made the pod for, which the pod's node affinity names.
+fn intended_node(spec: &PodSpec) -> Option<String> {
+    let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let mut fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
+    let field = fields.find(|field| field.key == "metadata.name" && field.operator == "In")?;
+    field.values.as_ref()?.first().cloned()
+}
+
+/// The message of a condition that has this status.
+fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s str> {
+    let mut conditions = status.conditions.iter().flatten();
+    let found = conditions.find(|condition| condition.type_ == kind && condition.status == value)?;
+    Some(found.message.as_deref().unwrap_or_default())
+}
+
+/// Why its containers do not run.
+fn messages(status: &PodStatus) -> Vec<String> {
+    let init = status.init_container_statuses.iter().flatten();
+    let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
+    let unscheduled = condition(status, "PodScheduled", "False").filter(|message| !message.is_empty());
+    let unscheduled = unscheduled.map(|message| format!("not scheduled: {message}"));
+    let pod = status.message.clone().filter(|message| !message.is_empty());
+    containers.chain(unscheduled).chain(pod).map(|message| one_line(&message)).collect()
+}
+
+fn container_messages(status: &ContainerStatus) -> impl Iterator<Item = String> {
+    let ended = |state: &Option<ContainerState>| state.as_ref().and_then(|state| state.terminated.clone());
+    let waiting = status.state.as_ref().and_then(|state| state.waiting.clone());
+    let waiting = waiting.and_then(|ContainerStateWaiting { reason, message }| {
+        describe(&status.name, reason.as_deref(), None, message.as_deref())
+    });
+    let ended = ended(&status.state).or_else(|| ended(&status.last_state));
+    let ended = ended.and_then(|ContainerStateTerminated { reason, exit_code, message, .. }| {
+        describe(&status.name, reason.as_deref(), Some(exit_code), message.as_deref())
+    });
+    waiting.into_iter().chain(ended)
+}
+
+/// `None` for what is no trouble: a container that is being made, or that ended well.
+fn describe(
+    container: &str,
+    reason: Option<&str>,
+    exit_code: Option<i32>,
+    message: Option<&str>,
+) -> Option<String> {
+    let harmless = [Some("ContainerCreating"), Some("PodInitializing"), Some("Completed")].contains(&reason);
+    if exit_code == Some(0) || harmless {
+        return None;
+    }
+    let code = exit_code.map(|code| format!("exit code {code}"));
+    let parts = [reason, code.as_deref(), message].into_iter().flatten().filter(|part| !part.is_empty());
+    let parts: Vec<&str> = parts.collect();
+    (!parts.is_empty()).then(|| format!("{container}: {}", parts.join(": ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn facts(spec: &Value, status: &Value) -> PodFacts {
+        let found: PodObject = serde_json::from_value(json!({
+            "metadata": {
+                "name": "p", "namespace": "s", "uid": "u", "resourceVersion": "1",
+                "creationTimestamp": "2026-01-02T03:04:05Z",
+                "ownerReferences": [
+                    {"kind": "Node", "name": "x", "uid": "no", "apiVersion": "v1"},
+                    {"kind": "DaemonSet", "name": "d", "uid": "ds", "apiVersion": "apps/v1", "controller": true},
+                ],
+            },
+            "spec": spec, "status": status,
+        }))
+        .unwrap();
+        let Facts::Pod(facts) = pod(found).facts else { panic!("no pod") };
+        *facts
+    }
+
+    #[test]
+    fn a_pod_says_where_it_runs_or_is_meant_to() {
+        let containers = json!([{"name": "c", "image": "i:1"}]);
+        let bound = facts(&json!({"nodeName": "n1", "containers": containers}), &json!({}));
+        assert_eq!((bound.node.as_str(), bound.bound, bound.daemon_set.as_str()), ("n1", true, "ds"));
+        assert_eq!(bound.images, [("c".to_owned(), "i:1".to_owned())].into());
+        let affinity = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchFields": [
+                {"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]}}});
+        let pending = facts(&json!({"affinity": affinity, "containers": containers}), &json!({}));
+        assert_eq!((pending.node.as_str(), pending.bound), ("n2", false));
+    }
+
+    #[test]
+    fn a_pod_says_why_it_does_not_run() {
+        let status = json!({
+            "conditions": [
+                {"type": "Ready", "status": "False"},
+                {"type": "PodScheduled", "status": "False", "message": "0/3 nodes fit"},
+            ],
+            "initContainerStatuses": [{"name": "i", "state": {"terminated": {"reason": "Completed", "exitCode": 0}}}],
+            "containerStatuses": [
+                {"name": "a", "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}},
+                 "lastState": {"terminated": {"reason": "Error", "exitCode": 3, "message": "no\ndevice\u{1b}[0m"}}},
+                {"name": "b", "state": {"waiting": {"reason": "ContainerCreating"}}},
+            ],
+        });
+        let failing = facts(&json!({}), &status);
+        assert!(!failing.ready);
+        assert_eq!(
+            failing.messages,
+            [
+                "a: CrashLoopBackOff: back-off",
+                "a: Error: exit code 3: no device [0m",
+                "not scheduled: 0/3 nodes fit",
+            ]
+        );
+        let ready = facts(&json!({}), &json!({"conditions": [{"type": "Ready", "status": "True"}]}));
+        assert!(ready.ready && ready.messages.is_empty());
+    }
+}

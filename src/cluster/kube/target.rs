@@ -1,0 +1,90 @@
+//! Pure: what one watch is for, and why it brings nothing.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    core::v1::{Node, Pod},
+};
+use kube::api::{ApiResource, GroupVersionKind};
+
+use super::{super::error::MissingRight, object::Key};
+use crate::{image::OperatorResource, plan::Seen};
+
+/// What one watch is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Target {
+    DaemonSets,
+    Nodes,
+    /// Those of one DaemonSet.
+    Pods {
+        namespace: String,
+        daemon_set: String,
+        uid: String,
+    },
+    Resources(OperatorResource),
+}
+
+impl Target {
+    /// The kind in the API's terms.
+    pub(super) fn resource(&self) -> ApiResource {
+        match self {
+            Self::DaemonSets => ApiResource::erase::<DaemonSet>(&()),
+            Self::Nodes => ApiResource::erase::<Node>(&()),
+            Self::Pods { .. } => ApiResource::erase::<Pod>(&()),
+            Self::Resources(kind) => {
+                let gvk = GroupVersionKind::gvk(kind.group(), kind.version(), kind.kind());
+                ApiResource::from_gvk_with_plural(&gvk, kind.plural())
+            }
+        }
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        match self {
+            Self::DaemonSets => Seen::DaemonSets,
+            Self::Nodes => Seen::Nodes,
+            Self::Pods { .. } => Seen::Pods,
+            Self::Resources(_) => Seen::Resources,
+        }
+    }
+}
+
+/// What a watch was started for. A watch with another scope than what is needed now is started anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WatchScope {
+    /// The DaemonSets that are kept.
+    Named(BTreeSet<Key>),
+    /// The labels that are kept.
+    Labels(BTreeSet<String>),
+    /// The pods' selector.
+    Selector(String),
+    /// All objects.
+    All,
+}
+
+impl WatchScope {
+    pub(super) fn covers(&self, needed: &Self) -> bool {
+        match (self, needed) {
+            (Self::Labels(have), Self::Labels(need)) => have.is_superset(need),
+            (have, need) => have == need,
+        }
+    }
+}
+
+/// Why a watch brings nothing.
+#[derive(Clone, Debug)]
+pub(super) enum Trouble {
+    Forbidden(MissingRight),
+    /// The credentials are not accepted.
+    Unauthorized {
+        attempts: u32,
+        reason: String,
+    },
+    /// No answer, or not the right one.
+    Failing {
+        attempts: u32,
+        reason: String,
+    },
+    /// The API does not serve this kind.
+    Absent,
+}
