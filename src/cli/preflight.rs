@@ -60,7 +60,7 @@ pub struct Asked<'a> {
     pub ready: bool,
     #[serde(flatten)]
     pub next: Option<&'a Next>,
-    /// Why nothing is known of what it will need.
+    /// Why it is not known which images it will need.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }

@@ -14,7 +14,7 @@ use crate::{
     registry::RegistryLocation,
 };
 
-/// What a site must get; `None` where something of it is missing, which has been told then.
+/// What a site must get; `None` where something is missing, after a message that names it.
 pub(super) async fn contents(
     controller: &Controller,
     args: &BundleExportArgs,

@@ -21,7 +21,7 @@ use crate::{
     registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry},
 };
 
-/// An image whose layers are at hand.
+/// An image whose layers are files of this machine.
 pub(super) struct OpenImage {
     /// As the user named it.
     name: String,

@@ -56,7 +56,7 @@ impl Kernel {
         };
         match image {
             Some(image) => kernel.learn(context, image).await?,
-            None => kernel.take_image_at_hand(context).await?,
+            None => kernel.take_cached_image(context).await?,
         }
         Ok(kernel)
     }
@@ -70,7 +70,7 @@ impl Kernel {
         Ok(Some(self.facts.beyond_headers.clone()))
     }
 
-    /// The image to boot: the one at hand, else this machine's, else what the family says.
+    /// The image to boot: the one that was read, else this machine's, else what the family says.
     pub async fn bootable(&mut self, context: &Context<'_>) -> Result<KernelImage, CliError> {
         if let Some(image) = &self.image {
             return Ok(image.clone());
@@ -94,7 +94,7 @@ impl Kernel {
     }
 
     /// Uses the image that the family names if it is here; else says how it could be had.
-    async fn take_image_at_hand(&mut self, context: &Context<'_>) -> Result<(), CliError> {
+    async fn take_cached_image(&mut self, context: &Context<'_>) -> Result<(), CliError> {
         let Some(target) = self.target.clone() else { return Ok(()) };
         // With --headers no definitions are needed: broken ones must not stand in the way.
         let settings = match context.settings() {

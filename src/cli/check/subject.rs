@@ -23,7 +23,7 @@ const MAX_TABLE: u64 = 64 << 20;
 pub(super) enum Subject {
     /// A module file or a directory.
     Path(PathBuf),
-    /// An image, its layers at hand.
+    /// An image, its layers fetched.
     Image(OpenImage),
 }
 

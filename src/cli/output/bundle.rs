@@ -89,7 +89,7 @@ pub fn listing(bundle: &Bundle) -> String {
     format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), summary(bundle))
 }
 
-/// How many of what, and how large.
+/// How many contents of each kind, and how large.
 pub fn summary(bundle: &Bundle) -> String {
     let index = bundle.index();
     let (carried, in_base) = index.bytes();

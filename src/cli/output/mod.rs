@@ -78,7 +78,7 @@ fn lines<const N: usize>(
     table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }
 
-/// Names, labels and annotations come from strangers: a terminal must not take them for commands.
+/// Names, labels and annotations come from outside: a terminal must not take them for commands.
 pub fn printable(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
