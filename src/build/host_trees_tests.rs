@@ -72,7 +72,7 @@ async fn a_tree_goes_into_the_build_and_into_the_check() {
     let [table] = needed.tables.as_slice() else { panic!("{} tables", needed.tables.len()) };
     assert_eq!((table.image.as_str(), table.symbols.len()), ("mofed", 1));
 
-    // Somebody collects it again between plan and build.
+    // It is collected again between plan and build.
     write(&bench, "0x0000ffff");
     let error = fetch(&job).await.err().unwrap();
     assert!(error.to_string().contains("its tree has been changed since the build was planned"), "{error}");

@@ -120,7 +120,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     let after = bench.build(K9).await.unwrap();
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
 
-    // Switched off again, a signed payload is nobody's: signatures are not taken off.
+    // Switched off again, a signed payload is of no use: signatures are not taken off.
     bench.controller.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();

@@ -132,7 +132,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
     fs::remove_file(bench.controller.definitions.root.join(format!("headers-{K10}/Module.symvers"))).unwrap();
     assert!(told(&bench).await.starts_with(&format!("the payload of {K9}: the check says unknown")));
 
-    // Without symbol versions nobody vouches for the layout: what is published is `unknown`, and does not lend.
+    // Without symbol versions nothing vouches for the layout: what is published is `unknown`, and does not lend.
     let bench = compatible();
     let mut unversioned = module();
     unversioned.versions = None;

@@ -114,7 +114,7 @@ impl Bench {
         let options = RegistryOptions::default();
         let image = image(spec);
         let heard = Arc::new(Heard::default());
-        // Nobody listens there: whoever asks for the engine is told so.
+        // Nothing listens there: a build that needs the engine fails.
         let env = EngineEnv {
             docker_host: Some(format!("unix://{}", at("none.sock").display())),
             runtime_dir: None,
@@ -188,7 +188,7 @@ impl Bench {
         self.directory.path()
     }
 
-    /// With somebody who boots.
+    /// With a boot check that gives this answer.
     pub(crate) fn with_boot(
         mut self,
         answer: fn() -> Result<BootReport, TargetError>,
@@ -271,7 +271,7 @@ impl Bench {
         crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }
 
-    /// Takes a tag away from the registry, as somebody's clean-up does.
+    /// Takes a tag away from the registry, as a clean-up does.
     pub(crate) fn lose(&self, reference: &ImageReference) {
         let path = self.directory.path().join("layout/index.json");
         let mut index: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();

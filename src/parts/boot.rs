@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{TargetError, retry::with_retry};
+use super::{error::TargetError, retry::with_retry};
 use crate::{
     boot::{self, BootRequest},
     inputs::{Fetcher, KernelImageLookup},

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use tokio::sync::OnceCell;
 
-use super::TargetError;
+use super::error::TargetError;
 use crate::{
     blocking::blocking,
     boot,

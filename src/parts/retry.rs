@@ -2,7 +2,7 @@
 
 use tokio_util::sync::CancellationToken;
 
-use super::TargetError;
+use super::error::TargetError;
 use crate::{fault::chain, registry::retry_delay};
 
 /// Runs `action` until it succeeds, fails for good, or the retry policy gives up.

@@ -1,4 +1,4 @@
-//! Adapter: the modules of any image, for a check of what somebody else built.
+//! Adapter: the modules of any image, for a check of images that farrier did not build.
 
 use std::{
     collections::BTreeSet,

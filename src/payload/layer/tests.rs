@@ -160,7 +160,7 @@ fn nothing_is_left_when_the_payload_cannot_be_read() {
     let directory = tempfile::tempdir().unwrap();
     let out = directory.path().join("layer");
     let error = write_payload_layer(&directory.path().join("absent"), false, &out).unwrap_err();
-    assert!(matches!(error, PayloadError::Io(_)), "{error}");
+    assert!(matches!(error, PayloadError::Walk(_)), "{error}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
 
