@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    controller::{Controller, PassReport, live},
+    controller::{Controller, PassReport, live::once::run_once},
     image::{Cpus, Memory},
     plan::Interest,
 };
@@ -76,7 +76,7 @@ async fn once(
     controller: Controller,
     cluster: Arc<dyn Cluster>,
 ) -> Result<Exit, CliError> {
-    let report = live::run_once(controller, cluster).await?;
+    let report = run_once(controller, cluster).await?;
     session.show(&report, PassReport::text)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

@@ -11,8 +11,8 @@ mod pass_report;
 mod text;
 
 pub use observe::Memory;
-pub use pass::{PassError, Planned};
-pub use pass_report::{PassReport, RolloutReport, TargetReport};
+pub use pass::Planned;
+pub use pass_report::{PassError, PassReport, RolloutReport, TargetReport};
 
 #[cfg(test)]
 pub(crate) use crate::build::testing;

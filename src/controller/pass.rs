@@ -2,11 +2,10 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use super::{Controller, Memory, TargetReport, apply::prove};
+use super::{Controller, Memory, PassError, TargetReport, apply::prove};
 use crate::{
     build::{self, BuildOptions, Built, add_needs, record_outcome},
-    cache::CacheError,
-    cluster::{Cluster, ClusterError, Directory},
+    cluster::{Cluster, Directory},
     fault::chain,
     image::{DriverImage, RolloutSpec},
     images::{LastRecord, contents, publish_union, record_kernels, sign_published},
@@ -19,17 +18,6 @@ use crate::{
     },
     resolve::{resolve_more, tracked},
 };
-
-/// Why a pass could not be made at all.
-#[derive(Debug, thiserror::Error)]
-pub enum PassError {
-    /// Nodes and rollout targets could not be read.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// The cache.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-}
 
 /// A plan with what it was made from.
 pub struct Planned {

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::{
     controller::{
-        live,
+        live::once::run_once,
         testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
     },
     parts::BootChecker,
@@ -32,7 +32,7 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
         fleet.change(|state| state.node("m", K11));
         gate.open.notify_one();
     };
-    let (report, ()) = tokio::join!(live::run_once(bench.controller.clone(), Arc::clone(&fleet) as _), joins);
+    let (report, ()) = tokio::join!(run_once(bench.controller.clone(), Arc::clone(&fleet) as _), joins);
     let report = report.unwrap();
     let [rollout] = report.rollouts.as_slice() else { panic!("{:?}", report.rollouts) };
     let RolloutDecision::Hold(HoldReason::MixedKernels { kernels }) = &rollout.planned.decision else {

@@ -2,12 +2,12 @@
 //!
 //! One task observes, plans and rolls out; builds have tasks of their own and never hold it up. A pass is due when the
 //! cluster changes, a build ends, the definitions change, leadership changes, a wait is over, and now and then without
-//! any reason, to find what the registry has lost. A single run ([`run_once`]) is the same until nothing is left to do.
+//! any reason, to find what the registry has lost. A single run ([`once`]) is the same until nothing is left to do.
 
 mod activity;
 mod builds;
 mod kernel_changes;
-mod once;
+pub mod once;
 mod queue;
 mod view;
 mod wake;
@@ -18,7 +18,6 @@ use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-pub use once::run_once;
 pub use view::{PassView, StatusSink};
 
 use self::{
