@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, RuntimeBase, SourceSpec, Tag},
     kernel::{KernelFamily, KernelTarget, Toolchain, match_family},
+    store::InputKind,
 };
 
 /// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
@@ -31,6 +32,17 @@ pub enum ContentKind {
     Referrer,
     /// A signature, or a signed statement, under a tag made from its image's digest.
     Signature,
+}
+
+impl From<InputKind> for ContentKind {
+    fn from(kind: InputKind) -> Self {
+        match kind {
+            InputKind::Headers => Self::Headers,
+            InputKind::Source => Self::Source,
+            InputKind::RootFs => Self::RootFs,
+            InputKind::Definitions => Self::Definitions,
+        }
+    }
 }
 
 /// One manifest that a bundle holds, with all that it names: blobs, and the manifests of an index.

@@ -20,7 +20,7 @@ use crate::{
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{KernelFacts, SymbolTable},
     parts::TargetError,
-    store::{Stored, header_tag},
+    store::{StoredInput, header_tag},
 };
 
 /// The running kernel's release, as `uname -r` prints it.
@@ -184,7 +184,11 @@ async fn import_headers(
     session.show(&report, output::headers::report)
 }
 
-fn reference(stored: &Stored, release: &KernelRelease, arch: Architecture) -> Result<String, FetchError> {
+fn reference(
+    stored: &StoredInput,
+    release: &KernelRelease,
+    arch: Architecture,
+) -> Result<String, FetchError> {
     Ok(format!("{}:{}", stored.repository, header_tag(release, arch)?))
 }
 

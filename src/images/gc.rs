@@ -19,7 +19,7 @@ use crate::{
     },
     registry::RegistryError,
     resolve::tracked,
-    store::Kind,
+    store::InputKind,
 };
 
 /// What is asked for.
@@ -295,7 +295,7 @@ async fn report_of(
     plan: GcPlan,
 ) -> Result<GcReport, TargetError> {
     let mut stored = Vec::new();
-    for kind in Kind::ALL {
+    for kind in InputKind::ALL {
         stored.extend(count_stored(parts, kind).await?);
     }
     let leftover = |(repository, subject): &(Repository, Digest)| Leftover {
@@ -320,7 +320,7 @@ async fn report_of(
 }
 
 /// How much of one kind the store keeps; `None` where it has none.
-async fn count_stored(parts: &Parts, kind: Kind) -> Result<Option<StoredKind>, TargetError> {
+async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKind>, TargetError> {
     let repository = parts.location.repository(kind.repository())?;
     let tags = parts.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();

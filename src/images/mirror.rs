@@ -13,12 +13,12 @@ use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
     fault::chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
-    inputs::{self, FetchError, Kept, Lookup, bootstrap_key},
+    inputs::{self, FetchError, Lookup, StoredUnder, bootstrap_key},
     kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
     parts::{Parts, TargetError},
     plan::Resolved,
     resolve::resolve,
-    store::{self, Kind, Stored},
+    store::{self, InputKind, StoredInput},
 };
 
 /// One thing in the store.
@@ -129,7 +129,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
             Err(error) => missing.push(missing_of(input.what(), &error)),
         }
     }
-    match named(parts, ContentKind::Definitions, Kind::Definitions.repository(), inputs::LATEST).await {
+    match named(parts, ContentKind::Definitions, InputKind::Definitions.repository(), inputs::LATEST).await {
         Ok(definitions) => found.extend(definitions),
         Err(error) => missing.push(missing_of("definitions".to_owned(), &error)),
     }
@@ -226,16 +226,16 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
 
 /// A part as it stands in the registry; nothing where it does not.
 async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, TargetError> {
-    let (kind, store_kind, tag) = match input {
-        Input::Source(spec) => (ContentKind::Source, Kind::Source, inputs::source_tag(spec)?),
-        Input::Minimal(spec, arch) => (ContentKind::RootFs, Kind::RootFs, inputs::minimal_tag(spec, *arch)?),
+    let (kind, tag) = match input {
+        Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
+        Input::Minimal(spec, arch) => (InputKind::RootFs, inputs::minimal_tag(spec, *arch)?),
         Input::Bootstrap(spec, arch) => {
             let tag = store::key_tag(&bootstrap_key(spec, *arch)).map_err(FetchError::from)?;
-            (ContentKind::RootFs, Kind::RootFs, tag)
+            (InputKind::RootFs, tag)
         }
         Input::Headers(kernel, _) => {
             let tag = store::header_tag(&kernel.release, kernel.arch).map_err(FetchError::from)?;
-            (ContentKind::Headers, Kind::Headers, tag)
+            (InputKind::Headers, tag)
         }
         Input::Copy(text) => {
             let reference: ImageReference = text.parse()?;
@@ -249,9 +249,9 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, Ta
         }
     };
     let mut found = Vec::new();
-    for content in named(parts, kind, store_kind.repository(), tag.as_str()).await? {
+    for content in named(parts, kind.into(), kind.repository(), tag.as_str()).await? {
         // The tag that never changes goes with the one that does.
-        found.extend(further_tag(parts, kind, store_kind, &content).await?);
+        found.extend(further_tag(parts, kind, &content).await?);
         found.push(content);
     }
     if let Input::Bootstrap(spec, arch) = input {
@@ -264,16 +264,15 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, Ta
 
 async fn further_tag(
     parts: &Parts,
-    kind: ContentKind,
-    store_kind: Kind,
+    kind: InputKind,
     content: &Content,
 ) -> Result<Option<Content>, TargetError> {
     let (Some(store), Some(tag)) = (parts.fetcher.store(), &content.tag) else { return Ok(None) };
-    let stored = store.find(store_kind, tag).await.map_err(FetchError::from)?;
+    let stored = store.find(kind, tag).await.map_err(FetchError::from)?;
     let Some(tag) = stored.and_then(|stored| inputs::content_tag(&stored)) else {
         return Ok(None);
     };
-    Ok(Some(Content { kind, tag: Some(tag), ..content.clone() }))
+    Ok(Some(Content { tag: Some(tag), ..content.clone() }))
 }
 
 /// What stands under a tag of a repository below the prefix; nothing where nothing does.
@@ -314,16 +313,10 @@ impl Input<'_> {
     }
 }
 
-fn mirrored(kept: &Kept) -> MirroredInput {
-    let Kept { what, stored: Stored { kind, digest, .. }, tags, new } = kept;
-    let content_kind = match kind {
-        Kind::Headers => ContentKind::Headers,
-        Kind::Source => ContentKind::Source,
-        Kind::RootFs => ContentKind::RootFs,
-        Kind::Definitions => ContentKind::Definitions,
-    };
+fn mirrored(kept: &StoredUnder) -> MirroredInput {
+    let StoredUnder { what, stored: StoredInput { kind, digest, .. }, tags, new } = kept;
     let content = Content {
-        kind: content_kind,
+        kind: (*kind).into(),
         repository: kind.repository().to_owned(),
         tag: tags.first().cloned(),
         digest: digest.clone(),

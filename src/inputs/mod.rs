@@ -39,7 +39,7 @@ pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_
 pub use root_fs::{RootFileSystems, bootstrap::bootstrap_key};
 pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};
-pub use stored::{Kept, LATEST, content_tag, minimal_tag, source_tag};
+pub use stored::{LATEST, StoredUnder, content_tag, minimal_tag, source_tag};
 
 use crate::{
     archive::{self, Options},

@@ -13,7 +13,7 @@ use crate::{
     inputs::FetchError,
     kernel::Architecture,
     oci::annotations,
-    store::{StoreError, Stored},
+    store::{StoreError, StoredInput},
 };
 
 /// The layer's name in the entry.
@@ -62,7 +62,7 @@ pub fn record(entry: &Path, digest: &Digest, diff_id: &Digest, size: u64) -> Res
 }
 
 /// The same for a layer that came from the store.
-pub fn record_stored(entry: &Path, stored: &Stored) -> Result<(), FetchError> {
+pub fn record_stored(entry: &Path, stored: &StoredInput) -> Result<(), FetchError> {
     let wrong = || StoreError::NotAnArtifact {
         reference: format!("{}@{}", stored.repository, stored.digest),
         reason: format!("its {} is no digest", annotations::DIFF_ID),

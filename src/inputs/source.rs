@@ -17,7 +17,7 @@ use super::{
     },
     download::download,
     files::{copy_file, listing, names_in},
-    stored::{Input, Kept, content_key, source_tag},
+    stored::{Input, StoredUnder, content_key, source_tag},
     unpack,
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
     blocking::stoppable,
     image::{SourceOrigin, SourceSpec, checked::fits},
     oci::annotations,
-    store::{Kind, Stored, key_tag},
+    store::{InputKind, StoredInput, key_tag},
 };
 
 /// The kind of the cache's entries.
@@ -101,16 +101,16 @@ impl Sources<'_> {
         let place = if is_here {
             fetcher.cache.get_or_make(PLACE, &key, make).await?
         } else {
-            fetcher.obtain(PLACE, Kind::Source, &key, make).await?
+            fetcher.obtain(PLACE, InputKind::Source, &key, make).await?
         };
         Ok(FetchedSource { root: place.join(TREE), origin })
     }
 
     /// Puts the source into the store, unless it is there.
-    pub async fn keep(self, spec: &SourceSpec, root: &Path) -> Result<Kept, FetchError> {
+    pub async fn keep(self, spec: &SourceSpec, root: &Path) -> Result<StoredUnder, FetchError> {
         let SourceIdentity { identity, version } = self.identity(spec, root).await?;
         let input = Input {
-            kind: Kind::Source,
+            kind: InputKind::Source,
             what: format!("source {} ({identity})", spec.name),
             tag: key_tag(&content_key(&identity))?,
             declared: Some(source_tag(spec)?),
@@ -129,14 +129,14 @@ impl Sources<'_> {
 
     /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
     /// content is fixed, and with `--offline` any.
-    async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<Stored>, FetchError> {
+    async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<StoredInput>, FetchError> {
         let wanted = match &spec.from {
             // Its content says what it is, wherever it comes from.
             SourceOrigin::Url { .. } => false,
             SourceOrigin::Path { path, .. } => !root.join(path).exists(),
             SourceOrigin::Apt(source) => package::asks_store(self.0, source, native())?,
         };
-        if wanted { self.0.stored(Kind::Source, &source_tag(spec)?).await } else { Ok(None) }
+        if wanted { self.0.stored(InputKind::Source, &source_tag(spec)?).await } else { Ok(None) }
     }
 
     /// Makes the source's tree in `dir`.

@@ -19,7 +19,7 @@ use crate::{
     kernel::Architecture,
     oci::{Descriptor, Layer, annotations},
     payload::write_payload_layer,
-    store::{self, Item, Kind, PackedDefinitions, Store, Stored},
+    store::{self, InputKind, NewInput, PackedDefinitions, Store, StoredInput},
 };
 
 /// Changes when definitions' own keys are made otherwise.
@@ -35,11 +35,11 @@ const LAYER: &str = "layer";
 
 /// Something that the store holds now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StoredUnder {
     /// What it is, for people.
     pub what: String,
     /// The artifact.
-    pub stored: Stored,
+    pub stored: StoredInput,
     /// The tags by which it is found.
     pub tags: Vec<Tag>,
     /// Was something sent?
@@ -48,7 +48,7 @@ pub struct Kept {
 
 /// An input that is to be in the store.
 pub(super) struct Input {
-    pub(super) kind: Kind,
+    pub(super) kind: InputKind,
     /// For people.
     pub(super) what: String,
     /// The tag that never changes.
@@ -86,7 +86,7 @@ impl Fetcher {
         &self,
         root: &Path,
         secrets: Vec<PathBuf>,
-    ) -> Result<(Kept, Vec<PathBuf>), FetchError> {
+    ) -> Result<(StoredUnder, Vec<PathBuf>), FetchError> {
         let scratch = self.cache.scratch()?;
         let file = scratch.path().join(LAYER);
         let (from, to) = (root.to_owned(), file.clone());
@@ -96,7 +96,7 @@ impl Fetcher {
         let (tag, declared) = (store::key_tag(layer.digest.hex())?, Some(store::key_tag(LATEST)?));
         let packed = Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) }
             .with_notes([(annotations::TITLE, Some(what.clone()))]);
-        let input = Input { kind: Kind::Definitions, what, tag, declared };
+        let input = Input { kind: InputKind::Definitions, what, tag, declared };
         let kept = self.keep(input, async { Ok(packed) }).await?;
         Ok((kept, left_out))
     }
@@ -106,7 +106,7 @@ impl Fetcher {
         &self,
         input: Input,
         content: impl Future<Output = Result<Packed, FetchError>>,
-    ) -> Result<Kept, FetchError> {
+    ) -> Result<StoredUnder, FetchError> {
         match self.required_store()?.find(input.kind, &input.tag).await? {
             Some(stored) => self.name(input, stored, false).await,
             None => self.put(input, content.await?).await,
@@ -114,28 +114,33 @@ impl Fetcher {
     }
 
     /// The same for content that the store lacks.
-    pub(super) async fn put(&self, input: Input, content: Packed) -> Result<Kept, FetchError> {
+    pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder, FetchError> {
         let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
         let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
-        let item = Item { kind: input.kind, tag: &input.tag, file: &file, layer: &layer, annotations };
+        let item = NewInput { kind: input.kind, tag: &input.tag, file: &file, layer: &layer, annotations };
         let stored = self.required_store()?.put(&item).await?;
         self.name(input, stored, true).await
     }
 
     /// Gives what is stored the tag that is made from a definition.
-    pub(super) async fn name(&self, input: Input, stored: Stored, new: bool) -> Result<Kept, FetchError> {
+    pub(super) async fn name(
+        &self,
+        input: Input,
+        stored: StoredInput,
+        new: bool,
+    ) -> Result<StoredUnder, FetchError> {
         let Input { kind: _, what, tag, declared } = input;
         if let Some(declared) = &declared {
             self.required_store()?.name(&stored, declared).await?;
         }
-        Ok(Kept { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
+        Ok(StoredUnder { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
     }
 
     /// An entry of the cache: from the store, else made by `make`.
     pub(super) async fn obtain<F, M>(
         &self,
         place: &str,
-        kind: Kind,
+        kind: InputKind,
         key: &str,
         make: F,
     ) -> Result<PathBuf, FetchError>
@@ -145,7 +150,7 @@ impl Fetcher {
     {
         let fill = |dir: PathBuf| async move {
             match self.stored(kind, &store::key_tag(key)?).await? {
-                Some(stored) if kind == Kind::RootFs => {
+                Some(stored) if kind == InputKind::RootFs => {
                     self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
                     root_fs_layer::record_stored(&dir, &stored)
                 }
@@ -156,7 +161,7 @@ impl Fetcher {
         self.cache.get_or_make(place, key, fill).await
     }
 
-    pub(super) async fn stored(&self, kind: Kind, tag: &Tag) -> Result<Option<Stored>, FetchError> {
+    pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, FetchError> {
         match &self.store {
             Some(store) => Ok(store.find(kind, tag).await?),
             None => Ok(None),
@@ -164,7 +169,7 @@ impl Fetcher {
     }
 
     /// Makes `dir/tree` from an artifact.
-    pub(super) async fn take_tree(&self, stored: &Stored, dir: PathBuf) -> Result<(), FetchError> {
+    pub(super) async fn take_tree(&self, stored: &StoredInput, dir: PathBuf) -> Result<(), FetchError> {
         let what = format!("{}@{}", stored.repository, stored.digest);
         self.take_layer(stored, dir, move |stop, layer, tree| unpack(stop, layer, tree, &what)).await
     }
@@ -172,7 +177,7 @@ impl Fetcher {
     /// Makes `dir/tree` from an artifact by `unpack`, which is given its layer and the empty directory.
     pub(super) async fn take_layer<F>(
         &self,
-        stored: &Stored,
+        stored: &StoredInput,
         dir: PathBuf,
         unpack: F,
     ) -> Result<(), FetchError>
@@ -214,12 +219,12 @@ pub(super) fn content_key(identity: &str) -> String {
 }
 
 /// The tag of a source or root file system that never changes.
-pub fn content_tag(stored: &Stored) -> Option<Tag> {
+pub fn content_tag(stored: &StoredInput) -> Option<Tag> {
     let identity = stored.annotations.get(annotations::IDENTITY)?;
     match stored.kind {
-        Kind::Source => store::key_tag(&content_key(identity)).ok(),
-        Kind::RootFs => store::key_tag(identity).ok(),
-        Kind::Headers | Kind::Definitions => None,
+        InputKind::Source => store::key_tag(&content_key(identity)).ok(),
+        InputKind::RootFs => store::key_tag(identity).ok(),
+        InputKind::Headers | InputKind::Definitions => None,
     }
 }
 

@@ -46,10 +46,10 @@ impl Sites {
     }
 
     /// Keeps a tree under what a definition says, as a connected site would have.
-    async fn keep_as(&self, spec: &SourceSpec, identity: &str, version: Option<&str>) -> Kept {
+    async fn keep_as(&self, spec: &SourceSpec, identity: &str, version: Option<&str>) -> StoredUnder {
         let fetcher = self.fetcher("cache", false);
         let input = Input {
-            kind: Kind::Source,
+            kind: InputKind::Source,
             what: "x".to_owned(),
             tag: store::key_tag(&content_key(identity)).unwrap(),
             declared: Some(source_tag(spec).unwrap()),
@@ -91,9 +91,12 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
     let newer = here.sources().keep(&spec, &sites.here()).await.unwrap();
     assert!(newer.new && newer.stored.digest != kept.stored.digest);
     let store = there.store().unwrap();
-    let tags = store.tags(Kind::Source).await.unwrap();
+    let tags = store.tags(InputKind::Source).await.unwrap();
     assert_eq!(tags.len(), 3, "{tags:?}");
-    assert_eq!(store.find(Kind::Source, &kept.tags[0]).await.unwrap().unwrap().digest, kept.stored.digest);
+    assert_eq!(
+        store.find(InputKind::Source, &kept.tags[0]).await.unwrap().unwrap().digest,
+        kept.stored.digest
+    );
     let newest = there.sources().identity(&spec, &sites.there()).await.unwrap();
     assert_ne!(newest.identity, identity.identity);
 }

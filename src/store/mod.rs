@@ -19,9 +19,9 @@ use crate::{
     registry::{Registry, RegistryLocation},
 };
 
-/// What is kept. Each kind has a repository of its own beside those of the images.
+/// What kind of input is stored. Each has a repository of its own beside those of the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum InputKind {
     /// A kernel's header set.
     Headers,
     /// A source of a driver image.
@@ -32,7 +32,7 @@ pub enum Kind {
     Definitions,
 }
 
-impl Kind {
+impl InputKind {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Headers, Self::Source, Self::RootFs, Self::Definitions];
 
@@ -59,18 +59,18 @@ impl Kind {
 
 /// Does farrier keep something of its own in the repository of this name? No driver image can have it.
 pub fn is_reserved(name: &str) -> bool {
-    Kind::ALL.iter().any(|kind| kind.repository() == name) || OTHERS.contains(&name)
+    InputKind::ALL.iter().any(|kind| kind.repository() == name) || OTHERS.contains(&name)
 }
 
 /// Repositories below the prefix that hold neither driver images nor artifacts: root file systems as images, what copies
 /// of other registries' images stand below, and the record of when kernels were seen.
 const OTHERS: [&str; 3] = ["farrier-rootfs", "mirror", "kernels"];
 
-/// An artifact that the store holds.
+/// A stored input: an artifact in the registry that images are made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stored {
+pub struct StoredInput {
     /// Its kind.
-    pub kind: Kind,
+    pub kind: InputKind,
     /// Where it stands.
     pub repository: Repository,
     /// The manifest's digest.
@@ -81,7 +81,7 @@ pub struct Stored {
     pub annotations: BTreeMap<String, String>,
 }
 
-impl Stored {
+impl StoredInput {
     /// An annotation that it must have.
     pub fn note(&self, key: &str) -> Result<&str, StoreError> {
         self.annotations.get(key).map(String::as_str).ok_or_else(|| StoreError::NotAnArtifact {
@@ -91,11 +91,11 @@ impl Stored {
     }
 }
 
-/// A file that is to be kept.
+/// A file that is to be stored.
 #[derive(Clone, Debug)]
-pub struct Item<'a> {
+pub struct NewInput<'a> {
     /// What it is.
-    pub kind: Kind,
+    pub kind: InputKind,
     /// Its tag; see [`header_tag`] and [`key_tag`].
     pub tag: &'a Tag,
     /// The file.
@@ -120,7 +120,7 @@ impl Store {
     }
 
     /// What is kept under this tag, if anything.
-    pub async fn find(&self, kind: Kind, tag: &Tag) -> Result<Option<Stored>, StoreError> {
+    pub async fn find(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let repository = self.repository(kind)?;
         let Some(found) = self.registry.manifest(&repository, &Version::Tag(tag.clone())).await? else {
             return Ok(None);
@@ -135,26 +135,26 @@ impl Store {
         }
         let [layer] = &manifest.layers[..] else { return Err(wrong("it has not exactly one layer")) };
         let (layer, annotations) = (layer.clone(), manifest.annotations.clone());
-        Ok(Some(Stored { kind, repository, digest: found.digest, layer, annotations }))
+        Ok(Some(StoredInput { kind, repository, digest: found.digest, layer, annotations }))
     }
 
     /// Fetches the layer into a file, which appears whole and verified or not at all.
-    pub async fn fetch(&self, stored: &Stored, to: &Path) -> Result<(), StoreError> {
+    pub async fn fetch(&self, stored: &StoredInput, to: &Path) -> Result<(), StoreError> {
         Ok(self.registry.fetch_blob(&stored.repository, &stored.layer.digest, to).await?)
     }
 
     /// Keeps a file. The same content under the same tag is kept already; other content is refused.
-    pub async fn put(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+    pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         self.keep(item, false).await
     }
 
     /// The same, and other content under the same tag gives way.
-    pub async fn replace(&self, item: &Item<'_>) -> Result<Stored, StoreError> {
+    pub async fn replace(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         self.keep(item, true).await
     }
 
-    async fn keep(&self, item: &Item<'_>, replace: bool) -> Result<Stored, StoreError> {
-        let Item { kind, tag, file, layer, annotations } = item;
+    async fn keep(&self, item: &NewInput<'_>, replace: bool) -> Result<StoredInput, StoreError> {
+        let NewInput { kind, tag, file, layer, annotations } = item;
         let repository = self.repository(*kind)?;
         let manifest = manifest(*kind, layer, annotations);
         let bytes = manifest.to_bytes()?;
@@ -173,13 +173,13 @@ impl Store {
         let version = Version::Tag((*tag).clone());
         self.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
         let layer = (*layer).clone();
-        Ok(Stored { kind: *kind, repository, digest, layer, annotations: annotations.clone() })
+        Ok(StoredInput { kind: *kind, repository, digest, layer, annotations: annotations.clone() })
     }
 
     /// Gives what is kept a further tag, one that is made from a definition: it names what that came to last, and loses
     /// what it named before. Says whether it did not name it already.
-    pub async fn name(&self, stored: &Stored, tag: &Tag) -> Result<bool, StoreError> {
-        let Stored { kind: _, repository, digest, layer: _, annotations: _ } = stored;
+    pub async fn name(&self, stored: &StoredInput, tag: &Tag) -> Result<bool, StoreError> {
+        let StoredInput { kind: _, repository, digest, layer: _, annotations: _ } = stored;
         let version = Version::Tag(tag.clone());
         let named = self.registry.manifest(repository, &version).await?;
         if named.is_some_and(|named| named.digest == *digest) {
@@ -196,12 +196,12 @@ impl Store {
     }
 
     /// The tags of one kind; empty where there are none.
-    pub async fn tags(&self, kind: Kind) -> Result<Vec<Tag>, StoreError> {
+    pub async fn tags(&self, kind: InputKind) -> Result<Vec<Tag>, StoreError> {
         Ok(self.registry.tags(&self.repository(kind)?).await?)
     }
 
     /// Where a kind stands.
-    pub fn repository(&self, kind: Kind) -> Result<Repository, StoreError> {
+    pub fn repository(&self, kind: InputKind) -> Result<Repository, StoreError> {
         Ok(self.location.repository(kind.repository())?)
     }
 }
@@ -213,7 +213,7 @@ impl fmt::Debug for Store {
 }
 
 /// The same layer and notes always give the same manifest.
-fn manifest(kind: Kind, layer: &Descriptor, notes: &BTreeMap<String, String>) -> ImageManifest {
+fn manifest(kind: InputKind, layer: &Descriptor, notes: &BTreeMap<String, String>) -> ImageManifest {
     let mut annotations = notes.clone();
     annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
     ImageManifest {

@@ -10,13 +10,13 @@ fn store(root: &Path) -> Store {
     Store::new(location, registry)
 }
 
-async fn put(store: &Store, root: &Path, tag: &str, content: &[u8]) -> Result<Stored, StoreError> {
+async fn put(store: &Store, root: &Path, tag: &str, content: &[u8]) -> Result<StoredInput, StoreError> {
     let file = root.join("file");
     std::fs::write(&file, content).unwrap();
     let layer = Descriptor::new(media_type::OCI_LAYER_GZIP, Digest::of(content), content.len() as u64);
     let tag = tag.parse().unwrap();
     let annotations = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
-    store.put(&Item { kind: Kind::Source, tag: &tag, file: &file, layer: &layer, annotations }).await
+    store.put(&NewInput { kind: InputKind::Source, tag: &tag, file: &file, layer: &layer, annotations }).await
 }
 
 #[tokio::test]
@@ -24,19 +24,19 @@ async fn what_is_put_is_found_and_never_changes() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
     let tag = "x".parse().unwrap();
-    assert_eq!(store.find(Kind::Source, &tag).await.unwrap(), None);
+    assert_eq!(store.find(InputKind::Source, &tag).await.unwrap(), None);
     let first = put(&store, dir.path(), "x", b"one").await.unwrap();
     assert_eq!(put(&store, dir.path(), "x", b"one").await.unwrap().digest, first.digest);
     let refused = put(&store, dir.path(), "x", b"two").await.unwrap_err();
     assert!(matches!(&refused, StoreError::Taken { holds, .. } if *holds == first.digest), "{refused}");
     assert!(refused.hint().unwrap().contains("never changes"));
-    let found = store.find(Kind::Source, &tag).await.unwrap().unwrap();
+    let found = store.find(InputKind::Source, &tag).await.unwrap().unwrap();
     assert_eq!((&found.digest, &found.annotations["a"]), (&first.digest, &"b".to_owned()));
     let to = dir.path().join("back");
     store.fetch(&found, &to).await.unwrap();
     assert_eq!(std::fs::read(to).unwrap(), b"one");
-    assert_eq!(store.tags(Kind::Source).await.unwrap(), [tag]);
-    assert_eq!(store.tags(Kind::Headers).await.unwrap(), []);
+    assert_eq!(store.tags(InputKind::Source).await.unwrap(), [tag]);
+    assert_eq!(store.tags(InputKind::Headers).await.unwrap(), []);
 }
 
 #[test]

@@ -21,12 +21,12 @@ use crate::{
         FetchError, Lookup, TREE,
         apt::kernel_packages::Found,
         digest,
-        stored::{Input, Kept},
+        stored::{Input, StoredUnder},
     },
     kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
     kmod::KernelFacts,
     oci::{LayerReader, annotations},
-    store::{Kind, Stored, header_tag},
+    store::{InputKind, StoredInput, header_tag},
 };
 
 /// Bounds on what is imported: several times a kernel's whole source tree.
@@ -64,7 +64,7 @@ struct Answer {
 impl Imported {
     /// Reads an artifact's annotations, which are not trusted.
     pub(super) fn of_stored(
-        stored: &Stored,
+        stored: &StoredInput,
         release: &KernelRelease,
         arch: Architecture,
     ) -> Result<Self, FetchError> {
@@ -137,7 +137,7 @@ fn unfit(place: &str, reason: &str) -> FetchError {
 }
 
 /// An annotation that is not too long and can be shown.
-fn plain(stored: &Stored, key: &str) -> Option<String> {
+fn plain(stored: &StoredInput, key: &str) -> Option<String> {
     let text = stored.annotations.get(key)?;
     (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
 }
@@ -147,7 +147,7 @@ fn parts(origin: &str) -> Vec<String> {
 }
 
 /// Repository and tag, for messages.
-pub(super) fn place_of(stored: &Stored, tag: &Tag) -> String {
+pub(super) fn place_of(stored: &StoredInput, tag: &Tag) -> String {
     format!("{}:{tag}", stored.repository)
 }
 
@@ -176,17 +176,17 @@ impl Headers<'_> {
         self,
         release: &KernelRelease,
         arch: Architecture,
-    ) -> Result<Option<Stored>, FetchError> {
-        self.0.stored(Kind::Headers, &header_tag(release, arch)?).await
+    ) -> Result<Option<StoredInput>, FetchError> {
+        self.0.stored(InputKind::Headers, &header_tag(release, arch)?).await
     }
 
     /// All that the store has, by tag.
     pub async fn list_store(self) -> Result<Vec<ListedHeaders>, FetchError> {
         let Some(store) = self.0.store() else { return Ok(Vec::new()) };
         let mut listed = Vec::new();
-        for tag in store.tags(Kind::Headers).await? {
+        for tag in store.tags(InputKind::Headers).await? {
             // Deleted in between.
-            let Some(stored) = store.find(Kind::Headers, &tag).await? else { continue };
+            let Some(stored) = store.find(InputKind::Headers, &tag).await? else { continue };
             let note = |key: &str| plain(&stored, key);
             listed.push(ListedHeaders {
                 release: note(annotations::KERNEL_RELEASE).unwrap_or_else(|| "unknown".to_owned()),
@@ -208,10 +208,10 @@ impl Headers<'_> {
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Lookup<Kept>, FetchError> {
+    ) -> Result<Lookup<StoredUnder>, FetchError> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
-        let input = Input { kind: Kind::Headers, what, tag, declared: None };
+        let input = Input { kind: InputKind::Headers, what, tag, declared: None };
         if let Some(stored) = self.in_store(release, *arch).await? {
             return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
         }
@@ -272,7 +272,7 @@ impl Headers<'_> {
 
     fn answer_key(self, release: &KernelRelease, arch: Architecture) -> Result<Option<String>, FetchError> {
         let Some(store) = self.0.store() else { return Ok(None) };
-        let repository = store.repository(Kind::Headers)?.to_string();
+        let repository = store.repository(InputKind::Headers)?.to_string();
         Ok(Some(digest::of_parts([repository.as_str(), release.as_str(), arch.as_str()])))
     }
 
@@ -288,7 +288,11 @@ impl Headers<'_> {
     }
 
     /// Notes an imported set, so that look-ups find it.
-    pub(super) fn remember(self, imported: &Imported, stored: Option<&Stored>) -> Result<(), FetchError> {
+    pub(super) fn remember(
+        self,
+        imported: &Imported,
+        stored: Option<&StoredInput>,
+    ) -> Result<(), FetchError> {
         let Imported { release, arch, .. } = imported;
         self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?;
         if let Some(stored) = stored

@@ -15,12 +15,12 @@ use crate::{
     blocking::stoppable,
     image::checked::{PackageToInstall, Rule as _},
     inputs::{
-        CARRY, FetchError, Kept, apt, digest, process,
+        CARRY, FetchError, StoredUnder, apt, digest, process,
         root_fs_layer::{self as layer, RootFs},
     },
     kernel::{AptSuites, Architecture, BootstrapSpec},
     oci,
-    store::Kind,
+    store::InputKind,
 };
 
 /// Changes when the same specification gives another root file system.
@@ -82,7 +82,7 @@ impl RootFileSystems<'_> {
             let what = || format!("root file system of {} ({arch})", spec.suite);
             self.0.unless_kept(self.mmdebstrap(spec, arch, dir).await, what, CARRY)
         };
-        let place = self.0.obtain(PLACE, Kind::RootFs, &bootstrap_key(spec, arch), make).await?;
+        let place = self.0.obtain(PLACE, InputKind::RootFs, &bootstrap_key(spec, arch), make).await?;
         layer::read(&place, arch)
     }
 
@@ -97,7 +97,11 @@ impl RootFileSystems<'_> {
     }
 
     /// Puts the root file system into the store, unless it is there.
-    pub async fn keep_bootstrap(self, spec: &BootstrapSpec, arch: Architecture) -> Result<Kept, FetchError> {
+    pub async fn keep_bootstrap(
+        self,
+        spec: &BootstrapSpec,
+        arch: Architecture,
+    ) -> Result<StoredUnder, FetchError> {
         let what = format!("root file system of {} ({arch})", spec.suite);
         let root_fs = async { Ok((self.bootstrap(spec, arch).await?, spec.include.join(" "))) };
         self.keep(what, &bootstrap_key(spec, arch), None, root_fs).await

@@ -14,7 +14,7 @@ use crate::{
     blocking::stoppable,
     image::MinimalSpec,
     inputs::{
-        FetchError, Kept,
+        FetchError, StoredUnder,
         apt::package::{self, Package, native},
         digest, minimal_tag,
         root_fs_layer::{self as layer, RootFs},
@@ -22,7 +22,7 @@ use crate::{
     },
     kernel::Architecture,
     oci::{EntryKind, LayerWriter, annotations},
-    store::Kind,
+    store::InputKind,
 };
 
 /// Changes when the same package gives another base.
@@ -95,11 +95,15 @@ impl RootFileSystems<'_> {
             let file = package::file(self.0, &spec.source(), &package, arch).await?;
             stoppable(move |stop| write(stop, &file, &dir)).await
         };
-        layer::read(&self.0.obtain(PLACE, Kind::RootFs, &key, make).await?, arch)
+        layer::read(&self.0.obtain(PLACE, InputKind::RootFs, &key, make).await?, arch)
     }
 
     /// Puts the base into the store, unless it is there.
-    pub async fn keep_minimal(self, spec: &MinimalSpec, arch: Architecture) -> Result<Kept, FetchError> {
+    pub async fn keep_minimal(
+        self,
+        spec: &MinimalSpec,
+        arch: Architecture,
+    ) -> Result<StoredUnder, FetchError> {
         let key = self.minimal_key(spec, arch).await?;
         let what = format!("minimal base of {} ({arch})", spec.package);
         let root_fs =
@@ -117,7 +121,7 @@ impl RootFileSystems<'_> {
         if !package::asks_store(self.0, &spec.source(), arch)? {
             return Ok(None);
         }
-        let stored = self.0.stored(Kind::RootFs, &minimal_tag(spec, arch)?).await?;
+        let stored = self.0.stored(InputKind::RootFs, &minimal_tag(spec, arch)?).await?;
         Ok(stored.map(|stored| stored.note(key).map(str::to_owned)).transpose()?)
     }
 

@@ -6,12 +6,12 @@ mod minimal;
 use super::{
     FetchError, Fetcher,
     root_fs_layer::RootFs,
-    stored::{Input, Kept, Packed},
+    stored::{Input, Packed, StoredUnder},
 };
 use crate::{
     image::Tag,
     oci::{Layer, annotations, media_type},
-    store::{Kind, key_tag},
+    store::{InputKind, key_tag},
 };
 
 /// Root file systems, made with mmdebstrap or from one package.
@@ -26,8 +26,8 @@ impl RootFileSystems<'_> {
         key: &str,
         declared: Option<Tag>,
         root_fs: impl Future<Output = Result<(RootFs, String), FetchError>>,
-    ) -> Result<Kept, FetchError> {
-        let input = Input { kind: Kind::RootFs, what: what.clone(), tag: key_tag(key)?, declared };
+    ) -> Result<StoredUnder, FetchError> {
+        let input = Input { kind: InputKind::RootFs, what: what.clone(), tag: key_tag(key)?, declared };
         let content = async {
             let (RootFs { layer: file, digest, diff_id, size, arch }, packages) = root_fs.await?;
             let notes = [

@@ -16,7 +16,7 @@ use farrier::{
     kernel::Architecture,
     oci::Descriptor,
     registry::{self, RegistryLocation, RegistryOptions},
-    store::{Item, Kind, Store, header_tag},
+    store::{InputKind, NewInput, Store, header_tag},
 };
 
 #[tokio::test]
@@ -329,8 +329,8 @@ async fn put(bench: &Bench, layer: &[u8], notes: &[(&str, &str)]) {
     let layer = Descriptor::new("x/y", digest, layer.len() as u64);
     let annotations = notes.iter().map(|(key, value)| (format!("farrier.dev/{key}"), (*value).to_owned()));
     let file = bench.path("layer");
-    let item = Item {
-        kind: Kind::Headers,
+    let item = NewInput {
+        kind: InputKind::Headers,
         tag: &tag,
         file: &file,
         layer: &layer,

@@ -32,7 +32,7 @@ use crate::{
     kernel::{Architecture, Compiler, KernelRelease},
     kmod::KernelFacts,
     oci::{Descriptor, Layer},
-    store::{Item, Kind, Stored, header_tag},
+    store::{InputKind, NewInput, StoredInput, header_tag},
 };
 
 /// Where headers come from.
@@ -89,7 +89,7 @@ pub struct ImportedHeaders {
     /// Bytes of the layer.
     pub size: u64,
     /// Where it stands in the store, when there is one.
-    pub stored: Option<Stored>,
+    pub stored: Option<StoredInput>,
 }
 
 /// What was made of the sources, in a directory that goes away.
@@ -148,10 +148,10 @@ impl Headers<'_> {
         file: &Path,
         annotations: BTreeMap<String, String>,
         replace: bool,
-    ) -> Result<(Outcome, Stored), FetchError> {
+    ) -> Result<(Outcome, StoredInput), FetchError> {
         let store = self.0.store().ok_or(FetchError::NoStore)?;
         let tag = header_tag(release, imported.arch)?;
-        let found = store.find(Kind::Headers, &tag).await?;
+        let found = store.find(InputKind::Headers, &tag).await?;
         let outcome = match &found {
             None => Outcome::New,
             Some(found) => match Imported::of_stored(found, release, imported.arch) {
@@ -162,7 +162,7 @@ impl Headers<'_> {
             },
         };
         let descriptor = Descriptor::new(layer.media_type, layer.digest.clone(), layer.size);
-        let item = Item { kind: Kind::Headers, tag: &tag, file, layer: &descriptor, annotations };
+        let item = NewInput { kind: InputKind::Headers, tag: &tag, file, layer: &descriptor, annotations };
         let stored = match (outcome, found) {
             (Outcome::Known, Some(found)) => found,
             (Outcome::Replaced, _) => store.replace(&item).await?,
