@@ -104,6 +104,8 @@ pub(super) struct BuildReporter {
     pub(super) activity: SharedActivity,
     /// Who hears it, too.
     pub(super) next: Arc<dyn Reporter>,
+    /// Are stages logged? A single run shows them as its progress.
+    pub(super) logs: bool,
 }
 
 impl Reporter for BuildReporter {
@@ -112,7 +114,9 @@ impl Reporter for BuildReporter {
             activity.stage = Some(stage);
             activity.since = Some(Timestamp::now());
         });
-        tracing::info!(stage = %stage, "build stage");
+        if self.logs {
+            tracing::info!(stage = %stage, "build stage");
+        }
         self.next.stage(subject, stage);
     }
 
@@ -162,7 +166,8 @@ mod tests {
     #[test]
     fn a_build_is_followed_from_the_queue_to_its_end() {
         let shared = SharedActivity::default();
-        let reporter = BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent) };
+        let reporter =
+            BuildReporter { key: key(), activity: shared.clone(), next: Arc::new(Silent), logs: true };
         let now = || shared.snapshot().remove(&key()).unwrap_or_default();
         shared.queued(&key());
         assert_eq!(now().stage, Some(Stage::Queued));

@@ -77,8 +77,14 @@ impl Builds {
         }
     }
 
+    /// Are these the builds of a single run, which shows them as its progress and reports them at its end?
+    pub(super) fn is_single_run(&self) -> bool {
+        self.queue.is_once()
+    }
+
     /// Starts what may start now.
     pub(super) fn start(&mut self, controller: &Controller) {
+        let logs = !self.is_single_run();
         while let Some(cell) = self.queue.start(Instant::now()) {
             let key = key_of(&cell);
             self.activity.started(&key);
@@ -87,6 +93,7 @@ impl Builds {
                     key,
                     activity: self.activity.clone(),
                     next: Arc::clone(&controller.reporter),
+                    logs,
                 }),
                 cancel: self.term.child_token(),
                 ..controller.clone()
@@ -99,7 +106,9 @@ impl Builds {
             );
             let task_cell = Arc::clone(&cell);
             let build = async move {
-                tracing::info!("build starts");
+                if logs {
+                    tracing::info!("build starts");
+                }
                 builder.build_planned(&task_cell).await
             };
             let handle = self.tasks.spawn(build.instrument(span));
@@ -155,6 +164,7 @@ impl Builds {
         }
         let (image, kernel) = (&cell.image, &cell.target.release);
         match &error {
+            _ if self.is_single_run() => {}
             None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
             Some(error) => {
                 tracing::warn!(%image, %kernel, target = %cell.target, ?took, ?retry_in, error, "build failed");

@@ -289,7 +289,9 @@ impl Live {
                 break;
             }
             if let Some(why) = broken.hold(rollout) {
-                tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
+                if !self.builds.is_single_run() {
+                    tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
+                }
                 reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
                 continue;
             }
@@ -337,6 +339,9 @@ impl Live {
 
     /// Logs and counts a rollout. Notes are no rewrites.
     fn log(&self, rollout: &PlannedRollout, error: Option<&str>) {
+        if self.builds.is_single_run() {
+            return;
+        }
         let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
         let sets_image = rollout.changes.iter().any(Change::sets_image);
         let outcome = match error {
@@ -396,6 +401,7 @@ impl Live {
     fn logged(&self, report: TargetReport) -> TargetReport {
         self.health.beat();
         match &report {
+            _ if self.builds.is_single_run() => {}
             TargetReport::Tagged { subject, references } => {
                 tracing::info!(subject, tags = references.len(), "tags added");
             }

@@ -76,6 +76,11 @@ impl Queue {
         Self { built: Some(BTreeSet::new()), ..Self::new(limits) }
     }
 
+    /// Is each cell built once?
+    pub(super) fn is_once(&self) -> bool {
+        self.built.is_some()
+    }
+
     /// Takes over what a plan asks for. What only waits and is not asked for any more is dropped; what runs ends by
     /// itself. Inputs that changed start anew, without the waits that the old ones had earned; these are told.
     pub(super) fn update(
