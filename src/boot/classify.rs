@@ -34,7 +34,7 @@ fn outcomes(
     for record in transcript.records() {
         match record {
             Record::Hello { .. } | Record::End { .. } => {}
-            Record::Fault { message } => return Err(BootError::Init(message.clone())),
+            Record::Failed { message } => return Err(BootError::Init(message.clone())),
             Record::Loading { step } | Record::Unloading { step } => story.begin(*step),
             Record::Loaded { step, ended, initialised, oops, read_back, messages } => {
                 let outcome =

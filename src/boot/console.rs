@@ -61,7 +61,7 @@ impl Console {
     }
 }
 
-/// Is it a line of `initcall_debug`, which farrier asked for and nobody else?
+/// Is it a line of `initcall_debug`, which only farrier asked for?
 pub(super) fn is_trace(line: &str) -> bool {
     ["calling  ", "initcall ", "PM: Calling "].iter().any(|start| line.starts_with(start))
 }

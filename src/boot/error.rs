@@ -1,9 +1,6 @@
 //! Pure: why a boot check came to no result, and what to do about it.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use crate::payload::PayloadError;
 
@@ -35,16 +32,8 @@ pub enum BootError {
     #[error("read what the virtual machine says")]
     Read(#[source] io::Error),
     /// A file or directory.
-    #[error("{action} {path}")]
-    File {
-        /// What was done.
-        action: &'static str,
-        /// To what.
-        path: PathBuf,
-        /// The system's answer.
-        #[source]
-        source: io::Error,
-    },
+    #[error("prepare the virtual machine")]
+    Io(#[from] io::Error),
     /// A module that cannot be read.
     #[error("read a module for the virtual machine")]
     Payload(#[from] PayloadError),
@@ -97,36 +86,30 @@ pub enum BootError {
 impl BootError {
     /// What to do.
     pub fn hint(&self) -> String {
-        match self {
-            Self::NoEntrypoint(_) => "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint, and put \
-                                      it beside farrier or name it with --entrypoint"
-                .to_owned(),
-            Self::NoEmulator { package, .. } => format!("install {package}, or name the emulator"),
-            Self::Start { .. } => "look at the program's permissions".to_owned(),
-            Self::Read(_) | Self::Cancelled | Self::Interrupted => "start the check again".to_owned(),
-            Self::File { .. } | Self::Payload(_) => "look at the file, its permissions and its disk".to_owned(),
-            Self::Module { .. } => "check the payload without the boot, which says more".to_owned(),
+        let hint = match self {
+            Self::NoEmulator { package, .. } => return format!("install {package}, or name the emulator"),
+            Self::NoEntrypoint(_) => {
+                "build it with `cargo build --profile entrypoint` in crates/driver-entrypoint/, and put it beside farrier \
+                 or name it with --entrypoint"
+            }
+            Self::Start { .. } => "look at the program's permissions",
+            Self::Read(_) | Self::Cancelled | Self::Interrupted => "start the check again",
+            Self::Io(_) | Self::Payload(_) => "look at the file, its permissions and its disk",
+            Self::Module { .. } => "check the payload without the boot, which says more",
             Self::Memory { .. } => {
-                "allow more memory, or strip the modules' debug information (strip --strip-debug)".to_owned()
+                "allow more memory, or strip the modules' debug information (strip --strip-debug)"
             }
             Self::NotStarted { .. } => {
                 "see that the image is a kernel of this architecture, with an initramfs and serial ports \
                  (CONFIG_BLK_DEV_INITRD, CONFIG_SERIAL_8250_CONSOLE); on a slow machine allow more time"
-                    .to_owned()
             }
-            Self::OtherKernel { .. } => "give the image of the kernel that is asked for".to_owned(),
+            Self::OtherKernel { .. } => "give the image of the kernel that is asked for",
             Self::Init(_) => {
                 "see that driver-entrypoint is of farrier's version, and that the kernel has CONFIG_DEVTMPFS, \
                  CONFIG_PROC_FS and CONFIG_SYSFS"
-                    .to_owned()
             }
-            Self::Incomplete => "start the check again; a module may have disturbed the serial port".to_owned(),
-        }
+            Self::Incomplete => "start the check again; a module may have disturbed the serial port",
+        };
+        hint.to_owned()
     }
-}
-
-/// Says what was done to what.
-pub(super) fn at(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BootError + use<> {
-    let path = path.to_owned();
-    move |source| BootError::File { action, path, source }
 }

@@ -3,18 +3,17 @@
 
 use std::{
     collections::BTreeMap,
+    fs::File,
+    io,
     path::{Path, PathBuf},
 };
 
 use object::read::ReadCache;
 
-use super::{
-    BootError,
-    steps::{needs, open},
-};
+use super::BootError;
 use crate::{
     kmod::{Module, module_name},
-    payload::is_module_file,
+    payload::{self, is_module_file},
 };
 
 /// The kernel's own modules.
@@ -29,11 +28,7 @@ impl InTreeModules {
     pub(super) fn find(directory: &Path) -> Result<Self, BootError> {
         let mut files = BTreeMap::new();
         for entry in walkdir::WalkDir::new(directory).sort_by_file_name() {
-            let entry = entry.map_err(|error| BootError::File {
-                action: "list",
-                path: error.path().unwrap_or(directory).to_owned(),
-                source: error.into(),
-            })?;
+            let entry = entry.map_err(io::Error::from)?;
             let name = entry.file_name().to_string_lossy();
             if !entry.file_type().is_file() || !is_module_file(&name) {
                 continue;
@@ -88,6 +83,22 @@ impl InTreeModules {
 /// `None` for a file that is no module: it cannot be loaded, and the kernel says so where it matters.
 fn parse(file: &Path) -> Result<Option<Module>, BootError> {
     Ok(Module::parse(&ReadCache::new(open(file)?)).ok())
+}
+
+/// The names in `depends`, as `lsmod` shows them.
+pub(super) fn needs(module: &Module) -> Vec<String> {
+    let names = module.fields("depends").flat_map(|list| list.split(','));
+    names.filter(|name| !name.is_empty()).map(module_name).collect()
+}
+
+/// Opens a module file, decompressed.
+pub(super) fn open(path: &Path) -> Result<File, BootError> {
+    let reason = |reason: &str| BootError::Module { path: path.to_owned(), reason: reason.to_owned() };
+    match payload::open_module(path)? {
+        Some(Ok(file)) => Ok(file),
+        Some(Err(error)) => Err(reason(&error.to_string())),
+        None => Err(reason("its name does not end in .ko, .ko.gz, .ko.xz or .ko.zst")),
+    }
 }
 
 /// The names between `pre:` and `post:`.

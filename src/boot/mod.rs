@@ -11,12 +11,11 @@ mod initramfs;
 mod kvm;
 mod protocol;
 mod qemu;
+mod request;
 mod steps;
 
 use std::{
-    collections::BTreeMap,
     env,
-    fs::File,
     io::{self, BufWriter, Read, Write},
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -26,11 +25,13 @@ use driver_entrypoint::{
     report::Key,
     work::{KEY_PATH, WORK_PATH, Work},
 };
+use fs_err::File;
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 pub use error::BootError;
 pub use protocol::{Transcript, parse};
+pub use request::{BootLimits, BootRequest};
 
 use crate::kmod::{BootReport, ModuleBoot};
 use initramfs::Initramfs;
@@ -39,76 +40,6 @@ use steps::PlannedStep;
 
 /// The name of the static binary that is init in the virtual machine.
 pub const ENTRYPOINT: &str = "driver-entrypoint";
-
-/// What a boot check is to do.
-#[derive(Clone, Debug)]
-pub struct BootRequest {
-    /// The kernel.
-    pub kernel: crate::inputs::KernelImage,
-    /// A directory that holds the modules, anywhere below it.
-    pub payload: PathBuf,
-    /// The modules to load, as paths relative to `payload`, in load order. One that has the name of one of the
-    /// kernel's own takes its place.
-    pub modules: Vec<String>,
-    /// Directories with modules that others brought, anywhere below: loaded where one of `modules` needs them, in
-    /// place of the kernel's own of the same name.
-    pub needed: Vec<PathBuf>,
-    /// Parameters by module name, as `insmod` takes them.
-    pub parameters: BTreeMap<String, String>,
-    /// Each module is unloaded before the next is loaded, and what one becomes does not matter to the next.
-    pub tried_alone: bool,
-    /// The static `driver-entrypoint`; see [`find_entrypoint`].
-    pub entrypoint: PathBuf,
-    /// The emulator; `None` for QEMU in the search path.
-    pub emulator: Option<PathBuf>,
-    /// Where it is remembered, until the machine restarts, that KVM does not work here; `None` for nowhere.
-    pub memory: Option<PathBuf>,
-    /// Where the initramfs is written meanwhile; `None` for the system's directory for temporary files.
-    pub directory: Option<PathBuf>,
-    /// Limits of the virtual machine.
-    pub limits: BootLimits,
-}
-
-impl BootRequest {
-    /// Loads `modules`, and nothing special about it.
-    pub fn new(
-        kernel: crate::inputs::KernelImage,
-        payload: PathBuf,
-        modules: Vec<String>,
-        entrypoint: PathBuf,
-    ) -> Self {
-        Self {
-            kernel,
-            payload,
-            modules,
-            needed: Vec::new(),
-            parameters: BTreeMap::new(),
-            tried_alone: false,
-            entrypoint,
-            emulator: None,
-            memory: None,
-            directory: None,
-            limits: BootLimits::default(),
-        }
-    }
-}
-
-/// Limits of the virtual machine.
-#[derive(Clone, Debug)]
-pub struct BootLimits {
-    /// The virtual machine is ended after this time.
-    pub time: Duration,
-    /// One module may take this long to load or to unload; then it hangs.
-    pub module_time: Duration,
-    /// The most memory that the virtual machine may have, in MiB. It gets what its initramfs asks for.
-    pub memory: u32,
-}
-
-impl Default for BootLimits {
-    fn default() -> Self {
-        Self { time: Duration::from_mins(2), module_time: Duration::from_secs(30), memory: 1024 }
-    }
-}
 
 /// The static binary: the given one, else the one beside farrier's own program.
 pub fn find_entrypoint(given: Option<&Path>) -> Result<PathBuf, BootError> {
@@ -201,22 +132,17 @@ struct Prepared {
 fn prepare(request: &BootRequest) -> Result<Prepared, BootError> {
     let steps = steps::plan(request)?;
     let place = request.directory.clone().unwrap_or_else(env::temp_dir);
-    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place);
-    let dir = dir.map_err(error::at("make a directory in", &place))?;
+    let dir = tempfile::Builder::new().prefix("farrier-boot-").tempdir_in(&place)?;
     let path = dir.path().join("initramfs");
-    let key = key().map_err(error::at("read", Path::new(RANDOM)))?;
-    let file = File::create(&path).map_err(error::at("create", &path))?;
-    write_initramfs(request, &steps, key, &path, BufWriter::new(file))?;
-    let size = path.metadata().map_err(error::at("look at", &path))?.len();
-    let memory = memory(size, request.limits.memory)?;
+    let key = key()?;
+    write_initramfs(request, &steps, key, BufWriter::new(File::create(&path)?))?;
+    let memory = memory(fs_err::metadata(&path)?.len(), request.limits.memory)?;
     Ok(Prepared { _dir: dir, initramfs: path, memory, steps, key })
 }
 
-const RANDOM: &str = "/dev/urandom";
-
 fn key() -> io::Result<Key> {
     let mut key = [0; 16];
-    File::open(RANDOM)?.read_exact(&mut key)?;
+    File::open("/dev/urandom")?.read_exact(&mut key)?;
     Ok(Key(key))
 }
 
@@ -236,33 +162,31 @@ fn write_initramfs(
     request: &BootRequest,
     steps: &[PlannedStep],
     key: Key,
-    path: &Path,
     out: impl Write,
 ) -> Result<(), BootError> {
-    let failed = || error::at("write", path);
     let mut initramfs = Initramfs::new(out);
     for directory in ["dev", "proc", "sys", "farrier", "modules"] {
-        initramfs.directory(directory).map_err(failed())?;
+        initramfs.directory(directory)?;
     }
-    initramfs.console().map_err(failed())?;
+    initramfs.console()?;
     let entrypoint = &request.entrypoint;
     let mut init = File::open(entrypoint).map_err(|_| BootError::NoEntrypoint(entrypoint.clone()))?;
-    let size = init.metadata().map_err(error::at("look at", entrypoint))?.len();
-    initramfs.file("init", 0o755, size, &mut init).map_err(error::at("copy", entrypoint))?;
+    let size = init.metadata()?.len();
+    initramfs.file("init", 0o755, size, &mut init)?;
     let work = Work {
         report: qemu::report_device(request.kernel.arch).to_owned(),
         alone: request.tried_alone,
         steps: steps.iter().map(PlannedStep::work).collect(),
     };
     for (path, text) in [(WORK_PATH, work.to_text()), (KEY_PATH, key.to_text())] {
-        initramfs.bytes(path.trim_start_matches('/'), 0o400, text.as_bytes()).map_err(failed())?;
+        initramfs.bytes(path.trim_start_matches('/'), 0o400, text.as_bytes())?;
     }
     for step in steps {
-        let (mut file, size) = step.open()?;
-        let name = step.path.trim_start_matches('/');
-        initramfs.file(name, 0o400, size, &mut file).map_err(error::at("copy", &step.source))?;
+        let mut file = in_tree::open(&step.source)?;
+        let size = file.metadata()?.len();
+        initramfs.file(step.path.trim_start_matches('/'), 0o400, size, &mut file)?;
     }
-    initramfs.finish().map_err(failed())
+    Ok(initramfs.finish()?)
 }
 
 #[cfg(test)]

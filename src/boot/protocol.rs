@@ -52,7 +52,7 @@ impl Transcript {
             return;
         }
         let Some((number, record)) = Record::parse(line, &self.key) else { return };
-        // A number from before is somebody's repetition of a line.
+        // A lower number is a repeated line.
         if let (true, Some(next)) = (number >= self.next, number.checked_add(1)) {
             self.next = next;
             self.records.push(record);

@@ -3,18 +3,17 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     path::{Path, PathBuf},
 };
 
 use driver_entrypoint::work::Step;
 use object::read::ReadCache;
 
-use super::{BootError, BootRequest, error::at, in_tree::InTreeModules};
-use crate::{
-    kmod::{Module, module_name},
-    payload,
+use super::{
+    BootError, BootRequest,
+    in_tree::{InTreeModules, needs, open},
 };
+use crate::kmod::{Module, module_name};
 
 /// A module that is going to be loaded.
 #[derive(Debug)]
@@ -39,13 +38,6 @@ impl PlannedStep {
             path: self.path.clone(),
             parameters: self.parameters.clone(),
         }
-    }
-
-    /// The module, decompressed, and its bytes.
-    pub(super) fn open(&self) -> Result<(File, u64), BootError> {
-        let file = open(&self.source)?;
-        let size = file.metadata().map_err(at("look at", &self.source))?.len();
-        Ok((file, size))
     }
 }
 
@@ -142,20 +134,4 @@ fn read(path: &Path) -> Result<(String, Vec<String>), BootError> {
         Ok(module) => (module.name.clone(), needs(&module)),
         Err(_) => (module_name(&path.to_string_lossy()), Vec::new()),
     })
-}
-
-/// The names in `depends`, as `lsmod` shows them.
-pub(super) fn needs(module: &Module) -> Vec<String> {
-    let names = module.fields("depends").flat_map(|list| list.split(','));
-    names.filter(|name| !name.is_empty()).map(module_name).collect()
-}
-
-/// Opens a module file, decompressed.
-pub(super) fn open(path: &Path) -> Result<File, BootError> {
-    let reason = |reason: &str| BootError::Module { path: path.to_owned(), reason: reason.to_owned() };
-    match payload::open_module(path)? {
-        Some(Ok(file)) => Ok(file),
-        Some(Err(error)) => Err(reason(&error.to_string())),
-        None => Err(reason("its name does not end in .ko, .ko.gz, .ko.xz or .ko.zst")),
-    }
 }

@@ -141,7 +141,7 @@ pub(super) async fn boot(
 
 /// May a payload with this report be published?
 fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetError> {
-    let table = || kmod::table(report);
+    let table = || report.to_string();
     match (report.verdict, unknown) {
         (Verdict::Loads, _) | (Verdict::Unknown, UnknownPolicy::Allow) => Ok(()),
         (Verdict::Unknown, UnknownPolicy::Deny) => Err(TargetError::Unknown {

@@ -102,7 +102,7 @@ pub fn word(outcome: &BuildOutcome) -> &'static str {
 
 fn text(result: &BuildResult<'_>) -> String {
     let BuildResult { reference, pinned, digest, reused_from, check, .. } = result;
-    let table = check.map(kmod::table).unwrap_or_default();
+    let table = check.map(ToString::to_string).unwrap_or_default();
     let reused = reused_from.as_ref();
     let reused = reused.map(|from| format!("reused from kernel {}, not compiled\n", from.kernel));
     let line = match (pinned, check) {

@@ -94,7 +94,10 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError>
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
-    session.show(&report, |report| kmod::table_with(report, output::style()))?;
+    session.show(&report, |report| match output::has_colours() {
+        true => output::check::coloured(&report.to_string()),
+        false => report.to_string(),
+    })?;
     if report.verdict == Verdict::Unknown
         && let Some(hint) = &kernel.hint
     {

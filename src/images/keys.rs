@@ -22,13 +22,13 @@ impl ImageSigner {
         let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
         let ImageSigning { key, passphrase, public_key, existing: _ } = signing;
         let path = public_key.as_ref().map(|path| parts.definitions.root.join(path));
-        let public = path.as_deref().map(signing::PublicKey::from_file).transpose()?;
+        let public = path.as_deref().map(signing::read_public_key).transpose()?;
         let secrets = parts.fetcher.net().secrets();
         let signer = Signer::load(key, passphrase.as_ref(), public.as_ref(), secrets).await?;
         if let (Some(path), Some(public)) = (&path, &public) {
             signer.must_match(public, path)?;
         }
-        let public = PublicKey::from_info(signer.public_key().der())
+        let public = PublicKey::from_info(signer.public_key().info())
             .map_err(|source| TargetError::ImageKey { from: "imageSigning".to_owned(), source })?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }

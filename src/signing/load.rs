@@ -1,12 +1,12 @@
 //! Adapter: private keys, as OpenSSL and the kernel's build leave them.
 
-use p256::elliptic_curve::sec1::ToSec1Point as _;
-use pkcs8::{DecodePrivateKey as _, EncryptedPrivateKeyInfoRef};
+use pkcs8::{DecodePrivateKey as _, EncodePublicKey as _, EncryptedPrivateKeyInfoRef, spki};
 use ring::signature::{KeyPair as _, RsaKeyPair};
 
-use super::{Key, KeyAlgorithm, PublicKey, Signer, SigningCommand, SigningError, pem};
+use super::{Key, Signer, SigningCommand, SigningError, pem, public_key::usable};
 use crate::{
     net::SecretReader,
+    provenance::{KeyError, PublicKey},
     site::{KeySource, SecretKey, SecretSource},
 };
 
@@ -24,7 +24,12 @@ impl Signer {
             KeySource::File(path) => SecretSource::File(path.clone()),
             KeySource::Secret(key) => SecretSource::Secret(key.clone()),
             KeySource::Command(command) => {
-                let none = || SigningError::NoPublicKey(command.join(" "));
+                let none = || {
+                    let command = command.join(" ");
+                    let message =
+                        format!("the key behind `{command}` is not known: no public key is named for it");
+                    SigningError::key(message, "name the public half with `publicKey`")
+                };
                 let command = SigningCommand::new(command).ok_or_else(none)?;
                 let (public, from) = (public.cloned().ok_or_else(none)?, command.program().to_owned());
                 return Ok(Self { key: Key::Command(command), public, from });
@@ -41,11 +46,15 @@ impl Signer {
 
     /// Reads a private key in PEM form; `from` says for messages where it comes from.
     pub fn from_pem(text: &[u8], passphrase: Option<&[u8]>, from: &str) -> Result<Self, SigningError> {
-        let none = || SigningError::NoKey { from: from.to_owned() };
+        let none = || {
+            let hint = "name the file with the private key; a certificate alone signs nothing, and DER becomes PEM with \
+                        `openssl pkey -inform DER`";
+            SigningError::key(format!("{from} holds no private key in PEM form"), hint)
+        };
         let text = std::str::from_utf8(text).map_err(|_| none())?;
         let block = pem::blocks(text).into_iter().find(|block| block.label.ends_with("PRIVATE KEY"));
         let block = block.ok_or_else(none)?;
-        let form = |why| SigningError::Form { from: from.to_owned(), why };
+        let form = |why| SigningError::form(from, why);
         if block.old_encryption {
             return Err(form("it is encrypted in OpenSSL's old way (Proc-Type: 4,ENCRYPTED)"));
         }
@@ -55,10 +64,16 @@ impl Signer {
             "ENCRYPTED PRIVATE KEY" => {
                 let encrypted = EncryptedPrivateKeyInfoRef::try_from(bytes.as_slice())
                     .map_err(|_| form("its encryption is not PBES2"))?;
-                let passphrase = passphrase
-                    .filter(|passphrase| !passphrase.is_empty())
-                    .ok_or_else(|| SigningError::NoPassphrase { from: from.to_owned() })?;
-                let wrong = || SigningError::Passphrase { from: from.to_owned() };
+                let passphrase = passphrase.filter(|passphrase| !passphrase.is_empty()).ok_or_else(|| {
+                    let message =
+                        format!("the private key in {from} is encrypted, and no passphrase is named");
+                    SigningError::key(message, "name it with `passphrase: {file: PATH}`")
+                })?;
+                let wrong = || {
+                    let message = format!("the passphrase does not open the private key in {from}");
+                    let hint = "see that `passphrase` names the right file or secret; one newline at its end does not count";
+                    SigningError::key(message, hint)
+                };
                 pkcs8(encrypted.decrypt(passphrase).map_err(|_| wrong())?.as_bytes(), from)
             }
             "RSA PRIVATE KEY" => rsa(RsaKeyPair::from_der(&bytes), from),
@@ -75,8 +90,8 @@ impl Signer {
 }
 
 fn pkcs8(der: &[u8], from: &str) -> Result<Signer, SigningError> {
-    let form = || SigningError::Form { from: from.to_owned(), why: "it is no PKCS#8" };
-    let info = pkcs8::PrivateKeyInfoRef::try_from(der).map_err(|_| form())?;
+    let info = pkcs8::PrivateKeyInfoRef::try_from(der);
+    let info = info.map_err(|_| SigningError::form(from, "it is no PKCS#8"))?;
     match info.algorithm.oid.to_string().as_str() {
         "1.2.840.113549.1.1.1" => rsa(RsaKeyPair::from_pkcs8(der), from),
         "1.2.840.10045.2.1" => {
@@ -86,40 +101,34 @@ fn pkcs8(der: &[u8], from: &str) -> Result<Signer, SigningError> {
             let key = p384::ecdsa::SigningKey::from_pkcs8_der(der);
             on_p384(&key.map_err(|_| another_curve(from))?, from)
         }
-        _ => Err(SigningError::Kind {
-            from: from.to_owned(),
-            why: "it is neither an RSA nor an ECDSA key".to_owned(),
-        }),
+        _ => Err(SigningError::kind(from, "it is neither an RSA nor an ECDSA key")),
     }
 }
 
 fn another_curve(from: &str) -> SigningError {
-    SigningError::Kind {
-        from: from.to_owned(),
-        why: "it is an elliptic curve key that is damaged, or on another curve than P-256 and P-384"
-            .to_owned(),
-    }
+    let why = "it is an elliptic curve key that is damaged, or on another curve than P-256 and P-384";
+    SigningError::kind(from, why)
 }
 
 fn rsa(key: Result<RsaKeyPair, ring::error::KeyRejected>, from: &str) -> Result<Signer, SigningError> {
-    let key = key.map_err(|error| SigningError::Kind {
-        from: from.to_owned(),
-        why: format!("the RSA key is refused ({error})"),
-    })?;
-    let public = PublicKey::of_rsa(key.public_key().as_ref(), from)?;
+    let key = key.map_err(|error| SigningError::kind(from, format!("the RSA key is refused ({error})")))?;
+    let public = usable(PublicKey::of_rsa(key.public_key().as_ref()), from)?;
     Ok(Signer { key: Key::Rsa(Box::new(key)), public, from: from.to_owned() })
 }
 
 fn on_p256(key: &p256::ecdsa::SigningKey, from: &str) -> Result<Signer, SigningError> {
-    let point = key.verifying_key().as_affine().to_sec1_point(false);
-    let public = PublicKey::of_point(KeyAlgorithm::P256, point.as_bytes(), from)?;
+    let public = of_info(key.verifying_key().to_public_key_der(), from)?;
     Ok(Signer { key: Key::P256(Box::new(key.clone())), public, from: from.to_owned() })
 }
 
 fn on_p384(key: &p384::ecdsa::SigningKey, from: &str) -> Result<Signer, SigningError> {
-    let point = key.verifying_key().as_affine().to_sec1_point(false);
-    let public = PublicKey::of_point(KeyAlgorithm::P384, point.as_bytes(), from)?;
+    let public = of_info(key.verifying_key().to_public_key_der(), from)?;
     Ok(Signer { key: Key::P384(Box::new(key.clone())), public, from: from.to_owned() })
+}
+
+fn of_info(info: spki::Result<pkcs8::Document>, from: &str) -> Result<PublicKey, SigningError> {
+    let key = info.map_err(|_| KeyError::Damaged).and_then(|info| PublicKey::any_from_info(info.as_bytes()));
+    usable(key, from)
 }
 
 /// Editors and `echo` end files so.

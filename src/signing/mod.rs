@@ -1,8 +1,8 @@
 //! Adapter: keys that sign, from files, secrets, or behind a program; in memory only.
 //!
 //! A private key is never written anywhere. The bytes that it was read from are wiped as soon as it is loaded, as are
-//! passphrases; so are ECDSA keys when they are dropped. ring does not wipe RSA keys, and nobody wipes the buffers in which
-//! an API server's answer with a Secret arrived.
+//! passphrases; so are ECDSA keys when they are dropped. ring does not wipe RSA keys, and the buffers in which an API server's answer
+//! with a Secret arrived are not wiped.
 
 mod command;
 mod error;
@@ -25,9 +25,12 @@ use self::command::SigningCommand;
 pub use self::{
     error::SigningError,
     modules::ModuleSigner,
-    public_key::{KeyAlgorithm, PublicKey, read_certificate},
+    public_key::{read_certificate, read_public_key},
 };
-pub use crate::kmod::SignatureHash;
+pub use crate::{
+    kmod::SignatureHash,
+    provenance::{KeyAlgorithm, PublicKey},
+};
 
 /// What signs.
 enum Key {
@@ -61,7 +64,8 @@ impl Signer {
     /// Signs the content: RSA with PKCS#1 v1.5 padding, or ECDSA as DER (`ECDSA-Sig-Value`). The same content gets the same
     /// signature again, unless a program signs. Blocks, with a program up to a minute.
     pub fn sign(&self, hash: SignatureHash, content: &[u8]) -> Result<Vec<u8>, SigningError> {
-        let refused = || SigningError::Library(self.from.clone());
+        let refused =
+            || SigningError::key(format!("sign with the key of {}: the library refused", self.from), "");
         match &self.key {
             Key::Rsa(key) => {
                 let padding = match hash {
@@ -100,12 +104,15 @@ impl Signer {
         }
         let converted = self.public.verifiable(&written);
         converted.filter(|signature| self.public.verify(hash, content, signature)).ok_or_else(|| {
-            SigningError::NotASignature {
-                command: command.program().to_owned(),
-                length: written.len(),
-                hash: hash.as_str(),
-                key: self.public.algorithm().to_string(),
-            }
+            let message = format!(
+                "the signing command {} wrote {} bytes that are no signature ({hash}) by the {} key",
+                command.program(),
+                written.len(),
+                self.public.algorithm()
+            );
+            let hint = "the command must sign the digest that it reads, in raw bytes: RSA with PKCS#1 v1.5 padding over \
+                        the DigestInfo that it makes of it, or ECDSA, with the key of the certificate";
+            SigningError::key(message, hint)
         })
     }
 

@@ -8,11 +8,15 @@ use std::{
 use jiff::Timestamp;
 use tokio::sync::OnceCell;
 
-use super::{KeyAlgorithm, PublicKey, Signer, SigningError, read_certificate};
+use super::{
+    Signer, SigningError,
+    public_key::{read_certificate, usable},
+};
 use crate::{
     image::Digest,
     kmod::{self, Certificate, ModuleKey, SignatureHash},
     net::SecretReader,
+    provenance::{KeyAlgorithm, PublicKey},
     site::{ModuleSigning, Signed},
 };
 
@@ -32,7 +36,8 @@ impl ModuleSigner {
     pub fn open(spec: &ModuleSigning, root: &Path, secrets: SecretReader) -> Result<Self, SigningError> {
         let path = root.join(&spec.certificate);
         let certificate = read_certificate(&path)?;
-        let public = PublicKey::from_der(certificate.public_key(), &path.display().to_string())?;
+        let public = PublicKey::any_from_info(certificate.public_key());
+        let public = usable(public, &path.display().to_string())?;
         Ok(Self { spec: spec.clone(), path, certificate, public, secrets, signer: OnceCell::new() })
     }
 

@@ -32,14 +32,3 @@ pub(super) fn blocks(text: &str) -> Vec<Block> {
     }
     blocks
 }
-
-/// A block's text.
-pub(super) fn encode(label: &str, bytes: &[u8]) -> String {
-    let body = STANDARD.encode(bytes);
-    let mut text = format!("-----BEGIN {label}-----\n");
-    for line in body.as_bytes().chunks(64) {
-        text.extend(line.iter().map(|byte| char::from(*byte)));
-        text.push('\n');
-    }
-    text + &format!("-----END {label}-----\n")
-}

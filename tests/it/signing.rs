@@ -16,7 +16,7 @@ use farrier::{
     kmod::{SignatureHash, SigningRule, without_signature},
     net::SecretReader,
     payload::{self, ModuleSigning},
-    signing::{ModuleSigner, PublicKey, Signer},
+    signing::{ModuleSigner, Signer, read_public_key},
     site::{self, KeySource, Signed},
 };
 
@@ -203,7 +203,7 @@ fn a_key_in_a_security_module_signs_modules() {
         verify(&tree.path().join("m.ko"), &token.path().join(format!("{certificate}.crt")));
     }
     // A token that is locked, and one that signs with another key.
-    let public = PublicKey::from_file(&token.path().join("ec.pub")).unwrap();
+    let public = read_public_key(&token.path().join("ec.pub")).unwrap();
     let secrets = SecretReader::new(token.path().to_owned(), KubeOptions::default());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let fails = |script: &str| {

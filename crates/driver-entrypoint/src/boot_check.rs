@@ -54,7 +54,7 @@ fn run() -> Result<(), Error> {
     report.send(&Record::Hello { version: VERSION.to_owned(), kernel })?;
     let worked = steps(&work, &mut report);
     if let Err(error) = &worked {
-        report.send(&Record::Fault { message: error.to_string() })?;
+        report.send(&Record::Failed { message: error.to_string() })?;
     }
     report.send(&Record::End { records: report.number })?;
     worked
@@ -74,7 +74,7 @@ fn steps(work: &Work, report: &mut Report) -> Result<(), Error> {
         if work.alone {
             machine.unload_all(&mut loaded, report)?;
         }
-        // A kernel that oopsed holds locks that nobody will release: what it says from then on proves nothing.
+        // A kernel that oopsed holds locks that are never released: what it says from then on proves nothing.
         if machine.oopsed {
             return Ok(());
         }

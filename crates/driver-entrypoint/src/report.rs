@@ -100,7 +100,7 @@ pub enum Record {
         messages: Vec<String>,
     },
     /// Init itself could not do its work.
-    Fault {
+    Failed {
         /// What failed.
         message: String,
     },
@@ -119,7 +119,7 @@ impl Record {
         format!("{number} {} {}\n", hex::encode(body), hex::encode(code))
     }
 
-    /// The number and the record of a line, without its newline; `None` for one that nobody with the key wrote.
+    /// The number and the record of a line, without its newline; `None` for one that was written without the key.
     pub fn parse(line: &[u8], key: &Key) -> Option<(u64, Self)> {
         let line = std::str::from_utf8(line).ok()?.trim_end_matches('\r');
         let mut words = line.split(' ');
@@ -147,7 +147,7 @@ impl Record {
             Self::Unloaded { step, ended, oops, messages } => {
                 out.add("unloaded").add(&step.to_string()).ended(*ended).flag(*oops).messages(messages)
             }
-            Self::Fault { message } => out.add("fault").add(message),
+            Self::Failed { message } => out.add("fault").add(message),
             Self::End { records } => out.add("end").add(&records.to_string()),
         };
         out.0
@@ -181,7 +181,7 @@ impl Record {
                 oops: next()? == "1",
                 messages: fields.by_ref().collect(),
             },
-            "fault" => Self::Fault { message: next()? },
+            "fault" => Self::Failed { message: next()? },
             "end" => Self::End { records: next()?.parse().ok()? },
             _ => return None,
         };
@@ -289,7 +289,7 @@ mod tests {
             },
             Record::Unloading { step: 0 },
             Record::Unloaded { step: 0, ended: Ended::Killed(9), oops: true, messages },
-            Record::Fault { message: "mount /proc".into() },
+            Record::Failed { message: "mount /proc".into() },
             Record::End { records: 7 },
         ]
     }

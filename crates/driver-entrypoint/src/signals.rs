@@ -43,7 +43,7 @@ impl Ending for Signals {
 
     fn wait(&mut self) -> &'static str {
         loop {
-            // As the first process we inherit those that nobody waits for; other children have been waited for by
+            // As the first process we inherit orphans; other children have been waited for by
             // the time that this is called.
             reap();
             if let Some(name) = self.0.wait().find_map(name) {

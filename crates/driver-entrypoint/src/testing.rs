@@ -48,7 +48,7 @@ pub(crate) struct FakeKernel {
     /// The call at which the container is killed: the call itself takes place or not.
     pub(crate) killed_at: Cell<Option<(usize, bool)>>,
     pub(crate) pauses: Cell<u32>,
-    /// New mounts are seen by nobody else.
+    /// New mounts are not shared.
     pub(crate) private_mounts: Cell<bool>,
 }
 

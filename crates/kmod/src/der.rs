@@ -5,7 +5,7 @@
 
 /// Why an encoding is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum DerError {
     /// The kernel's parser refuses it as well.
     Bad,
     /// The kernel's parser may take it.
@@ -13,7 +13,6 @@ pub enum Fault {
 }
 
 pub const INTEGER: u8 = 0x02;
-pub const BIT_STRING: u8 = 0x03;
 pub const OCTET_STRING: u8 = 0x04;
 pub const NULL: u8 = 0x05;
 pub const OBJECT_ID: u8 = 0x06;
@@ -36,33 +35,33 @@ impl<'a> Der<'a> {
         self.0.is_empty()
     }
 
-    pub fn element(&mut self) -> Result<(u8, &'a [u8]), Fault> {
-        let (&tag, rest) = self.0.split_first().ok_or(Fault::Bad)?;
-        let (&first, rest) = rest.split_first().ok_or(Fault::Bad)?;
+    pub fn element(&mut self) -> Result<(u8, &'a [u8]), DerError> {
+        let (&tag, rest) = self.0.split_first().ok_or(DerError::Bad)?;
+        let (&first, rest) = rest.split_first().ok_or(DerError::Bad)?;
         // `lib/asn1_decoder.c` takes tags of one byte, and lengths of up to four.
         if tag & 0x1f == 0x1f {
-            return Err(Fault::Bad);
+            return Err(DerError::Bad);
         }
         let (length, rest) = match first {
             0..0x80 => (usize::from(first), rest),
-            0x80 => return Err(Fault::Unread("has elements of indefinite length")),
+            0x80 => return Err(DerError::Unread("has elements of indefinite length")),
             0x81..=0x84 => {
-                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(Fault::Bad)?;
+                let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80)).ok_or(DerError::Bad)?;
                 (bytes.iter().fold(0_usize, |value, &byte| value << 8 | usize::from(byte)), rest)
             }
-            _ => return Err(Fault::Bad),
+            _ => return Err(DerError::Bad),
         };
-        let (content, rest) = rest.split_at_checked(length).ok_or(Fault::Bad)?;
+        let (content, rest) = rest.split_at_checked(length).ok_or(DerError::Bad)?;
         self.0 = rest;
         Ok((tag, content))
     }
 
-    pub fn expect(&mut self, wanted: u8) -> Result<&'a [u8], Fault> {
+    pub fn expect(&mut self, wanted: u8) -> Result<&'a [u8], DerError> {
         let (tag, content) = self.element()?;
-        if tag == wanted { Ok(content) } else { Err(Fault::Bad) }
+        if tag == wanted { Ok(content) } else { Err(DerError::Bad) }
     }
 
-    pub fn open(&mut self, wanted: u8) -> Result<Self, Fault> {
+    pub fn open(&mut self, wanted: u8) -> Result<Self, DerError> {
         self.expect(wanted).map(Self)
     }
 }

@@ -87,6 +87,11 @@ impl fmt::Display for FactSource {
 }
 
 impl KernelFacts {
+    /// What a release and a configuration tell; everything else can be added.
+    pub fn new(release: KernelRelease, arch: Architecture, config: KernelConfig) -> Self {
+        Self { release, arch, config, symbols: None, beyond_headers: BeyondHeaders::default() }
+    }
+
     /// The vermagic that a module built against this header set gets, and that the kernel asks for.
     /// One of the kernel's own modules tells it exactly, hash of the layout seed included; else the
     /// configuration tells most of it.

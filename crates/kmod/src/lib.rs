@@ -1,5 +1,4 @@
-//! Pure: kernel modules: ELF, modinfo, vermagic, symbol versions, and what the loader would say.
-
+#![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
 mod about;
@@ -9,8 +8,7 @@ mod btf;
 mod certificate;
 mod check;
 mod config;
-#[doc(hidden)]
-pub mod der;
+mod der;
 mod elf;
 mod error;
 mod facts;
@@ -26,7 +24,7 @@ mod sign;
 mod signature;
 mod symvers;
 mod system_map;
-mod table;
+mod text;
 mod verdict;
 mod vermagic;
 mod vmlinux;
@@ -60,7 +58,6 @@ pub use sign::{CannotVerify, ModuleKey, SignatureHash, SigningRule, signer, trai
 pub use signature::{Signature, Signer};
 pub use symvers::{ExportedSymbol, SymbolTable, SymbolTableError};
 pub use system_map::exported_names;
-pub use table::{Style, table, table_with};
 pub use verdict::{Verdict, VerdictError};
 pub use vermagic::{Difference, Vermagic};
 pub use vmlinux::Vmlinux;

@@ -82,7 +82,7 @@ impl FromStr for KernelRelease {
         let mut numbers = leading_numbers(text);
         let (major, minor) = (numbers.next().flatten(), numbers.next().flatten());
         // `5.14.x` is no kernel, but `5.14.` followed by nothing numeric must not pass as 5.14.0 either;
-        // `..` would be a step upwards once somebody joins the release to a path with another dot.
+        // `..` would be a step upwards once the release is joined to a path with another dot.
         let patch_is_number = numbers.next().is_none_or(|patch| patch.is_some());
         if major.is_none() || minor.is_none() || !patch_is_number || text.contains("..") {
             return Err(ReleaseError::Version(text.to_owned()));

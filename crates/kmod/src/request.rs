@@ -18,6 +18,13 @@ pub struct CheckRequest<'a> {
     pub files: Option<&'a [String]>,
 }
 
+impl<'a> CheckRequest<'a> {
+    /// Modules that need nothing but the kernel and each other.
+    pub fn new(kernel: &'a KernelFacts, modules: &'a [PayloadModule]) -> Self {
+        Self { kernel, needs: &[], modules, required: &[], files: None }
+    }
+}
+
 /// What a needed image exports.
 #[derive(Clone, Debug)]
 pub struct NeededTable {

@@ -6,7 +6,7 @@
 
 use object::ReadRef;
 
-use super::der::{CONTEXT_0, CONTEXT_1, Der, Fault, INTEGER, KEY_ID, OBJECT_ID, SEQUENCE, SET};
+use super::der::{CONTEXT_0, CONTEXT_1, Der, DerError, INTEGER, KEY_ID, OBJECT_ID, SEQUENCE, SET};
 
 /// Ends a signed module (`MODULE_SIG_STRING` in `include/linux/module_signature.h`).
 pub(super) const MARKER: &[u8] = b"~Module signature appended~\n";
@@ -81,8 +81,8 @@ pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64)
     }
     let signature = match data.read_bytes_at(start, size).map(message) {
         Ok(Ok(signer)) => Signature::By(signer),
-        Ok(Err(Fault::Bad)) | Err(()) => Signature::Malformed("is no PKCS#7 message"),
-        Ok(Err(Fault::Unread(what))) => Signature::Unread(what),
+        Ok(Err(DerError::Bad)) | Err(()) => Signature::Malformed("is no PKCS#7 message"),
+        Ok(Err(DerError::Unread(what))) => Signature::Unread(what),
     };
     (signature, start)
 }
@@ -107,10 +107,10 @@ pub(super) const NIST_DIGESTS: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x0
 const SHA1: &[u8] = &[0x2b, 0x0e, 0x03, 0x02, 0x1a];
 
 /// The first signer of a PKCS#7 `SignedData` (RFC 5652, section 5), whose certificate need not be there.
-fn message(bytes: &[u8]) -> Result<Signer, Fault> {
+fn message(bytes: &[u8]) -> Result<Signer, DerError> {
     let mut content_info = Der::new(bytes).open(SEQUENCE)?;
     if content_info.expect(OBJECT_ID)? != SIGNED_DATA {
-        return Err(Fault::Bad);
+        return Err(DerError::Bad);
     }
     let mut data = content_info.open(CONTEXT_0)?.open(SEQUENCE)?;
     data.expect(INTEGER)?;
@@ -120,11 +120,11 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
         match data.element()? {
             (CONTEXT_0 | CONTEXT_1, _) => {}
             (SET, signers) => break Der::new(signers),
-            _ => return Err(Fault::Bad),
+            _ => return Err(DerError::Bad),
         }
     };
     if signers.is_empty() {
-        return Err(Fault::Unread("names no signer"));
+        return Err(DerError::Unread("names no signer"));
     }
     let mut signer = signers.open(SEQUENCE)?;
     signer.expect(INTEGER)?;
@@ -134,7 +134,7 @@ fn message(bytes: &[u8]) -> Result<Signer, Fault> {
             (name(identity.expect(SEQUENCE)?)?, serial_id(identity.expect(INTEGER)?))
         }
         (KEY_ID, octets) => (None, key_id(octets)),
-        _ => return Err(Fault::Bad),
+        _ => return Err(DerError::Bad),
     };
     let hash = digest(signer.open(SEQUENCE)?.expect(OBJECT_ID)?);
     Ok(Signer { name, key_id, hash })
@@ -150,7 +150,7 @@ fn key_id(octets: &[u8]) -> String {
     octets.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
 }
 
-fn name(issuer: &[u8]) -> Result<Option<String>, Fault> {
+fn name(issuer: &[u8]) -> Result<Option<String>, DerError> {
     let (mut issuer, mut organisation) = (Der::new(issuer), None);
     while !issuer.is_empty() {
         let mut part = issuer.open(SET)?.open(SEQUENCE)?;

@@ -1,7 +1,5 @@
 //! `farrier check --boot`: the kernel itself loads the modules.
 
-use std::{fs, io, os::unix, path::Path};
-
 use tempfile::TempDir;
 
 use super::{Context, kernel::Kernel, subject::Checked};
@@ -43,19 +41,15 @@ fn in_load_order(report: &CheckReport, checked: &Checked) -> Vec<usize> {
 
 /// A directory with links to the modules, which may lie anywhere: `<number>/<file name>`.
 fn gather(checked: &Checked, order: &[usize]) -> Result<(TempDir, Vec<String>), BootError> {
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source: io::Error| BootError::File { action: "gather modules in", path, source }
-    };
-    let dir = tempfile::tempdir().map_err(failed(&std::env::temp_dir()))?;
+    let dir = tempfile::tempdir()?;
     let mut modules = Vec::new();
     for file in order.iter().filter_map(|&index| checked.files.get(index)) {
         let number = modules.len().to_string();
         let place = dir.path().join(&number);
-        fs::create_dir(&place).map_err(failed(&place))?;
+        fs_err::create_dir(&place)?;
         let file_name = file.file_name().unwrap_or_default();
-        let target = std::path::absolute(file).map_err(failed(file))?;
-        unix::fs::symlink(target, place.join(file_name)).map_err(failed(&place))?;
+        let target = std::path::absolute(file)?;
+        fs_err::os::unix::fs::symlink(target, place.join(file_name))?;
         modules.push(format!("{number}/{}", file_name.to_string_lossy()));
     }
     Ok((dir, modules))

@@ -1,6 +1,7 @@
 //! What commands print: results to standard output, messages and progress to standard error. Every table stands here.
 
 pub mod bundle;
+pub mod check;
 pub mod gc;
 pub mod headers;
 pub mod preflight;
@@ -16,7 +17,6 @@ use serde::Serialize;
 pub use progress::{Bar, Progress};
 
 use super::{args::OutputForm, env_vars, error::OutputError};
-use crate::kmod::Style;
 
 /// Prints a result in the form that was asked for.
 pub fn show<T: Serialize + ?Sized>(
@@ -47,9 +47,8 @@ pub fn message(text: &str) {
 }
 
 /// Colours on a terminal, unless the environment says otherwise.
-pub fn style() -> Style {
-    let coloured = env_vars::colours().unwrap_or_else(|| io::stdout().is_terminal());
-    if coloured { Style::Coloured } else { Style::Plain }
+pub fn has_colours() -> bool {
+    env_vars::colours().unwrap_or_else(|| io::stdout().is_terminal())
 }
 
 /// A table without borders. A cell may have several lines.

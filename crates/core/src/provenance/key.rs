@@ -1,22 +1,29 @@
-//! Pure: public keys that signatures of images are checked with: ECDSA over P-256 and RSA, sha256, as `cosign` has them.
+//! Pure: public keys: ECDSA over P-256 and P-384, and RSA. Images are checked with those that `cosign` has too.
+
+use std::fmt;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use kmod::SignatureHash;
+use p256::ecdsa::signature::hazmat::PrehashVerifier as _;
 use ring::signature::{
-    ECDSA_P256_SHA256_ASN1, RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey, VerificationAlgorithm,
+    RSA_PKCS1_2048_8192_SHA256, RSA_PKCS1_2048_8192_SHA384, RSA_PKCS1_2048_8192_SHA512, UnparsedPublicKey,
+};
+use spki::{
+    AlgorithmIdentifierRef, ObjectIdentifier, SubjectPublicKeyInfoRef,
+    der::{
+        Encode as _,
+        asn1::{AnyRef, BitStringRef},
+    },
 };
 
 use crate::image::Digest;
 
-/// OID 1.2.840.113549.1.1.1 (RFC 8017).
-const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
-/// OID 1.2.840.10045.2.1 (RFC 5480).
-const EC: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
-/// OID 1.2.840.10045.3.1.7 (RFC 5480).
-const P256: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
-
-const SEQUENCE: u8 = 0x30;
-const OBJECT_ID: u8 = 0x06;
-const BIT_STRING: u8 = 0x03;
+/// RFC 8017.
+const RSA: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.113549.1.1.1");
+/// RFC 5480, and its curves.
+const EC: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.2.1");
+const P256: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.2.840.10045.3.1.7");
+const P384: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.132.0.34");
 
 /// Why a text is no key that images can be checked with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,9 +37,12 @@ pub enum KeyError {
     /// A block that cannot be read.
     #[error("its PUBLIC KEY block is not well-formed")]
     Damaged,
-    /// A key of a kind that is not used here.
+    /// A key of a kind that images are not checked with.
     #[error("it is neither an ECDSA key over P-256 nor an RSA key of 2048 to 8192 bits")]
     Kind,
+    /// A key of a kind that nothing is signed with.
+    #[error("it is neither an RSA key nor an ECDSA key over P-256 or P-384")]
+    Unknown,
 }
 
 impl KeyError {
@@ -42,7 +52,33 @@ impl KeyError {
             Self::NoBlock | Self::Private | Self::Damaged => {
                 "give the public key in PEM form: `openssl pkey -in KEY -pubout` or `cosign public-key` print it"
             }
-            Self::Kind => "make another: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`",
+            Self::Kind | Self::Unknown => {
+                "make another: `openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256`"
+            }
+        }
+    }
+}
+
+/// What a key signs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyAlgorithm {
+    /// RSA with PKCS#1 v1.5 padding.
+    Rsa {
+        /// Of the modulus.
+        bits: usize,
+    },
+    /// ECDSA on NIST's P-256.
+    P256,
+    /// ECDSA on NIST's P-384.
+    P384,
+}
+
+impl fmt::Display for KeyAlgorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rsa { bits } => write!(f, "RSA-{bits}"),
+            Self::P256 => f.write_str("ECDSA P-256"),
+            Self::P384 => f.write_str("ECDSA P-384"),
         }
     }
 }
@@ -52,38 +88,70 @@ impl KeyError {
 pub struct PublicKey {
     /// `SubjectPublicKeyInfo` in DER.
     info: Vec<u8>,
-    kind: Kind,
-    /// As ring wants it: the content of the bit string.
+    algorithm: KeyAlgorithm,
+    /// The content of the bit string: an `RSAPublicKey`, or a point.
     key: Vec<u8>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    EcdsaP256,
-    Rsa,
-}
-
 impl PublicKey {
-    /// Reads a PEM file's first public key.
+    /// Reads a PEM file's first public key, one that images are checked with.
     pub fn from_pem(text: &str) -> Result<Self, KeyError> {
+        Self::any_from_pem(text)?.for_images()
+    }
+
+    /// Reads a `SubjectPublicKeyInfo` in DER (RFC 5280, 4.1), of a key that images are checked with.
+    pub fn from_info(info: &[u8]) -> Result<Self, KeyError> {
+        Self::any_from_info(info)?.for_images()
+    }
+
+    /// Reads a PEM file's first public key.
+    pub fn any_from_pem(text: &str) -> Result<Self, KeyError> {
         let Some((_, rest)) = text.split_once("-----BEGIN PUBLIC KEY-----") else {
             let private = text.contains("PRIVATE KEY-----");
             return Err(if private { KeyError::Private } else { KeyError::NoBlock });
         };
         let (block, _) = rest.split_once("-----END PUBLIC KEY-----").ok_or(KeyError::Damaged)?;
         let digits: String = block.split_whitespace().collect();
-        Self::from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
+        Self::any_from_info(&STANDARD.decode(digits).map_err(|_| KeyError::Damaged)?)
     }
 
-    /// Reads a `SubjectPublicKeyInfo` in DER (RFC 5280, 4.1).
-    pub fn from_info(info: &[u8]) -> Result<Self, KeyError> {
-        let (algorithm, parameters, key) = parts(info).ok_or(KeyError::Damaged)?;
-        let kind = match algorithm {
-            RSA => Kind::Rsa,
-            EC if element(OBJECT_ID, parameters).is_some_and(|(curve, _)| curve == P256) => Kind::EcdsaP256,
-            _ => return Err(KeyError::Kind),
+    /// Reads a `SubjectPublicKeyInfo` in DER.
+    pub fn any_from_info(info: &[u8]) -> Result<Self, KeyError> {
+        let parsed = SubjectPublicKeyInfoRef::try_from(info).map_err(|_| KeyError::Damaged)?;
+        let key = parsed.subject_public_key.as_bytes().ok_or(KeyError::Damaged)?;
+        let curve = || parsed.algorithm.parameters_oid().ok();
+        let algorithm = match parsed.algorithm.oid {
+            id if id == RSA => KeyAlgorithm::Rsa { bits: modulus_bits(key).ok_or(KeyError::Damaged)? },
+            id if id == EC && curve() == Some(P256) => KeyAlgorithm::P256,
+            id if id == EC && curve() == Some(P384) => KeyAlgorithm::P384,
+            _ => return Err(KeyError::Unknown),
         };
-        Ok(Self { info: info.to_vec(), kind, key: key.to_vec() })
+        Ok(Self { info: info.to_vec(), algorithm, key: key.to_vec() })
+    }
+
+    /// The key of an `RSAPublicKey` in DER (RFC 8017, A.1.1).
+    pub fn of_rsa(key: &[u8]) -> Result<Self, KeyError> {
+        let algorithm = AlgorithmIdentifierRef { oid: RSA, parameters: Some(AnyRef::NULL) };
+        let subject_public_key = BitStringRef::from_bytes(key).map_err(|_| KeyError::Damaged)?;
+        let info = SubjectPublicKeyInfoRef { algorithm, subject_public_key }.to_der();
+        Self::any_from_info(&info.map_err(|_| KeyError::Damaged)?)
+    }
+
+    fn for_images(self) -> Result<Self, KeyError> {
+        match self.algorithm {
+            KeyAlgorithm::Rsa { .. } | KeyAlgorithm::P256 => Ok(self),
+            KeyAlgorithm::P384 => Err(KeyError::Kind),
+        }
+    }
+
+    /// `SubjectPublicKeyInfo` in DER.
+    pub fn info(&self) -> &[u8] {
+        &self.info
+    }
+
+    /// What it verifies.
+    pub fn algorithm(&self) -> KeyAlgorithm {
+        self.algorithm
     }
 
     /// sha256 of the `SubjectPublicKeyInfo`: what tells one key from another.
@@ -91,40 +159,57 @@ impl PublicKey {
         Digest::of(&self.info)
     }
 
-    /// Is it the signature of these bytes by this key (sha256; ECDSA in ASN.1 form, RSA by PKCS#1 v1.5)?
+    /// Is it the signature of these bytes by this key, with sha256?
     pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
-        let algorithm: &dyn VerificationAlgorithm = match self.kind {
-            Kind::EcdsaP256 => &ECDSA_P256_SHA256_ASN1,
-            Kind::Rsa => &RSA_PKCS1_2048_8192_SHA256,
-        };
-        UnparsedPublicKey::new(algorithm, &self.key).verify(message, signature).is_ok()
+        self.verify(SignatureHash::Sha256, message, signature)
+    }
+
+    /// Is it the signature of the content by this key (ECDSA in ASN.1 form, RSA by PKCS#1 v1.5)?
+    pub fn verify(&self, hash: SignatureHash, content: &[u8], signature: &[u8]) -> bool {
+        match self.algorithm {
+            KeyAlgorithm::Rsa { .. } => {
+                let algorithm = match hash {
+                    SignatureHash::Sha256 => &RSA_PKCS1_2048_8192_SHA256,
+                    SignatureHash::Sha384 => &RSA_PKCS1_2048_8192_SHA384,
+                    SignatureHash::Sha512 => &RSA_PKCS1_2048_8192_SHA512,
+                };
+                UnparsedPublicKey::new(algorithm, &self.key).verify(content, signature).is_ok()
+            }
+            KeyAlgorithm::P256 => {
+                let key = p256::ecdsa::VerifyingKey::from_sec1_bytes(&self.key).ok();
+                let signature = p256::ecdsa::Signature::from_der(signature).ok();
+                key.zip(signature).is_some_and(|(key, signature)| {
+                    key.verify_prehash(&hash.digest(content), &signature).is_ok()
+                })
+            }
+            KeyAlgorithm::P384 => {
+                let key = p384::ecdsa::VerifyingKey::from_sec1_bytes(&self.key).ok();
+                let signature = p384::ecdsa::Signature::from_der(signature).ok();
+                key.zip(signature).is_some_and(|(key, signature)| {
+                    key.verify_prehash(&hash.digest(content), &signature).is_ok()
+                })
+            }
+        }
+    }
+
+    /// A signature whose two numbers stand side by side, as PKCS#11 makes it, in the form that is verified.
+    pub fn verifiable(&self, signature: &[u8]) -> Option<Vec<u8>> {
+        Some(match self.algorithm {
+            KeyAlgorithm::Rsa { .. } => return None,
+            KeyAlgorithm::P256 => {
+                p256::ecdsa::Signature::from_slice(signature).ok()?.to_der().as_bytes().to_vec()
+            }
+            KeyAlgorithm::P384 => {
+                p384::ecdsa::Signature::from_slice(signature).ok()?.to_der().as_bytes().to_vec()
+            }
+        })
     }
 }
 
-/// Algorithm, parameters and key of a `SubjectPublicKeyInfo`.
-fn parts(info: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
-    let (whole, after) = element(SEQUENCE, info)?;
-    let (identifier, rest) = element(SEQUENCE, whole)?;
-    let (algorithm, parameters) = element(OBJECT_ID, identifier)?;
-    let (bits, end) = element(BIT_STRING, rest)?;
-    // The first byte counts unused bits; keys have none.
-    let key = bits.strip_prefix(&[0])?;
-    (after.is_empty() && end.is_empty()).then_some((algorithm, parameters, key))
-}
-
-/// The content of the first element, which must have this tag, and what follows it (X.690, 8.1 and 10.1).
-fn element(tag: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (&first, rest) = bytes.split_first()?;
-    let (&length, rest) = rest.split_first()?;
-    let (length, rest) = if length < 0x80 {
-        (usize::from(length), rest)
-    } else {
-        let (digits, rest) = rest.split_at_checked(usize::from(length & 0x7f))?;
-        let digits = (digits.len() <= 4).then_some(digits)?;
-        (digits.iter().fold(0, |length, digit| length << 8 | usize::from(*digit)), rest)
-    };
-    let (content, after) = rest.split_at_checked(length)?;
-    (first == tag).then_some((content, after))
+fn modulus_bits(key: &[u8]) -> Option<usize> {
+    let key = pkcs1::RsaPublicKeyRef::try_from(key).ok()?;
+    let modulus = key.modulus.as_bytes();
+    Some(modulus.len() * 8 - modulus.first()?.leading_zeros() as usize)
 }
 
 #[cfg(test)]
@@ -167,7 +252,6 @@ mod tests {
         #[test]
         fn nothing_panics(bytes: Vec<u8>) {
             let _ = PublicKey::from_info(&bytes);
-            let _ = element(SEQUENCE, &bytes);
         }
     }
 }

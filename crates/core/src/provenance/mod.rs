@@ -18,7 +18,7 @@ pub use cosign::{
     signature_layer, signature_tag, signed_digest, simple_signing,
 };
 pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
-pub use key::{KeyError, PublicKey};
+pub use key::{KeyAlgorithm, KeyError, PublicKey};
 pub use materials::{Material, ModuleFile, Provenance, Role, Subject};
 pub use package::{Package, PackageReader};
 pub use slsa::{SLSA_PREDICATE, slsa};

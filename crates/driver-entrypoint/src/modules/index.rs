@@ -98,7 +98,7 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     if let Some(list) = text(&directory.join("modules.dep"))? {
         let names = list.lines().filter_map(|line| Some(line.split_once(':')?.0));
-        // A path in it is below the tree, unless somebody built it in a strange way.
+        // Its paths are below the tree, unless it was built in an unusual way.
         files.extend(names.map(|name| directory.join(name)).filter(|file| file.is_file()));
         if origin == Origin::Host && !files.is_empty() {
             return Ok(files);

@@ -166,7 +166,7 @@ mod tests {
         live(&bench, &["--keep", "mst_pciconf"], || {}).unwrap();
         live(&bench, &["mst_pciconf"], || {}).unwrap();
         assert!(bench.log().contains("module mst_pciconf is there already"));
-        assert_eq!(bench.loaded(), ["host-firmware_class", "image-mst_pci"], "nobody knows whose they are");
+        assert_eq!(bench.loaded(), ["host-firmware_class", "image-mst_pci"], "it is unknown whose they are");
     }
 
     #[test]

@@ -22,7 +22,7 @@ const MODESET: &str = "nvidia_modeset";
 /// Comes when it is asked for.
 const DRM: &str = "nvidia_drm";
 
-/// Out of the kernel, in this order. `nv_peer_mem` is a container's of its own that nobody else would end;
+/// Out of the kernel, in this order. `nv_peer_mem` has a container of its own, which nothing else would end;
 /// `nvidia_drm` is not loaded by us, but may be there from the host's driver.
 const UNLOADED: [&str; 6] =
     ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia_peermem", "nv_peer_mem", "nvidia"];

@@ -24,7 +24,7 @@ const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 /// own images have the first.
 const IMAGE_PATHS: &[&str] = &["opt/lib/firmware/nvidia", "lib/firmware/nvidia", "usr/lib/firmware/nvidia"];
 
-/// Makes the kernel look for firmware at [`HOST_PATH`], and says so. A search path of somebody else's is left alone, as
+/// Makes the kernel look for firmware at [`HOST_PATH`], and says so. A search path with another value is left alone, as
 /// the operators' images do; one that is ours already is of a container that was killed.
 pub(crate) fn set_search_path(node: &Node<'_>) -> Result<(), Error> {
     match search_path(node)?.as_deref() {

@@ -2,59 +2,38 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt::Write,
+    fmt,
 };
-
-use comfy_table::{Table, presets::NOTHING};
 
 use super::{BootOutcome, BootReport, CheckReport, Finding, ModuleReport, Rule, Taint, Verdict};
 
 /// Names in one line; more are counted.
 const NAMES: usize = 12;
 
-/// Whether a table has colours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Style {
-    /// Text alone.
-    #[default]
-    Plain,
-    /// With a terminal's colours (ANSI escape sequences) for verdicts and help.
-    Coloured,
-}
-
-/// A check report as a table for people, without colours.
-pub fn table(report: &CheckReport) -> String {
-    table_with(report, Style::Plain)
-}
-
-/// A check report as a table for people. Findings of one kind are shown once, with their number: a module built for
-/// another kernel disagrees about hundreds of symbols. A warning that many modules share is shown once, below.
-pub fn table_with(report: &CheckReport, style: Style) -> String {
-    let CheckReport { kernel, architecture, verdict, findings, modules, load_order, boot } = report;
-    let mut text = format!("payload on {kernel} ({architecture}): {verdict}\n");
-    for reason in reasons(findings.iter()) {
-        let _ = writeln!(text, "{reason}");
-    }
-    if modules.is_empty() {
-        text.push_str("the payload holds no module\n");
-    } else {
-        let shared = shared_warnings(modules);
-        text.push_str(&rows(modules, &shared));
-        for ((_, message), (first, modules)) in &shared {
-            let _ = writeln!(text, "warning, {} modules: {}", modules.len(), one_line(message));
-            let _ = writeln!(text, "  help: {}", one_line(&first.remedy));
+/// A table for people. Findings of one kind are shown once, with their number: a module built for another kernel
+/// disagrees about hundreds of symbols. A warning that many modules share is shown once, below.
+impl fmt::Display for CheckReport {
+    fn fmt(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, architecture, verdict, findings, modules, load_order, boot } = self;
+        writeln!(text, "payload on {kernel} ({architecture}): {verdict}")?;
+        for reason in reasons(findings.iter()) {
+            writeln!(text, "{reason}")?;
         }
-        if load_order.len() > 1 {
-            let _ = writeln!(text, "load order: {}", names(load_order.iter().map(String::as_str)));
+        if modules.is_empty() {
+            writeln!(text, "the payload holds no module")?;
+        } else {
+            let shared = shared_warnings(modules);
+            rows(text, modules, &shared)?;
+            for ((_, message), (first, modules)) in &shared {
+                writeln!(text, "warning, {} modules: {}", modules.len(), one_line(message))?;
+                writeln!(text, "  help: {}", one_line(&first.remedy))?;
+            }
+            if load_order.len() > 1 {
+                writeln!(text, "load order: {}", names(load_order.iter().map(String::as_str)))?;
+            }
+            notes(text, modules)?;
         }
-        notes(&mut text, modules);
-    }
-    if let Some(boot) = boot {
-        boot_lines(&mut text, boot);
-    }
-    match style {
-        Style::Plain => text,
-        Style::Coloured => coloured(&text),
+        boot.as_ref().map_or(Ok(()), |boot| boot_lines(text, boot))
     }
 }
 
@@ -73,24 +52,28 @@ fn shared_warnings(modules: &[ModuleReport]) -> Shared<'_> {
     shared
 }
 
-fn rows(modules: &[ModuleReport], shared: &Shared<'_>) -> String {
-    let mut table = Table::new();
-    table.load_style(NOTHING).set_header(["MODULE", "VERDICT", "REASON"]);
+fn rows(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport], shared: &Shared<'_>) -> fmt::Result {
+    let width = modules.iter().map(|module| module.name.chars().count()).max().unwrap_or_default().max(6);
+    writeln!(text, "{:<width$}  VERDICT  REASON", "MODULE")?;
     for module in modules {
         let own = module.findings.iter().filter(|finding| {
             finding.verdict > Verdict::Loads || !shared.contains_key(&(finding.rule, &finding.message))
         });
-        table.add_row([one_line(&module.name), module.verdict.as_str().to_owned(), reasons(own).join("\n")]);
+        let reasons = reasons(own).join("\n");
+        let mut lines = reasons.lines();
+        let first = lines.next().unwrap_or_default();
+        let row = format!("{:<width$}  {:<7}  {first}", one_line(&module.name), module.verdict);
+        writeln!(text, "{}", row.trim_end())?;
+        for line in lines {
+            writeln!(text, "{:<width$}           {line}", "")?;
+        }
     }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    format!("{}\n", table.trim_fmt())
+    Ok(())
 }
 
 /// What is worth knowing beside the verdicts. Every driver is out of tree, and that one is not signed is a warning
 /// already, so these two taints are left to the report.
-fn notes(text: &mut String, modules: &[ModuleReport]) {
+fn notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result {
     let mut taints: BTreeMap<Taint, Vec<&str>> = BTreeMap::new();
     let mut signers: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for module in modules {
@@ -108,36 +91,38 @@ fn notes(text: &mut String, modules: &[ModuleReport]) {
     for (taint, modules) in taints {
         if !matches!(taint, Taint::OutOfTree | Taint::Unsigned) {
             let (word, letter) = (taint.as_str(), taint.letter());
-            let _ = writeln!(text, "taints the kernel as {word} ({letter}): {}", names(modules));
+            writeln!(text, "taints the kernel as {word} ({letter}): {}", names(modules))?;
         }
     }
     for (signer, modules) in signers {
-        let _ = writeln!(text, "signed by {}: {}", one_line(&signer), names(modules));
+        writeln!(text, "signed by {}: {}", one_line(&signer), names(modules))?;
     }
     let shadows = modules.iter().filter(|module| module.about.shadows.is_some());
     let shadows: Vec<&str> = shadows.map(|module| module.name.as_str()).collect();
     if !shadows.is_empty() {
-        let _ = writeln!(text, "takes the place of the kernel's own: {}", names(shadows));
+        writeln!(text, "takes the place of the kernel's own: {}", names(shadows))?;
     }
     for module in modules.iter().filter(|module| !module.about.missing_firmware.is_empty()) {
         let files = module.about.missing_firmware.iter().map(String::as_str);
-        let _ = writeln!(text, "firmware of {} not in the payload: {}", one_line(&module.name), names(files));
+        writeln!(text, "firmware of {} not in the payload: {}", one_line(&module.name), names(files))?;
     }
+    Ok(())
 }
 
-fn boot_lines(text: &mut String, boot: &BootReport) {
+fn boot_lines(text: &mut fmt::Formatter<'_>, boot: &BootReport) -> fmt::Result {
     let BootReport { kernel, accelerator, milliseconds, modules } = boot;
     let (seconds, tenths) = (milliseconds / 1000, milliseconds % 1000 / 100);
-    let _ = writeln!(
+    writeln!(
         text,
         "boot of {} ({}, {seconds}.{tenths} s): {}",
         one_line(kernel),
         one_line(accelerator),
         boot.verdict()
-    );
+    )?;
     for module in modules {
-        let _ = writeln!(text, "  {}: {}", one_line(&module.name), outcome(&module.outcome));
+        writeln!(text, "  {}: {}", one_line(&module.name), outcome(&module.outcome))?;
     }
+    Ok(())
 }
 
 fn outcome(outcome: &BootOutcome) -> String {
@@ -176,73 +161,6 @@ fn names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
         0 => list.join(", "),
         more => format!("{} and {more} more", list.join(", ")),
     }
-}
-
-const RED: &str = "\u{1b}[31m";
-const YELLOW: &str = "\u{1b}[33m";
-const GREEN: &str = "\u{1b}[32m";
-const DIM: &str = "\u{1b}[2m";
-const RESET: &str = "\u{1b}[0m";
-
-/// Colours are put on the finished text, so that they cannot change its columns.
-fn coloured(text: &str) -> String {
-    let columns = text.lines().find_map(|line| Some((line.find("VERDICT")?, line.find("REASON")?)));
-    let mut out = String::with_capacity(text.len() * 2);
-    for (number, line) in text.lines().enumerate() {
-        match columns {
-            _ if number == 0 => match line.rsplit_once(": ") {
-                Some((start, verdict)) => {
-                    let _ = write!(out, "{start}: {}", painted(verdict));
-                }
-                None => out.push_str(line),
-            },
-            Some((verdict, reason)) if line.get(..verdict).is_some() => {
-                let (name, rest) = line.split_at(verdict);
-                let width = (reason - verdict).min(rest.len());
-                let (word, tail) = rest.split_at_checked(width).unwrap_or((rest, ""));
-                let word_painted = if word.trim().is_empty() { word.to_owned() } else { painted(word) };
-                if is_verdict(word.trim_end()) || word.trim().is_empty() {
-                    let _ = write!(out, "{}{word_painted}{}", start_painted(name), start_painted(tail));
-                } else {
-                    out.push_str(&start_painted(line));
-                }
-            }
-            _ => out.push_str(&start_painted(line)),
-        }
-        out.push('\n');
-    }
-    out
-}
-
-fn is_verdict(word: &str) -> bool {
-    word.parse::<Verdict>().is_ok()
-}
-
-/// A verdict in its colour, the spaces after it without.
-fn painted(word: &str) -> String {
-    let colour = match word.trim_end().parse() {
-        Ok(Verdict::Loads) => GREEN,
-        Ok(Verdict::Unknown) => YELLOW,
-        Ok(Verdict::Refused) => RED,
-        Err(_) => return word.to_owned(),
-    };
-    let trimmed = word.trim_end();
-    format!("{colour}{trimmed}{RESET}{}", word.get(trimmed.len()..).unwrap_or(""))
-}
-
-/// A line whose first word says what it is, that word in its colour; help is dim.
-fn start_painted(line: &str) -> String {
-    if line.trim_start().starts_with("help: ") {
-        return format!("{DIM}{line}{RESET}");
-    }
-    for (word, colour) in
-        [("refused:", RED), ("unknown:", YELLOW), ("warning:", YELLOW), ("warning,", YELLOW)]
-    {
-        if let Some(rest) = line.strip_prefix(word) {
-            return format!("{colour}{word}{RESET}{rest}");
-        }
-    }
-    line.to_owned()
 }
 
 /// One entry for each kind of finding, the first standing for all, the worst kinds first.
@@ -331,13 +249,13 @@ mod tests {
                 ],
             ),
         ];
-        insta::assert_snapshot!(table(&report(vec![], modules)));
+        insta::assert_snapshot!(report(vec![], modules).to_string());
     }
 
     #[test]
     fn a_hostile_name_is_only_text() {
         let hostile = finding(Rule::UndefinedSymbol, Verdict::Refused, "x\u{1b}[2J\nroot: loads");
-        let text = table(&report(vec![], vec![module("m\u{7}", vec![hostile])]));
+        let text = report(vec![], vec![module("m\u{7}", vec![hostile])]).to_string();
         assert!(!text.contains(['\u{1b}', '\u{7}']) && !text.contains("\nroot"), "{text:?}");
     }
 
@@ -354,7 +272,7 @@ mod tests {
         };
         let mut report = report(vec![missing], vec![]);
         report.verdict = Verdict::Refused;
-        insta::assert_snapshot!(table(&report));
+        insta::assert_snapshot!(report.to_string());
     }
 
     fn full() -> CheckReport {
@@ -400,20 +318,6 @@ mod tests {
 
     #[test]
     fn everything_that_is_known_has_its_line() {
-        insta::assert_snapshot!(table(&full()));
-    }
-
-    #[test]
-    fn colours_change_no_letter() {
-        let (plain, coloured) = (table(&full()), table_with(&full(), Style::Coloured));
-        let mut bare = coloured.clone();
-        for code in [RED, YELLOW, GREEN, DIM, RESET] {
-            bare = bare.replace(code, "");
-        }
-        assert_eq!(bare, plain);
-        assert!(coloured.starts_with("payload on 6.1.0-9-amd64 (amd64): \u{1b}[31mrefused\u{1b}[0m\n"));
-        assert!(coloured.contains("\nnvidia_uvm  \u{1b}[32mloads\u{1b}[0m"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[31mrefused:\u{1b}[0m disagrees"), "{coloured}");
-        assert!(coloured.contains("\u{1b}[2m"), "{coloured}");
+        insta::assert_snapshot!(full().to_string());
     }
 }
