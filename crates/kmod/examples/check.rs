@@ -2,7 +2,7 @@
 
 use std::{env, error::Error, fs, io::Write as _};
 
-use kmod::{CheckRequest, KernelFacts, Module, PayloadModule, SymbolTable, Verdict};
+use kmod::{CheckRequest, KernelConfig, KernelFacts, Module, PayloadModule, SymbolTable, Verdict};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -16,7 +16,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let modules = modules.collect::<Result<Vec<_>, std::io::Error>>()?;
     let arch = modules.iter().find_map(|payload| payload.module.as_ref().ok()).map(|module| module.arch);
     let arch = arch.ok_or("no file is a kernel module")?;
-    let mut kernel = KernelFacts::new(release.parse()?, arch, fs::read_to_string(config)?.parse()?);
+    let config = KernelConfig::parse(&fs::read_to_string(config)?)?;
+    let mut kernel = KernelFacts::new(release.parse()?, arch, config);
     kernel.symbols = Some(SymbolTable::parse(&fs::read_to_string(symbols)?)?);
     let report = kmod::check(&CheckRequest::new(&kernel, &modules));
     write!(std::io::stdout(), "{report}")?;

@@ -90,7 +90,7 @@ impl BootOutcome {
             Self::NotPresent { error, .. } | Self::Refused { error, .. } | Self::Failed { error, .. } => {
                 Some(error)
             }
-            Self::Loaded | Self::Crashed { .. } | Self::Hung { .. } | Self::NotReached => None,
+            _ => None,
         }
     }
 
@@ -121,10 +121,7 @@ impl BootReport {
                     Some(format!("{name} crashed the kernel{}", said(messages)))
                 }
                 BootOutcome::Hung { messages } => Some(format!("{name} hung the kernel{}", said(messages))),
-                BootOutcome::Loaded
-                | BootOutcome::NotPresent { .. }
-                | BootOutcome::Failed { .. }
-                | BootOutcome::NotReached => None,
+                _ => None,
             }
         })
     }

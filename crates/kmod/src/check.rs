@@ -77,12 +77,7 @@ fn unreadable(error: &ModuleError) -> Finding {
 fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {
     let provider = |import: &Import<'_>| match import.provider {
         Provider::Payload { index, .. } => Some(index),
-        Provider::Needed { .. }
-        | Provider::Kernel(_)
-        | Provider::Named
-        | Provider::Replaced { .. }
-        | Provider::Missing
-        | Provider::Unknown => None,
+        _ => None,
     };
     imports.iter().filter_map(provider).collect()
 }

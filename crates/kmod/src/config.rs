@@ -1,6 +1,6 @@
 //! Pure: the kernel's configuration: `include/config/auto.conf` or `.config`.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::collections::BTreeMap;
 
 /// The options that are set. Absent and `is not set` are the same thing, as for the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,14 +23,6 @@ pub enum ConfigError {
     /// Not one option in it.
     #[error("the kernel configuration sets no option")]
     Empty,
-}
-
-impl FromStr for KernelConfig {
-    type Err = ConfigError;
-
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        Self::parse(text)
-    }
 }
 
 impl KernelConfig {

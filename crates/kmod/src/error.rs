@@ -73,17 +73,7 @@ impl ModuleError {
     pub fn verdict(&self) -> Verdict {
         match self {
             Self::Read { .. } | Self::TooLarge { .. } => Verdict::Unknown,
-            Self::NotElf
-            | Self::Class
-            | Self::NotRelocatable(_)
-            | Self::Machine(_)
-            | Self::Header(_)
-            | Self::Outside { .. }
-            | Self::Malformed { .. }
-            | Self::NoSymbols
-            | Self::NoModule
-            | Self::Common(_)
-            | Self::Decompress(_) => Verdict::Refused,
+            _ => Verdict::Refused,
         }
     }
 
@@ -95,13 +85,7 @@ impl ModuleError {
             Self::Class | Self::Machine(_) => "build for the node's architecture",
             Self::NoSymbols => "strip it with --strip-debug, never with --strip-all",
             Self::Common(_) => "compile with the kernel's own flags, which have -fno-common",
-            Self::NotElf
-            | Self::NotRelocatable(_)
-            | Self::Header(_)
-            | Self::Outside { .. }
-            | Self::Malformed { .. }
-            | Self::NoModule
-            | Self::Decompress(_) => "build it again: the file is damaged, or is no kernel module",
+            _ => "build it again: the file is damaged, or is no kernel module",
         }
     }
 }

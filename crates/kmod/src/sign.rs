@@ -127,10 +127,7 @@ impl SigningRule {
         match signature {
             Signature::By(signer) => !replace && *previous != Some(signer.key_id.clone()),
             Signature::Unread(_) => !replace,
-            Signature::None
-            | Signature::Buried { .. }
-            | Signature::Malformed(_)
-            | Signature::Unsupported(_) => false,
+            _ => false,
         }
     }
 }
@@ -188,9 +185,7 @@ pub fn without_signature(module: &[u8]) -> (&[u8], Signature) {
     match signature {
         // What is no signature to the kernel is no part that may be cut off.
         Signature::By(_) | Signature::Unread(_) => (module.get(..length).unwrap_or(module), signature),
-        Signature::None | Signature::Buried { .. } | Signature::Malformed(_) | Signature::Unsupported(_) => {
-            (module, signature)
-        }
+        _ => (module, signature),
     }
 }
 

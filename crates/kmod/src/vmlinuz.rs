@@ -2,6 +2,8 @@
 //!
 //! x86's bzImage is described in `Documentation/arch/x86/boot.rst`, arm64's Image in
 //! `Documentation/arch/arm64/booting.rst`, the EFI zboot image in `drivers/firmware/efi/libstub/zboot-header.S`.
+//! A reader of our own: the headers are three numbers each, and the streams behind them are untrusted, so that each
+//! decompressor gets a limit.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
