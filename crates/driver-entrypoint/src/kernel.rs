@@ -1,7 +1,14 @@
 //! The kernel's calls that change something, behind one trait; and the adapter that makes them. What the kernel
 //! tells in `/proc` and `/sys` is read below [`Paths`](crate::node::Paths), so that tests give it as files.
 
-use std::{ffi::CString, fs::File, io, path::Path, thread, time::Duration};
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    io,
+    path::Path,
+    thread,
+    time::Duration,
+};
 
 use rustix::{
     fs::OFlags,
@@ -12,7 +19,6 @@ use rustix::{
 
 use crate::{
     error::LoadRefusal,
-    files,
     kmsg::KernelLog,
     modules::file::{Compression, ModuleFile},
 };
@@ -85,9 +91,7 @@ impl Kernel for Linux {
 fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
     let flags = match file.compression {
         Compression::None => Some(0),
-        // What the kernel decompresses by itself.
-        compression => (files::text("/sys/module/compression").as_deref() == Some(compression.name()))
-            .then_some(COMPRESSED_FILE),
+        compression => kernel_decompresses(compression).then_some(COMPRESSED_FILE),
     };
     if let Some(flags) = flags {
         match insert_file(&file.path, parameters, flags) {
@@ -98,6 +102,10 @@ fn insert(file: &ModuleFile, parameters: &str) -> Result<(), Errno> {
     }
     let bytes = file.read().map_err(|_| Errno::IO)?;
     init_module(&bytes, &CString::new(parameters).map_err(|_| Errno::INVAL)?)
+}
+
+fn kernel_decompresses(compression: Compression) -> bool {
+    fs::read_to_string("/sys/module/compression").is_ok_and(|name| name.trim() == compression.name())
 }
 
 /// Loads a module by its file.
