@@ -22,9 +22,9 @@ fn main() {
     openssl(work.path(), "genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:4096 -out k.pem");
     openssl(work.path(), "req -new -x509 -key k.pem -subj /CN=bench -days 1 -out c.pem");
     let spec = site::ModuleSigning {
-        key: KeySource::File("k.pem".into()),
+        key: KeySource::File("k.pem".parse().unwrap()),
         passphrase: None,
-        certificate: "c.pem".into(),
+        certificate: "c.pem".parse().unwrap(),
         signed: Signed::Replace,
     };
     let modules = work.path().join("modules");

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     blocking::blocking,
-    image::Digest,
+    image::{Digest, checked::texts},
     images::{BaseImage, runtime_base},
     oci::{
         self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
@@ -94,8 +94,8 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
         base: base.as_ref().map(|base| &base.image),
         entrypoint_layer: entrypoint.as_ref().map(|(_, layer)| layer),
         layers: &own,
-        entrypoint: &runtime.entrypoint,
-        env: &runtime.env,
+        entrypoint: &texts(&runtime.entrypoint),
+        env: &runtime.env.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect(),
         labels: &BTreeMap::new(),
         annotations: &notes,
         architecture: cell.target.arch.as_str(),

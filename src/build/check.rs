@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     blocking::blocking,
-    image::UnknownPolicy,
+    image::{UnknownPolicy, checked::texts},
     inputs::KernelImageLookup,
     kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
     oci::ModuleSignerFact,
@@ -83,7 +83,7 @@ pub(super) async fn static_check(
     let check = |mut facts: KernelFacts| {
         facts.beyond_headers.trusted_keys.extend(future_key.clone());
         let modules = Arc::clone(&modules);
-        let (required, needs) = (job.image.spec.modules.clone(), against.needed.tables.clone());
+        let (required, needs) = (texts(&job.image.spec.modules), against.needed.tables.clone());
         blocking(move || {
             Ok(kmod::check(&CheckRequest {
                 kernel: &facts,

@@ -111,7 +111,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
             parts.retry("look up source", || parts.fetcher.sources().identity(source, root)).await?.identity;
         let mut material = Material::of_origin(Role::Source, &identity, source.name.as_str());
         if let SourceOrigin::Url { url, .. } = &source.from {
-            material.uri = Some(url.clone());
+            material.uri = Some(url.to_string());
         }
         if material.version.is_none() {
             material.version = Some(cell.version.clone());
@@ -140,7 +140,7 @@ async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
         }
         Toolchain::Bootstrap(spec) => spec,
     };
-    let mut material = Material::new(Role::Toolchain, spec.suite.clone());
+    let mut material = Material::new(Role::Toolchain, spec.suite.as_str());
     if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, spec).await? {
         material.digest = Some(digest);
         material.packages = packages;
@@ -185,13 +185,13 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
         RuntimeBase::Bootstrap(spec) => Material {
             digest,
             packages: packages_of(parts, base).await?,
-            ..Material::new(Role::Base, spec.suite.clone())
+            ..Material::new(Role::Base, spec.suite.as_str())
         },
         RuntimeBase::Image(name) => Material {
             digest,
             uri: Some(format!("oci://{}@{}", base.repository, base.image.digest)),
             packages: packages_of(parts, base).await?,
-            ..Material::new(Role::Base, name.clone())
+            ..Material::new(Role::Base, name.as_str())
         },
     })
 }

@@ -39,9 +39,9 @@ fn workshop(kind: &str) -> Workshop {
 
 fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
     let spec = ModuleSigning {
-        key: KeySource::File("k.pem".into()),
+        key: KeySource::File("k.pem".parse().unwrap()),
         passphrase: None,
-        certificate: "c.pem".into(),
+        certificate: "c.pem".parse().unwrap(),
         signed,
     };
     let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());

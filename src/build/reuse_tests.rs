@@ -149,7 +149,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
     // A different recipe: another module is asked for.
     let mut bench = compatible();
     bench.publish(K9, &[&module()]).await.unwrap();
-    bench.image().spec.runtime.entrypoint.push("/x".to_owned());
+    bench.image().spec.runtime.entrypoint.push("/x".parse().unwrap());
     assert!(told(&bench).await.starts_with("no image of the same recipe"));
 }
 

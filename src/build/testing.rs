@@ -237,7 +237,7 @@ impl Bench {
             tree,
             image: None,
             sources: vec!["src: here".to_owned()],
-            toolchain: toolchain.clone(),
+            toolchain: toolchain.to_string(),
             exposed: None,
             reused_from: None,
             work,

@@ -1,6 +1,6 @@
 //! Adapter: the steps of a pass over a cluster: plan, build, publish, roll out.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, path::Path};
 
 use super::{Controller, Memory, PassError, TargetReport, apply::prove};
 use crate::{
@@ -234,13 +234,13 @@ impl Controller {
 
     /// The DaemonSets in the directories that `file` rollouts name.
     async fn manifests(&self) -> Manifests {
-        let paths: BTreeSet<&PathBuf> = self
+        let paths: BTreeSet<&Path> = self
             .definitions
             .images
             .values()
             .flat_map(|image| &image.spec.rollout)
             .filter_map(|rollout| match rollout {
-                RolloutSpec::File { path, .. } => Some(path),
+                RolloutSpec::File { path, .. } => Some(&**path),
                 _ => None,
             })
             .collect();
@@ -251,7 +251,7 @@ impl Controller {
                 Err(error) => Err(error),
             };
             manifests.insert(
-                path.clone(),
+                path.to_path_buf(),
                 read.map(|snapshot| snapshot.daemon_sets).map_err(|error| chain(&error)),
             );
         }

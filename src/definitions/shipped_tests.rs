@@ -4,7 +4,7 @@ use super::load;
 use crate::{
     image::{Definitions, DriverImage, TagInputs, render_tags},
     kernel::{Architecture, KernelTarget},
-    template::{self, TemplateContext, Templates},
+    template::{self, Templates},
 };
 
 fn target() -> KernelTarget {
@@ -17,19 +17,16 @@ fn target() -> KernelTarget {
 }
 
 fn image<'a>(definitions: &'a Definitions, name: &str) -> &'a DriverImage {
-    &definitions.images[&name.parse().unwrap()]
+    &definitions.images[name]
 }
 
 /// The Dockerfile as `farrier render` prints it, of a source of version `535.261.03`.
 fn dockerfile(name: &str) -> String {
     let definitions = load(None).unwrap();
-    let spec = &image(&definitions, name).spec;
-    let mut context = TemplateContext::new("localhost/toolchain", (name, "535.261.03"), &target());
-    context.modules.clone_from(&spec.modules);
-    context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
-    context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
-    context.vars.clone_from(&spec.vars);
-    template::render(&spec.template, &definitions.templates[&spec.template], &context).unwrap()
+    let image = image(&definitions, name);
+    let context = image.template_context("localhost/toolchain", "535.261.03", &target());
+    let template = image.spec.template.as_str();
+    template::render(template, &definitions.templates[template], &context).unwrap()
 }
 
 #[test]

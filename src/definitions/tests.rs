@@ -82,7 +82,7 @@ fn the_documented_forms_load() {
     let definitions = load_files(&[("images/m.yaml", IMAGE), ("kernels/a.yaml", FAMILY)]).unwrap();
     assert_eq!(definitions.images.len(), 1, "the directory's images are the only ones");
     let spec = &definitions.images[&name("mstflint")].spec;
-    assert!(matches!(&spec.sources[0].from, SourceOrigin::Apt(apt) if apt.suites.suites == ["sid"]));
+    assert!(matches!(&spec.sources[0].from, SourceOrigin::Apt(apt) if **apt.suites == ["sid"]));
     assert!(matches!(spec.rollout[..], [RolloutSpec::Image { .. }, RolloutSpec::File { .. }]));
     assert_eq!(definitions.families[0].metadata.name, name("acme"), "the directory's families come first");
     assert_eq!(definitions.families[0].spec.matches.os, ["acme"]);
@@ -112,7 +112,7 @@ fn a_version_is_kept_as_it_is_written() {
     for version in ["1.10", "2024", "0x10", "1e3", "25.10-1.2.8.0-0", "no", "\"1.10\"", "007"] {
         let text = IMAGE.replace("{source: mstflint}", version);
         let definitions = load_files(&[("images/m.yaml", &text)]).unwrap();
-        let expected = VersionSpec::Literal(version.trim_matches('"').to_owned());
+        let expected = VersionSpec::Literal(version.trim_matches('"').parse().unwrap());
         assert_eq!(definitions.images[&name("mstflint")].spec.version, expected);
     }
 }

@@ -9,13 +9,9 @@ use super::{
     node::{Node, Place},
 };
 use crate::{
-    image::{
-        DriverImage, ImageName, Output, Reuse, RuntimeBase, SourceOrigin, SourceSpec, VersionSpec,
-        checked::{self, InnerPattern, Reference, Sha256},
-    },
+    image::{DriverImage, ImageName, Output, Reuse, SourceOrigin, SourceSpec, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
-    store,
-    template::{self, TemplateContext},
+    store, template,
 };
 
 /// Reports what is wrong with an image.
@@ -36,7 +32,7 @@ pub(super) fn image(
         );
         wrong(&["metadata", "name"], message);
     }
-    if !templates.contains_key(&spec.template) {
+    if !templates.contains_key(spec.template.as_str()) {
         let known: Vec<&str> = templates.keys().map(String::as_str).collect();
         let message = format!("there is no template {:?}; there is {}", spec.template, known.join(", "));
         wrong(&["spec", "template"], message);
@@ -54,34 +50,10 @@ pub(super) fn image(
             wrong(&["spec", "sources", &index.to_string(), "name"], message);
         }
     }
-    for (index, source) in spec.sources.iter().enumerate() {
-        let inner = [
-            ("unpack", source.unpack.as_deref().and_then(checked::fault::<InnerPattern>)),
-            ("subdir", source.subdir.as_deref().and_then(checked::fault::<InnerPattern>)),
-        ];
-        for (field, fault) in inner {
-            if let Some(fault) = fault {
-                wrong(&["spec", "sources", &index.to_string(), field], fault);
-            }
-        }
-        let (form, sha256) = match &source.from {
-            SourceOrigin::Path { sha256, .. } => ("path", sha256.as_deref()),
-            SourceOrigin::Url { sha256, .. } => ("url", Some(sha256.as_str())),
-            SourceOrigin::Apt(_) => continue,
-        };
-        if let Some(fault) = sha256.and_then(checked::fault::<Sha256>) {
-            wrong(&["spec", "sources", &index.to_string(), "from", form, "sha256"], fault);
-        }
-    }
     for (index, module) in spec.modules.iter().enumerate() {
         if spec.modules[..index].contains(module) {
             wrong(&["spec", "modules", &index.to_string()], format!("module {module:?} is listed already"));
         }
-    }
-    if let Some(RuntimeBase::Image(reference)) = &spec.runtime.base
-        && let Some(fault) = checked::fault::<Reference>(reference)
-    {
-        wrong(&["spec", "runtime", "base", "image"], fault);
     }
     if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
         let message = "an image that the engine makes (output: image) holds its kernel's name in layers of its own; \
@@ -100,17 +72,11 @@ pub(super) fn image(
 
 /// Reports what is wrong with a family.
 pub(super) fn family(document: &Node, family: &KernelFamily) -> Option<Mistake> {
-    let reference = match &family.spec.toolchain {
-        Toolchain::Image(reference) => reference,
-        Toolchain::Bootstrap(spec) => {
-            let index = spec.package_of_a_driver()?.to_string();
-            let place = document.place_of(&["spec", "toolchain", "bootstrap", "include", &index]);
-            let message = "a toolchain has no driver's version to put in the place of {{version}}".to_owned();
-            return Some(Mistake { place, message });
-        }
-    };
-    let place = document.place_of(&["spec", "toolchain", "image"]);
-    checked::fault::<Reference>(reference).map(|message| Mistake { place, message })
+    let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { return None };
+    let index = spec.package_of_a_driver()?.to_string();
+    let place = document.place_of(&["spec", "toolchain", "bootstrap", "include", &index]);
+    let message = "a toolchain has no driver's version to put in the place of {{version}}".to_owned();
+    Some(Mistake { place, message })
 }
 
 /// Reports a template that is no Handlebars.
@@ -130,7 +96,7 @@ pub(super) fn rendering(
     templates: &BTreeMap<String, String>,
 ) -> Option<DefinitionError> {
     let spec = &image.spec;
-    let text = templates.get(&spec.template)?;
+    let text = templates.get(spec.template.as_str())?;
     let target = KernelTarget {
         os: "debian".parse().ok()?,
         os_version: "12".parse().ok()?,
@@ -138,12 +104,8 @@ pub(super) fn rendering(
         arch: Architecture::Amd64,
     };
     let name = image.metadata.name.as_str();
-    let mut context = TemplateContext::new("toolchain", (name, "1.0"), &target);
-    context.modules.clone_from(&spec.modules);
-    context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
-    context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
+    let mut context = image.template_context("toolchain", "1.0", &target);
     context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
-    context.vars.clone_from(&spec.vars);
     let error = template::render(&spec.template, text, &context).err()?;
     let file = File { name: format!("templates/{}.Dockerfile.hbs", spec.template), text: text.clone() };
     let message = format!("{} for driver image {name:?}", error.reason);

@@ -135,9 +135,9 @@ mod tests {
         workshop.key(EC_256);
         let mut bench = Bench::new(&json!({"tags": ["{{version}}-{{kernel_label}}"]}));
         let signing = ImageSigning {
-            key: KeySource::File(workshop.path("k.pem")),
+            key: KeySource::File(workshop.path("k.pem").to_str().unwrap().parse().unwrap()),
             passphrase: None,
-            public_key: Some(workshop.path("p.pem")),
+            public_key: Some(workshop.path("p.pem").to_str().unwrap().parse().unwrap()),
             existing: Existing::Leave,
         };
         bench.controller.definitions.site.image_signing = Some(signing);

@@ -198,8 +198,9 @@ mod tests {
         let fetcher = Fetcher::new(Cache::open(dir.path().to_owned()).unwrap(), FetchOptions::default());
         let spec: crate::image::SourceSpec =
             serde_json::from_str(r#"{"name": "x", "from": {"path": {"path": "x"}}}"#).unwrap();
-        let headers =
-            crate::kernel::HeaderSource::Tarball(crate::kernel::TarballHeaders { path: "x".into() });
+        let headers = crate::kernel::HeaderSource::Tarball(crate::kernel::TarballHeaders {
+            path: "x".parse().unwrap(),
+        });
         let target = crate::kernel::KernelTarget {
             os: "debian".parse().unwrap(),
             os_version: "12".parse().unwrap(),

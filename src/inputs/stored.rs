@@ -235,15 +235,15 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag, FetchError> {
         SourceOrigin::Path { path, sha256 } => vec![
             "path".to_owned(),
             path.to_string_lossy().into_owned(),
-            sha256.clone().unwrap_or_default().to_ascii_lowercase(),
+            sha256.as_deref().unwrap_or_default().to_ascii_lowercase(),
         ],
         SourceOrigin::Url { url, sha256 } => {
-            vec!["url".to_owned(), url.clone(), sha256.to_ascii_lowercase()]
+            vec!["url".to_owned(), url.to_string(), sha256.to_ascii_lowercase()]
         }
         SourceOrigin::Apt(source) => apt_parts(source),
     };
-    parts.extend(["unpack".to_owned(), unpack.clone().unwrap_or_default()]);
-    parts.extend(["subdir".to_owned(), subdir.clone().unwrap_or_default()]);
+    parts.extend(["unpack".to_owned(), unpack.as_deref().unwrap_or_default().to_owned()]);
+    parts.extend(["subdir".to_owned(), subdir.as_deref().unwrap_or_default().to_owned()]);
     declared_tag("source", &parts)
 }
 
@@ -255,9 +255,9 @@ pub fn minimal_tag(spec: &MinimalSpec, arch: Architecture) -> Result<Tag, FetchE
 }
 
 fn apt_parts(source: &AptSource) -> Vec<String> {
-    let AptSource { package, version, suites } = source;
-    let head = ["apt".to_owned(), package.clone(), version.clone().unwrap_or_default()];
-    head.into_iter().chain(apt::key_parts(suites)).collect()
+    let AptSource { package, version, .. } = source;
+    let head = ["apt".to_owned(), package.to_string(), version.as_deref().unwrap_or_default().to_owned()];
+    head.into_iter().chain(apt::key_parts(&source.apt_suites())).collect()
 }
 
 fn declared_tag(kind: &str, parts: &[String]) -> Result<Tag, FetchError> {

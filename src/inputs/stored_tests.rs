@@ -147,8 +147,8 @@ fn every_part_of_a_definition_counts() {
         r#"{"path": {"path": "driver2"}}"#,
     ];
     let mut tags: Vec<Tag> = tags.iter().map(|from| source_tag(&spec(from)).unwrap()).collect();
-    let subdir = SourceSpec { subdir: Some("x".to_owned()), ..spec(FLOATING) };
-    let unpack = SourceSpec { unpack: Some("x".to_owned()), ..spec(FLOATING) };
+    let subdir = SourceSpec { subdir: Some("x".parse().unwrap()), ..spec(FLOATING) };
+    let unpack = SourceSpec { unpack: Some("x".parse().unwrap()), ..spec(FLOATING) };
     tags.extend([source_tag(&subdir).unwrap(), source_tag(&unpack).unwrap()]);
     tags.sort();
     let all = tags.len();

@@ -238,11 +238,11 @@ mod tests {
     async fn files_start_in_the_definitions_directory() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("password"), "anvil\r\n").unwrap();
-        let secret = reader(dir.path()).read(&SecretSource::File("password".into())).await.unwrap();
+        let secret = reader(dir.path()).read(&SecretSource::File("password".parse().unwrap())).await.unwrap();
         assert_eq!(secret.as_bytes(), b"anvil\r\n");
         assert_eq!(secret.text("the password").unwrap(), "anvil");
         assert_eq!(format!("{secret:?}"), "Secret(...)");
-        let absolute = SecretSource::File(dir.path().join("password"));
+        let absolute = SecretSource::File(dir.path().join("password").to_str().unwrap().parse().unwrap());
         assert_eq!(reader(Path::new("/nonexistent")).read(&absolute).await.unwrap(), secret);
     }
 
@@ -264,7 +264,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kubeconfig = Some(dir.path().join("kubeconfig"));
         let options = KubeOptions { kubeconfig, ..KubeOptions::default() };
-        let key = SecretKey { namespace: "farrier".into(), name: "key".into(), key: "tls.key".into() };
+        let key = SecretKey {
+            namespace: "farrier".parse().unwrap(),
+            name: "key".parse().unwrap(),
+            key: "tls.key".into(),
+        };
         let error = SecretReader::new(PathBuf::new(), options).read_key(&key).await.unwrap_err();
         assert_eq!(error.to_string(), "reach the cluster that holds Secret farrier/key");
     }

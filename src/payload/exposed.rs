@@ -46,7 +46,7 @@ impl Exposed {
 /// Finds what is exposed (absolute paths whose last component may hold one `*`) in a payload directory, makes
 /// absolute links in it relative, because they would lead elsewhere behind a bind mount and in another build, and
 /// says what it is. Blocks.
-pub fn expose(payload: &Path, exposes: &[String]) -> Result<Exposed, PayloadError> {
+pub fn expose(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed, PayloadError> {
     let paths = find(payload, exposes)?;
     for path in &paths {
         each_entry(payload, path, |path, metadata| {
@@ -57,14 +57,15 @@ pub fn expose(payload: &Path, exposes: &[String]) -> Result<Exposed, PayloadErro
 }
 
 /// The same for a tree that was exposed before; nothing in it is changed. Blocks.
-pub fn read_exposed(tree: &Path, exposes: &[String]) -> Result<Exposed, PayloadError> {
+pub fn read_exposed(tree: &Path, exposes: &[impl AsRef<str>]) -> Result<Exposed, PayloadError> {
     exposed_of(tree, find(tree, exposes)?)
 }
 
 /// Unpacks only what is exposed out of a payload's layer into an existing directory. Blocks.
-pub fn unpack_exposed(layer: &Path, exposes: &[String], dest: &Path) -> Result<(), UnpackError> {
+pub fn unpack_exposed(layer: &Path, exposes: &[impl AsRef<str>], dest: &Path) -> Result<(), UnpackError> {
     let wanted = |path: &Path| {
-        plain_path(path).is_some_and(|path| exposes.iter().any(|exposed| is_at_or_below(&path, exposed)))
+        plain_path(path)
+            .is_some_and(|path| exposes.iter().any(|exposed| is_at_or_below(&path, exposed.as_ref())))
     };
     archive::unpack_layer(layer, dest, &archive::Options { wanted: &wanted, ..Default::default() })
 }
@@ -114,12 +115,12 @@ fn is_at_or_below(path: &Path, exposed: &str) -> bool {
 }
 
 /// The exposed paths that are there, relative to the payload.
-fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, PayloadError> {
+fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>, PayloadError> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
-    for exposed in exposes {
+    for exposed in exposes.iter().map(AsRef::as_ref) {
         let pattern = Path::new(exposed.trim_start_matches('/'));
         if pattern.iter().next().is_some_and(|first| MERGED.iter().any(|name| first == *name)) {
-            return Err(PayloadError::Merged(exposed.clone()));
+            return Err(PayloadError::Merged(exposed.to_owned()));
         }
         let parent = pattern.parent().unwrap_or(Path::new(""));
         let name = pattern.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -129,7 +130,7 @@ fn find(payload: &Path, exposes: &[String]) -> Result<Vec<PathBuf>, PayloadError
             found.extend(names.iter().filter(|found| fits(name, found)).map(|name| parent.join(name)));
         }
         if found.len() == before {
-            missing.push(exposed.clone());
+            missing.push(exposed.to_owned());
         }
     }
     if let Some(first) = missing.first() {

@@ -20,9 +20,9 @@ async fn key(workshop: &Workshop, kind: &str) -> (ModuleSigner, Arc<Signer>) {
     workshop.key(kind);
     workshop.certificate("/CN=Acme");
     let spec = site::ModuleSigning {
-        key: KeySource::File("k.pem".into()),
+        key: KeySource::File("k.pem".parse().unwrap()),
         passphrase: None,
-        certificate: "c.pem".into(),
+        certificate: "c.pem".parse().unwrap(),
         signed: Signed::Keep,
     };
     let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
@@ -150,9 +150,9 @@ async fn the_certificate_must_be_the_keys_and_its_age_is_said() {
     key(&other, RSA_2048).await;
     fs::copy(other.path("c.pem"), ours.path("c.pem")).unwrap();
     let spec = site::ModuleSigning {
-        key: KeySource::File("k.pem".into()),
+        key: KeySource::File("k.pem".parse().unwrap()),
         passphrase: None,
-        certificate: "c.pem".into(),
+        certificate: "c.pem".parse().unwrap(),
         signed: Signed::Keep,
     };
     let secrets = SecretReader::new(ours.root().to_owned(), KubeOptions::default());

@@ -83,7 +83,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         sources.insert(source.name.to_string(), identity.identity);
     }
     let version = match &spec.version {
-        VersionSpec::Literal(version) => version.clone(),
+        VersionSpec::Literal(version) => version.to_string(),
         VersionSpec::FromSource { source } => {
             versions.remove(source.as_str()).flatten().ok_or_else(|| {
                 TargetError::Usage(format!(

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::{
     fault::chain,
+    image::checked::Flavour,
     kernel::{KernelFamily, KernelTrack, TrackedSuites},
     parts::Parts,
     plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest},
@@ -44,7 +45,7 @@ async fn newest_of(
         }
     };
     let compare = crate::inputs::apt::version::compare;
-    let newest = |flavour: &String| {
+    let newest = |flavour: &Flavour| {
         newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), compare)
     };
     suites.flavours.iter().filter_map(newest).collect()

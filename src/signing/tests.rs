@@ -26,9 +26,9 @@ impl Workshop {
     fn load(&self, file: &str, passphrase: Option<&str>) -> Result<Signer, SigningError> {
         let passphrase = passphrase.map(|text| {
             std::fs::write(self.path("passphrase"), text).unwrap();
-            SecretSource::File("passphrase".into())
+            SecretSource::File("passphrase".parse().unwrap())
         });
-        load(&KeySource::File(file.into()), passphrase.as_ref(), None, self.root())
+        load(&KeySource::File(file.parse().unwrap()), passphrase.as_ref(), None, self.root())
     }
 
     /// What OpenSSL says to a signature.

@@ -342,10 +342,10 @@ async fn a_server_that_is_not_there() {
 
 fn toolchain(include: &[&str]) -> BootstrapSpec {
     BootstrapSpec {
-        suite: "bookworm".into(),
-        extra_suites: vec!["bookworm-security".into()],
+        suite: "bookworm".parse().unwrap(),
+        extra_suites: vec!["bookworm-security".parse().unwrap()],
         components: vec![],
-        include: include.iter().map(|name| (*name).to_owned()).collect(),
+        include: include.iter().map(|name| name.parse().unwrap()).collect(),
         mirror: None,
         signed_by: None,
     }

@@ -120,9 +120,9 @@ async fn the_kernels_tools_take_farriers_signature_for_their_own() {
     fs::create_dir(work.path().join("ours")).unwrap();
     fs::copy(&module, &ours).unwrap();
     let spec = ModuleSigning {
-        key: KeySource::File(kernel.signing_key()),
+        key: KeySource::File(kernel.signing_key().to_str().unwrap().parse().unwrap()),
         passphrase: None,
-        certificate: kernel.certificate(),
+        certificate: kernel.certificate().to_str().unwrap().parse().unwrap(),
         signed: Signed::Replace,
     };
     let secrets = SecretReader::new(work.path().to_owned(), KubeOptions::default());

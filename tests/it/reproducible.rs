@@ -51,10 +51,10 @@ fn another_directory_time_cache_and_engine() {
 #[tokio::test]
 async fn a_root_file_system_that_is_made_again() {
     let spec = BootstrapSpec {
-        suite: "bookworm".to_owned(),
+        suite: "bookworm".parse().unwrap(),
         extra_suites: Vec::new(),
         components: Vec::new(),
-        include: ["make", "perl", "kmod"].map(str::to_owned).to_vec(),
+        include: ["make", "perl", "kmod"].map(|name| name.parse().unwrap()).to_vec(),
         mirror: None,
         signed_by: None,
     };

@@ -353,8 +353,8 @@ async fn secrets_of_a_cluster() {
     let options = KubeOptions { kubeconfig, context: Some("test".to_owned()), ..KubeOptions::default() };
     let reader = SecretReader::new(PathBuf::new(), options);
     let source = |name: &str, key: &str| {
-        let [namespace, name, key] = ["farrier", name, key].map(str::to_owned);
-        SecretSource::Secret(SecretKey { namespace, name, key })
+        let (namespace, name) = ("farrier".parse().unwrap(), name.parse().unwrap());
+        SecretSource::Secret(SecretKey { namespace, name, key: key.to_owned() })
     };
     assert_eq!(reader.read(&source("key", "tls.key")).await.unwrap().as_bytes(), b"anvil");
     let error = reader.read(&source("key", "absent")).await.unwrap_err();

@@ -41,7 +41,7 @@ fn sign(tree: &Path, directory: &Path, source: KeySource, certificate: &str, has
     let spec = site::ModuleSigning {
         key: source,
         passphrase: None,
-        certificate: certificate.into(),
+        certificate: certificate.parse().unwrap(),
         signed: Signed::Replace,
     };
     let secrets = SecretReader::new(directory.to_owned(), KubeOptions::default());
@@ -76,7 +76,7 @@ fn byte_for_byte_what_the_kernels_own_tool_makes() {
                 sign(
                     tree.path(),
                     work.path(),
-                    KeySource::File(format!("{name}.pem").into()),
+                    KeySource::File(format!("{name}.pem").parse().unwrap()),
                     &format!("{name}.crt"),
                     hash,
                 );
@@ -103,7 +103,7 @@ fn with_an_elliptic_curve_all_but_the_signature_is_the_tools() {
             for place in [&ours, &theirs] {
                 fs::write(place, "module").unwrap();
             }
-            sign(tree.path(), work.path(), KeySource::File("ec.pem".into()), "ec.crt", hash);
+            sign(tree.path(), work.path(), KeySource::File("ec.pem".parse().unwrap()), "ec.crt", hash);
             let at = |end: &str| work.path().join(format!("ec.{end}"));
             run(Command::new(&sign_file).arg(hash.as_str()).args([at("pem"), at("crt"), theirs.clone()]));
             let shapes = [ours, theirs].map(|file| {

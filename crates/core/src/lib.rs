@@ -3,6 +3,7 @@
 //! No I/O, no async runtime, no clock, no environment: `Cargo.toml` has no such dependency.
 #![forbid(unsafe_code)]
 
+pub mod definition;
 pub mod facts;
 pub mod image;
 pub mod kernel;

@@ -24,6 +24,7 @@ use super::{FetchError, Fetcher, digest, process};
 use crate::{
     blocking::stoppable,
     cache::{Cache, LockMode},
+    image::checked::texts,
     kernel::{AptSuites, Architecture},
     net::Net,
 };
@@ -283,9 +284,9 @@ pub(super) fn entries(net: &Net, apt_dir: &Path, wanted: &AptSuites) -> Result<V
 pub(super) fn key_parts(suites: &AptSuites) -> Vec<String> {
     let AptSuites { suites, components, mirror, signed_by } = suites;
     let mut parts = vec!["suites".to_owned()];
-    parts.extend(suites.iter().cloned());
+    parts.extend(texts(suites));
     parts.push("components".to_owned());
-    parts.extend(components.iter().cloned());
+    parts.extend(texts(components));
     parts.push(format!("mirror {}", mirror.as_deref().unwrap_or_default()));
     parts.push(format!("signed by {}", signed_by.as_deref().unwrap_or(Path::new("")).display()));
     parts

@@ -98,8 +98,8 @@ async fn look_up(
     version: Option<&str>,
     arch: Architecture,
 ) -> Result<(AptArchive, PackageRecord), FetchError> {
-    let AptSource { package, version: _, suites } = source;
-    let archive = AptArchive::open(fetcher, suites, arch).await?;
+    let (package, suites) = (source.package.to_string(), source.apt_suites());
+    let archive = AptArchive::open(fetcher, &suites, arch).await?;
     if let Packages::Found(mut found) = archive.choose(&[vec![package.clone()]], version).await?
         && let Some(found) = found.pop()
     {
@@ -113,8 +113,8 @@ async fn look_up(
 
 /// Where a search's result is recorded.
 fn key(source: &AptSource, arch: Architecture) -> String {
-    let AptSource { package, version, suites } = source;
-    let parts = key_parts(suites);
+    let AptSource { package, version, .. } = source;
+    let parts = key_parts(&source.apt_suites());
     let head = [FORMAT, arch.as_str(), package, version.as_deref().unwrap_or_default()];
     digest::of_parts(head.into_iter().chain(parts.iter().map(String::as_str)))
 }

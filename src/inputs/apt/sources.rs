@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use deb822_fast::{Deb822, Paragraph};
 
-use crate::{inputs::FetchError, kernel::AptSuites};
+use crate::{image::checked::texts, inputs::FetchError, kernel::AptSuites};
 
 /// One archive with its suites, as `sources.list(5)` has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,25 +111,25 @@ pub fn select(host: &[SourceEntry], wanted: &AptSuites) -> Result<Vec<SourceEntr
         let from_host = || own_entry(host, suite).or_else(|| main_archive(host, suite));
         let entry = match mirror {
             Some(mirror) => SourceEntry {
-                uris: vec![mirror.clone()],
+                uris: vec![mirror.to_string()],
                 signed_by: main_archive(host, "").map(|entry| entry.signed_by.clone()).unwrap_or_default(),
                 ..SourceEntry::default()
             },
-            None => from_host().ok_or_else(|| FetchError::NoAptSource { suite: suite.clone() })?.clone(),
+            None => from_host().ok_or_else(|| FetchError::NoAptSource { suite: suite.to_string() })?.clone(),
         };
-        let components = if components.is_empty() { vec!["main".to_owned()] } else { components.clone() };
+        let components = if components.is_empty() { vec!["main".to_owned()] } else { texts(components) };
         let signed_by = match signed_by {
             Some(keyring) => SignedBy::Named(keyring.to_string_lossy().into_owned()),
             None => entry.signed_by,
         };
-        let entry = SourceEntry { suites: vec![suite.clone()], components, signed_by, ..entry };
+        let entry = SourceEntry { suites: vec![suite.to_string()], components, signed_by, ..entry };
         // Suites of one archive share a paragraph.
         match selected
             .iter_mut()
             .find(|other| SourceEntry { suites: entry.suites.clone(), ..(*other).clone() } == entry)
         {
-            Some(same) if same.suites.contains(suite) => {}
-            Some(same) => same.suites.push(suite.clone()),
+            Some(same) if same.suites.iter().any(|known| *suite == known.as_str()) => {}
+            Some(same) => same.suites.push(suite.to_string()),
             None => selected.push(entry),
         }
     }
@@ -245,6 +245,7 @@ pub fn render(entries: &[SourceEntry]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::checked::{Mirror, Suite};
 
     const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -258,7 +259,7 @@ mod tests {
     }
 
     fn select_suites(host: &[SourceEntry], suites: &[&str]) -> Result<String, FetchError> {
-        let suites: Vec<String> = suites.iter().map(|s| (*s).to_owned()).collect();
+        let suites = suites.iter().map(|suite| suite.parse().unwrap()).collect();
         select(host, &AptSuites { suites, ..AptSuites::default() }).map(|entries| render(&entries))
     }
 
@@ -296,10 +297,10 @@ mod tests {
     #[test]
     fn a_configured_mirror_wins() {
         let wanted = AptSuites {
-            suites: vec!["noble".to_owned()],
-            components: vec!["main".to_owned(), "universe".to_owned()],
-            mirror: Some("https://ubuntu.test/ubuntu".to_owned()),
-            signed_by: Some("/keys/ubuntu.gpg".into()),
+            suites: vec!["noble".parse().unwrap()],
+            components: vec!["main".parse().unwrap(), "universe".parse().unwrap()],
+            mirror: Some("https://ubuntu.test/ubuntu".parse().unwrap()),
+            signed_by: Some("/keys/ubuntu.gpg".parse().unwrap()),
         };
         let text = render(&select(&debian(), &wanted).unwrap());
         insta::assert_snapshot!(text.trim_end(), @r"
@@ -366,15 +367,10 @@ mod tests {
     #[test]
     fn hostile_values_reach_no_file() {
         for suite in ["", "a b", "x\nURIs: http://evil", "../x", "-o", "a[b]"] {
-            assert!(select_suites(&debian(), &[suite]).is_err(), "{suite:?}");
+            assert!(suite.parse::<Suite>().is_err(), "{suite:?}");
         }
         for mirror in ["", "no-scheme", "http://a b", "http://a\nTrusted: yes"] {
-            let wanted = AptSuites {
-                suites: vec!["sid".to_owned()],
-                mirror: Some(mirror.to_owned()),
-                ..AptSuites::default()
-            };
-            assert!(select(&debian(), &wanted).is_err(), "{mirror:?}");
+            assert!(mirror.parse::<Mirror>().is_err(), "{mirror:?}");
         }
     }
 

@@ -136,10 +136,10 @@ impl Headers<'_> {
         arch: Architecture,
     ) -> Result<Vec<KernelRelease>, FetchError> {
         let known = match headers {
-            HeaderSource::Apt(apt) => apt.from.clone(),
+            HeaderSource::Apt(apt) => apt.apt_suites(),
             HeaderSource::Tarball(_) => AptSuites::default(),
         };
-        let wanted = AptSuites { suites: tracked.suites.clone(), ..known };
+        let wanted = AptSuites { suites: tracked.suites.to_vec(), ..known };
         let names = AptArchive::open(self.0, &wanted, arch).await?.names(PACKAGE).await?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
     }
@@ -149,12 +149,12 @@ impl Headers<'_> {
         apt: &AptHeaders,
         target: &KernelTarget,
     ) -> Result<Lookup<Found>, FetchError> {
-        let AptHeaders { packages, from } = apt;
+        let from = apt.apt_suites();
         let search = Search {
             kind: KIND,
             format: FORMAT,
-            from,
-            groups: packages.iter().map(|name| vec![name.clone()]).collect(),
+            from: &from,
+            groups: apt.packages.iter().map(|name| vec![name.to_string()]).collect(),
             with_dependencies: true,
             hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
         };

@@ -75,8 +75,10 @@ async fn what_is_collected_can_be_compiled_against() {
         release: K47.parse().unwrap(),
         arch: Architecture::Amd64,
     };
-    let found =
-        fetcher.host_tree(Path::new("trees-{{release}}.tar.gz"), host.0.path(), &target).await.unwrap();
+    let found = fetcher
+        .host_tree(&"trees-{{release}}.tar.gz".parse().unwrap(), host.0.path(), &target)
+        .await
+        .unwrap();
     let HostTreeLookup::Found(tree) = found else { panic!("{found:?}") };
     assert_eq!(tree.symvers, collected.symvers);
     let default = tree.root.join("usr/src/ofa_kernel/default");

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     archive::{Format, links},
     blocking::stoppable,
-    image::Digest,
+    image::{Digest, checked::HeadersPath},
     kernel::{KernelRelease, KernelTarget},
 };
 
@@ -64,11 +64,11 @@ impl Fetcher {
     /// out of it.
     pub async fn host_tree(
         &self,
-        tree: &Path,
+        tree: &HeadersPath,
         root: &Path,
         target: &KernelTarget,
     ) -> Result<HostTreeLookup, FetchError> {
-        let path = root.join(with_release(&tree.to_string_lossy(), target));
+        let path = root.join(with_release(tree, target));
         if !path.exists() {
             let (looked_for, release) = (path.display().to_string(), &target.release);
             let hint = format!(

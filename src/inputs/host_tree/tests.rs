@@ -44,7 +44,7 @@ impl Scene {
             release: K47.parse().unwrap(),
             arch: crate::kernel::Architecture::Amd64,
         };
-        self.fetcher.host_tree(Path::new(tree), &self.dir.path().join("root"), &target).await
+        self.fetcher.host_tree(&tree.parse().unwrap(), &self.dir.path().join("root"), &target).await
     }
 
     async fn found(&self, tree: &str) -> HostTree {

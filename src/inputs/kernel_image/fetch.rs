@@ -6,6 +6,7 @@ use fs_err as fs;
 
 use super::{KernelImage, KernelImageLookup, KernelImages};
 use crate::{
+    image::checked::{HeadersPath, PackageAlternatives},
     inputs::{
         FetchError, Lookup, TREE,
         apt::kernel_packages::Search,
@@ -88,13 +89,13 @@ impl KernelImages<'_> {
         target: &KernelTarget,
         reach: Reach,
     ) -> Result<KernelImageLookup, FetchError> {
-        let AptKernelImage { packages, from } = image;
-        let alternatives = |group: &String| group.split(" | ").map(str::to_owned).collect();
+        let from = image.apt_suites();
+        let alternatives = |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
         let search = Search {
             kind: KIND,
             format: FORMAT,
-            from,
-            groups: packages.iter().map(alternatives).collect(),
+            from: &from,
+            groups: image.packages.iter().map(alternatives).collect(),
             with_dependencies: false,
             hint: "add the suite that has it to `suites` of the family's kernelImage, or give --kernel-image PATH",
         };
@@ -154,7 +155,7 @@ impl KernelImages<'_> {
 
 fn file_image(file: &KernelImageFile, root: &Path, target: &KernelTarget) -> KernelImageLookup {
     let KernelImageFile { path, modules, system_map } = file;
-    let place = |text: &String| root.join(with_release(text, target));
+    let place = |text: &HeadersPath| root.join(with_release(text, target));
     let vmlinuz = place(path);
     if !vmlinuz.is_file() {
         return Lookup::Missing {

@@ -13,7 +13,7 @@ use super::RootFileSystems;
 use crate::{
     archive::Stoppable,
     blocking::stoppable,
-    image::checked::{PackageToInstall, Rule as _},
+    image::checked::{Component, PackageToInstall, Suite},
     inputs::{
         CARRY, FetchError, StoredUnder, apt, digest, process,
         root_fs_layer::{self as layer, RootFs},
@@ -61,13 +61,13 @@ const FORGET: [&str; 5] = [
 /// hexadecimal digits. The host's mirror is not part of it; one that is written down is.
 pub fn bootstrap_key(spec: &BootstrapSpec, arch: Architecture) -> String {
     let BootstrapSpec { suite, extra_suites, components, include, mirror, signed_by } = spec;
-    let include: BTreeSet<&str> = include.iter().map(String::as_str).collect();
+    let include: BTreeSet<&str> = include.iter().map(PackageToInstall::as_str).collect();
     let signed_by = signed_by.as_ref().map(|path| path.to_string_lossy().into_owned());
     let mut parts = vec![FORMAT, arch.as_str(), suite];
     parts.push("suites");
-    parts.extend(extra_suites.iter().map(String::as_str));
+    parts.extend(extra_suites.iter().map(Suite::as_str));
     parts.push("components");
-    parts.extend(components.iter().map(String::as_str));
+    parts.extend(components.iter().map(Component::as_str));
     parts.push("include");
     parts.extend(include);
     parts.extend(["mirror", mirror.as_deref().unwrap_or_default()]);
@@ -115,7 +115,7 @@ impl RootFileSystems<'_> {
     ) -> Result<(), FetchError> {
         let BootstrapSpec { suite, extra_suites, components, include, mirror, signed_by } = spec;
         for name in include {
-            if !PackageToInstall::accepts(name) || name.contains("{{") {
+            if name.parse::<PackageToInstall>().is_err() || name.contains("{{") {
                 return Err(FetchError::value("a package to include", name, "no package can have this name"));
             }
         }
@@ -151,7 +151,7 @@ impl RootFileSystems<'_> {
         }
         // The sources come on its standard input: a file in the cache is not readable for the user that
         // mmdebstrap turns into when it is not root.
-        command.arg(suite).arg("-").arg("-").stdin(std::process::Stdio::piped());
+        command.arg(suite.as_str()).arg("-").arg("-").stdin(std::process::Stdio::piped());
         let mut running = process::start(command, "mmdebstrap", GRACE)?;
         let failed = |source| FetchError::Start { program: "mmdebstrap", source };
         let (stdin, stdout, stderr) =
@@ -215,10 +215,10 @@ mod tests {
 
     fn spec() -> BootstrapSpec {
         BootstrapSpec {
-            suite: "bookworm".into(),
+            suite: "bookworm".parse().unwrap(),
             extra_suites: vec![],
             components: vec![],
-            include: vec!["make".into(), "gcc-12".into()],
+            include: vec!["make".parse().unwrap(), "gcc-12".parse().unwrap()],
             mirror: None,
             signed_by: None,
         }
@@ -229,15 +229,21 @@ mod tests {
         let key = |spec: &BootstrapSpec| bootstrap_key(spec, Architecture::Amd64);
         let plain = key(&spec());
         assert_eq!(plain.len(), 64);
-        assert_eq!(plain, key(&BootstrapSpec { include: vec!["gcc-12".into(), "make".into()], ..spec() }));
+        assert_eq!(
+            plain,
+            key(&BootstrapSpec {
+                include: vec!["gcc-12".parse().unwrap(), "make".parse().unwrap()],
+                ..spec()
+            })
+        );
         assert_ne!(plain, bootstrap_key(&spec(), Architecture::Arm64));
         for other in [
-            BootstrapSpec { suite: "sid".into(), ..spec() },
-            BootstrapSpec { extra_suites: vec!["x".into()], ..spec() },
-            BootstrapSpec { components: vec!["x".into()], ..spec() },
-            BootstrapSpec { include: vec!["make".into()], ..spec() },
-            BootstrapSpec { mirror: Some("http://x".into()), ..spec() },
-            BootstrapSpec { signed_by: Some("/x".into()), ..spec() },
+            BootstrapSpec { suite: "sid".parse().unwrap(), ..spec() },
+            BootstrapSpec { extra_suites: vec!["x".parse().unwrap()], ..spec() },
+            BootstrapSpec { components: vec!["x".parse().unwrap()], ..spec() },
+            BootstrapSpec { include: vec!["make".parse().unwrap()], ..spec() },
+            BootstrapSpec { mirror: Some("http://x".parse().unwrap()), ..spec() },
+            BootstrapSpec { signed_by: Some("/x".parse().unwrap()), ..spec() },
         ] {
             assert_ne!(plain, key(&other), "{other:?}");
         }

@@ -131,7 +131,7 @@ impl RootFileSystems<'_> {
             Err(error) if error.is_transient() => {
                 let known = package::known(self.0, &source, arch)?;
                 if known.is_some() {
-                    tracing::warn!(package = source.package, %error, "package archive cannot be asked, using what it said last");
+                    tracing::warn!(package = %source.package, %error, "package archive cannot be asked, using what it said last");
                 }
                 known.ok_or(error)
             }

@@ -5,6 +5,8 @@ use std::{fmt, str::FromStr};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
+use crate::definition::checked::NotA;
+
 /// What one build takes of the machine; farrier runs builds side by side as long as their sum fits. It decides when a
 /// build runs and changes nothing in it, so it is no part of the input hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -32,14 +34,6 @@ pub struct Cpus(u64);
 /// Memory, counted in bytes; 1 GiB where nothing is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Memory(u64);
-
-/// Why a text is no quantity.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not {what}")]
-pub struct QuantityError {
-    text: String,
-    what: &'static str,
-}
 
 impl Cpus {
     /// So many thousandths of a processor.
@@ -78,31 +72,27 @@ impl Default for Memory {
 }
 
 impl FromStr for Cpus {
-    type Err = QuantityError;
+    type Err = NotA;
 
-    fn from_str(text: &str) -> Result<Self, QuantityError> {
+    fn from_str(text: &str) -> Result<Self, NotA> {
         let what = "a number of processors above zero, as in `2`, `0.5` or `500m`";
         thousandths(text)
             .and_then(|value| u64::try_from(value).ok())
             .map(Self)
-            .ok_or_else(|| refused(text, what))
+            .ok_or_else(|| NotA::new(text, what))
     }
 }
 
 impl FromStr for Memory {
-    type Err = QuantityError;
+    type Err = NotA;
 
-    fn from_str(text: &str) -> Result<Self, QuantityError> {
+    fn from_str(text: &str) -> Result<Self, NotA> {
         let what = "an amount of memory above zero, as in `2Gi`, `1500M` or `1073741824`";
         thousandths(text)
             .and_then(|value| u64::try_from(value.div_ceil(1000)).ok())
             .map(Self)
-            .ok_or_else(|| refused(text, what))
+            .ok_or_else(|| NotA::new(text, what))
     }
-}
-
-fn refused(text: &str, what: &'static str) -> QuantityError {
-    QuantityError { text: text.chars().take(80).collect(), what }
 }
 
 /// A quantity above zero in thousandths, rounded up, as `k8s.io/apimachinery/pkg/api/resource` reads them: a decimal number

@@ -1,94 +1,23 @@
 //! Pure: `images/*.yaml`.
 
-use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
-use super::{
-    BuildSpec, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec,
-    checked::{
-        self, Argument, EnvName, ExposedPath, LabelKey, LabelValue, ModuleName, OneLine, Reference, Rule,
-        TemplateName, VariableName,
-    },
-    tag,
-};
+use super::{BuildSpec, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec, tag};
 use crate::{
-    kernel::{AnnouncedKernels, KernelFamily, KernelRelease},
+    definition::{
+        ApiVersion, BootstrapSpec, Metadata,
+        checked::{
+            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, NonEmpty, OneLine,
+            Reference, TemplateName, VariableName, VersionRange, texts,
+        },
+    },
+    kernel::{AnnouncedKernels, KernelFamily, KernelRelease, KernelTarget},
     site::SiteSpec,
+    template::TemplateContext,
 };
-
-/// The version of farrier's definition language.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub enum ApiVersion {
-    /// `farrier.dev/v1alpha1`.
-    #[serde(rename = "farrier.dev/v1alpha1")]
-    V1Alpha1,
-}
-
-/// A definition's metadata.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Metadata {
-    /// Name: a DNS label (RFC 1123), unique among definitions of its kind.
-    pub name: ImageName,
-}
-
-/// A DNS label: 1 to 63 characters of `[a-z0-9-]`, a letter or digit at both ends.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
-// Without this schemars would take `String`'s schema and lose the pattern.
-#[schemars(!try_from, !into)]
-pub struct ImageName(#[schemars(regex(pattern = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"))] String);
-
-/// Why a string is not a definition's name.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a name: 1 to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends")]
-pub struct ImageNameError(pub String);
-
-impl ImageName {
-    /// The name's text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for ImageName {
-    type Err = ImageNameError;
-
-    fn from_str(text: &str) -> Result<Self, ImageNameError> {
-        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        if (1..=63).contains(&text.len())
-            && text.chars().all(inner)
-            && !text.starts_with('-')
-            && !text.ends_with('-')
-        {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(ImageNameError(text.chars().take(80).collect()))
-        }
-    }
-}
-
-impl TryFrom<String> for ImageName {
-    type Error = ImageNameError;
-
-    fn try_from(text: String) -> Result<Self, ImageNameError> {
-        text.parse()
-    }
-}
-
-impl From<ImageName> for String {
-    fn from(name: ImageName) -> Self {
-        name.0
-    }
-}
-
-impl fmt::Display for ImageName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// One file of `images/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -102,6 +31,19 @@ pub struct DriverImage {
     pub metadata: Metadata,
     /// What it says.
     pub spec: DriverImageSpec,
+}
+
+impl DriverImage {
+    /// What the template may name for this version and kernel; patches are left out.
+    pub fn template_context(&self, toolchain: &str, version: &str, target: &KernelTarget) -> TemplateContext {
+        let Self { metadata, spec, .. } = self;
+        let mut context = TemplateContext::new(toolchain, (metadata.name.as_str(), version), target);
+        context.modules = texts(&spec.modules);
+        context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
+        context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
+        context.vars = spec.vars.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        context
+    }
 }
 
 /// The one value of an image's `kind`.
@@ -118,16 +60,10 @@ pub struct DriverImageSpec {
     /// The driver's version.
     pub version: VersionSpec,
     /// The template's name: `templates/<template>.Dockerfile.hbs`.
-    #[serde(deserialize_with = "checked::one::<TemplateName, _>")]
-    #[schemars(regex(pattern = TemplateName::PATTERN))]
-    pub template: String,
+    pub template: TemplateName,
     /// Values for the template, as `{{vars.<name>}}`.
-    #[serde(
-        default,
-        skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "checked::map::<VariableName, OneLine, _>"
-    )]
-    pub vars: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub vars: BTreeMap<VariableName, OneLine>,
     /// What is compiled; each arrives in the build context as `sources/<name>/`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceSpec>,
@@ -141,28 +77,17 @@ pub struct DriverImageSpec {
     pub needs: Vec<Need>,
     /// What the payload offers to the drivers that are compiled against it: absolute paths, such as
     /// `/usr/src/ofa_kernel`, whose last component may hold one `*`. Each must be there.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<ExposedPath, _>"
-    )]
-    #[schemars(inner(regex(pattern = ExposedPath::PATTERN)))]
-    pub exposes: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exposes: Vec<ExposedPath>,
     /// The nodes that the image is for.
     #[serde(default)]
     pub nodes: NodeSelector,
     /// Range over the release's `x.y.z`, such as `>=4.18, <6.18`; every kernel when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "checked::version_range")]
-    #[schemars(with = "Option<String>")]
-    pub kernels: Option<semver::VersionReq>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<VersionRange>,
     /// Module names that must be in the payload and must pass the check.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<ModuleName, _>"
-    )]
-    #[schemars(inner(regex(pattern = ModuleName::PATTERN)))]
-    pub modules: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub modules: Vec<ModuleName>,
     /// What the load check does and accepts.
     #[serde(default)]
     pub check: CheckSpec,
@@ -199,7 +124,7 @@ const DRIVER_ENTRYPOINTS: [&str; 4] =
 
 impl DriverImageSpec {
     /// The range of kernels that the image is for, if the release is outside it.
-    pub fn range_without(&self, release: &KernelRelease) -> Option<&semver::VersionReq> {
+    pub fn range_without(&self, release: &KernelRelease) -> Option<&VersionRange> {
         self.kernels.as_ref().filter(|range| !range.matches(&release.version()))
     }
 
@@ -278,35 +203,35 @@ pub enum Reuse {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct NodeSelector {
     /// Every one of these labels must be there with this value.
-    #[serde(default, deserialize_with = "checked::map::<LabelKey, LabelValue, _>")]
-    pub match_labels: BTreeMap<String, String>,
+    #[serde(default)]
+    pub match_labels: BTreeMap<LabelKey, LabelValue>,
     /// Nodes that have a driver of their own, and are left alone: those of which one of these labels has one of its
     /// values.
-    #[serde(
-        default,
-        skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "checked::map_of_some::<LabelKey, LabelValue, _>"
-    )]
-    pub unless_labels: BTreeMap<String, Vec<String>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub unless_labels: BTreeMap<LabelKey, NonEmpty<LabelValue>>,
 }
 
 impl NodeSelector {
     /// Are all of `matchLabels` among these labels?
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.match_labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+        self.match_labels
+            .iter()
+            .all(|(key, value)| labels.get(key.as_str()).is_some_and(|found| *value == found.as_str()))
     }
 
     /// The first of these labels that says that the node has its own driver, with its value.
     pub fn own_driver<'a>(&'a self, labels: &'a BTreeMap<String, String>) -> Option<(&'a str, &'a str)> {
         self.unless_labels.iter().find_map(|(key, values)| {
-            let found = labels.get(key).filter(|found| values.contains(found))?;
+            let found = labels
+                .get(key.as_str())
+                .filter(|found| values.iter().any(|value| *value == found.as_str()))?;
             Some((key.as_str(), found.as_str()))
         })
     }
 
     /// The labels that it looks at.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.match_labels.keys().chain(self.unless_labels.keys()).map(String::as_str)
+        self.match_labels.keys().chain(self.unless_labels.keys()).map(LabelKey::as_str)
     }
 }
 
@@ -319,20 +244,12 @@ pub struct RuntimeSpec {
     pub base: Option<RuntimeBase>,
     /// The image's entrypoint. Where it starts with `driver-entrypoint` or `nvidia-driver`, farrier adds that program
     /// (`/usr/bin/driver-entrypoint`, and `nvidia-driver` as a link to it) as a layer of its own.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Argument, _>"
-    )]
-    #[schemars(inner(regex(pattern = Argument::PATTERN)))]
-    pub entrypoint: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entrypoint: Vec<Argument>,
     /// Environment variables.
-    #[serde(
-        default,
-        skip_serializing_if = "BTreeMap::is_empty",
-        deserialize_with = "checked::map::<EnvName, Argument, _>"
-    )]
-    pub env: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(with = "BTreeMap<String, String>")]
+    pub env: BTreeMap<EnvName, Argument>,
 }
 
 /// The image below the payload: exactly one field.
@@ -341,13 +258,13 @@ pub struct RuntimeSpec {
 pub enum RuntimeBase {
     /// Made with mmdebstrap from packages. In a version that `include` names, `{{version}}` stands for the driver's:
     /// `nvidia-smi={{version}}-*`.
-    Bootstrap(crate::kernel::BootstrapSpec),
+    Bootstrap(BootstrapSpec),
     /// One static busybox.
     Minimal(MinimalSpec),
     /// One of the driver images that it `needs`: the payload is one more layer on it.
     Need(ImageName),
     /// A reference to an image that exists, with its tag or digest.
-    Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
+    Image(Reference),
 }
 
 /// Who makes the final image.

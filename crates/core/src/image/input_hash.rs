@@ -5,14 +5,11 @@ use std::{fmt, str::FromStr};
 use serde::{Serialize, Serializer};
 use sha2::Digest as _;
 
+use crate::definition::checked::NotA;
+
 /// sha256 over everything that can change the payload or the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InputHash([u8; 32]);
-
-/// A string that is not 64 hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not an input hash (64 hexadecimal digits)")]
-pub struct InputHashError(pub String);
 
 /// Collects named inputs; names and values are length-prefixed, so that no two lists run together.
 #[derive(Clone, Debug)]
@@ -49,12 +46,12 @@ impl InputHash {
 }
 
 impl FromStr for InputHash {
-    type Err = InputHashError;
+    type Err = NotA;
 
-    fn from_str(text: &str) -> Result<Self, InputHashError> {
+    fn from_str(text: &str) -> Result<Self, NotA> {
         let mut bytes = [0; 32];
         hex::decode_to_slice(text, &mut bytes)
-            .map_err(|_| InputHashError(text.chars().take(80).collect()))?;
+            .map_err(|_| NotA::new(text, "an input hash (64 hexadecimal digits)"))?;
         Ok(Self(bytes))
     }
 }

@@ -2,7 +2,6 @@
 
 mod build;
 mod chain;
-pub mod checked;
 mod definition;
 mod input_hash;
 mod minimal;
@@ -12,13 +11,13 @@ mod source;
 mod tag;
 mod version;
 
-pub use build::{BuildSpec, Cpus, Memory, QuantityError};
+pub use build::{BuildSpec, Cpus, Memory};
 pub use chain::{Chains, connected, cycle};
 pub use definition::{
-    ApiVersion, CheckSpec, Definitions, DriverImage, DriverImageSpec, ImageName, ImageNameError, Metadata,
-    NodeSelector, OnConflict, Output, Reuse, RuntimeBase, RuntimeSpec, UnknownPolicy,
+    CheckSpec, Definitions, DriverImage, DriverImageSpec, NodeSelector, OnConflict, Output, Reuse,
+    RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
-pub use input_hash::{InputHash, InputHashError, InputHasher};
+pub use input_hash::{InputHash, InputHasher};
 pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
@@ -26,3 +25,8 @@ pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, needs_in, render_tags};
 pub use version::VersionSpec;
+
+pub use crate::definition::{
+    ApiVersion, Metadata,
+    checked::{self, ImageName},
+};

@@ -1,17 +1,9 @@
 //! Pure: what a driver image is compiled against beside the kernel.
 
-use std::{fmt, path::PathBuf};
-
 use schemars::JsonSchema;
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{self, IntoDeserializer, MapAccess, Visitor, value::MapAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
-use super::{
-    ImageName,
-    checked::{self, HeadersPath, Rule},
-};
+use crate::definition::checked::{HeadersPath, ImageName, TextOr, text_or};
 
 /// Exposed headers that an image is compiled against: those of another driver image for the same kernel, or a tree
 /// that the user brings, such as one collected from a host that has its own driver.
@@ -28,7 +20,7 @@ pub enum Need {
         /// A directory or archive that holds the tree at its natural paths (`usr/src/ofa_kernel/...`), relative to the
         /// definitions directory; `{{release}}` stands for the kernel release.
         #[schemars(regex(pattern = HeadersPath::PATTERN))]
-        tree: PathBuf,
+        tree: HeadersPath,
     },
 }
 
@@ -49,37 +41,20 @@ impl Need {
     }
 }
 
-/// By hand, because serde's untagged enums lose both the place and the reason of an error.
 impl<'de> Deserialize<'de> for Need {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         struct Tree {
             name: ImageName,
-            #[serde(deserialize_with = "checked::path::<HeadersPath, _>")]
-            tree: PathBuf,
+            tree: HeadersPath,
         }
 
-        struct Form;
-
-        impl<'de> Visitor<'de> for Form {
-            type Value = Need;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the name of a driver image, or `{name: NAME, tree: PATH}`")
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Need, E> {
-                ImageName::deserialize(text.into_deserializer()).map(Need::Image)
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Need, A::Error> {
-                let Tree { name, tree } = Tree::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(Need::Tree { name, tree })
-            }
-        }
-
-        deserializer.deserialize_any(Form)
+        let expected = "the name of a driver image, or `{name: NAME, tree: PATH}`";
+        Ok(match text_or(deserializer, Unexpected::Map, expected)? {
+            TextOr::Text(name) => Self::Image(name),
+            TextOr::Other(Tree { name, tree }) => Self::Tree { name, tree },
+        })
     }
 }
 

@@ -1,11 +1,11 @@
 //! Pure: what is rewritten when an image is there.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{fmt, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use super::checked::{self, DnsLabel, DnsName, LocalPath, Rule};
+use crate::definition::checked::{DnsLabel, DnsName, LocalPath};
 
 /// One thing whose image field is rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -21,14 +21,11 @@ pub enum RolloutSpec {
     /// A DaemonSet of the cluster whose nodes share one kernel.
     Image {
         /// The DaemonSet's namespace.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        namespace: String,
+        namespace: DnsLabel,
         /// The DaemonSet's name.
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        daemon_set: String,
+        daemon_set: DnsName,
         /// The container or init container whose image is set.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        container: String,
+        container: DnsLabel,
         /// How long the first pods with a new image may take to get ready before the old image is put back.
         #[serde(default = "default_deadline")]
         deadline: Period,
@@ -36,14 +33,11 @@ pub enum RolloutSpec {
     /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
     PerKernel {
         /// The DaemonSet's namespace.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        namespace: String,
+        namespace: DnsLabel,
         /// The DaemonSet's name.
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        daemon_set: String,
+        daemon_set: DnsName,
         /// The container or init container whose image is set.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        container: String,
+        container: DnsLabel,
         /// How long the first pods with a new image may take to get ready before the old image is put back.
         #[serde(default = "default_deadline")]
         deadline: Period,
@@ -54,14 +48,11 @@ pub enum RolloutSpec {
     /// A DaemonSet over mixed or changing kernels: one image holds the modules for all of them.
     Union {
         /// The DaemonSet's namespace.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        namespace: String,
+        namespace: DnsLabel,
         /// The DaemonSet's name.
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        daemon_set: String,
+        daemon_set: DnsName,
         /// The container or init container whose image is set.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        container: String,
+        container: DnsLabel,
         /// How long the first pods with a new image may take to get ready before the old image is put back.
         #[serde(default = "default_deadline")]
         deadline: Period,
@@ -80,23 +71,18 @@ pub enum RolloutSpec {
         /// Its kind.
         resource: OperatorResource,
         /// Its name.
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        name: String,
+        name: DnsName,
     },
     /// A DaemonSet in a directory of manifests beside the cluster (GitOps).
     File {
         /// The file or directory, relative to the definitions directory.
-        #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-        path: PathBuf,
+        path: LocalPath,
         /// The DaemonSet's namespace.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        namespace: String,
+        namespace: DnsLabel,
         /// The DaemonSet's name.
-        #[schemars(regex(pattern = DnsName::PATTERN))]
-        daemon_set: String,
+        daemon_set: DnsName,
         /// The container or init container whose image is set.
-        #[schemars(regex(pattern = DnsLabel::PATTERN))]
-        container: String,
+        container: DnsLabel,
     },
 }
 
@@ -304,24 +290,15 @@ impl RolloutSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RolloutForm {
     strategy: Strategy,
-    #[serde(default, deserialize_with = "checked::optional::<DnsLabel, _>")]
-    namespace: Option<String>,
-    #[serde(default, deserialize_with = "checked::optional::<DnsName, _>")]
-    daemon_set: Option<String>,
-    #[serde(default, deserialize_with = "checked::optional::<DnsLabel, _>")]
-    container: Option<String>,
-    #[serde(default, deserialize_with = "checked::optional_path::<LocalPath, _>")]
-    path: Option<PathBuf>,
-    #[serde(default)]
+    namespace: Option<DnsLabel>,
+    daemon_set: Option<DnsName>,
+    container: Option<DnsLabel>,
+    path: Option<LocalPath>,
     deadline: Option<Period>,
-    #[serde(default)]
     retire_after: Option<Period>,
-    #[serde(default)]
     drop_after: Option<Period>,
-    #[serde(default)]
     resource: Option<OperatorResource>,
-    #[serde(default, deserialize_with = "checked::optional::<DnsName, _>")]
-    name: Option<String>,
+    name: Option<DnsName>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]

@@ -1,18 +1,15 @@
 //! Pure: what a driver image is compiled from: sources and patches.
 
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    ImageName,
+use crate::definition::{
+    AptSuites,
     checked::{
-        self, Component, Download, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion, Rule,
-        Sha256, Suite,
+        Component, Download, ImageName, InnerPattern, LocalPath, Mirror, NonEmpty, PackageName,
+        PackageVersion, Sha256, Suite, VersionRange,
     },
 };
-use crate::kernel::AptSuites;
 
 /// One input that is compiled.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,13 +23,11 @@ pub struct SourceSpec {
     /// last component may hold one `*` (`MLNX_OFED_SRC-24.10/SOURCES/mlnx-ofed-kernel_*.orig.tar.gz`); it must match
     /// exactly once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = InnerPattern::PATTERN))]
-    pub unpack: Option<String>,
+    pub unpack: Option<InnerPattern>,
     /// The part of the (unpacked) tree that is used, as a relative path in which the last component
     /// may hold one `*`; it must match exactly once. Default: the whole tree.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(regex(pattern = InnerPattern::PATTERN))]
-    pub subdir: Option<String>,
+    pub subdir: Option<InnerPattern>,
 }
 
 /// Where a source comes from.
@@ -42,23 +37,18 @@ pub enum SourceOrigin {
     /// A file (archive) or directory, relative to the definitions directory.
     Path {
         /// The path.
-        #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-        path: PathBuf,
+        path: LocalPath,
         /// Expected sha256 of the file, hexadecimal. Not for directories.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        #[schemars(regex(pattern = Sha256::PATTERN))]
-        sha256: Option<String>,
+        sha256: Option<Sha256>,
     },
     /// A download. Archives are unpacked: tar (plain, gzip, xz, zstd), packages (`.deb`, `.rpm`), and self-extracting
     /// ones (`.run`), which are not run.
     Url {
         /// The address, `http` or `https`.
-        #[serde(deserialize_with = "checked::one::<Download, _>")]
-        #[schemars(regex(pattern = Download::PATTERN))]
-        url: String,
+        url: Download,
         /// sha256 of the file, hexadecimal.
-        #[schemars(regex(pattern = Sha256::PATTERN))]
-        sha256: String,
+        sha256: Sha256,
     },
     /// A package of a Debian-like archive, unpacked (not installed).
     Apt(AptSource),
@@ -66,74 +56,31 @@ pub enum SourceOrigin {
 
 /// A package whose files are a source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(from = "AptSourceForm", into = "AptSourceForm")]
-#[schemars(with = "AptSourceForm")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptSource {
     /// The package's name.
-    pub package: String,
+    pub package: PackageName,
     /// Its exact version; the suite's newest when absent.
-    pub version: Option<String>,
-    /// Where to look for it.
-    pub suites: AptSuites,
-}
-
-/// [`AptSource`] as written: serde cannot refuse unknown fields of a flattened structure.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct AptSourceForm {
-    /// The package's name.
-    #[serde(deserialize_with = "checked::one::<PackageName, _>")]
-    #[schemars(regex(pattern = PackageName::PATTERN))]
-    package: String,
-    /// Its exact version; the suite's newest when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<PackageVersion, _>"
-    )]
-    #[schemars(regex(pattern = PackageVersion::PATTERN))]
-    version: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<PackageVersion>,
     /// Suites, such as `bookworm`, `sid`.
-    #[serde(deserialize_with = "checked::some::<Suite, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
-    suites: Vec<String>,
+    pub suites: NonEmpty<Suite>,
     /// Components; `main` when empty.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Component, _>"
-    )]
-    #[schemars(inner(regex(pattern = Component::PATTERN)))]
-    components: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<Component>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<Mirror, _>"
-    )]
-    #[schemars(regex(pattern = Mirror::PATTERN))]
-    mirror: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    signed_by: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<LocalPath>,
 }
 
-impl From<AptSourceForm> for AptSource {
-    fn from(form: AptSourceForm) -> Self {
-        let AptSourceForm { package, version, suites, components, mirror, signed_by } = form;
-        Self { package, version, suites: AptSuites { suites, components, mirror, signed_by } }
-    }
-}
-
-impl From<AptSource> for AptSourceForm {
-    fn from(source: AptSource) -> Self {
-        let AptSource { package, version, suites: AptSuites { suites, components, mirror, signed_by } } =
-            source;
-        Self { package, version, suites, components, mirror, signed_by }
+impl AptSource {
+    /// Where the package is looked for.
+    pub fn apt_suites(&self) -> AptSuites {
+        let Self { package: _, version: _, suites, components, mirror, signed_by } = self.clone();
+        AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
     }
 }
 
@@ -142,10 +89,8 @@ impl From<AptSource> for AptSourceForm {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PatchSpec {
     /// The file, relative to the definitions directory.
-    #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-    pub path: PathBuf,
+    pub path: LocalPath,
     /// Range over the release's `x.y.z`; every kernel when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "checked::version_range")]
-    #[schemars(with = "Option<String>")]
-    pub kernels: Option<semver::VersionReq>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<VersionRange>,
 }

@@ -1,10 +1,10 @@
 //! Pure: announced kernels (`announced/*.yaml`): kernels that images are made for before a node runs them.
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
+use serde::{Deserialize, Serialize};
 
 use super::{Architecture, KernelRelease, KernelTarget, OsId, OsVersion};
-use crate::image::{ApiVersion, Metadata};
+use crate::definition::{ApiVersion, Metadata, checked::NonEmpty};
 
 /// One file of `announced/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -32,9 +32,7 @@ pub enum AnnouncedKernelsKind {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AnnouncedKernelsSpec {
     /// The kernels.
-    #[serde(deserialize_with = "some")]
-    #[schemars(length(min = 1))]
-    pub kernels: Vec<AnnouncedKernel>,
+    pub kernels: NonEmpty<AnnouncedKernel>,
 }
 
 /// One announced kernel.
@@ -55,14 +53,5 @@ impl From<AnnouncedKernel> for KernelTarget {
     fn from(kernel: AnnouncedKernel) -> Self {
         let AnnouncedKernel { os, os_version, release, arch } = kernel;
         Self { os, os_version, release, arch }
-    }
-}
-
-fn some<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<AnnouncedKernel>, D::Error> {
-    let list = Vec::deserialize(deserializer)?;
-    if list.is_empty() {
-        Err(D::Error::custom("the list is empty, at least one is needed"))
-    } else {
-        Ok(list)
     }
 }

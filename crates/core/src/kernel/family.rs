@@ -1,19 +1,14 @@
 //! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
 
-use std::{fmt, path::PathBuf};
-
 use schemars::JsonSchema;
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{self, SeqAccess, Visitor, value::SeqAccessDeserializer},
-};
+use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
 use super::{Architecture, KernelImageSource, KernelTarget, OsId, OsVersion};
-use crate::image::{
-    ApiVersion, Metadata,
+use crate::definition::{
+    ApiVersion, AptSuites, BootstrapSpec, Metadata,
     checked::{
-        self, Component, Flavour, HeadersPath, LocalPath, Mirror, PackagePattern, PackageToInstall,
-        Reference, Rule, Suite,
+        Component, Flavour, HeadersPath, LocalPath, Mirror, NonEmpty, PackagePattern, Reference, Suite,
+        TextOr, text_or,
     },
 };
 
@@ -70,13 +65,9 @@ pub enum KernelTrack {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct TrackedSuites {
     /// Suites, such as `bookworm-security`.
-    #[serde(deserialize_with = "checked::some::<Suite, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
-    pub suites: Vec<String>,
+    pub suites: NonEmpty<Suite>,
     /// What releases end with after their last number and a `-`: `amd64`, `cloud-amd64`. The newest of each is announced.
-    #[serde(deserialize_with = "checked::some::<Flavour, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = Flavour::PATTERN)))]
-    pub flavours: Vec<String>,
+    pub flavours: NonEmpty<Flavour>,
 }
 
 /// Every field that is given must match; a family without fields matches every target.
@@ -86,7 +77,7 @@ pub struct FamilyMatch {
     /// Operating system ids (`ID` of os-release); empty means any.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     #[schemars(with = "OneOrMany")]
-    pub os: Vec<String>,
+    pub os: Vec<OsId>,
     /// A regular expression over the operating system version, whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_version: Option<Pattern>,
@@ -110,78 +101,29 @@ pub enum HeaderSource {
 
 /// Header packages; the packages of the same source package that they depend on come along.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(from = "AptHeadersForm", into = "AptHeadersForm")]
-#[schemars(with = "AptHeadersForm")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptHeaders {
     /// Package names; `{{release}}` stands for the kernel release.
-    pub packages: Vec<String>,
-    /// Where to look for them.
-    pub from: AptSuites,
-}
-
-/// [`AptHeaders`] as written: serde cannot refuse unknown fields of a flattened structure.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct AptHeadersForm {
-    /// Package names; `{{release}}` stands for the kernel release.
-    #[serde(deserialize_with = "checked::some::<PackagePattern, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = PackagePattern::PATTERN)))]
-    packages: Vec<String>,
+    pub packages: NonEmpty<PackagePattern>,
     /// Suites, such as `bookworm`, `bookworm-security`.
-    #[serde(deserialize_with = "checked::some::<Suite, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
-    suites: Vec<String>,
+    pub suites: NonEmpty<Suite>,
     /// Components; `main` when empty.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Component, _>"
-    )]
-    #[schemars(inner(regex(pattern = Component::PATTERN)))]
-    components: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<Component>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<Mirror, _>"
-    )]
-    #[schemars(regex(pattern = Mirror::PATTERN))]
-    mirror: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    signed_by: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<LocalPath>,
 }
 
-impl From<AptHeadersForm> for AptHeaders {
-    fn from(form: AptHeadersForm) -> Self {
-        let AptHeadersForm { packages, suites, components, mirror, signed_by } = form;
-        Self { packages, from: AptSuites { suites, components, mirror, signed_by } }
+impl AptHeaders {
+    /// Where the packages are looked for.
+    pub fn apt_suites(&self) -> AptSuites {
+        let Self { packages: _, suites, components, mirror, signed_by } = self.clone();
+        AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
     }
-}
-
-impl From<AptHeaders> for AptHeadersForm {
-    fn from(headers: AptHeaders) -> Self {
-        let AptHeaders { packages, from: AptSuites { suites, components, mirror, signed_by } } = headers;
-        Self { packages, suites, components, mirror, signed_by }
-    }
-}
-
-/// Suites and components of a Debian-like archive.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct AptSuites {
-    /// Suites, such as `bookworm`, `bookworm-security`, `sid`.
-    pub suites: Vec<String>,
-    /// Components; `main` when empty.
-    pub components: Vec<String>,
-    /// The archive's address. Default: the host's own entry for the suite, else its entry for the
-    /// distribution's main archive.
-    pub mirror: Option<String>,
-    /// Keyring that signs the archive. Default: that of the host's entry.
-    pub signed_by: Option<PathBuf>,
 }
 
 /// Headers in files that the user brings.
@@ -191,8 +133,7 @@ pub struct TarballHeaders {
     /// File or directory, relative to the definitions directory; `{{release}}` stands for the kernel
     /// release. It is a tree rooted at `/` (`usr/src/...`, `lib/modules/<release>/build`) or at the
     /// build tree itself (`Makefile`, `include/`, `Module.symvers` at the top, or one directory down).
-    #[serde(deserialize_with = "checked::one::<HeadersPath, _>")]
-    pub path: String,
+    pub path: HeadersPath,
 }
 
 /// The build stage's base: exactly one field.
@@ -202,48 +143,7 @@ pub enum Toolchain {
     /// Made with mmdebstrap from packages.
     Bootstrap(BootstrapSpec),
     /// A reference to an image that exists, with its tag or digest.
-    Image(#[schemars(regex(pattern = Reference::PATTERN))] String),
-}
-
-/// A root file system made with mmdebstrap.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct BootstrapSpec {
-    /// The suite to install from; further suites (security, updates) in `extraSuites`.
-    #[serde(deserialize_with = "checked::one::<Suite, _>")]
-    #[schemars(regex(pattern = Suite::PATTERN))]
-    pub suite: String,
-    /// Further suites of the same release.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "checked::many::<Suite, _>")]
-    #[schemars(inner(regex(pattern = Suite::PATTERN)))]
-    pub extra_suites: Vec<String>,
-    /// Components; `main` when empty.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Component, _>"
-    )]
-    #[schemars(inner(regex(pattern = Component::PATTERN)))]
-    pub components: Vec<String>,
-    /// Packages to install beside the essential ones.
-    #[serde(deserialize_with = "checked::many::<PackageToInstall, _>")]
-    #[schemars(inner(regex(pattern = PackageToInstall::PATTERN)))]
-    pub include: Vec<String>,
-    /// The archive's address. Default as in `apt`.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<Mirror, _>"
-    )]
-    #[schemars(regex(pattern = Mirror::PATTERN))]
-    pub mirror: Option<String>,
-    /// Keyring that signs the archive. Default as in `apt`.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    pub signed_by: Option<PathBuf>,
+    Image(Reference),
 }
 
 /// The first family, in file-name order, that matches the target.
@@ -251,36 +151,11 @@ pub fn match_family<'a>(families: &'a [KernelFamily], target: &KernelTarget) -> 
     families.iter().find(|family| family.spec.matches.is_match(target))
 }
 
-impl BootstrapSpec {
-    /// With the driver's version where a package's asks for it: a base for the user space of exactly that driver.
-    #[must_use]
-    pub fn for_version(&self, version: &str) -> Self {
-        let include = self.include.iter().map(|package| fill_version(package, version)).collect();
-        Self { include, ..self.clone() }
-    }
-
-    /// The first package whose version depends on a driver's.
-    pub fn package_of_a_driver(&self) -> Option<usize> {
-        self.include.iter().position(|package| package.contains("{{"))
-    }
-}
-
-/// Puts the version in the place of each `{{version}}`, whatever blanks it has.
-fn fill_version(package: &str, version: &str) -> String {
-    let mut parts = package.split("{{");
-    let mut filled = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        filled.push_str(version);
-        filled.push_str(part.split_once("}}").map_or("", |(_, after)| after));
-    }
-    filled
-}
-
 impl FamilyMatch {
     /// Does every field that is given match, whatever the release?
     pub fn may_match(&self, os: &OsId, os_version: &OsVersion, arch: Architecture) -> bool {
         let Self { os: ids, os_version: versions, release: _, arch: only } = self;
-        (ids.is_empty() || ids.iter().any(|id| id == os.as_str()))
+        (ids.is_empty() || ids.contains(os))
             && versions.as_ref().is_none_or(|pattern| pattern.is_match(os_version.as_str()))
             && only.is_none_or(|only| only == arch)
     }
@@ -288,7 +163,7 @@ impl FamilyMatch {
     /// Does every field that is given match?
     pub fn is_match(&self, target: &KernelTarget) -> bool {
         let Self { os, os_version, release, arch } = self;
-        (os.is_empty() || os.iter().any(|os| os == target.os.as_str()))
+        (os.is_empty() || os.contains(&target.os))
             && os_version.as_ref().is_none_or(|pattern| pattern.is_match(target.os_version.as_str()))
             && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()))
             && arch.is_none_or(|arch| arch == target.arch)
@@ -361,29 +236,12 @@ enum OneOrMany {
     Many(Vec<OsId>),
 }
 
-/// By hand, because serde's untagged enums lose both the place and the reason of an error.
-fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    struct Form;
-
-    impl<'de> Visitor<'de> for Form {
-        type Value = Vec<String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an operating system's id, or a list of them")
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Vec<String>, E> {
-            let id: OsId = text.parse().map_err(E::custom)?;
-            Ok(vec![id.to_string()])
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Vec<String>, A::Error> {
-            let ids = Vec::<OsId>::deserialize(SeqAccessDeserializer::new(list))?;
-            Ok(ids.into_iter().map(String::from).collect())
-        }
-    }
-
-    deserializer.deserialize_any(Form)
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<OsId>, D::Error> {
+    let expected = "an operating system's id, or a list of them";
+    Ok(match text_or(deserializer, Unexpected::Seq, expected)? {
+        TextOr::Text(id) => vec![id],
+        TextOr::Other(ids) => ids,
+    })
 }
 
 #[cfg(test)]
@@ -401,8 +259,10 @@ mod tests {
             metadata: Metadata { name: name.parse().unwrap() },
             spec: KernelFamilySpec {
                 matches,
-                headers: HeaderSource::Tarball(TarballHeaders { path: "headers/{{release}}.tar".to_owned() }),
-                toolchain: Toolchain::Image("registry.example/toolchain:1".to_owned()),
+                headers: HeaderSource::Tarball(TarballHeaders {
+                    path: "headers/{{release}}.tar".parse().unwrap(),
+                }),
+                toolchain: Toolchain::Image("registry.example/toolchain:1".parse().unwrap()),
                 kernel_image: None,
                 track: None,
             },
@@ -438,20 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn a_base_follows_the_driver_s_version() {
-        let spec: BootstrapSpec = serde_json::from_value(serde_json::json!({
-            "suite": "bookworm", "include": ["kmod", "nvidia-smi={{version}}-*", "libx={{ version }}"],
-        }))
-        .unwrap();
-        assert_eq!(spec.package_of_a_driver(), Some(1));
-        let filled = spec.for_version("535.261.03");
-        assert_eq!(filled.include, ["kmod", "nvidia-smi=535.261.03-*", "libx=535.261.03"]);
-        assert_eq!((filled.package_of_a_driver(), filled.suite), (None, spec.suite));
-    }
-
-    #[test]
     fn the_first_family_that_matches_wins() {
-        let debian = || FamilyMatch { os: vec!["debian".to_owned()], ..FamilyMatch::default() };
+        let debian = || FamilyMatch { os: vec!["debian".parse().unwrap()], ..FamilyMatch::default() };
         let cloud = FamilyMatch { release: Some(pattern(".*-cloud-.*").unwrap()), ..debian() };
         let arm = FamilyMatch { arch: Some(Architecture::Arm64), ..debian() };
         let families = [

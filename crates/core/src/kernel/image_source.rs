@@ -1,13 +1,11 @@
 //! Pure: where a family's kernel images come from.
 
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::AptSuites;
-use crate::image::checked::{
-    self, Component, HeadersPath, LocalPath, Mirror, PackageAlternatives, Rule, Suite,
+use crate::definition::{
+    AptSuites,
+    checked::{Component, HeadersPath, LocalPath, Mirror, NonEmpty, PackageAlternatives, Suite},
 };
 
 /// Where a family's kernel images come from: exactly one field. They settle what headers cannot tell, and are what a
@@ -23,65 +21,29 @@ pub enum KernelImageSource {
 
 /// Packages that hold a kernel image and its modules. What they depend on does not come along.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(from = "AptKernelImageForm", into = "AptKernelImageForm")]
-#[schemars(with = "AptKernelImageForm")]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AptKernelImage {
     /// Package names; `{{release}}` stands for the kernel release. Names with ` | ` between them are
     /// alternatives, the first that exists being taken.
-    pub packages: Vec<String>,
-    /// Where to look for them.
-    pub from: AptSuites,
-}
-
-/// [`AptKernelImage`] as written: serde cannot refuse unknown fields of a flattened structure.
-#[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct AptKernelImageForm {
-    /// Package names; `{{release}}` stands for the kernel release. Names with ` | ` between them are
-    /// alternatives, the first that exists being taken.
-    #[serde(deserialize_with = "checked::some::<PackageAlternatives, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = PackageAlternatives::PATTERN)))]
-    packages: Vec<String>,
+    pub packages: NonEmpty<PackageAlternatives>,
     /// Suites, such as `bookworm`, `bookworm-security`.
-    #[serde(deserialize_with = "checked::some::<Suite, _>")]
-    #[schemars(length(min = 1), inner(regex(pattern = Suite::PATTERN)))]
-    suites: Vec<String>,
+    pub suites: NonEmpty<Suite>,
     /// Components; `main` when empty.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::many::<Component, _>"
-    )]
-    #[schemars(inner(regex(pattern = Component::PATTERN)))]
-    components: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<Component>,
     /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<Mirror, _>"
-    )]
-    #[schemars(regex(pattern = Mirror::PATTERN))]
-    mirror: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
     /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    signed_by: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<LocalPath>,
 }
 
-impl From<AptKernelImageForm> for AptKernelImage {
-    fn from(form: AptKernelImageForm) -> Self {
-        let AptKernelImageForm { packages, suites, components, mirror, signed_by } = form;
-        Self { packages, from: AptSuites { suites, components, mirror, signed_by } }
-    }
-}
-
-impl From<AptKernelImage> for AptKernelImageForm {
-    fn from(image: AptKernelImage) -> Self {
-        let AptKernelImage { packages, from: AptSuites { suites, components, mirror, signed_by } } = image;
-        Self { packages, suites, components, mirror, signed_by }
+impl AptKernelImage {
+    /// Where the packages are looked for.
+    pub fn apt_suites(&self) -> AptSuites {
+        let Self { packages: _, suites, components, mirror, signed_by } = self.clone();
+        AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
     }
 }
 
@@ -91,22 +53,13 @@ impl From<AptKernelImage> for AptKernelImageForm {
 pub struct KernelImageFile {
     /// The bootable image (vmlinuz), relative to the definitions directory; `{{release}}` stands for the kernel
     /// release.
-    #[serde(deserialize_with = "checked::one::<HeadersPath, _>")]
-    pub path: String,
+    pub path: HeadersPath,
     /// The kernel's own modules (its `/lib/modules/<release>`), in the same way.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<HeadersPath, _>"
-    )]
-    pub modules: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modules: Option<HeadersPath>,
     /// Its `System.map`, in the same way.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional::<HeadersPath, _>"
-    )]
-    pub system_map: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system_map: Option<HeadersPath>,
 }
 
 #[cfg(test)]

@@ -1,25 +1,7 @@
 //! Pure: Node Feature Discovery's lossy form of a kernel release.
 
-use std::{fmt, str::FromStr};
-
 use super::KernelRelease;
-
-/// The value of `feature.node.kubernetes.io/kernel-version.full`.
-///
-/// Each of its characters may stand in a tag, too.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KernelLabel(String);
-
-/// Why a string is not a label value.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LabelError {
-    /// Kubernetes allows 63 characters, and NFD publishes no empty value.
-    #[error("label value {0:?} has {1} characters, 1 to 63 are possible")]
-    Length(String, usize),
-    /// Kubernetes allows `[A-Za-z0-9._-]`, with a letter or digit at both ends.
-    #[error("label value {0:?} is not letters, digits and `._-` with a letter or digit at both ends")]
-    Form(String),
-}
+use crate::definition::checked::KernelLabel;
 
 impl KernelLabel {
     /// The label that NFD gives to this release: every character outside `[-A-Za-z0-9_.]` becomes
@@ -30,38 +12,10 @@ impl KernelLabel {
             release.as_str().chars().map(|c| if is_label_character(c) { c } else { '_' }).collect();
         replaced.trim_matches(['-', '_', '.']).parse().ok()
     }
-
-    /// The label's text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
 }
 
 fn is_label_character(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.".contains(c)
-}
-
-impl FromStr for KernelLabel {
-    type Err = LabelError;
-
-    fn from_str(text: &str) -> Result<Self, LabelError> {
-        let length = text.chars().count();
-        if !(1..=63).contains(&length) {
-            return Err(LabelError::Length(text.chars().take(80).collect(), length));
-        }
-        let at_an_end = |c: char| c.is_ascii_alphanumeric();
-        if text.chars().all(is_label_character) && text.starts_with(at_an_end) && text.ends_with(at_an_end) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(LabelError::Form(text.to_owned()))
-        }
-    }
-}
-
-impl fmt::Display for KernelLabel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
 }
 
 #[cfg(test)]

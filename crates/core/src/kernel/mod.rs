@@ -11,10 +11,14 @@ mod target;
 pub use announced::{AnnouncedKernel, AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
-    AptHeaders, AptSuites, BootstrapSpec, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec,
-    KernelTrack, Pattern, PatternError, TarballHeaders, Toolchain, TrackedSuites, match_family,
+    AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,
+    PatternError, TarballHeaders, Toolchain, TrackedSuites, match_family,
 };
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
-pub use label::{KernelLabel, LabelError};
-pub use target::{KernelTarget, OsId, OsNameError, OsVersion};
+pub use target::KernelTarget;
+
+pub use crate::definition::{
+    AptSuites, BootstrapSpec,
+    checked::{KernelLabel, OsId, OsVersion},
+};

@@ -77,7 +77,7 @@ impl World {
     pub(super) fn add(&mut self, new: &str, needs: &[&str]) {
         let mut added = image(new);
         added.spec.needs = needs.iter().map(|need| Need::Image(name(need))).collect();
-        added.spec.exposes = vec![format!("/usr/src/{new}")];
+        added.spec.exposes = vec![format!("/usr/src/{new}").parse().unwrap()];
         self.definitions.images.insert(name(new), added);
         self.resolved.images.insert(name(new), Ok(resolved()));
         self.snapshot.daemon_sets.push(daemon_set(new));

@@ -43,7 +43,7 @@ impl Interest {
                     RolloutSpec::Image { namespace, daemon_set, .. }
                     | RolloutSpec::PerKernel { namespace, daemon_set, .. }
                     | RolloutSpec::Union { namespace, daemon_set, .. } => {
-                        interest.daemon_sets.insert((namespace.clone(), daemon_set.clone()));
+                        interest.daemon_sets.insert((namespace.to_string(), daemon_set.to_string()));
                     }
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         interest.resources.insert(*resource);

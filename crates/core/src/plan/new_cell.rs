@@ -13,7 +13,7 @@ use crate::{
         render_tags,
     },
     kernel::{KernelFamily, KernelTarget, match_family},
-    template::{TemplateContext, Templates},
+    template::Templates,
 };
 
 /// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
@@ -146,15 +146,10 @@ fn dockerfile(
     let spec = &image.spec;
     let text = definitions
         .templates
-        .get(&spec.template)
-        .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.clone() })?;
-    let mut context =
-        TemplateContext::new(base_name, (image.metadata.name.as_str(), &resolved.version), target);
-    context.modules.clone_from(&spec.modules);
-    context.sources = spec.sources.iter().map(|source| source.name.to_string()).collect();
-    context.needs = spec.needs.iter().map(|need| need.name().to_string()).collect();
+        .get(spec.template.as_str())
+        .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.to_string() })?;
+    let mut context = image.template_context(base_name, &resolved.version, target);
     context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
-    context.vars.clone_from(&spec.vars);
     templates
         .render(&spec.template, text, &context)
         .map_err(|error| SkipReason::Template { detail: error.to_string() })

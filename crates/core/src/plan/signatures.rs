@@ -52,7 +52,6 @@ pub(super) fn unsigned(
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
 
     use super::*;
     use crate::{
@@ -69,7 +68,7 @@ mod tests {
     fn world(state: Option<SignatureState>) -> World {
         let mut world = World::new(&[K47]);
         world.publish(Verdict::Loads);
-        world.definitions.site.policy.require_signed = vec![PathBuf::from("pub.pem")];
+        world.definitions.site.policy.require_signed = vec!["pub.pem".parse().unwrap()];
         if let Some(state) = state {
             let digests: Vec<Digest> =
                 world.observed.published.values().map(|published| published.digest.clone()).collect();
@@ -79,7 +78,7 @@ mod tests {
     }
 
     fn signing(existing: Existing) -> ImageSigning {
-        let key = KeySource::File(PathBuf::from("key.pem"));
+        let key = KeySource::File("key.pem".parse().unwrap());
         ImageSigning { key, passphrase: None, public_key: None, existing }
     }
 

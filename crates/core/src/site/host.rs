@@ -9,27 +9,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use url::Url;
 
+use crate::definition::checked::NotA;
+
 /// `host` or `host:port`; the name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostPort {
     name: String,
     port: Option<u16>,
-}
-
-/// Why a string is none of what stands in `site.yaml`.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not {what}")]
-pub struct NotA {
-    /// The text, cut to 80 characters and without passwords.
-    pub text: String,
-    /// What was wanted.
-    pub what: &'static str,
-}
-
-impl NotA {
-    pub(super) fn new(text: &str, what: &'static str) -> Self {
-        Self { text: text.chars().take(80).collect(), what }
-    }
 }
 
 const A_HOST: &str = "a host: `name` or `name:port`, without a scheme or a path";

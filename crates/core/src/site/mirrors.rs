@@ -6,11 +6,11 @@
 
 use std::{fmt, str::FromStr};
 
-use oci::is_docker_hub;
+use oci::{Repository, is_docker_hub};
 use url::Url;
 
-use super::{MirrorRule, host::NotA};
-use crate::image::Repository;
+use super::MirrorRule;
+use crate::definition::checked::NotA;
 
 /// The beginning of image references or of addresses. It ends where a `/` follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -175,9 +175,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::definition::checked::NonEmpty;
 
     fn rule(from: &str, to: &[&str]) -> MirrorRule {
-        MirrorRule { from: from.parse().unwrap(), to: to.iter().map(|to| to.parse().unwrap()).collect() }
+        let to = to.iter().map(|to| to.parse().unwrap()).collect();
+        MirrorRule { from: from.parse().unwrap(), to: NonEmpty::new(to).unwrap() }
     }
 
     fn images(rules: &[MirrorRule], text: &str) -> Vec<String> {

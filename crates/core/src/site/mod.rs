@@ -13,14 +13,15 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use host::{HostPolicy, HostPort, NoProxy, NotA, ProxyUrl};
+pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use mirrors::{Images, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
-use crate::image::{ApiVersion, Metadata};
+pub use crate::definition::checked::NotA;
+use crate::definition::{ApiVersion, Metadata};
 
 /// `site.yaml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -54,7 +55,7 @@ impl SiteSpec {
         let mut files = Vec::new();
         for credentials in credentials {
             match credentials {
-                Credentials::DockerConfig(path) => files.push(path.clone()),
+                Credentials::DockerConfig(path) => files.push(path.to_path_buf()),
                 Credentials::Basic { registry: _, user: _, password } => sources.push(password),
                 Credentials::PullSecret(_) => {}
             }
@@ -65,12 +66,12 @@ impl SiteSpec {
         ];
         for (key, passphrase) in keys.into_iter().flatten() {
             if let KeySource::File(path) = key {
-                files.push(path.clone());
+                files.push(path.to_path_buf());
             }
             sources.extend(passphrase);
         }
         files.extend(sources.into_iter().filter_map(|source| match source {
-            SecretSource::File(path) => Some(path.clone()),
+            SecretSource::File(path) => Some(path.to_path_buf()),
             SecretSource::Secret(_) => None,
         }));
         files

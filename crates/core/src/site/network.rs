@@ -1,13 +1,11 @@
 //! Pure: mirrors, proxies, and how single hosts are reached.
 
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use url::Url;
 
 use super::{HostPort, NoProxy, Prefix, ProxyUrl, SecretName, SecretSource};
-use crate::image::checked::{self, LocalPath};
+use crate::definition::checked::{LocalPath, NonEmpty};
 
 /// Other places for what begins with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -17,9 +15,7 @@ pub struct MirrorRule {
     pub from: Prefix,
     /// What stands in its place: the candidates, in the order in which they are tried. The place itself is tried last;
     /// with `--offline` only where its host is named.
-    #[serde(deserialize_with = "some_places")]
-    #[schemars(length(min = 1))]
-    pub to: Vec<Prefix>,
+    pub to: NonEmpty<Prefix>,
 }
 
 /// A proxy (`http://[user:password@]host:port`).
@@ -48,14 +44,6 @@ impl Proxy {
     }
 }
 
-fn some_places<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Prefix>, D::Error> {
-    let places = Vec::<Prefix>::deserialize(deserializer)?;
-    if places.is_empty() {
-        return Err(de::Error::custom("the list is empty, at least one is needed"));
-    }
-    Ok(places)
-}
-
 fn of_images<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Prefix, D::Error> {
     match Prefix::deserialize(deserializer)? {
         prefix @ Prefix::Image(_) => Ok(prefix),
@@ -73,19 +61,11 @@ pub struct Host {
     /// `host` or `host:port`; without a port, all ports of the host.
     pub host: HostPort,
     /// Root certificates for this host, PEM, beside the system's; relative to the definitions directory.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    pub ca_file: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<LocalPath>,
     /// The certificate that farrier shows, PEM, with its chain.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    pub client_certificate: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_certificate: Option<LocalPath>,
     /// That certificate's key, PEM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_key: Option<SecretSource>,
@@ -99,7 +79,7 @@ pub struct Host {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Credentials {
     /// A file of the form that Docker's `config.json` and Podman's `auth.json` have; relative to the definitions directory.
-    DockerConfig(#[serde(deserialize_with = "checked::path::<LocalPath, _>")] PathBuf),
+    DockerConfig(LocalPath),
     /// A Kubernetes Secret of type `kubernetes.io/dockerconfigjson`.
     PullSecret(SecretName),
     /// A user's name here, and the password where secrets are.

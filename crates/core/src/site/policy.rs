@@ -1,11 +1,9 @@
 //! Pure: what must hold of an image before nodes get it.
 
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::image::checked::{self, LocalPath};
+use crate::definition::checked::LocalPath;
 
 /// What must hold of an image before a rollout names it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -14,12 +12,8 @@ pub struct Policy {
     /// Public keys (PEM files, relative to the definitions directory), of which one must have signed the image; nothing is
     /// required where there are none. The signature is over the manifest, and so over what its annotations say: inputs,
     /// kernel and verdict. `farrier verify` checks the documents beside the image, too.
-    #[serde(
-        default,
-        skip_serializing_if = "Vec::is_empty",
-        deserialize_with = "checked::paths::<LocalPath, _>"
-    )]
-    pub require_signed: Vec<PathBuf>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub require_signed: Vec<LocalPath>,
 }
 
 impl Policy {

@@ -1,22 +1,22 @@
 //! Pure: where a secret is read from. What is secret itself never stands in a definition.
 
-use std::{fmt, path::PathBuf};
+use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::image::checked::{self, DnsLabel, DnsName, LocalPath};
+use crate::definition::checked::{DnsLabel, DnsName, LocalPath};
 
 /// A Kubernetes Secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SecretName {
     /// Its namespace.
-    #[serde(deserialize_with = "checked::one::<DnsLabel, _>")]
-    pub namespace: String,
+    #[schemars(with = "String")]
+    pub namespace: DnsLabel,
     /// Its name.
-    #[serde(deserialize_with = "checked::one::<DnsName, _>")]
-    pub name: String,
+    #[schemars(with = "String")]
+    pub name: DnsName,
 }
 
 impl fmt::Display for SecretName {
@@ -31,11 +31,11 @@ impl fmt::Display for SecretName {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SecretKey {
     /// Its namespace.
-    #[serde(deserialize_with = "checked::one::<DnsLabel, _>")]
-    pub namespace: String,
+    #[schemars(with = "String")]
+    pub namespace: DnsLabel,
     /// Its name.
-    #[serde(deserialize_with = "checked::one::<DnsName, _>")]
-    pub name: String,
+    #[schemars(with = "String")]
+    pub name: DnsName,
     /// The key in its `data`.
     pub key: String,
 }
@@ -45,7 +45,7 @@ pub struct SecretKey {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum SecretSource {
     /// A file, absolute or relative to the definitions directory.
-    File(#[serde(deserialize_with = "checked::path::<LocalPath, _>")] PathBuf),
+    File(LocalPath),
     /// An entry of a Kubernetes Secret.
     Secret(SecretKey),
 }

@@ -1,12 +1,10 @@
 //! Pure: who signs modules and images.
 
-use std::path::PathBuf;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{SecretKey, SecretSource};
-use crate::image::checked::{self, LocalPath};
+use crate::definition::checked::LocalPath;
 
 /// A private key, or what uses one: exactly one field. It is never in a build, a layer, a log or the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -14,7 +12,7 @@ use crate::image::checked::{self, LocalPath};
 pub enum KeySource {
     /// A file, absolute or relative to the definitions directory: a private key in PEM form, PKCS#8 or PKCS#1, which may
     /// be encrypted. The kernel's build leaves certificate and key in one such file (`certs/signing_key.pem`).
-    File(#[serde(deserialize_with = "checked::path::<LocalPath, _>")] PathBuf),
+    File(LocalPath),
     /// The same in an entry of a Kubernetes Secret.
     Secret(SecretKey),
     /// A program and its arguments, for keys that cannot be had, such as those of a hardware security module. It gets the
@@ -46,8 +44,7 @@ pub struct ModuleSigning {
     pub passphrase: Option<SecretSource>,
     /// The certificate that the kernels know, PEM or DER; relative to the definitions directory. What it signs counts as
     /// trusted by them in the static check; a boot check shows whether it is.
-    #[serde(deserialize_with = "checked::path::<LocalPath, _>")]
-    pub certificate: PathBuf,
+    pub certificate: LocalPath,
     /// What becomes of modules that are signed already.
     #[serde(default)]
     pub signed: Signed,
@@ -63,12 +60,8 @@ pub struct ImageSigning {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passphrase: Option<SecretSource>,
     /// Its public half, PEM; needed where a command signs.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "checked::optional_path::<LocalPath, _>"
-    )]
-    pub public_key: Option<PathBuf>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub public_key: Option<LocalPath>,
     /// What becomes of images that are published already, with the right inputs and without our signature.
     #[serde(default)]
     pub existing: Existing,

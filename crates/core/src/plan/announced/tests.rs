@@ -13,7 +13,7 @@ fn announce(world: &mut World, node: usize, text: &str) {
 
 fn with_second_image(mut world: World) -> World {
     let mut second = image("ofed");
-    second.spec.nodes.match_labels = [("rdma".to_owned(), "yes".to_owned())].into();
+    second.spec.nodes.match_labels = [("rdma".parse().unwrap(), "yes".parse().unwrap())].into();
     world.definitions.images.insert(name("ofed"), second);
     world.resolved.images.insert(name("ofed"), Ok(resolved()));
     world

@@ -115,7 +115,7 @@ fn a_change_that_exposes_the_same_rebuilds_nothing_else() {
     let mut world = World::chain(&[K47]);
     settle(&mut world);
     let mofed = world.image("mofed");
-    (mofed.spec.on_conflict, mofed.spec.modules) = (OnConflict::Overwrite, vec!["other".to_owned()]);
+    (mofed.spec.on_conflict, mofed.spec.modules) = (OnConflict::Overwrite, vec!["other".parse().unwrap()]);
     assert_eq!(settle(&mut world), ["mofed for 6.1.0-47-amd64"]);
     assert_eq!(world.plan().count(Phase::Published), 4);
 }
@@ -135,7 +135,7 @@ fn an_image_on_a_needed_one_follows_it_under_tags_that_follow_too() {
     };
     assert!(tag(&world).ends_with(&format!("-4.33.0-{K47}")), "{}", tag(&world));
     let gpu = world.image("gpu");
-    (gpu.spec.on_conflict, gpu.spec.modules) = (OnConflict::Overwrite, vec!["other".to_owned()]);
+    (gpu.spec.on_conflict, gpu.spec.modules) = (OnConflict::Overwrite, vec!["other".parse().unwrap()]);
     world.image("peer").spec.on_conflict = OnConflict::Overwrite;
     assert_eq!(settle(&mut world), ["gpu for 6.1.0-47-amd64", "peer for 6.1.0-47-amd64"]);
     world.image("peer").spec.on_conflict = OnConflict::Refuse;
@@ -158,13 +158,13 @@ fn a_new_kernel_rebuilds_all_in_order() {
 #[test]
 fn dependents_call_for_their_needs_where_no_node_does() {
     let mut world = World::chain(&[K47]);
-    world.image("mofed").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into();
+    world.image("mofed").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into();
     let cells = world.cells();
     let mofed = cells.iter().find(|cell| cell.image == name("mofed")).unwrap();
     assert_eq!((mofed.nodes.len(), mofed.needed_by.as_slice()), (0, &[name("peer")][..]));
     assert_eq!(settle(&mut world).len(), 4);
     let mut world = World::chain(&[K47]);
-    world.image("mofed").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into();
+    world.image("mofed").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into();
     world.image("peer").spec.kernels = Some(">=6.2".parse().unwrap());
     assert_eq!(settle(&mut world).len(), 2, "who is not meant for the kernel calls for nothing");
     assert!(matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }), "and blocks nobody");
@@ -210,7 +210,7 @@ fn what_cannot_be_compiled_against_says_why() {
     tell(&|world| world.image("peer").spec.needs.push(Need::Image(name("nobody"))));
     tell(&|world| world.image("mofed").spec.needs.push(Need::Image(name("peer"))));
     tell(&|world| {
-        let tree = "host".into();
+        let tree = "host".parse().unwrap();
         world.image("peer").spec.needs.push(Need::Tree { name: name("host"), tree });
         let target = world.cells()[0].target.clone();
         let why = "host: no such directory".to_owned();
@@ -222,7 +222,7 @@ fn what_cannot_be_compiled_against_says_why() {
 #[test]
 fn a_tree_of_the_user_counts_in_the_input_hash() {
     let mut world = World::chain(&[K47]);
-    world.image("peer").spec.needs = vec![Need::Tree { name: name("mofed"), tree: "host".into() }];
+    world.image("peer").spec.needs = vec![Need::Tree { name: name("mofed"), tree: "host".parse().unwrap() }];
     let target = world.cells()[0].target.clone();
     let mut hash = |content: &str| {
         let key = (name("peer"), name("mofed"), target.clone());

@@ -3,7 +3,7 @@ use super::super::{
     fixtures::{K47, K48, World, image, name, resolved},
 };
 use crate::{
-    image::{InputHash, Output, RuntimeBase},
+    image::{InputHash, Output, RuntimeBase, checked::NonEmpty},
     kernel::{Architecture, KernelTarget},
     template::Templates,
 };
@@ -38,7 +38,7 @@ fn one_cell_for_each_kernel() {
 #[test]
 fn images_that_no_node_calls_for_have_no_cells() {
     let mut world = World::new(&[K47]);
-    world.image("mft").spec.nodes.match_labels.insert("pci".to_owned(), "no".to_owned());
+    world.image("mft").spec.nodes.match_labels.insert("pci".parse().unwrap(), "no".parse().unwrap());
     assert!(world.cells().is_empty());
     world.announce(K48);
     let cells = world.cells();
@@ -50,8 +50,9 @@ fn images_that_no_node_calls_for_have_no_cells() {
 fn nodes_with_their_own_driver_are_left_alone() {
     let mut world = World::new(&[K47, K47, K48]);
     let key = "nvidia.com/gpu.deploy.driver";
-    let values = ["pre-installed", "false"].map(str::to_owned).to_vec();
-    world.image("mft").spec.nodes.unless_labels = [(key.to_owned(), values)].into();
+    let values = ["pre-installed", "false"].map(|value| value.parse().unwrap()).to_vec();
+    world.image("mft").spec.nodes.unless_labels =
+        [(key.parse().unwrap(), NonEmpty::new(values).unwrap())].into();
     for (node, value) in [(0, "true"), (1, "pre-installed"), (2, "false")] {
         world.snapshot.nodes[node].labels.insert(key.to_owned(), value.to_owned());
     }
@@ -117,7 +118,7 @@ fn what_cannot_be_built_has_a_reason() {
         }),
         why(|w| w.definitions.templates.clear()),
         why(|w| w.image("mft").spec.tags.clear()),
-        why(|w| w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b".to_owned()))),
+        why(|w| w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b:1".parse().unwrap()))),
     ];
     insta::assert_snapshot!(reasons.join("\n"), @r#"
     the image is for kernels >=6.2
@@ -169,14 +170,14 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     let different: Vec<InputHash> = [
         (|w| found(w).version = "4.34.0".to_owned()) as fn(&mut World),
         |w| found(w).sources = [("src".to_owned(), "sha256:2".to_owned())].into(),
-        |w| w.image("mft").spec.sources[0].unpack = Some("a.tar".to_owned()),
-        |w| w.image("mft").spec.sources[0].subdir = Some("a.tar".to_owned()),
-        |w| w.image("mft").spec.modules.push("another".to_owned()),
+        |w| w.image("mft").spec.sources[0].unpack = Some("a.tar".parse().unwrap()),
+        |w| w.image("mft").spec.sources[0].subdir = Some("a.tar".parse().unwrap()),
+        |w| w.image("mft").spec.modules.push("another".parse().unwrap()),
         |w| w.image("mft").spec.output = Output::Image,
-        |w| w.image("mft").spec.runtime.entrypoint.push("x".to_owned()),
-        |w| drop(w.image("mft").spec.runtime.env.insert("x".to_owned(), "y".to_owned())),
+        |w| w.image("mft").spec.runtime.entrypoint.push("x".parse().unwrap()),
+        |w| drop(w.image("mft").spec.runtime.env.insert("x".parse().unwrap(), "y".parse().unwrap())),
         |w| {
-            w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b".to_owned()));
+            w.image("mft").spec.runtime.base = Some(RuntimeBase::Image("a/b:1".parse().unwrap()));
             found(w).base_identity = Some("sha256:3".to_owned());
         },
         entrypoint,
@@ -195,7 +196,7 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
 }
 
 fn starts_with(world: &mut World, program: &str) {
-    world.image("mft").spec.runtime.entrypoint = vec![program.to_owned(), "generic".to_owned()];
+    world.image("mft").spec.runtime.entrypoint = vec![program.parse().unwrap(), "generic".parse().unwrap()];
 }
 
 #[test]

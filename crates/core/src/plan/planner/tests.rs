@@ -84,7 +84,7 @@ fn permanent_failures_wait_for_an_input_to_change() {
     let plan = world.plan();
     assert_eq!((plan.count(Phase::Missing), plan.count(Phase::Failed)), (0, 1));
     assert!(plan.has_failures());
-    world.image("mft").spec.modules.push("another".to_owned());
+    world.image("mft").spec.modules.push("another".parse().unwrap());
     assert_eq!(world.plan().count(Phase::Missing), 1);
 
     let mut world = World::new(&[K47]);
@@ -131,8 +131,8 @@ fn a_recipe_is_what_kernels_have_in_common() {
 
     // What else goes into the payload counts.
     let changes: [fn(&mut World); 4] = [
-        |w| w.image("mft").spec.modules.push("another".to_owned()),
-        |w| w.image("mft").spec.runtime.entrypoint.push("/x".to_owned()),
+        |w| w.image("mft").spec.modules.push("another".parse().unwrap()),
+        |w| w.image("mft").spec.runtime.entrypoint.push("/x".parse().unwrap()),
         |w| w.definitions.templates.values_mut().for_each(|text| text.push_str("LABEL a=b\n")),
         |w| w.resolved.images.values_mut().flatten().for_each(|r| r.version.push('1')),
     ];

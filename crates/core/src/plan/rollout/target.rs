@@ -77,7 +77,7 @@ impl RolloutTarget {
             RolloutSpec::File { .. } => Strategy::File,
         };
         let path = match spec {
-            RolloutSpec::File { path, .. } => Some(path.clone()),
+            RolloutSpec::File { path, .. } => Some(path.to_path_buf()),
             _ => None,
         };
         let object = match (spec.daemon_set(), spec) {
@@ -87,7 +87,7 @@ impl RolloutTarget {
                 container: found.container.to_owned(),
             },
             (None, RolloutSpec::CustomResource { resource, name }) => {
-                RolloutObject::Resource { resource: *resource, name: name.clone() }
+                RolloutObject::Resource { resource: *resource, name: name.to_string() }
             }
             (None, _) => RolloutObject::Nothing {},
         };

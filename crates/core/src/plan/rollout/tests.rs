@@ -30,7 +30,8 @@ fn hold(change: fn(&mut World)) -> HoldReason {
 }
 
 fn own(world: &mut World, kind: &str) {
-    world.snapshot.daemon_sets[0].owner = Some(Owner { kind: kind.to_owned(), name: "policy".to_owned() });
+    world.snapshot.daemon_sets[0].owner =
+        Some(Owner { kind: kind.to_owned(), name: "policy".parse().unwrap() });
 }
 
 fn republish(world: &mut World, change: fn(&mut Published)) {
@@ -59,7 +60,9 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         hold(|w| w.snapshot.nodes[1] = node("n1", K48)),
         hold(|w| w.image("mft").spec.kernels = Some(">=6.2".parse().unwrap())),
         hold(|w| w.definitions.families.clear()),
-        hold(|w| w.image("mft").spec.nodes.match_labels = [("a".to_owned(), "b".to_owned())].into()),
+        hold(|w| {
+            w.image("mft").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into()
+        }),
         hold(|w| republish(w, |p| p.verdict = Some(Verdict::Refused))),
         hold(|w| {
             republish(w, |p| p.verdict = Some(Verdict::Unknown));
@@ -138,10 +141,10 @@ fn file_rollouts_look_into_their_own_directory() {
     world.snapshot.daemon_sets.clear();
     let path = std::path::PathBuf::from("../gitops");
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
-        path: path.clone(),
-        namespace: "kube-system".to_owned(),
-        daemon_set: "mft".to_owned(),
-        container: "driver".to_owned(),
+        path: "../gitops".parse().unwrap(),
+        namespace: "kube-system".parse().unwrap(),
+        daemon_set: "mft".parse().unwrap(),
+        container: "driver".parse().unwrap(),
     }];
     let decision = |world: &World| world.plan().rollouts.swap_remove(0).decision;
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));

@@ -34,7 +34,7 @@ fn world(kind: OperatorResource) -> World {
     world.snapshot.daemon_sets.clear();
     world.image("mft").spec.tags = vec!["{{kernel_release}}".to_owned(), tags.to_owned()];
     world.image("mft").spec.rollout =
-        vec![RolloutSpec::CustomResource { resource: kind, name: "policy".to_owned() }];
+        vec![RolloutSpec::CustomResource { resource: kind, name: "policy".parse().unwrap() }];
     world.publish(Verdict::Loads);
     world
 }

@@ -19,7 +19,7 @@ fn world() -> World {
     world.snapshot.resources = vec![policy];
     let policy = RolloutSpec::CustomResource {
         resource: OperatorResource::NicClusterPolicy,
-        name: "policy".to_owned(),
+        name: "policy".parse().unwrap(),
     };
     world.image("mft").spec.rollout.push(policy);
     world.publish(Verdict::Loads);

@@ -1,0 +1,73 @@
+//! Pure: Debian-like archives, and root file systems that are made from them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::checked::{Component, LocalPath, Mirror, PackageToInstall, Suite};
+
+/// Suites and components of a Debian-like archive.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AptSuites {
+    /// Suites, such as `bookworm`, `bookworm-security`, `sid`.
+    pub suites: Vec<Suite>,
+    /// Components; `main` when empty.
+    pub components: Vec<Component>,
+    /// The archive's address. Default: the host's own entry for the suite, else its entry for the
+    /// distribution's main archive.
+    pub mirror: Option<Mirror>,
+    /// Keyring that signs the archive. Default: that of the host's entry.
+    pub signed_by: Option<LocalPath>,
+}
+
+/// A root file system made with mmdebstrap.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BootstrapSpec {
+    /// The suite to install from; further suites (security, updates) in `extraSuites`.
+    pub suite: Suite,
+    /// Further suites of the same release.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_suites: Vec<Suite>,
+    /// Components; `main` when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<Component>,
+    /// Packages to install beside the essential ones.
+    pub include: Vec<PackageToInstall>,
+    /// The archive's address. Default as in `apt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+    /// Keyring that signs the archive. Default as in `apt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<LocalPath>,
+}
+
+impl BootstrapSpec {
+    /// With the driver's version where a package's asks for it: a base for the user space of exactly that driver.
+    #[must_use]
+    pub fn for_version(&self, version: &str) -> Self {
+        let include = self.include.iter().map(|package| package.for_version(version)).collect();
+        Self { include, ..self.clone() }
+    }
+
+    /// The first package whose version depends on a driver's.
+    pub fn package_of_a_driver(&self) -> Option<usize> {
+        self.include.iter().position(|package| package.contains("{{"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_follows_the_driver_s_version() {
+        let spec: BootstrapSpec = serde_json::from_value(serde_json::json!({
+            "suite": "bookworm", "include": ["kmod", "nvidia-smi={{version}}-*", "libx={{ version }}"],
+        }))
+        .unwrap();
+        assert_eq!(spec.package_of_a_driver(), Some(1));
+        let filled = spec.for_version("535.261.03");
+        assert_eq!(filled.include, ["kmod", "nvidia-smi=535.261.03-*", "libx=535.261.03"]);
+        assert_eq!((filled.package_of_a_driver(), filled.suite), (None, spec.suite));
+    }
+}

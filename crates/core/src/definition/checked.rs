@@ -1,0 +1,555 @@
+//! Pure: the texts of definitions as types, so that the message about a wrong one can point at it.
+//!
+//! Everything here ends up in a path, an argument of a package tool, a Dockerfile or an object's name; the
+//! types admit what those can hold, and the JSON Schema shows the same patterns.
+
+use std::{
+    borrow::{Borrow, Cow},
+    fmt,
+    marker::PhantomData,
+    ops::Deref,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::LazyLock,
+};
+
+use oci::ImageReference;
+use regex::Regex;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{
+        self, Error as _, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
+
+/// Why a text is none of what was wanted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {what}")]
+pub struct NotA {
+    /// The text, cut to 80 characters.
+    pub text: String,
+    /// What was wanted, with its form.
+    pub what: &'static str,
+}
+
+impl NotA {
+    /// This text is not `what`.
+    pub fn new(text: &str, what: &'static str) -> Self {
+        Self { text: text.chars().take(80).collect(), what }
+    }
+}
+
+/// Types that hold a text of one form. `(named)`: the JSON Schema has a definition of that name; `(unshown)`: it says no more
+/// than that it is a string.
+macro_rules! texts {
+    ($($(#[doc = $doc:literal])* $name:ident $(($shown:ident))?: $pattern:literal, $what:literal $(, $also:expr)?;)*) => {
+        $(
+            $(#[doc = $doc])*
+            #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+            pub struct $name(String);
+
+            impl $name {
+                /// A regular expression over the whole text, in the dialect that JSON Schema and Rust share.
+                pub const PATTERN: &'static str = $pattern;
+
+                /// The text.
+                pub fn as_str(&self) -> &str {
+                    &self.0
+                }
+            }
+
+            impl FromStr for $name {
+                type Err = NotA;
+
+                fn from_str(text: &str) -> Result<Self, NotA> {
+                    static REGEX: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new($pattern).ok());
+                    if REGEX.as_ref().is_some_and(|r| r.is_match(text)) $(&& $also(text))? {
+                        Ok(Self(text.to_owned()))
+                    } else {
+                        Err(NotA::new(text, $what))
+                    }
+                }
+            }
+
+            impl<'de> Deserialize<'de> for $name {
+                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+                }
+            }
+
+            impl JsonSchema for $name {
+                fn inline_schema() -> bool {
+                    texts!(@inline $($shown)?)
+                }
+
+                fn schema_name() -> Cow<'static, str> {
+                    stringify!($name).into()
+                }
+
+                fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                    texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?)
+                }
+            }
+
+            impl Deref for $name {
+                type Target = str;
+
+                fn deref(&self) -> &str {
+                    &self.0
+                }
+            }
+
+            impl Borrow<str> for $name {
+                fn borrow(&self) -> &str {
+                    &self.0
+                }
+            }
+
+            impl AsRef<str> for $name {
+                fn as_ref(&self) -> &str {
+                    &self.0
+                }
+            }
+
+            impl From<$name> for String {
+                fn from(text: $name) -> Self {
+                    text.0
+                }
+            }
+
+            impl PartialEq<&str> for $name {
+                fn eq(&self, other: &&str) -> bool {
+                    self.0 == *other
+                }
+            }
+
+            impl fmt::Debug for $name {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    fmt::Debug::fmt(&self.0, f)
+                }
+            }
+
+            impl fmt::Display for $name {
+                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str(&self.0)
+                }
+            }
+        )*
+
+        #[cfg(test)]
+        const PATTERNS: &[&str] = &[$($pattern),*];
+    };
+    (@inline named) => { false };
+    (@inline $($unshown:ident)?) => { true };
+    (@schema $pattern:literal, $doc:expr, ) => { json_schema!({"type": "string", "pattern": $pattern}) };
+    (@schema $pattern:literal, $doc:expr, unshown) => { json_schema!({"type": "string"}) };
+    (@schema $pattern:literal, $doc:expr, named) => {
+        json_schema!({"type": "string", "pattern": $pattern, "description": $doc})
+    };
+}
+
+texts! {
+    /// A DNS label: 1 to 63 characters of `[a-z0-9-]`, a letter or digit at both ends.
+    ImageName(named): "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "a name: 1 to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends";
+    /// `ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
+    OsId(named): "^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$",
+        "an operating system id: 1 to 63 of letters, digits and `._-` are possible";
+    /// `VERSION_ID` of `/etc/os-release`: 1 to 63 characters of `[A-Za-z0-9._-]`, not starting with `.` or `-`.
+    OsVersion(named): "^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$",
+        "an operating system version: 1 to 63 of letters, digits and `._-` are possible";
+    /// The value of the node label `feature.node.kubernetes.io/kernel-version.full`. Each of its characters may stand in a
+    /// tag, too.
+    KernelLabel: "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$",
+        "a kernel label: 1 to 63 letters, digits and `._-`, a letter or digit at both ends";
+    /// A driver's version: safe in a shell word, a tag (after replacing) and a label.
+    DriverVersion: "^[A-Za-z0-9][A-Za-z0-9._+~:-]{0,127}$",
+        "a driver version: up to 128 letters, digits and `._+~:-`, starting with a letter or digit";
+    /// A template's name, the file name's first part.
+    TemplateName: "^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$",
+        "a template name: up to 63 letters, digits, `_` and `-`, starting with a letter or digit";
+    /// A template variable.
+    VariableName(unshown): "^[A-Za-z_][A-Za-z0-9_]*$", "a variable name: letters, digits and `_`";
+    /// A value that cannot begin another Dockerfile instruction.
+    OneLine(unshown): r"^[^\x00-\x1f\x7f]*$", "one line of text without control characters";
+    /// A kernel module's name, without `.ko`.
+    ModuleName: "^[A-Za-z0-9_-]{1,55}$",
+        "a module name: up to 55 letters, digits, `_` and `-`, without `.ko`";
+    /// A name in the environment.
+    EnvName(unshown): "^[A-Za-z_][A-Za-z0-9_]*$", "an environment variable's name: letters, digits and `_`";
+    /// A value in the environment, or an argument.
+    Argument: r"^[^\x00]*$", "an argument: it holds a NUL character";
+    /// A Kubernetes namespace or container.
+    DnsLabel: "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "a DNS label: up to 63 of `a-z`, `0-9` and `-`, a letter or digit at both ends";
+    /// A Kubernetes object's name.
+    DnsName: r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$",
+        "a DNS name: up to 253 of `a-z`, `0-9`, `-` and `.`, a letter or digit at both ends of each part",
+        |text: &str| text.len() <= 253;
+    /// A Kubernetes label's key.
+    LabelKey(unshown): r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$",
+        "a label key: an optional DNS name and `/`, then up to 63 letters, digits and `_.-`";
+    /// A Kubernetes label's value.
+    LabelValue(unshown): "^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$",
+        "a label value: up to 63 letters, digits and `_.-`, a letter or digit at both ends";
+    /// A Debian package.
+    PackageName: "^[a-z0-9][a-z0-9+.-]+$",
+        "a package name: `a-z`, `0-9` and `+.-`, starting with a letter or digit";
+    /// A package of a header set.
+    PackagePattern: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+$",
+        "a package name, in which `{{release}}` may stand for the kernel release";
+    /// Packages of which the first that exists is taken.
+    PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
+        "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
+    /// What mmdebstrap and apt-get take as a package to install.
+    PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
+        "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it stands for the driver's";
+    /// A Debian package's version.
+    PackageVersion: "^[0-9A-Za-z][A-Za-z0-9.+~:-]*$", "a package version: letters, digits and `.+~:-`";
+    /// A suite of a Debian-like archive.
+    Suite: r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*$",
+        "a suite: letters, digits and `._-`, as in `bookworm-security`";
+    /// A kernel's flavour.
+    Flavour: "^[A-Za-z][A-Za-z0-9_]*(-[A-Za-z0-9_]+)*$",
+        "a kernel's flavour: letters, digits, `_` and `-`, as in `cloud-amd64`";
+    /// A component of a Debian-like archive.
+    Component: r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "a component: letters, digits and `._/-`, as in `main`";
+    /// The address of a Debian-like archive. Blanks and brackets would say something else in an apt source.
+    Mirror: r"^(https?|file)://?[^\s\x00-\x1f\[\]]+$", "an archive's address: `http://`, `https://` or `file:///`";
+    /// A download.
+    Download: r"^https?://[^\s\x00-\x1f]+$", "a download's address: `http://` or `https://`";
+    /// A sha256 as sha256sum prints it.
+    Sha256: "^[0-9A-Fa-f]{64}$", "a sha256: 64 hexadecimal digits";
+    /// A path inside a tree that farrier unpacked; the last component may hold one `*`.
+    InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
+        "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
+        |text: &str| stays_inside(text) && one_star_at_the_end(text);
+    /// Absolute, in a payload; the last component may hold one `*`.
+    ExposedPath: r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
+        "an absolute path with no `.`, `..` or empty component, with at most one `*`, in its last component",
+        |text: &str| {
+            text.strip_prefix('/').is_some_and(|inner| stays_inside(inner) && one_star_at_the_end(inner))
+        };
+    /// An image that exists.
+    Reference: r"^[^\s\x00-\x1f]+$",
+        "an image reference with a tag or a digest, as in `registry.example/base:1.0`",
+        |text: &str| text.parse::<ImageReference>().is_ok();
+    /// A file or directory of headers.
+    HeadersPath(unshown): r"^[^\x00-\x1f\x7f]+$",
+        "a path in which `{{release}}` is the only placeholder",
+        |text: &str| !text.replace("{{release}}", "").contains(['{', '}']);
+}
+
+impl PackageName {
+    /// Debian's package of a busybox without libraries.
+    pub(crate) fn busybox() -> Self {
+        Self("busybox-static".to_owned())
+    }
+}
+
+impl PackageToInstall {
+    /// With the driver's version in the place of each `{{version}}`, whatever blanks it has. A version may hold what a
+    /// package's cannot: whether a package can have the result as its name is looked at when it is installed.
+    pub(crate) fn for_version(&self, version: &str) -> Self {
+        let mut parts = self.split("{{");
+        let mut filled = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            filled.push_str(version);
+            filled.push_str(part.split_once("}}").map_or("", |(_, after)| after));
+        }
+        Self(filled)
+    }
+}
+
+fn stays_inside(path: &str) -> bool {
+    path.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+fn one_star_at_the_end(path: &str) -> bool {
+    let (directory, last) = path.rsplit_once('/').unwrap_or(("", path));
+    !directory.contains('*') && last.matches('*').count() <= 1
+}
+
+/// Does a name fit the last component of an [`InnerPattern`] or [`ExposedPath`]: a text with at most one `*`, which stands
+/// for any text?
+pub fn fits(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => {
+            name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end)
+        }
+    }
+}
+
+/// A file on this machine, absolute or relative to the definitions directory.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct LocalPath(PathBuf);
+
+impl fmt::Debug for LocalPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl JsonSchema for LocalPath {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "LocalPath".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        String::json_schema(generator)
+    }
+}
+
+impl FromStr for LocalPath {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        if text.is_empty() || text.contains(|c: char| c.is_ascii_control()) {
+            return Err(NotA::new(text, "a path"));
+        }
+        Ok(Self(text.into()))
+    }
+}
+
+impl<'de> Deserialize<'de> for LocalPath {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl Deref for LocalPath {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl AsRef<Path> for LocalPath {
+    fn as_ref(&self) -> &Path {
+        &self.0
+    }
+}
+
+/// The texts of a list.
+pub fn texts<T: AsRef<str>>(list: &[T]) -> Vec<String> {
+    list.iter().map(|text| text.as_ref().to_owned()).collect()
+}
+
+/// A list with at least one item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NonEmpty<T>(Vec<T>);
+
+impl<T> NonEmpty<T> {
+    /// The list, unless it is empty.
+    pub fn new(list: Vec<T>) -> Option<Self> {
+        (!list.is_empty()).then_some(Self(list))
+    }
+}
+
+impl<T> Deref for NonEmpty<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<'a, T> IntoIterator for &'a NonEmpty<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for NonEmpty<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let list = Vec::deserialize(deserializer)?;
+        Self::new(list).ok_or_else(|| D::Error::custom("the list is empty, at least one is needed"))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for NonEmpty<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("NonEmpty_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "array", "items": generator.subschema_for::<T>(), "minItems": 1})
+    }
+}
+
+/// A range of versions such as `>=4.18, <6.18`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VersionRange(semver::VersionReq);
+
+impl Deref for VersionRange {
+    type Target = semver::VersionReq;
+
+    fn deref(&self) -> &semver::VersionReq {
+        &self.0
+    }
+}
+
+impl FromStr for VersionRange {
+    type Err = semver::Error;
+
+    fn from_str(text: &str) -> Result<Self, semver::Error> {
+        text.parse().map(Self)
+    }
+}
+
+impl<'de> Deserialize<'de> for VersionRange {
+    /// semver's own message does not name the text.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let told =
+            |error| format!("{}: {error}", NotA::new(&text, "a range of versions such as `>=4.18, <6.18`"));
+        text.parse().map_err(|error| D::Error::custom(told(error)))
+    }
+}
+
+impl JsonSchema for VersionRange {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "VersionRange".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        String::json_schema(generator)
+    }
+}
+
+/// A text, or in its place a mapping or a list.
+pub enum TextOr<T, O> {
+    /// The text.
+    Text(T),
+    /// The mapping or list.
+    Other(O),
+}
+
+/// Reads a text, or in its place a mapping (`Map`) or a list (`Seq`). By hand, because serde's untagged enums lose both the
+/// place and the reason of an error.
+pub fn text_or<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+    other: Unexpected<'static>,
+    expected: &'static str,
+) -> Result<TextOr<T, O>, D::Error> {
+    struct Form<T, O> {
+        other: Unexpected<'static>,
+        expected: &'static str,
+        types: PhantomData<(T, O)>,
+    }
+
+    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Visitor<'de> for Form<T, O> {
+        type Value = TextOr<T, O>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.expected)
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            T::deserialize(text.into_deserializer()).map(TextOr::Text)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            if self.other != Unexpected::Map {
+                return Err(A::Error::invalid_type(Unexpected::Map, &self));
+            }
+            O::deserialize(MapAccessDeserializer::new(map)).map(TextOr::Other)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+            if self.other != Unexpected::Seq {
+                return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+            }
+            O::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::Other)
+        }
+    }
+
+    deserializer.deserialize_any(Form { other, expected, types: PhantomData })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accepts<T: FromStr>(text: &str) -> bool {
+        text.parse::<T>().is_ok()
+    }
+
+    #[test]
+    fn every_pattern_compiles() {
+        for pattern in PATTERNS {
+            assert!(Regex::new(pattern).is_ok(), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn values_that_would_escape_are_refused() {
+        assert!(!accepts::<OneLine>("a\nRUN id"));
+        assert!(!accepts::<OneLine>("a\n"));
+        assert!(!accepts::<PackageName>("-oAPT::Update"));
+        assert!(!accepts::<PackageName>("../x"));
+        assert!(!accepts::<PackagePattern>("linux-{{version}}"));
+        assert!(accepts::<PackagePattern>("linux-headers-{{release}}"));
+        assert!(!accepts::<PackageToInstall>("gcc; id"));
+        assert!(accepts::<PackageToInstall>("gcc-12=12.2.0-14+deb12u1"));
+        assert!(accepts::<PackageToInstall>("nvidia-smi={{version}}-*"));
+        assert!(!accepts::<PackageToInstall>("nvidia-smi={{release}}"));
+        assert!(!accepts::<PackageToInstall>("nvidia-*"));
+        assert!(!accepts::<Mirror>("http://x/ [trusted=yes]"));
+        assert!(!accepts::<DnsName>("a..b"));
+        assert!(!accepts::<ModuleName>("nvidia.ko"));
+        assert!(!accepts::<LabelValue>("a b"));
+        assert!(accepts::<LabelKey>("feature.node.kubernetes.io/pci-15b3.present"));
+        assert!(!accepts::<DriverVersion>("1.0$(id)"));
+    }
+
+    #[test]
+    fn inner_paths_stay_inside() {
+        for path in ["", "/etc", "..", "a/../..", "./a", "a//b", "a/", "a\nb"] {
+            assert!(!accepts::<InnerPattern>(path), "{path:?} was accepted");
+        }
+        assert!(accepts::<InnerPattern>("usr/src/nvidia-open-kernel.tar.xz"));
+        assert!(accepts::<InnerPattern>("usr/src/mstflint-*"));
+        assert!(!accepts::<InnerPattern>("usr/*/mstflint"));
+        assert!(!accepts::<InnerPattern>("usr/src/*-*"));
+        assert!(!accepts::<InnerPattern>("../*"));
+    }
+    #[test]
+    fn one_star_fits_any_text() {
+        for (pattern, name, wanted) in [
+            ("a*", "abc", true),
+            ("a*c", "ac", true),
+            ("ab*bc", "abc", false),
+            ("*", "", true),
+            ("abc", "abc", true),
+            ("abc", "ab", false),
+            ("nvidia-*", "nvidia-535.1", true),
+            ("nvidia-*", "nvidia", false),
+            ("*", "x", true),
+            ("a*a", "a", false),
+            ("a*b", "a-b", true),
+            ("x", "xx", false),
+        ] {
+            assert_eq!(fits(pattern, name), wanted, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! Pure: what definitions of every kind are made of.
+
+mod apt;
+pub mod checked;
+
+pub use apt::{AptSuites, BootstrapSpec};
+use checked::ImageName;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The version of farrier's definition language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum ApiVersion {
+    /// `farrier.dev/v1alpha1`.
+    #[serde(rename = "farrier.dev/v1alpha1")]
+    V1Alpha1,
+}
+
+/// A definition's metadata.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Metadata {
+    /// Name: a DNS label (RFC 1123), unique among definitions of its kind.
+    pub name: ImageName,
+}
