@@ -208,6 +208,7 @@ pub struct NodeSelector {
     /// Nodes that have a driver of their own, and are left alone: those of which one of these labels has one of its
     /// values.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(with = "BTreeMap<String, Vec<String>>")]
     pub unless_labels: BTreeMap<LabelKey, NonEmpty<LabelValue>>,
 }
 
