@@ -71,7 +71,7 @@ mod tests {
             seen.store(true, Ordering::SeqCst);
         });
         tokio::select! {
-            _ = work => unreachable!(),
+            () = work => unreachable!(),
             () = async { while !started.load(Ordering::SeqCst) { tokio::task::yield_now().await } } => {}
         }
         assert!(finished.load(Ordering::SeqCst));

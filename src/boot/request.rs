@@ -21,7 +21,7 @@ pub struct BootRequest {
     pub parameters: BTreeMap<String, String>,
     /// Each module is unloaded before the next is loaded, and what one becomes does not matter to the next.
     pub tried_alone: bool,
-    /// The static `driver-entrypoint`; see [`find_entrypoint`].
+    /// The static `driver-entrypoint`; `boot` finds it beside farrier.
     pub entrypoint: PathBuf,
     /// The emulator; `None` for QEMU in the search path.
     pub emulator: Option<PathBuf>,

@@ -50,13 +50,12 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     let against = Against { headers, needed };
 
     let reused = if options.compile { None } else { reuse::find(&job, &against).await? };
-    let checked = match reused {
-        Some(checked) => checked,
-        None => {
-            let base = base::prepare(&job, &against.headers).await?;
-            let payload = compile::compile(&job, &base, &against.needed).await?;
-            check::check(&job, &against, payload, None).await?
-        }
+    let checked = if let Some(checked) = reused {
+        checked
+    } else {
+        let base = base::prepare(&job, &against.headers).await?;
+        let payload = compile::compile(&job, &base, &against.needed).await?;
+        check::check(&job, &against, payload, None).await?
     };
 
     let image = assemble::assemble(&job, &checked).await?;

@@ -94,9 +94,9 @@ pub async fn check(session: &Session, args: CheckArgs) -> Result<Exit, CliError>
     if context.args.boot {
         report = boot::boot(context, &mut kernel, &checked, report).await?;
     }
-    session.show(&report, |report| match output::has_colours() {
-        true => output::check::coloured(&report.to_string()),
-        false => report.to_string(),
+    session.show(&report, |report| {
+        let plain = report.to_string();
+        if output::has_colours() { output::check::coloured(&plain) } else { plain }
     })?;
     if report.verdict == Verdict::Unknown
         && let Some(hint) = &kernel.hint

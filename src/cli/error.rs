@@ -80,6 +80,7 @@ impl CliError {
     }
 
     /// Names the image that the error is about.
+    #[must_use]
     pub fn of_image(self, image: &str) -> Self {
         OfImage { image: image.to_owned(), source: self.0 }.into()
     }

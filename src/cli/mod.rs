@@ -61,7 +61,7 @@ pub fn main() -> ExitCode {
     let outcome = runtime.block_on(async {
         let stop = Stop::default();
         stop.on_signals(cli.global.log_format);
-        dispatch(cli, stop).await
+        Box::pin(dispatch(cli, stop)).await
     });
     match outcome {
         Ok(exit) => exit.into(),
@@ -90,8 +90,8 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
             Command::Render(args) => render::render(&session, args).await,
             Command::Headers(command) => headers::headers(&session, command).await,
             Command::Collect(args) => collect::collect(&session, args).await,
-            Command::Build(args) => build::build(&session, args).await,
-            Command::Prebuild(args) => prebuild::prebuild(&session, args).await,
+            Command::Build(args) => Box::pin(build::build(&session, args)).await,
+            Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
             Command::Preflight(args) => preflight::preflight(&session, args).await,
             Command::Mirror(args) => mirror::mirror(&session, args).await,
             Command::Check(args) => check::check(&session, args).await,

@@ -242,6 +242,19 @@ fn values_of_another_kind_are_told_apart() {
     ]));
 }
 
+/// Such a text is found while the file is read, before names are looked up.
+#[test]
+fn texts_must_have_their_form() {
+    insta::assert_snapshot!(image_mistakes(&[
+        (
+            "      subdir:",
+            "    - {name: second, from: {path: {path: x, sha256: abc}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
+        ),
+        ("usr/src/mstflint-*", "../*"),
+        ("{bootstrap: {suite: bookworm, include: [kmod]}}", "{image: debian}"),
+    ]));
+}
+
 #[test]
 fn names_must_exist_and_be_unique() {
     insta::assert_snapshot!(image_mistakes(&[
@@ -249,11 +262,9 @@ fn names_must_exist_and_be_unique() {
         ("{source: mstflint}", "{source: mstfilnt}"),
         (
             "      subdir:",
-            "    - {name: mstflint, from: {path: {path: x, sha256: abc}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
+            "    - {name: mstflint, from: {path: {path: x}}}\n    - name: third\n      from: {path: {path: y}}\n      subdir:"
         ),
-        ("usr/src/mstflint-*", "../*"),
         ("[mstflint_access]", "[mstflint_access, mstflint_access]"),
-        ("{bootstrap: {suite: bookworm, include: [kmod]}}", "{image: debian}"),
     ]));
     insta::assert_snapshot!(family_mistakes(&[(
         "{bootstrap: {suite: bookworm, include: [gcc-12, make, kmod, libelf1, xz-utils, patch]}}",

@@ -86,10 +86,10 @@ pub(super) async fn unpack_out<E>(
         result = forward => result.map_err(failed),
     };
     drop(to);
-    let unpacked = unpacker.await.map_err(io::Error::from)?;
+    let outcome = unpacker.await.map_err(io::Error::from)?;
     // A stream's own fault explains why the unpacker saw a truncated archive; not the other way round.
     forwarded?;
-    unpacked?;
+    outcome?;
     let out = beside.path().join("out");
     match out.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => Ok(fs_err::rename(&out, dest)?),

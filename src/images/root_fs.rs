@@ -175,12 +175,11 @@ pub(crate) async fn base_image(
     let config = fs_err::tokio::read(parts.blob_file(repository, &manifest.config).await?).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
     let mut base = BaseImage { image, repository: repository.clone(), usr_merged: false };
-    base.usr_merged = match manifest.annotations.get(USR_MERGED) {
-        Some(value) => value == "true",
-        None => {
-            let layers = layer_files(parts, &base).await?;
-            blocking(move || payload::is_usr_merged(&layers)).await?
-        }
+    base.usr_merged = if let Some(value) = manifest.annotations.get(USR_MERGED) {
+        value == "true"
+    } else {
+        let layers = layer_files(parts, &base).await?;
+        blocking(move || payload::is_usr_merged(&layers)).await?
     };
     Ok(base)
 }

@@ -124,7 +124,7 @@ impl Sources<'_> {
             ];
             Ok(self.0.pack(tree).await?.with_notes(notes))
         };
-        self.0.keep(input, content).await
+        Box::pin(self.0.keep(input, content)).await
     }
 
     /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose

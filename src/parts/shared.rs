@@ -207,12 +207,11 @@ impl Parts {
         }
         // What a tag names may have changed upstream; where that is not asked, what was copied last counts.
         let copy = if self.fetcher.is_offline() { self.copy_of(&reference).await? } else { None };
-        let digest = match copy {
-            Some((_, digest)) => digest,
-            None => {
-                let found = self.manifest(&reference).await?;
-                found.ok_or_else(|| TargetError::no_such_image(text))?.digest
-            }
+        let digest = if let Some((_, digest)) = copy {
+            digest
+        } else {
+            let found = self.manifest(&reference).await?;
+            found.ok_or_else(|| TargetError::no_such_image(text))?.digest
         };
         Ok(ImageReference { repository: reference.repository, version: Version::Digest(digest) })
     }

@@ -57,7 +57,7 @@ impl Access for RegistryOptions {
                 source: Box::new(source),
             },
             NetError::Options { what, reason } => RegistryError::Options { what, reason },
-            error @ NetError::Redirect { .. } => RegistryError::protocol(host, action, error),
+            error @ NetError::Redirect { .. } => RegistryError::protocol(host, action, error.to_string()),
             error @ (NetError::Offline { .. } | NetError::Secret { .. }) => not_sent(error),
         })
     }

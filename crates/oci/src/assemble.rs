@@ -14,7 +14,7 @@ use crate::Digest;
 /// When every image was made, as far as it says: the same inputs give the same digest.
 pub const CREATED: &str = "1970-01-01T00:00:00Z";
 
-/// The history's word for a layer that farrier put on a base. [`super::assemble_union`] finds payloads by it.
+/// The history's word for a layer that farrier put on a base. A union image finds payloads by it.
 pub const PAYLOAD_HISTORY: &str = "farrier: payload";
 
 /// The same for the layer with `driver-entrypoint`, which counts as the base's in a union: its images share it.

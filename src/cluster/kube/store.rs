@@ -244,9 +244,9 @@ impl Store {
         let was_settled = watched.settled();
         let is_news = match (&trouble, &watched.trouble) {
             (Trouble::Forbidden(_), Some(Trouble::Forbidden(_)))
-            | (Trouble::Absent, Some(Trouble::Absent)) => false,
+            | (Trouble::Absent, Some(Trouble::Absent))
+            | (Trouble::Unauthorized { .. } | Trouble::Failing { .. }, _) => false,
             (Trouble::Forbidden(_) | Trouble::Absent, _) => true,
-            (Trouble::Unauthorized { .. } | Trouble::Failing { .. }, _) => false,
         };
         if matches!(trouble, Trouble::Absent) {
             watched.synced = false;

@@ -118,7 +118,7 @@ pub(super) async fn supervise(shared: Arc<Shared>, cancel: CancellationToken) {
                 replaced.cancel();
             }
             let watch = Watch { shared: shared.clone(), target, scope, epoch };
-            tokio::spawn(async move { token.run_until_cancelled(watch.run()).await });
+            tokio::spawn(async move { token.run_until_cancelled(Box::pin(watch.run())).await });
         }
         tokio::select! {
             () = cancel.cancelled() => return,

@@ -73,9 +73,9 @@ impl Headers<'_> {
         let lookup = match source {
             HeaderSource::Apt(apt) => {
                 let what = || format!("headers of {release} ({arch})");
-                self.0.unless_kept(self.from_packages(apt, target).await, what, CARRY)?
+                self.0.unless_kept(self.in_packages(apt, target).await, what, CARRY)?
             }
-            HeaderSource::Tarball(tarball) => self.from_tarball(tarball, root, target).await?,
+            HeaderSource::Tarball(tarball) => self.in_tarball(tarball, root, target).await?,
         };
         match lookup {
             Lookup::Found(found) => self.load(found, target).await,
@@ -144,11 +144,7 @@ impl Headers<'_> {
         Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
     }
 
-    async fn from_packages(
-        self,
-        apt: &AptHeaders,
-        target: &KernelTarget,
-    ) -> Result<Lookup<Found>, FetchError> {
+    async fn in_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>, FetchError> {
         let from = apt.apt_suites();
         let search = Search {
             kind: KIND,
@@ -172,7 +168,7 @@ impl Headers<'_> {
         search.run(self.0, target, finish).await
     }
 
-    async fn from_tarball(
+    async fn in_tarball(
         self,
         tarball: &TarballHeaders,
         root: &Path,

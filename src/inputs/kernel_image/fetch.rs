@@ -70,7 +70,7 @@ impl KernelImages<'_> {
         match &family.spec.kernel_image {
             Some(KernelImageSource::Apt(apt)) => {
                 let what = || format!("kernel image of {} ({})", target.release, target.arch);
-                self.0.unless_kept(self.from_packages(apt, target, reach).await, what, BRING)
+                self.0.unless_kept(self.in_packages(apt, target, reach).await, what, BRING)
             }
             Some(KernelImageSource::File(file)) => Ok(file_image(file, root, target)),
             None => Ok(Lookup::Missing {
@@ -83,7 +83,7 @@ impl KernelImages<'_> {
         }
     }
 
-    async fn from_packages(
+    async fn in_packages(
         self,
         image: &AptKernelImage,
         target: &KernelTarget,

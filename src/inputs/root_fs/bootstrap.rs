@@ -104,7 +104,7 @@ impl RootFileSystems<'_> {
     ) -> Result<StoredUnder, FetchError> {
         let what = format!("root file system of {} ({arch})", spec.suite);
         let root_fs = async { Ok((self.bootstrap(spec, arch).await?, spec.include.join(" "))) };
-        self.keep(what, &bootstrap_key(spec, arch), None, root_fs).await
+        Box::pin(self.keep(what, &bootstrap_key(spec, arch), None, root_fs)).await
     }
 
     async fn mmdebstrap(

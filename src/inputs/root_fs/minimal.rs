@@ -108,7 +108,7 @@ impl RootFileSystems<'_> {
         let what = format!("minimal base of {} ({arch})", spec.package);
         let root_fs =
             async { Ok((self.minimal(spec, arch).await?, self.minimal_package(spec, arch).await?)) };
-        self.keep(what, &key, Some(minimal_tag(spec, arch)?), root_fs).await
+        Box::pin(self.keep(what, &key, Some(minimal_tag(spec, arch)?), root_fs)).await
     }
 
     /// What the store notes of a base that is not asked about upstream.
@@ -190,8 +190,8 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError
             }
         }?;
     }
-    let (made, _) = writer.finish()?;
-    layer::record(dir, &made.digest, &made.diff_id, made.size)?;
+    let (layer, _) = writer.finish()?;
+    layer::record(dir, &layer.digest, &layer.diff_id, layer.size)?;
     Ok(fs::remove_dir_all(&raw)?)
 }
 

@@ -180,7 +180,7 @@ impl Candidate {
         for _ in 0..2 {
             match self.turn().await {
                 Err(LeaseError::Overtaken(action)) => {
-                    tracing::debug!(action, "lease was written by another client")
+                    tracing::debug!(action, "lease was written by another client");
                 }
                 outcome => return outcome,
             }

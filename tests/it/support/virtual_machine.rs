@@ -30,7 +30,7 @@ pub fn entrypoint() -> PathBuf {
         // What the tests' own build was called with is not for this one.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
-        .current_dir(root.join("entrypoint")));
+        .current_dir(root.join("crates/driver-entrypoint")));
     target.join("entrypoint").join(ENTRYPOINT)
 }
 

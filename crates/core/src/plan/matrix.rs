@@ -94,9 +94,9 @@ pub(super) fn matrix(inputs: &PlanInputs<'_>, chains: &Chains) -> Matrix {
         let planned = |need: &ImageName, target: &KernelTarget| {
             places.get(&(need, target)).and_then(|place| matrix.cells.get(*place))
         };
-        let cells = cells_of(inputs, planned, &mut templates, image, calls, &mut matrix.questions);
+        let found = cells_of(inputs, planned, &mut templates, image, calls, &mut matrix.questions);
         places.extend(calls.keys().enumerate().map(|(n, target)| ((*name, *target), matrix.cells.len() + n)));
-        matrix.cells.extend(cells);
+        matrix.cells.extend(found);
     }
     matrix
 }

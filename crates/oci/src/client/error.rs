@@ -97,9 +97,9 @@ impl RegistryError {
     pub fn protocol(
         host: impl Into<String>,
         action: impl Into<String>,
-        reason: impl ToString,
+        reason: impl Into<String>,
     ) -> RegistryError {
-        Self::Protocol { host: host.into(), action: action.into(), reason: reason.to_string() }
+        Self::Protocol { host: host.into(), action: action.into(), reason: reason.into() }
     }
 
     /// May the same request succeed later, without any change?

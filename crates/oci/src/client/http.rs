@@ -73,7 +73,7 @@ impl<'a> Call<'a> {
         Self { payload, ..self }
     }
 
-    pub(super) fn protocol(&self, reason: impl ToString) -> RegistryError {
+    pub(super) fn protocol(&self, reason: impl Into<String>) -> RegistryError {
         RegistryError::protocol(&self.name.host, self.action, reason)
     }
 }

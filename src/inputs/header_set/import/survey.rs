@@ -117,19 +117,15 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>, FetchError
         }
     }
     let mut others = staged.trees.iter().filter(|tree| *tree != build && !is_configured(tree));
-    match (others.next(), others.next()) {
-        (Some(only), None) => Ok(Some(only.clone())),
-        _ => {
-            let (build, named) = (build.place(), named.display());
-            let build = build.display();
-            Err(FetchError::unusable(
-                format!(
-                    "use the build directory {build}: it was made from {named}, which is not among the sources"
-                ),
-                format!("name {named}, or an archive of it, as a further source"),
-            ))
-        }
+    if let (Some(only), None) = (others.next(), others.next()) {
+        return Ok(Some(only.clone()));
     }
+    let (build, named) = (build.place(), named.display());
+    let build = build.display();
+    Err(FetchError::unusable(
+        format!("use the build directory {build}: it was made from {named}, which is not among the sources"),
+        format!("name {named}, or an archive of it, as a further source"),
+    ))
 }
 
 /// The source tree that a build directory's Makefile names: by `include <tree>/Makefile` (since Linux 4.20, and

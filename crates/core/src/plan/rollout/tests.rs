@@ -61,7 +61,7 @@ fn every_reason_to_hold_says_what_is_the_matter() {
         hold(|w| w.image("mft").spec.kernels = Some(">=6.2".parse().unwrap())),
         hold(|w| w.definitions.families.clear()),
         hold(|w| {
-            w.image("mft").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into()
+            w.image("mft").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into();
         }),
         hold(|w| republish(w, |p| p.verdict = Some(Verdict::Refused))),
         hold(|w| {
