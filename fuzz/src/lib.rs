@@ -2,7 +2,6 @@
 // Each target uses a part of it.
 #![allow(dead_code)]
 
-pub use farrier_core::{image, kernel, site, template};
 pub use kmod;
 
 #[path = "../../src/boot/protocol.rs"]

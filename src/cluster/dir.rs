@@ -42,7 +42,9 @@ pub struct Directory {
 impl Directory {
     /// Opens a directory or file, which must exist.
     pub fn open(path: &Path) -> Result<Self, ClusterError> {
-        Ok(Self { root: fs::canonicalize(path)? })
+        let root = std::fs::canonicalize(path)
+            .map_err(|source| io::Error::new(source.kind(), format!("open {}: {source}", path.display())))?;
+        Ok(Self { root })
     }
 
     /// Reads every manifest. Blocking.
