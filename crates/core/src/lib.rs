@@ -1,4 +1,4 @@
-//! What farrier decides, without any outside: kernels, definitions, plans, rollouts, and the forms of what it publishes.
+//! farrier's decisions and forms: kernels, definitions, plans, rollouts, and what published images say of themselves.
 //!
 //! No I/O, no async runtime, no clock, no environment: `Cargo.toml` has no such dependency.
 #![forbid(unsafe_code)]

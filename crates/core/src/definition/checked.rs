@@ -24,7 +24,7 @@ use serde::{
     },
 };
 
-/// Why a text is none of what was wanted.
+/// A text does not have the form that is asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
 pub struct NotA {

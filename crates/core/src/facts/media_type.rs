@@ -1,4 +1,4 @@
-//! Pure: media types of what farrier stores, beside OCI's own.
+//! Pure: the media types of what farrier stores, and those of OCI.
 
 pub use oci::media_type::*;
 

@@ -72,7 +72,7 @@ pub enum Outcome {
         cell: Arc<Cell>,
         /// The tag.
         reference: ImageReference,
-        /// Input hash of what is there, if it has one.
+        /// Input hash of the image under the tag; absent for an image that farrier did not make.
         theirs: Option<InputHash>,
         /// What to do.
         remedy: &'static str,

@@ -96,7 +96,7 @@ pub enum NeedReason {
     Conflict {
         /// The tag.
         reference: ImageReference,
-        /// Input hash of what is there, if it has one.
+        /// Input hash of the image under the tag; absent for an image that farrier did not make.
         theirs: Option<InputHash>,
     },
     /// The needed image failed before with the same inputs.
