@@ -1,43 +1,15 @@
-//! The command line as clap parses it: the commands, and the options that several of them have.
+//! The options that several commands have.
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, ValueEnum};
 
-use super::{
-    build::BuildArgs,
-    bundle::BundleCommand,
-    check::CheckArgs,
-    collect::CollectArgs,
-    env_vars as vars,
-    gc::GcArgs,
-    headers::HeadersCommand,
-    mirror::MirrorArgs,
-    plan::{PlanArgs, PlanCommandArgs},
-    prebuild::PrebuildArgs,
-    preflight::PreflightArgs,
-    render::RenderArgs,
-    rollback::RollbackArgs,
-    run::RunArgs,
-    schema::SchemaArgs,
-    verify::VerifyArgs,
+use super::env_vars as vars;
+use crate::{
+    cluster::KubeOptions,
+    engine::EngineChoice,
+    image::{Cpus, Memory},
 };
-use crate::{cluster::KubeOptions, engine::EngineChoice};
-
-/// Builds, checks, publishes and rolls out driver-container images for the kernels of a Kubernetes fleet.
-///
-/// Results go to standard output; progress and logs to standard error.
-/// Exit codes: 0 done; 1 some target failed; 2 the command, the configuration or a definition is wrong;
-/// 3 an outside system could not be reached; 130 interrupted. `run` without --once ends with 0 at SIGTERM, which is
-/// how services are stopped.
-#[derive(Debug, Parser)]
-#[command(name = "farrier", version, propagate_version = true, max_term_width = 100)]
-pub struct Cli {
-    #[command(flatten)]
-    pub global: Global,
-    #[command(subcommand)]
-    pub command: Command,
-}
 
 /// Options of every command.
 #[derive(Debug, Args)]
@@ -97,69 +69,6 @@ pub enum LogForm {
     Json,
 }
 
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Show what would be built and rolled out, and why
-    Plan(PlanCommandArgs),
-    /// Print the Dockerfile of one image for one kernel
-    Render(RenderArgs),
-    /// Fetch, import, collect and list header sets
-    #[command(subcommand)]
-    Headers(HeadersCommand),
-    /// Collect the headers that a host's own driver exposes, to compile other drivers against
-    Collect(CollectArgs),
-    /// Build, check and, with --push, publish one image for one kernel
-    Build(BuildArgs),
-    /// Build and publish images for a kernel before a node runs it
-    Prebuild(PrebuildArgs),
-    /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1
-    Preflight(PreflightArgs),
-    /// Put everything that images are made from into the registry, so that a site without a network can build them
-    ///
-    /// Sources, header sets, root file systems, copies of other registries' images and the definitions directory. Kernel
-    /// images are not among them: for boot checks on the other side put them into the definitions directory, and name
-    /// them as the family's `kernelImage: file`.
-    Mirror(MirrorArgs),
-    /// Check modules or images against a kernel: will they load?
-    Check(CheckArgs),
-    /// Verify a published image: blobs, signature, check report, bill of materials, provenance
-    Verify(VerifyArgs),
-    /// Carry images and everything that they are made from to a site without a network, in one file
-    #[command(subcommand)]
-    Bundle(BundleCommand),
-    /// The loop: observe, plan, build, check, publish, roll out
-    Run(RunArgs),
-    /// Show the matrix of images and kernels
-    Status(PlanArgs),
-    /// Put back what was there before farrier's rewrites
-    Rollback(RollbackArgs),
-    /// Remove published images for kernels that no node has any more; without --delete only say which
-    Gc(GcArgs),
-    /// Print the JSON Schema of a definition
-    Schema(SchemaArgs),
-    /// Print shell completions
-    Completions {
-        /// The shell
-        shell: clap_complete::Shell,
-    },
-}
-
-impl Command {
-    /// `--cluster`, where the command has it.
-    pub fn cluster(&self) -> Option<&str> {
-        match self {
-            Self::Plan(args) => Some(&args.plan.cluster.cluster),
-            Self::Status(args) => Some(&args.cluster.cluster),
-            Self::Prebuild(args) => args.cluster.as_deref(),
-            Self::Preflight(args) => Some(&args.cluster.cluster),
-            Self::Run(args) => Some(&args.cluster.cluster),
-            Self::Rollback(args) => Some(&args.cluster),
-            Self::Gc(args) => Some(&args.cluster.cluster),
-            _ => None,
-        }
-    }
-}
-
 /// Where images go.
 #[derive(Debug, Args)]
 pub struct RegistryArg {
@@ -206,4 +115,18 @@ pub struct PlatformArgs {
     /// Architecture, amd64 or arm64 [default: this machine's]
     #[arg(long, value_name = "ARCH")]
     pub arch: Option<String>,
+}
+
+/// How much is built at once.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Builds at the same time, at most [default: as many as there is room for]
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel_builds: Option<u16>,
+    /// Processors for builds, such as 4 or 500m [default: this machine's]
+    #[arg(long, value_name = "NUMBER")]
+    pub build_cpus: Option<Cpus>,
+    /// Memory for builds, such as 8Gi [default: this machine's]
+    #[arg(long, value_name = "AMOUNT")]
+    pub build_memory: Option<Memory>,
 }

@@ -17,8 +17,8 @@ use super::{
         self, Bar,
         bundle::{ImportReport, Listing},
     },
-    session::{Session, connect},
-    settings::{self, Settings},
+    session::Session,
+    settings::{self, Settings, connect},
 };
 use crate::{
     blocking::blocking,

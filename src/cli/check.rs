@@ -17,8 +17,9 @@ use crate::{
     kernel::KernelRelease,
     kmod::{self, CheckReport, CheckRequest, KernelFacts, NeededTable, Verdict},
 };
+use image::Checked;
 use kernel::Kernel;
-use subject::{Checked, Subject};
+use subject::Subject;
 
 #[derive(Debug, Args)]
 #[expect(clippy::struct_excessive_bools, reason = "flags of a command line")]

@@ -5,6 +5,7 @@ mod build;
 mod bundle;
 mod check;
 mod collect;
+mod command;
 mod env_vars;
 mod error;
 mod gc;
@@ -21,22 +22,18 @@ mod schema;
 mod serve;
 mod session;
 mod settings;
+mod stop;
 mod verify;
 
-use std::{
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
-use tokio_util::sync::CancellationToken;
 
-use args::{Cli, Command, Global, LogForm};
+use args::{Global, LogForm};
+use command::{Cli, Command};
 pub use error::{CliError, Exit};
 use session::Session;
+use stop::Stop;
 
 /// Parses the command line, runs the command and gives the exit code.
 pub fn main() -> ExitCode {
@@ -134,48 +131,5 @@ fn start_logs(global: &Global) {
     match global.log_format {
         LogForm::Text => lines.with_ansi(colours).with_target(false).init(),
         LogForm::Json => lines.json().init(),
-    }
-}
-
-/// How a command is asked to stop.
-#[derive(Clone, Debug, Default)]
-struct Stop {
-    cancel: CancellationToken,
-    terminated: Arc<AtomicBool>,
-}
-
-impl Stop {
-    /// Was it SIGTERM, by which services are stopped, rather than Ctrl-C?
-    fn is_termination(&self) -> bool {
-        self.terminated.load(Ordering::Acquire)
-    }
-
-    /// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
-    fn on_signals(&self, form: LogForm) {
-        use tokio::signal::unix::{SignalKind, signal};
-        let stop = self.clone();
-        let (Ok(mut interrupt), Ok(mut terminate)) =
-            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-        else {
-            tracing::warn!("signals cannot be caught; an interrupted build may leave containers behind");
-            return;
-        };
-        tokio::spawn(async move {
-            for first in [true, false] {
-                let terminated = tokio::select! {
-                    _ = interrupt.recv() => false,
-                    _ = terminate.recv() => true,
-                };
-                if !first {
-                    std::process::exit(130);
-                }
-                match form {
-                    LogForm::Text => output::message("stopping: cleaning up (again: stop at once)"),
-                    LogForm::Json => tracing::info!("stopping: cleaning up"),
-                }
-                stop.terminated.store(terminated, Ordering::Release);
-                stop.cancel.cancel();
-            }
-        });
     }
 }

@@ -3,12 +3,11 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use clap::Args;
-use serde::Serialize;
 
 use super::{
     CliError, Exit,
     args::{ClusterArg, RegistryArg},
-    output,
+    output::preflight::{self, Answer, Asked},
     session::Session,
     settings,
 };
@@ -41,30 +40,6 @@ pub struct PreflightArgs {
     pub cluster: ClusterArg,
 }
 
-/// What `farrier preflight -o json` prints.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Answer<'a> {
-    /// May all of them?
-    pub ready: bool,
-    /// The kernel.
-    pub kernel: String,
-    /// The nodes that were asked about.
-    pub nodes: Vec<Asked<'a>>,
-}
-
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Asked<'a> {
-    pub node: &'a str,
-    pub ready: bool,
-    #[serde(flatten)]
-    pub next: Option<&'a Next>,
-    /// Why it is not known which images it will need.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub message: Option<String>,
-}
-
 /// Asks, answers, and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, CliError> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
@@ -74,7 +49,7 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, C
     let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
     let planned = controller.plan(&announcing).await?;
     let answer = answer(&planned.plan, &asked, &kernel);
-    session.show(&answer, output::preflight::text)?;
+    session.show(&answer, preflight::text)?;
     Ok(match (answer.ready, planned.unreachable) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Unreachable,

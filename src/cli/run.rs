@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     CliError, Exit,
-    args::{ClusterArg, EngineArg, RegistryArg},
+    args::{ClusterArg, EngineArg, LimitArgs, RegistryArg},
     plan,
     serve::{self, ServiceArgs},
     session::{self, Session},
@@ -14,7 +14,6 @@ use super::{
 use crate::{
     cluster::Cluster,
     controller::{Controller, PassReport, live::once::run_once},
-    image::{Cpus, Memory},
     plan::Interest,
 };
 
@@ -41,20 +40,6 @@ pub struct RunArgs {
     pub service: ServiceArgs,
 }
 
-/// How much is built at once.
-#[derive(Debug, Args)]
-pub struct LimitArgs {
-    /// Builds at the same time, at most [default: as many as there is room for]
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
-    pub parallel_builds: Option<u16>,
-    /// Processors for builds, such as 4 or 500m [default: this machine's]
-    #[arg(long, value_name = "NUMBER")]
-    pub build_cpus: Option<Cpus>,
-    /// Memory for builds, such as 8Gi [default: this machine's]
-    #[arg(long, value_name = "AMOUNT")]
-    pub build_memory: Option<Memory>,
-}
-
 /// Runs one pass, or the loop until a signal comes.
 pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
     let mut controller = session.publisher(&args.registry, args.engine.engine)?;
@@ -65,7 +50,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
         return plan::show(session, &controller, cluster.as_ref()).await;
     }
     if !args.once {
-        return serve::serve(session, &args, controller, connection).await;
+        return serve::serve(session, &args.service, args.interval, controller, connection).await;
     }
     let outcome = once(session, controller, cluster).await;
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }

@@ -11,9 +11,13 @@ use clap::Args;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{CliError, Exit, env_vars as vars, run::RunArgs, session::Session, settings::parse};
+use super::{
+    CliError, Exit, env_vars as vars,
+    session::{Connection, Session},
+    settings::parse,
+};
 use crate::{
-    cluster::{Cluster, Fence, KubeCluster},
+    cluster::{Fence, KubeCluster},
     controller::{
         Controller,
         live::{Live, LiveOptions, LiveParts, StatusSink},
@@ -51,25 +55,18 @@ const DEFINITIONS_EVERY: Duration = Duration::from_secs(3);
 const LISTEN_IN_POD: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED), 8080);
 
-/// Where the loop works.
-pub struct Connection {
-    /// Nodes and rollout targets.
-    pub cluster: Arc<dyn Cluster>,
-    /// The same, where it is a live one: for the lease, the figures and the status.
-    pub kube: Option<Arc<KubeCluster>>,
-}
-
 /// Runs the loop until a signal comes: 0 after SIGTERM, which is how a service is stopped.
 pub async fn serve(
     session: &Session,
-    args: &RunArgs,
+    args: &ServiceArgs,
+    interval: Option<u64>,
     mut controller: Controller,
     connection: Connection,
 ) -> Result<Exit, CliError> {
     let Connection { cluster, kube } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
     let around = CancellationToken::new();
-    if let Some(address) = listen(&args.service, kube.is_some())? {
+    if let Some(address) = listen(args, kube.is_some())? {
         let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics)).await?;
         tracing::info!(%address, "answers /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
@@ -77,11 +74,11 @@ pub async fn serve(
     if let Some(kube) = &kube {
         metrics.add_api(kube.stats());
     }
-    let resync = args.interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
+    let resync = interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
     controller.reporter = Arc::new(Logs);
     let configuration = definitions(session, &controller, &around);
     let identity = identity();
-    let (leads, lease) = leadership(&args.service, &mut controller, kube.as_deref(), &identity)?;
+    let (leads, lease) = leadership(args, &mut controller, kube.as_deref(), &identity)?;
     let status = kube.as_deref().map(|kube| {
         let place = Place { namespace: kube.namespace().to_owned(), instance: identity };
         Arc::new(KubeStatus::new(kube.client(), place, controller.fence.clone())) as Arc<dyn StatusSink>

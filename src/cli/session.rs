@@ -5,13 +5,12 @@ use std::{path::Path, sync::Arc};
 use serde::Serialize;
 
 use super::{
-    CliError, Stop,
-    args::{ClusterArg, Global, RegistryArg},
+    CliError,
+    args::{ClusterArg, Global, LimitArgs, RegistryArg},
     env_vars,
     output::{self, Progress},
-    run::LimitArgs,
-    serve::Connection,
-    settings::{Settings, parse},
+    settings::{Settings, connect, parse},
+    stop::Stop,
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
@@ -20,7 +19,7 @@ use crate::{
     machine,
     parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, QemuBoot},
     plan::{Budget, Interest},
-    registry::{self, Registry, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
+    registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
     store::Store,
 };
@@ -32,6 +31,14 @@ pub const BOOT_MEMORY: &str = "boot";
 pub struct Session {
     pub global: Global,
     pub stop: Stop,
+}
+
+/// Where the loop works.
+pub struct Connection {
+    /// Nodes and rollout targets.
+    pub cluster: Arc<dyn Cluster>,
+    /// The same, where it is a live one: for the lease, the figures and the status.
+    pub kube: Option<Arc<KubeCluster>>,
 }
 
 impl Session {
@@ -143,16 +150,6 @@ impl Session {
             cancel,
         })
     }
-}
-
-/// The registry or layout directory that `--registry` names.
-pub fn connect(
-    text: &str,
-    options: &RegistryOptions,
-) -> Result<(RegistryLocation, Arc<dyn Registry>), CliError> {
-    let location: RegistryLocation = parse("--registry", text)?;
-    let registry = registry::connect(&location, options);
-    Ok((location, registry))
 }
 
 /// How much is built at once: what the arguments say, else what the machine has.

@@ -5,6 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     str::FromStr,
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +13,6 @@ use super::{
     CliError,
     args::{Global, PlatformArgs, TargetArgs},
     env_vars,
-    session::connect,
 };
 use crate::{
     cache::Cache,
@@ -22,7 +22,7 @@ use crate::{
     kernel::{Architecture, KernelTarget},
     net::{Net, NetOptions},
     parts::TargetError,
-    registry::{CredentialFile, Keyring, RegistryOptions},
+    registry::{self, CredentialFile, Keyring, Registry, RegistryLocation, RegistryOptions},
     store::Store,
 };
 
@@ -68,6 +68,16 @@ impl Settings {
         let directory = definitions.map(existing_directory).transpose()?;
         reach(global, &definitions::load(directory.as_deref())?)
     }
+}
+
+/// The registry or layout directory that `--registry` names.
+pub fn connect(
+    text: &str,
+    options: &RegistryOptions,
+) -> Result<(RegistryLocation, Arc<dyn Registry>), CliError> {
+    let location: RegistryLocation = parse("--registry", text)?;
+    let registry = registry::connect(&location, options);
+    Ok((location, registry))
 }
 
 /// How hosts are reached here, and with which credentials.

@@ -2,7 +2,7 @@
 
 use tempfile::TempDir;
 
-use super::{Context, kernel::Kernel, subject::Checked};
+use super::{Context, image::Checked, kernel::Kernel};
 use crate::{
     boot::{self, BootError, BootRequest},
     cli::{CliError, output, session::BOOT_MEMORY},

@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use super::{
-    Context,
-    subject::{Checked, places},
-};
+use super::Context;
 use crate::{
     cli::{
         CliError, env_vars,
@@ -16,10 +13,25 @@ use crate::{
     engine::{self, EngineChoice},
     image::{ImageReference, Version},
     kernel::{Architecture, KernelRelease},
+    kmod::PayloadModule,
     oci::{AnyManifest, Descriptor, ImageIndex, ImageManifest, annotations},
     payload::{self, ImageLayers, ImageTree},
     registry::{LayoutRegistry, Registry, RegistryError, RemoteRegistry},
 };
+
+/// What was read.
+#[derive(Default)]
+pub(super) struct Checked {
+    /// All modules.
+    pub modules: Vec<PayloadModule>,
+    /// Where each of them lies, in the same order.
+    pub files: Vec<PathBuf>,
+    /// Directories that some of them lie in, for as long as they are needed.
+    pub unpacked: Vec<TempDir>,
+    /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image: then
+    /// it is not known what else will be there.
+    pub firmware: Option<Vec<String>>,
+}
 
 /// An image whose layers are files of this machine.
 pub(super) struct OpenImage {
@@ -97,6 +109,11 @@ impl OpenImage {
         let tree = payload::unpack_image(&self.layers, dest.path(), release);
         Ok((dest, tree.map_err(|error| of_image(error.into()))?))
     }
+}
+
+/// Where the modules of a directory lie.
+pub(super) fn places(base: &Path, modules: &[PayloadModule]) -> Vec<PathBuf> {
+    modules.iter().map(|module| base.join(&module.path)).collect()
 }
 
 /// Is every name a kernel release? `lib/modules/extra/` and the like are not.

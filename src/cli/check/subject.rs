@@ -6,13 +6,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tempfile::TempDir;
-
-use super::{Context, image::OpenImage};
+use super::{
+    Context,
+    image::{Checked, OpenImage, places},
+};
 use crate::{
     cli::CliError,
     kernel::KernelRelease,
-    kmod::{NeededTable, PayloadModule, SymbolTable},
+    kmod::{NeededTable, SymbolTable},
     payload,
 };
 
@@ -25,20 +26,6 @@ pub(super) enum Subject {
     Path(PathBuf),
     /// An image, its layers fetched.
     Image(OpenImage),
-}
-
-/// What was read.
-#[derive(Default)]
-pub(super) struct Checked {
-    /// All modules.
-    pub modules: Vec<PayloadModule>,
-    /// Where each of them lies, in the same order.
-    pub files: Vec<PathBuf>,
-    /// Directories that some of them lie in, for as long as they are needed.
-    pub unpacked: Vec<TempDir>,
-    /// The firmware files of images (`lib/firmware/...`); `None` where not all that is checked is an image: then
-    /// it is not known what else will be there.
-    pub firmware: Option<Vec<String>>,
 }
 
 impl Subject {
@@ -78,11 +65,6 @@ impl Subject {
         }
         Ok(Checked { files: places(base, &modules), modules, ..Checked::default() })
     }
-}
-
-/// Where the modules of a directory lie.
-pub(super) fn places(base: &Path, modules: &[PayloadModule]) -> Vec<PathBuf> {
-    modules.iter().map(|module| base.join(&module.path)).collect()
 }
 
 /// Reads all of them for one kernel.

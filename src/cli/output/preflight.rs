@@ -2,10 +2,33 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    cli::preflight::{Answer, Asked},
-    plan::readiness_table,
-};
+use serde::Serialize;
+
+use crate::plan::{Next, readiness_table};
+
+/// What `farrier preflight -o json` prints.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer<'a> {
+    /// May all of them?
+    pub ready: bool,
+    /// The kernel.
+    pub kernel: String,
+    /// The nodes that were asked about.
+    pub nodes: Vec<Asked<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Asked<'a> {
+    pub node: &'a str,
+    pub ready: bool,
+    #[serde(flatten)]
+    pub next: Option<&'a Next>,
+    /// Why it is not known which images it will need.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
 
 /// One table for each platform and set of needs, with the nodes that it is for.
 pub fn text(answer: &Answer<'_>) -> String {

@@ -1,0 +1,53 @@
+//! Signals: the first asks a command to stop and clean up, the second ends the process.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use tokio_util::sync::CancellationToken;
+
+use super::{args::LogForm, output};
+
+/// How a command is asked to stop.
+#[derive(Clone, Debug, Default)]
+pub struct Stop {
+    pub cancel: CancellationToken,
+    terminated: Arc<AtomicBool>,
+}
+
+impl Stop {
+    /// Was it SIGTERM, by which services are stopped, rather than Ctrl-C?
+    pub fn is_termination(&self) -> bool {
+        self.terminated.load(Ordering::Acquire)
+    }
+
+    /// The first Ctrl-C or SIGTERM asks the command to stop and clean up; the second ends the process.
+    pub fn on_signals(&self, form: LogForm) {
+        use tokio::signal::unix::{SignalKind, signal};
+        let stop = self.clone();
+        let (Ok(mut interrupt), Ok(mut terminate)) =
+            (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
+        else {
+            tracing::warn!("signals cannot be caught; an interrupted build may leave containers behind");
+            return;
+        };
+        tokio::spawn(async move {
+            for first in [true, false] {
+                let terminated = tokio::select! {
+                    _ = interrupt.recv() => false,
+                    _ = terminate.recv() => true,
+                };
+                if !first {
+                    std::process::exit(130);
+                }
+                match form {
+                    LogForm::Text => output::message("stopping: cleaning up (again: stop at once)"),
+                    LogForm::Json => tracing::info!("stopping: cleaning up"),
+                }
+                stop.terminated.store(terminated, Ordering::Release);
+                stop.cancel.cancel();
+            }
+        });
+    }
+}
