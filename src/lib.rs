@@ -28,6 +28,7 @@ pub mod runtime;
 pub mod signing;
 pub mod status;
 pub mod store;
+mod yaml;
 
 pub use farrier_core::{image, kernel, plan, provenance, site, template};
 pub use kmod;

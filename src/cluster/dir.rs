@@ -197,11 +197,11 @@ fn object_name(change: &ImageChange) -> String {
 }
 
 fn parse(path: &Path, text: &str) -> Result<Manifest, ClusterError> {
-    manifest::read(text).map_err(|fault| ClusterError::Manifest {
+    manifest::read(text).map_err(|error| ClusterError::Manifest {
         path: path.to_path_buf(),
-        line: fault.at.line,
-        column: fault.at.column,
-        reason: fault.reason,
+        line: error.at.line,
+        column: error.at.column,
+        reason: error.message,
     })
 }
 

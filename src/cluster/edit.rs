@@ -2,7 +2,7 @@
 
 use granit_parser::{Event, ScalarStyle};
 
-use super::yaml::{Scalar, events};
+use crate::yaml::{Scalar, events};
 
 /// The text with the scalar's value replaced, in the same quotes. Every other byte stays. The result is
 /// read again and compared with the original: unless exactly this one value differs, the edit is refused
@@ -56,14 +56,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cluster::yaml::{Place, documents};
+    use crate::yaml::{Node, documents};
 
-    fn find(place: &Place) -> Option<Scalar> {
+    fn find(place: &Node) -> Option<Scalar> {
         if let Some(image) = place.get("image") {
             return image.scalar().cloned();
         }
         let inner = place.items().map(Iterator::collect::<Vec<_>>);
-        let values = place.entries().map(|entries| entries.into_iter().map(|(_, value)| value).collect());
+        let values = place.entries().map(|entries| entries.iter().map(|(_, value)| value.clone()).collect());
         inner.or(values).unwrap_or_default().iter().find_map(find)
     }
 

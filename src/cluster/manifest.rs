@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use granit_parser::ScalarStyle;
 
-use super::yaml::{Fault, Place, Scalar, documents};
-use crate::plan::{
-    Container, DaemonSetFacts, NodeAffinity, NodeFacts, Operator, Owner, Requirement, SelectorTerm,
+use crate::{
+    plan::{Container, DaemonSetFacts, NodeAffinity, NodeFacts, Operator, Owner, Requirement, SelectorTerm},
+    yaml::{Node, Scalar, YamlError, documents},
 };
 
 /// What a text holds; other kinds are passed over.
@@ -25,7 +25,7 @@ pub(super) struct DaemonSet {
 }
 
 /// Reads a text.
-pub(super) fn read(text: &str) -> Result<Manifest, Fault> {
+pub(super) fn read(text: &str) -> Result<Manifest, YamlError> {
     let mut manifest = Manifest::default();
     for document in documents(text)? {
         object(&document, None, &mut manifest)?;
@@ -34,7 +34,7 @@ pub(super) fn read(text: &str) -> Result<Manifest, Fault> {
 }
 
 /// Documents that are no Kubernetes object (values files, an empty document) are passed over.
-fn object(place: &Place, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), Fault> {
+fn object(place: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) -> Result<(), YamlError> {
     // An untyped list item has the kind that its list is named after.
     let kind = match (place.get("kind"), kind_of_items) {
         (Some(kind), _) if kind.scalar().is_some() => kind.string()?.to_owned(),
@@ -48,7 +48,7 @@ fn object(place: &Place, kind_of_items: Option<&str>, manifest: &mut Manifest) -
     let untyped = version.is_empty() && kind_of_items.is_some();
     if let Some(item_kind) = kind.strip_suffix("List") {
         let items = place.get("items").filter(|items| !items.is_null());
-        let Some(items) = items.as_ref().and_then(Place::items) else { return Ok(()) };
+        let Some(items) = items.as_ref().and_then(Node::items) else { return Ok(()) };
         for item in items {
             object(&item, Some(item_kind).filter(|kind| !kind.is_empty()), manifest)?;
         }
@@ -60,7 +60,7 @@ fn object(place: &Place, kind_of_items: Option<&str>, manifest: &mut Manifest) -
     Ok(())
 }
 
-fn node(place: &Place) -> Result<NodeFacts, Fault> {
+fn node(place: &Node) -> Result<NodeFacts, YamlError> {
     let metadata = required(place, "metadata")?;
     let info = path(place, &["status", "nodeInfo"]);
     let info = |key: &str| info.as_ref().map_or(Ok(String::new()), |info| text(info, key));
@@ -75,7 +75,7 @@ fn node(place: &Place) -> Result<NodeFacts, Fault> {
     })
 }
 
-fn daemon_set(place: &Place) -> Result<DaemonSet, Fault> {
+fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
     let metadata = required(place, "metadata")?;
     let pod = required(&required(&required(place, "spec")?, "template")?, "spec")?;
     let namespace = text(&metadata, "namespace")?;
@@ -86,10 +86,10 @@ fn daemon_set(place: &Place) -> Result<DaemonSet, Fault> {
             let image = item.get("image").filter(|image| !image.is_null());
             containers.push(Container {
                 name: required(&item, "name")?.string()?.to_owned(),
-                image: image.as_ref().map_or(Ok(""), Place::string)?.to_owned(),
+                image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
                 fixed: why_fixed(image.as_ref()),
             });
-            images.push(image.as_ref().and_then(Place::scalar).cloned());
+            images.push(image.as_ref().and_then(Node::scalar).cloned());
         }
     }
     let facts = DaemonSetFacts {
@@ -105,14 +105,14 @@ fn daemon_set(place: &Place) -> Result<DaemonSet, Fault> {
 }
 
 /// The annotations that farrier reads or writes.
-fn farrier_annotations(metadata: &Place) -> Result<BTreeMap<String, String>, Fault> {
+fn farrier_annotations(metadata: &Node) -> Result<BTreeMap<String, String>, YamlError> {
     let mut annotations = strings(metadata, "annotations")?;
     annotations.retain(|key, _| key.starts_with("farrier.dev/"));
     Ok(annotations)
 }
 
 /// Why an image cannot be set where it is written.
-fn why_fixed(image: Option<&Place>) -> Option<String> {
+fn why_fixed(image: Option<&Node>) -> Option<String> {
     let Some(image) = image else { return Some("the container has no image field".to_owned()) };
     let scalar = image.scalar()?;
     let reason = if image.shared {
@@ -124,10 +124,10 @@ fn why_fixed(image: Option<&Place>) -> Option<String> {
     } else {
         return None;
     };
-    Some(format!("{reason} (line {})", image.node.at.line))
+    Some(format!("{reason} (line {})", image.at.line))
 }
 
-fn owner(metadata: &Place) -> Result<Option<Owner>, Fault> {
+fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
     for reference in sequence(metadata, "ownerReferences")? {
         if reference.get("controller").is_some_and(|controller| controller.is_true()) {
             return Ok(Some(Owner { kind: text(&reference, "kind")?, name: text(&reference, "name")? }));
@@ -136,7 +136,7 @@ fn owner(metadata: &Place) -> Result<Option<Owner>, Fault> {
     Ok(None)
 }
 
-fn affinity(pod: &Place) -> Result<NodeAffinity, Fault> {
+fn affinity(pod: &Node) -> Result<NodeAffinity, YamlError> {
     if pod.get("nodeName").is_some_and(|name| !name.is_null()) {
         return Ok(NodeAffinity::Unsupported("the pod template has a nodeName".to_owned()));
     }
@@ -170,20 +170,20 @@ fn affinity(pod: &Place) -> Result<NodeAffinity, Fault> {
     Ok(NodeAffinity::Terms(terms))
 }
 
-fn required(place: &Place, key: &str) -> Result<Place, Fault> {
+fn required(place: &Node, key: &str) -> Result<Node, YamlError> {
     place
         .get(key)
         .filter(|value| !value.is_null())
-        .ok_or_else(|| place.fault(&format!("field {key:?} is missing")))
+        .ok_or_else(|| place.error(format!("field {key:?} is missing")))
 }
 
 /// Follows keys as far as there is something.
-fn path(place: &Place, keys: &[&str]) -> Option<Place> {
+fn path(place: &Node, keys: &[&str]) -> Option<Node> {
     keys.iter().try_fold(place.clone(), |place, key| place.get(key).filter(|value| !value.is_null()))
 }
 
 /// A string; empty where there is none.
-fn text(place: &Place, key: &str) -> Result<String, Fault> {
+fn text(place: &Node, key: &str) -> Result<String, YamlError> {
     match place.get(key).filter(|value| !value.is_null()) {
         Some(value) => value.string().map(str::to_owned),
         None => Ok(String::new()),
@@ -191,20 +191,20 @@ fn text(place: &Place, key: &str) -> Result<String, Fault> {
 }
 
 /// A list; empty where there is none.
-fn sequence(place: &Place, key: &str) -> Result<Vec<Place>, Fault> {
+fn sequence(place: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
     match place.get(key).filter(|value| !value.is_null()) {
         Some(value) => match value.items() {
             Some(items) => Ok(items.collect()),
-            None => Err(value.fault(&format!("field {key:?} is not a list"))),
+            None => Err(value.error(format!("field {key:?} is not a list"))),
         },
         None => Ok(Vec::new()),
     }
 }
 
 /// A mapping of strings; empty where there is none.
-fn strings(place: &Place, key: &str) -> Result<BTreeMap<String, String>, Fault> {
+fn strings(place: &Node, key: &str) -> Result<BTreeMap<String, String>, YamlError> {
     let Some(value) = place.get(key).filter(|value| !value.is_null()) else { return Ok(BTreeMap::new()) };
     let entries =
-        value.entries().ok_or_else(|| value.fault(&format!("field {key:?} is not a mapping of strings")))?;
+        value.entries().ok_or_else(|| value.error(format!("field {key:?} is not a mapping of strings")))?;
     entries.iter().map(|(key, value)| Ok((key.string()?.to_owned(), value.string()?.to_owned()))).collect()
 }

@@ -6,7 +6,6 @@ mod error;
 pub mod kube;
 mod manifest;
 mod source;
-mod yaml;
 
 pub use dir::Directory;
 pub use error::{ApiError, ClusterError, MissingRight, Scope};

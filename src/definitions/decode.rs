@@ -1,31 +1,24 @@
 //! Adapter: from a tree of placed values to a definition, reporting every mistake with its place.
 
-use std::fmt;
+use std::{fmt, iter::Enumerate, slice};
 
 use serde::{
     Deserialize,
     de::{
-        self, DeserializeSeed, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess, Unexpected,
-        VariantAccess, Visitor, value::StrDeserializer,
+        self, DeserializeSeed, Deserializer, EnumAccess, Expected, IntoDeserializer, MapAccess, SeqAccess,
+        Unexpected, VariantAccess, Visitor, value::StrDeserializer,
     },
     forward_to_deserialize_any,
 };
 
-use super::node::{Node, Place, Value};
+use crate::yaml::{Node, Position, Value, YamlError};
 
 /// After so many mistakes of one document the rest helps nobody.
 const MAX_MISTAKES: usize = 50;
 
-/// Something wrong at a place.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mistake {
-    pub place: Place,
-    pub message: String,
-}
-
 /// Reads a document. On a mistake the mistaken value is taken out and the rest is read again, until nothing
 /// more is wrong: serde reads all of a mapping before it asks what is missing, so nothing stays hidden.
-pub(super) fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T, Vec<Mistake>> {
+pub(super) fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T, Vec<YamlError>> {
     let mut rest = document.clone();
     let mut mistakes = Vec::new();
     loop {
@@ -37,8 +30,7 @@ pub(super) fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T,
         let path: Vec<usize> = error.path.iter().rev().copied().collect();
         let at = path.iter().try_fold(&rest, |node, index| node.child(*index)).unwrap_or(&rest);
         if !error.follows_from_removal(at) {
-            let place = error.key_place.unwrap_or(at.place);
-            mistakes.push(Mistake { place, message: error.message });
+            mistakes.push(YamlError { at: error.key_place.unwrap_or(at.at), message: error.message });
         }
         if path.is_empty() || mistakes.len() >= MAX_MISTAKES {
             return Err(mistakes);
@@ -48,13 +40,14 @@ pub(super) fn decode<T: for<'de> Deserialize<'de>>(document: &Node) -> Result<T,
 }
 
 /// What serde refused, with the child numbers that lead there, the innermost first.
-#[derive(Debug)]
-pub(super) struct DecodeError {
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct DecodeError {
     message: String,
     missing_field: Option<&'static str>,
     /// The key at fault, where it is not the value.
     unknown_field: Option<String>,
-    key_place: Option<Place>,
+    key_place: Option<Position>,
     path: Vec<usize>,
 }
 
@@ -68,22 +61,22 @@ impl DecodeError {
         self
     }
 
+    fn at_key(self, index: usize, key: Position) -> Self {
+        Self { key_place: Some(key), ..self.within(index) }
+    }
+
     /// A value whose mistaken part was taken out is incomplete; that is no mistake of its own.
     fn follows_from_removal(&self, at: &Node) -> bool {
-        match self.missing_field {
-            Some(field) => at.removed.iter().any(|name| name == field),
-            None => !at.removed.is_empty() && self.key_place.is_none(),
+        match (self.missing_field, at.value()) {
+            (Some(field), _) => at.get(field).is_some_and(|value| value.is_removed()),
+            (None, Value::Map(entries)) => {
+                self.key_place.is_none() && entries.iter().any(|(_, value)| value.is_removed())
+            }
+            (None, Value::List(items)) => self.key_place.is_none() && items.iter().any(Node::is_removed),
+            (None, _) => false,
         }
     }
 }
-
-impl fmt::Display for DecodeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for DecodeError {}
 
 impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
@@ -124,31 +117,36 @@ fn shown(text: &str) -> String {
     format!("{cut:?}")
 }
 
-impl Node {
-    fn found(&self) -> String {
-        match &self.value {
-            Value::Nothing => "nothing".to_owned(),
-            Value::Text(text) => shown(text),
-            Value::List(_) => "a list".to_owned(),
-            Value::Map(_) => "a mapping".to_owned(),
-        }
+fn found(node: &Node) -> String {
+    match node.value() {
+        Value::Null | Value::Removed => "nothing".to_owned(),
+        Value::Scalar(scalar) => shown(&scalar.text),
+        Value::List(_) => "a list".to_owned(),
+        Value::Map(_) => "a mapping".to_owned(),
     }
+}
 
-    fn expected(&self, what: &str) -> DecodeError {
-        DecodeError::new(format!("expected {what}, found {}", self.found()))
+fn expected(what: &str, node: &Node) -> DecodeError {
+    DecodeError::new(format!("expected {what}, found {}", found(node)))
+}
+
+/// serde raises an unknown field on the mapping when it has buffered the key; the key's own place is better.
+fn blame_key(map: &Node, error: DecodeError) -> DecodeError {
+    let (Some(entries), Some(field), true) = (map.entries(), &error.unknown_field, error.path.is_empty())
+    else {
+        return error;
+    };
+    match entries.iter().position(|(key, _)| name_of(key).is_ok_and(|name| name == field)) {
+        Some(index) => error.at_key(index, entries[index].0.at),
+        None => error,
     }
+}
 
-    /// serde raises an unknown field on the mapping when it has buffered the key; the key's own place is better.
-    fn blame_key(&self, error: DecodeError) -> DecodeError {
-        let (Value::Map(entries), Some(field), true) =
-            (&self.value, &error.unknown_field, error.path.is_empty())
-        else {
-            return error;
-        };
-        match entries.iter().position(|(key, _)| key.name == *field) {
-            Some(index) => DecodeError { key_place: Some(entries[index].0.place), ..error.within(index) },
-            None => error,
-        }
+fn name_of(key: &Node) -> Result<&str, DecodeError> {
+    match key.value() {
+        Value::Scalar(scalar) => Ok(&scalar.text),
+        Value::Null => Ok(""),
+        Value::List(_) | Value::Map(_) | Value::Removed => Err(expected("a text", key)),
     }
 }
 
@@ -156,35 +154,30 @@ macro_rules! parsed {
     ($($method:ident $visit:ident $what:literal;)*) => {
         $(
             fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-                match &self.value {
-                    Value::Text(text) => match text.parse() {
-                        Ok(value) => visitor.$visit(value),
-                        Err(_) => Err(self.expected($what)),
-                    },
-                    _ => Err(self.expected($what)),
+                match self.scalar().and_then(|scalar| scalar.text.parse().ok()) {
+                    Some(value) => visitor.$visit(value),
+                    None => Err(expected($what, self)),
                 }
             }
         )*
     };
 }
 
-impl<'de> de::Deserializer<'de> for &'de Node {
+impl<'de> Deserializer<'de> for &'de Node {
     type Error = DecodeError;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        match &self.value {
-            Value::Nothing => visitor.visit_unit(),
-            Value::Text(text) => visitor.visit_borrowed_str(text),
-            Value::List(items) => visitor.visit_seq(Items { items, next: 0 }),
+        match self.value() {
+            Value::Null | Value::Removed => visitor.visit_unit(),
+            Value::Scalar(scalar) => visitor.visit_borrowed_str(&scalar.text),
+            Value::List(_) => self.deserialize_seq(visitor),
             Value::Map(_) => self.deserialize_map(visitor),
         }
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        match &self.value {
-            Value::Text(text) => visitor.visit_borrowed_str(text),
-            _ => Err(self.expected("a text")),
-        }
+        let scalar = self.scalar().ok_or_else(|| expected("a text", self))?;
+        visitor.visit_borrowed_str(&scalar.text)
     }
 
     fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -192,10 +185,7 @@ impl<'de> de::Deserializer<'de> for &'de Node {
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        match &self.value {
-            Value::Nothing => visitor.visit_none(),
-            _ => visitor.visit_some(self),
-        }
+        if self.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
@@ -207,19 +197,16 @@ impl<'de> de::Deserializer<'de> for &'de Node {
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        match &self.value {
-            Value::List(items) => visitor.visit_seq(Items { items, next: 0 }),
-            _ => Err(self.expected("a list")),
+        match self.value() {
+            Value::List(items) => visitor.visit_seq(Items(items.iter().enumerate())),
+            _ => Err(expected("a list", self)),
         }
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-        match &self.value {
-            Value::Map(_) => {
-                visitor.visit_map(Entries { map: self, next: 0 }).map_err(|error| self.blame_key(error))
-            }
-            _ => Err(self.expected("a mapping")),
-        }
+        let entries = self.entries().ok_or_else(|| expected("a mapping", self))?;
+        let entries = Entries { entries: entries.iter().enumerate(), value: None };
+        visitor.visit_map(entries).map_err(|error| blame_key(self, error))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -228,9 +215,9 @@ impl<'de> de::Deserializer<'de> for &'de Node {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        match &self.value {
+        match self.value() {
             Value::Map(_) => self.deserialize_map(visitor),
-            _ => Err(self.expected(&format!("a mapping of {}", fields.join(", ")))),
+            _ => Err(expected(&format!("a mapping of {}", fields.join(", ")), self)),
         }
     }
 
@@ -240,16 +227,18 @@ impl<'de> de::Deserializer<'de> for &'de Node {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        match &self.value {
-            Value::Text(text) => visitor.visit_enum(Choice { node: self, name: text, value: None, variants }),
+        let (name, value) = match self.value() {
+            Value::Scalar(scalar) => (scalar.text.as_str(), None),
             Value::Map(entries) => match entries.as_slice() {
-                [(key, value)] => {
-                    visitor.visit_enum(Choice { node: self, name: &key.name, value: Some(value), variants })
+                [(key, value)] if !value.is_removed() => (name_of(key)?, Some((key.at, value))),
+                _ => {
+                    let message = format!("exactly one of {} is needed", variants.join(", "));
+                    return Err(DecodeError::new(message));
                 }
-                _ => Err(DecodeError::new(format!("exactly one of {} is needed", variants.join(", ")))),
             },
-            Value::Nothing | Value::List(_) => Err(self.expected(&format!("one of {}", variants.join(", ")))),
-        }
+            _ => return Err(expected(&format!("one of {}", variants.join(", ")), self)),
+        };
+        visitor.visit_enum(Choice { node: self, name, value, variants })
     }
 
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
@@ -275,18 +264,7 @@ impl<'de> de::Deserializer<'de> for &'de Node {
     }
 }
 
-impl<'de> IntoDeserializer<'de, DecodeError> for &'de Node {
-    type Deserializer = Self;
-
-    fn into_deserializer(self) -> Self {
-        self
-    }
-}
-
-struct Items<'de> {
-    items: &'de [Node],
-    next: usize,
-}
+struct Items<'de>(Enumerate<slice::Iter<'de, Node>>);
 
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = DecodeError;
@@ -295,34 +273,34 @@ impl<'de> SeqAccess<'de> for Items<'de> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, DecodeError> {
-        let Some(item) = self.items.get(self.next) else { return Ok(None) };
-        let index = self.next;
-        self.next += 1;
+        let Some((index, item)) = self.0.find(|(_, item)| !item.is_removed()) else { return Ok(None) };
         seed.deserialize(item).map(Some).map_err(|error| error.within(index))
     }
 }
 
 struct Entries<'de> {
-    map: &'de Node,
-    next: usize,
+    entries: Enumerate<slice::Iter<'de, (Node, Node)>>,
+    /// That of the key that was read last.
+    value: Option<(usize, &'de Node)>,
 }
 
 impl<'de> MapAccess<'de> for Entries<'de> {
     type Error = DecodeError;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, DecodeError> {
-        let Value::Map(entries) = &self.map.value else { return Ok(None) };
-        let Some((key, _)) = entries.get(self.next) else { return Ok(None) };
-        let text: StrDeserializer<'de, DecodeError> = key.name.as_str().into_deserializer();
-        let at_key =
-            |error: DecodeError| DecodeError { key_place: Some(key.place), ..error.within(self.next) };
-        seed.deserialize(text).map(Some).map_err(at_key)
+        let next = self.entries.find(|(_, (_, value))| !value.is_removed());
+        let Some((index, (key, value))) = next else { return Ok(None) };
+        self.value = Some((index, value));
+        let name = name_of(key).and_then(|name| {
+            let name: StrDeserializer<'_, DecodeError> = name.into_deserializer();
+            seed.deserialize(name)
+        });
+        name.map(Some).map_err(|error| error.at_key(index, key.at))
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, DecodeError> {
-        let index = self.next;
-        self.next += 1;
-        let value = self.map.child(index).ok_or_else(|| DecodeError::new("a value is missing".to_owned()))?;
+        let next = self.value.take();
+        let (index, value) = next.ok_or_else(|| DecodeError::new("a value is missing".to_owned()))?;
         seed.deserialize(value).map_err(|error| error.within(index))
     }
 }
@@ -331,7 +309,8 @@ impl<'de> MapAccess<'de> for Entries<'de> {
 struct Choice<'de> {
     node: &'de Node,
     name: &'de str,
-    value: Option<&'de Node>,
+    /// The key's place, and the value.
+    value: Option<(Position, &'de Node)>,
     variants: &'static [&'static str],
 }
 
@@ -340,21 +319,19 @@ impl<'de> EnumAccess<'de> for Choice<'de> {
     type Variant = Self;
 
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), DecodeError> {
-        let text: StrDeserializer<'de, DecodeError> = self.name.into_deserializer();
-        let name = seed.deserialize(text).map_err(|error| match (&self.node.value, self.value) {
-            (Value::Map(entries), Some(_)) => {
-                DecodeError { key_place: entries.first().map(|(key, _)| key.place), ..error.within(0) }
-            }
-            _ => error,
-        })?;
-        Ok((name, self))
+        let name: StrDeserializer<'de, DecodeError> = self.name.into_deserializer();
+        match (seed.deserialize(name), self.value) {
+            (Ok(name), _) => Ok((name, self)),
+            (Err(error), Some((at, _))) => Err(error.at_key(0, at)),
+            (Err(error), None) => Err(error),
+        }
     }
 }
 
 impl<'de> Choice<'de> {
     fn content(&self) -> Result<&'de Node, DecodeError> {
-        self.value
-            .ok_or_else(|| self.node.expected(&format!("a mapping with one of {}", self.variants.join(", "))))
+        let wanted = || format!("a mapping with one of {}", self.variants.join(", "));
+        self.value.map(|(_, value)| value).ok_or_else(|| expected(&wanted(), self.node))
     }
 }
 
@@ -364,7 +341,7 @@ impl<'de> VariantAccess<'de> for Choice<'de> {
     fn unit_variant(self) -> Result<(), DecodeError> {
         match self.value {
             None => Ok(()),
-            Some(_) => Err(self.node.expected(&format!("one of {}", self.variants.join(", ")))),
+            Some(_) => Err(expected(&format!("one of {}", self.variants.join(", ")), self.node)),
         }
     }
 
@@ -373,7 +350,7 @@ impl<'de> VariantAccess<'de> for Choice<'de> {
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _length: usize, visitor: V) -> Result<V::Value, DecodeError> {
-        de::Deserializer::deserialize_seq(self.content()?, visitor).map_err(|error| error.within(0))
+        self.content()?.deserialize_seq(visitor).map_err(|error| error.within(0))
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -381,7 +358,6 @@ impl<'de> VariantAccess<'de> for Choice<'de> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, DecodeError> {
-        de::Deserializer::deserialize_struct(self.content()?, "", fields, visitor)
-            .map_err(|error| error.within(0))
+        self.content()?.deserialize_struct("", fields, visitor).map_err(|error| error.within(0))
     }
 }

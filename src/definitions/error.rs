@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::{File, decode::Mistake, node::Place};
+use super::File;
+use crate::yaml::{Node, Position, YamlError};
 
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,9 +11,9 @@ pub struct DefinitionError {
     /// The file, relative to the definitions directory.
     pub file: String,
     /// Line, from 1; 0 where the mistake has no place.
-    pub line: u64,
+    pub line: usize,
     /// Column in characters, from 1; 0 where the mistake has no place.
-    pub column: u64,
+    pub column: usize,
     /// What is wrong.
     pub message: String,
     /// The line with the mistake.
@@ -34,33 +35,31 @@ impl DefinitionError {
         Self { file: file.to_owned(), line: 0, column: 0, message, text: String::new() }
     }
 
-    /// What the parser refused.
-    pub(super) fn of_yaml(file: &File, error: &serde_saphyr::Error) -> Self {
-        let message = match error.without_snippet() {
-            serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => {
-                format!("field {key:?} stands here twice")
-            }
-            other => other.to_string(),
-        };
-        let message = message.lines().next().unwrap_or_default();
-        let Some(location) = error.location() else { return Self::of_file(&file.name, message.to_owned()) };
-        let place = Place::from(location);
-        // The parser names the place inside its message, and this error names it before.
-        let said = format!(" at line {}, column {}", place.line, place.column);
-        Self::at(file, Mistake { place, message: message.replace(&said, "") })
-    }
-
     /// A mistake at its place.
-    pub(super) fn at(file: &File, mistake: Mistake) -> Self {
-        let Mistake { place: Place { line, column }, message } = mistake;
+    pub(super) fn at(file: &File, mistake: YamlError) -> Self {
+        let YamlError { at: Position { line, column }, message } = mistake;
         Self { file: file.name.clone(), line, column, message, text: line_of(&file.text, line) }
     }
 }
 
+/// Takes up what is wrong with one document.
+pub(super) struct Report<'a> {
+    pub file: &'a File,
+    pub document: &'a Node,
+    pub errors: &'a mut Vec<DefinitionError>,
+}
+
+impl Report<'_> {
+    /// The value at this path of names and numbers is wrong.
+    pub fn wrong(&mut self, path: &[&str], message: impl Into<String>) {
+        let mistake = YamlError { at: self.document.place_of(path), message: message.into() };
+        self.errors.push(DefinitionError::at(self.file, mistake));
+    }
+}
+
 /// The line of this number, for people: cut, and without characters that a terminal would act on.
-fn line_of(text: &str, line: u64) -> String {
-    let index = usize::try_from(line).unwrap_or(0);
-    let found = index.checked_sub(1).and_then(|index| text.lines().nth(index));
+fn line_of(text: &str, line: usize) -> String {
+    let found = line.checked_sub(1).and_then(|index| text.lines().nth(index));
     let harmless = |c: char| if c.is_control() { ' ' } else { c };
     found.unwrap_or_default().chars().take(200).map(harmless).collect()
 }
@@ -76,7 +75,7 @@ impl fmt::Display for DefinitionError {
         if !text.is_empty() {
             let number = line.to_string();
             // A place beyond the cut line is marked at its end.
-            let indent = usize::try_from(*column).unwrap_or(1).saturating_sub(1).min(text.chars().count());
+            let indent = column.saturating_sub(1).min(text.chars().count());
             write!(f, "\n  {number} | {text}\n  {:width$} | {:indent$}^", "", "", width = number.len())?;
         }
         Ok(())

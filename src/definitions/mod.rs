@@ -4,7 +4,6 @@ mod builtin;
 mod decode;
 mod error;
 mod needs;
-mod node;
 pub mod schema;
 mod site;
 mod validate;
@@ -16,17 +15,21 @@ use std::{
 
 use serde::Deserialize;
 
+use error::Report;
 pub use error::{DefinitionError, DefinitionErrors};
-use node::Node;
 
 use crate::{
     image::{Definitions, DriverImage},
     kernel::{AnnouncedKernels, KernelFamily},
     site::Site,
+    yaml::{self, Node, YamlError},
 };
 
 /// The largest definition file that is read; the shipped ones have about one KiB.
 const MAX_FILE: u64 = 1 << 20;
+
+/// Values in one file, aliases followed; a definition has some fifty.
+const MAX_VALUES: usize = 20_000;
 
 /// A text with the name by which messages call it.
 #[derive(Clone, Debug)]
@@ -80,9 +83,9 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     let mut names = validate::Names::default();
     for file in &families {
         for (family, document) in parse::<KernelFamily>(file, &mut errors) {
-            errors.extend(names.claim(file, &document, "kernel family", &family.metadata.name));
-            let mistake = validate::family(&document, &family);
-            errors.extend(mistake.map(|mistake| DefinitionError::at(file, mistake)));
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            names.claim(&mut report, "kernel family", &family.metadata.name);
+            validate::family(&mut report, &family);
             definitions.families.push(family);
         }
     }
@@ -93,9 +96,9 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
         let parsed = parse::<DriverImage>(file, &mut errors);
         all_have_form &= errors.len() == before;
         for (image, document) in parsed {
-            errors.extend(names.claim(file, &document, "driver image", &image.metadata.name));
-            let mistakes = validate::image(&document, &image, &definitions.templates);
-            errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            names.claim(&mut report, "driver image", &image.metadata.name);
+            validate::image(&mut report, &image, &definitions.templates);
             if templates_are_sound {
                 errors.extend(validate::rendering(&image, &definitions.templates));
             }
@@ -105,19 +108,19 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     }
     // Of an image that could not be read nobody can say that it is missing.
     if all_have_form {
-        errors.extend(needs::among(&read, &definitions));
+        needs::among(&read, &definitions, &mut errors);
     }
     for file in &announced {
         for (kernels, document) in parse::<AnnouncedKernels>(file, &mut errors) {
-            errors.extend(names.claim(file, &document, "list of announced kernels", &kernels.metadata.name));
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            names.claim(&mut report, "list of announced kernels", &kernels.metadata.name);
             definitions.announced.insert(kernels.metadata.name.clone(), kernels);
         }
     }
     if let Some(file) = &site {
         let mut documents = parse::<Site>(file, &mut errors).into_iter();
         if let Some((site, document)) = documents.next() {
-            let mistakes = site::network(&document, &site.spec);
-            errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+            site::network(&mut Report { file, document: &document, errors: &mut errors }, &site.spec);
             definitions.site = site.spec;
         }
         if documents.next().is_some() {
@@ -191,20 +194,31 @@ fn one_file(path: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Optio
 
 /// The documents of one file that have the form of a definition, each with its tree; the others are reported.
 fn parse<T: for<'de> Deserialize<'de>>(file: &File, errors: &mut Vec<DefinitionError>) -> Vec<(T, Node)> {
-    let documents = node::documents(&file.text).unwrap_or_else(|error| {
-        errors.push(DefinitionError::of_yaml(file, &error));
-        Vec::new()
-    });
     let mut definitions = Vec::new();
-    for document in documents {
-        match decode::decode(&document) {
-            Ok(definition) => definitions.push((definition, document)),
-            Err(mistakes) => {
-                errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
+    let mut mistakes = Vec::new();
+    match yaml::documents(&file.text).and_then(bounded) {
+        Ok(documents) => {
+            for document in documents {
+                match decode::decode(&document) {
+                    Ok(definition) => definitions.push((definition, document)),
+                    Err(found) => mistakes.extend(found),
+                }
             }
         }
+        Err(mistake) => mistakes.push(mistake),
     }
+    errors.extend(mistakes.into_iter().map(|mistake| DefinitionError::at(file, mistake)));
     definitions
+}
+
+/// Aliases can make much of little: what is read here is walked through whole.
+fn bounded(documents: Vec<Node>) -> Result<Vec<Node>, YamlError> {
+    let mut left = MAX_VALUES;
+    for document in &documents {
+        let message = || format!("there are more than {MAX_VALUES} values, aliases followed");
+        left = left.checked_sub(document.size()).ok_or_else(|| document.error(message()))?;
+    }
+    Ok(documents)
 }
 
 #[cfg(test)]

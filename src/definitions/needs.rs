@@ -1,7 +1,10 @@
 //! Adapter: what is wrong with the needs of images, among all of them.
 
-use super::{DefinitionError, File, builtin, decode::Mistake, node::Node};
-use crate::image::{Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in};
+use super::{DefinitionError, File, builtin, error::Report};
+use crate::{
+    image::{Definitions, DriverImage, ImageName, Need, Output, Reuse, RuntimeBase, cycle, needs_in},
+    yaml::Node,
+};
 
 /// An image with the file and tree that it was read from.
 pub(super) struct Read<'a> {
@@ -11,67 +14,59 @@ pub(super) struct Read<'a> {
 }
 
 /// Reports what one image says that cannot be, whatever the others are.
-pub(super) fn own(document: &Node, image: &DriverImage) -> Vec<Mistake> {
-    let mut mistakes = Vec::new();
-    let mut wrong = |path: &[&str], message: String| {
-        mistakes.push(Mistake { place: document.place_of(path), message });
-    };
+pub(super) fn own(report: &mut Report<'_>, image: &DriverImage) {
     let spec = &image.spec;
     for (index, need) in spec.needs.iter().enumerate() {
         let place = ["spec", "needs", &index.to_string()];
         if spec.needs[..index].iter().any(|earlier| earlier.name() == need.name()) {
-            wrong(&place, format!("{:?} is needed already", need.name().as_str()));
+            report.wrong(&place, format!("{:?} is needed already", need.name().as_str()));
         } else if need.image() == Some(&image.metadata.name) {
-            wrong(&place, format!("{:?} needs itself", image.metadata.name.as_str()));
+            report.wrong(&place, format!("{:?} needs itself", image.metadata.name.as_str()));
         }
     }
     let is_need = |name: &str| spec.needs.iter().any(|need| need.name().as_str() == name);
     for (index, pattern) in spec.tags.iter().enumerate() {
         if let Some(name) = needs_in(pattern).into_iter().find(|name| !is_need(name)) {
-            wrong(&["spec", "tags", &index.to_string()], format!("{name:?} is not among `needs`"));
+            report.wrong(&["spec", "tags", &index.to_string()], format!("{name:?} is not among `needs`"));
         }
     }
     if let Some(RuntimeBase::Need(base)) = &spec.runtime.base
         && !spec.needs.iter().any(|need| need.image() == Some(base))
     {
         let message = format!("{:?} is not among the driver images of `needs`", base.as_str());
-        wrong(&["spec", "runtime", "base", "need"], message);
+        report.wrong(&["spec", "runtime", "base", "need"], message);
     }
     for (index, path) in spec.exposes.iter().enumerate() {
         if spec.exposes[..index].contains(path) {
-            wrong(&["spec", "exposes", &index.to_string()], format!("{path:?} is exposed already"));
+            report.wrong(&["spec", "exposes", &index.to_string()], format!("{path:?} is exposed already"));
         }
     }
     if spec.check.boot && spec.needs.iter().any(|need| need.image().is_none()) {
         let message = "the virtual machine of the boot check would not have the modules of a host's tree";
-        wrong(&["spec", "check", "boot"], message.to_owned());
+        report.wrong(&["spec", "check", "boot"], message);
     }
     if spec.output == Output::Image && !spec.exposes.is_empty() {
         let message =
             "an image that the engine makes (output: image) has no payload that could expose something";
-        wrong(&["spec", "exposes"], message.to_owned());
+        report.wrong(&["spec", "exposes"], message);
     }
     if spec.reuse == Reuse::Compatible && !spec.exposes.is_empty() {
         let message = "what is exposed has the symbol versions of one kernel in it, so that its payload cannot be \
                        reused for another";
-        wrong(&["spec", "reuse"], message.to_owned());
+        report.wrong(&["spec", "reuse"], message);
     }
-    mistakes
 }
 
 /// Reports needs that no image covers, or only in a circle.
-pub(super) fn among(images: &[Read<'_>], definitions: &Definitions) -> Vec<DefinitionError> {
-    let of_image = |read: &Read<'_>| -> Vec<DefinitionError> {
-        let Read { file, document, image } = read;
-        let needs = image.spec.needs.iter().enumerate();
-        let mistakes = needs.filter_map(|(index, need)| {
-            let message = mistake(image, need, definitions)?;
-            let place = document.place_of(&["spec", "needs", &index.to_string()]);
-            Some(DefinitionError::at(file, Mistake { place, message }))
-        });
-        mistakes.collect()
-    };
-    images.iter().flat_map(of_image).collect()
+pub(super) fn among(images: &[Read<'_>], definitions: &Definitions, errors: &mut Vec<DefinitionError>) {
+    for Read { file, document, image } in images {
+        let mut report = Report { file, document, errors };
+        for (index, need) in image.spec.needs.iter().enumerate() {
+            if let Some(message) = mistake(image, need, definitions) {
+                report.wrong(&["spec", "needs", &index.to_string()], message);
+            }
+        }
+    }
 }
 
 fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Option<String> {
@@ -91,13 +86,13 @@ fn mistake(image: &DriverImage, need: &Need, definitions: &Definitions) -> Optio
             hidden.unwrap_or_default()
         ));
     };
-    if let Some(way) = cycle(&definitions.images, &image.metadata.name)
-        && way.get(1) == Some(name)
+    if let Some(circle) = cycle(&definitions.images, &image.metadata.name)
+        && circle.get(1) == Some(name)
         // One of the circle's images is enough to tell it.
-        && way.iter().min() == Some(&image.metadata.name)
+        && circle.iter().min() == Some(&image.metadata.name)
     {
-        let way: Vec<&str> = way.iter().map(ImageName::as_str).collect();
-        return Some(format!("images need one another in a circle: {}", way.join(" -> ")));
+        let circle: Vec<&str> = circle.iter().map(ImageName::as_str).collect();
+        return Some(format!("images need one another in a circle: {}", circle.join(" -> ")));
     }
     needed.spec.exposes.is_empty().then(|| {
         let why = match needed.spec.output {

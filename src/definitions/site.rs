@@ -1,20 +1,16 @@
 //! Adapter: what reading one value of `site.yaml` does not say: fields that go together, and names that stand there twice.
 
-use super::{decode::Mistake, node::Node};
+use super::error::Report;
 use crate::site::{Host, MirrorRule, SiteSpec};
 
 /// Reports what is wrong with how the site's network is described.
-pub(super) fn network(document: &Node, site: &SiteSpec) -> Vec<Mistake> {
-    let mut mistakes = Vec::new();
-    let mut wrong = |path: &[&str], message: String| {
-        mistakes.push(Mistake { place: document.place_of(path), message });
-    };
+pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
     for (index, rule) in site.mirrors.iter().enumerate() {
         let at = index.to_string();
         let MirrorRule { from, to } = rule;
         if site.mirrors[..index].iter().any(|earlier| earlier.from == *from) {
             let message = format!("there is a rule for {from} already: name all candidates in one");
-            wrong(&["spec", "mirrors", &at, "from"], message);
+            report.wrong(&["spec", "mirrors", &at, "from"], message);
         }
         for (number, place) in to.iter().enumerate() {
             if place.is_of_images() != from.is_of_images() {
@@ -23,7 +19,7 @@ pub(super) fn network(document: &Node, site: &SiteSpec) -> Vec<Mistake> {
                 } else {
                     format!("{place} is the beginning of image references, and {from} is an address")
                 };
-                wrong(&["spec", "mirrors", &at, "to", &number.to_string()], message);
+                report.wrong(&["spec", "mirrors", &at, "to", &number.to_string()], message);
             }
         }
     }
@@ -31,23 +27,22 @@ pub(super) fn network(document: &Node, site: &SiteSpec) -> Vec<Mistake> {
         let at = index.to_string();
         let Host { host: name, ca_file, client_certificate, client_key, plain_http } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
-            wrong(&["spec", "hosts", &at, "host"], format!("there is a host {name} already"));
+            report.wrong(&["spec", "hosts", &at, "host"], format!("there is a host {name} already"));
         }
         match (client_certificate, client_key) {
             (Some(_), None) => {
                 let message = format!("{name} has a clientCertificate, and no clientKey for it");
-                wrong(&["spec", "hosts", &at, "clientCertificate"], message);
+                report.wrong(&["spec", "hosts", &at, "clientCertificate"], message);
             }
             (None, Some(_)) => {
                 let message = format!("{name} has a clientKey, and no clientCertificate for it");
-                wrong(&["spec", "hosts", &at, "clientKey"], message);
+                report.wrong(&["spec", "hosts", &at, "clientKey"], message);
             }
             _ => {}
         }
         if *plain_http && (ca_file.is_some() || client_certificate.is_some()) {
             let message = format!("without TLS, certificates for {name} have no meaning");
-            wrong(&["spec", "hosts", &at, "plainHttp"], message);
+            report.wrong(&["spec", "hosts", &at, "plainHttp"], message);
         }
     }
-    mistakes
 }

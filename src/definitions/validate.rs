@@ -2,91 +2,86 @@
 
 use std::collections::BTreeMap;
 
-use super::{
-    DefinitionError, File,
-    decode::Mistake,
-    needs,
-    node::{Node, Place},
-};
+use super::{DefinitionError, File, error::Report, needs};
 use crate::{
     image::{DriverImage, ImageName, Output, Reuse, SourceOrigin, SourceSpec, VersionSpec},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
     store, template,
+    yaml::{Position, YamlError},
 };
 
 /// Reports what is wrong with an image.
-pub(super) fn image(
-    document: &Node,
-    image: &DriverImage,
-    templates: &BTreeMap<String, String>,
-) -> Vec<Mistake> {
-    let mut mistakes = Vec::new();
-    let mut wrong = |path: &[&str], message: String| {
-        mistakes.push(Mistake { place: document.place_of(path), message });
-    };
+pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BTreeMap<String, String>) {
     let spec = &image.spec;
     if store::is_reserved(image.metadata.name.as_str()) {
         let message = format!(
             "{:?} is a repository of farrier's own: choose another name",
             image.metadata.name.as_str()
         );
-        wrong(&["metadata", "name"], message);
+        report.wrong(&["metadata", "name"], message);
     }
     if !templates.contains_key(spec.template.as_str()) {
         let known: Vec<&str> = templates.keys().map(String::as_str).collect();
         let message = format!("there is no template {:?}; there is {}", spec.template, known.join(", "));
-        wrong(&["spec", "template"], message);
+        report.wrong(&["spec", "template"], message);
     }
     if let VersionSpec::FromSource { source } = &spec.version {
         let is_apt = |s: &SourceSpec| s.name.as_str() == source && matches!(s.from, SourceOrigin::Apt(_));
         if !spec.sources.iter().any(is_apt) {
             let message = format!("there is no `apt` source {source:?} to take the version from");
-            wrong(&["spec", "version", "source"], message);
+            report.wrong(&["spec", "version", "source"], message);
         }
     }
     for (index, source) in spec.sources.iter().enumerate() {
         if spec.sources[..index].iter().any(|earlier| earlier.name == source.name) {
             let message = format!("there is a source {:?} already", source.name.as_str());
-            wrong(&["spec", "sources", &index.to_string(), "name"], message);
+            report.wrong(&["spec", "sources", &index.to_string(), "name"], message);
         }
     }
     for (index, module) in spec.modules.iter().enumerate() {
         if spec.modules[..index].contains(module) {
-            wrong(&["spec", "modules", &index.to_string()], format!("module {module:?} is listed already"));
+            report.wrong(
+                &["spec", "modules", &index.to_string()],
+                format!("module {module:?} is listed already"),
+            );
         }
     }
     if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
         let message = "an image that the engine makes (output: image) holds its kernel's name in layers of its own; \
                        only a payload can be reused";
-        wrong(&["spec", "reuse"], message.to_owned());
+        report.wrong(&["spec", "reuse"], message);
     }
     for (index, patch) in spec.patches.iter().enumerate() {
         if patch.path.file_name().is_none() {
             let message = format!("{:?} has no file name", patch.path.display().to_string());
-            wrong(&["spec", "patches", &index.to_string(), "path"], message);
+            report.wrong(&["spec", "patches", &index.to_string(), "path"], message);
         }
     }
-    mistakes.extend(needs::own(document, image));
-    mistakes
+    needs::own(report, image);
 }
 
 /// Reports what is wrong with a family.
-pub(super) fn family(document: &Node, family: &KernelFamily) -> Option<Mistake> {
-    let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { return None };
-    let index = spec.package_of_a_driver()?.to_string();
-    let place = document.place_of(&["spec", "toolchain", "bootstrap", "include", &index]);
-    let message = "a toolchain has no driver's version to put in the place of {{version}}".to_owned();
-    Some(Mistake { place, message })
+pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
+    if let Toolchain::Bootstrap(spec) = &family.spec.toolchain
+        && let Some(index) = spec.package_of_a_driver()
+    {
+        let path = ["spec", "toolchain", "bootstrap", "include", &index.to_string()];
+        report.wrong(&path, "a toolchain has no driver's version to put in the place of {{version}}");
+    }
 }
 
 /// Reports a template that is no Handlebars.
 pub(super) fn template(file: &File, name: &str) -> Option<DefinitionError> {
     let error = template::parse(name, &file.text).err()?;
-    if error.line == 0 {
-        return Some(DefinitionError::of_file(&file.name, error.reason));
+    Some(in_template(file, error.line, error.reason))
+}
+
+/// `line` is 0 where it is not known.
+fn in_template(file: &File, line: usize, message: String) -> DefinitionError {
+    if line == 0 {
+        return DefinitionError::of_file(&file.name, message);
     }
-    let place = Place { line: error.line as u64, column: 1 };
-    Some(DefinitionError::at(file, Mistake { place, message: error.reason }))
+    DefinitionError::at(file, YamlError { at: Position { line, column: 1 }, message })
 }
 
 /// Reports an image's template that names a variable which this image does not have, by rendering it for a
@@ -108,12 +103,7 @@ pub(super) fn rendering(
     context.patches = spec.patches.iter().map(|patch| patch.path.display().to_string()).collect();
     let error = template::render(&spec.template, text, &context).err()?;
     let file = File { name: format!("templates/{}.Dockerfile.hbs", spec.template), text: text.clone() };
-    let message = format!("{} for driver image {name:?}", error.reason);
-    if error.line == 0 {
-        return Some(DefinitionError::of_file(&file.name, message));
-    }
-    let place = Place { line: error.line as u64, column: 1 };
-    Some(DefinitionError::at(&file, Mistake { place, message }))
+    Some(in_template(&file, error.line, format!("{} for driver image {name:?}", error.reason)))
 }
 
 /// The names that are taken, with the file that took them.
@@ -122,16 +112,10 @@ pub(super) struct Names(BTreeMap<(&'static str, ImageName), String>);
 
 impl Names {
     /// Takes a name, or reports who has it.
-    pub fn claim(
-        &mut self,
-        file: &File,
-        document: &Node,
-        kind: &'static str,
-        name: &ImageName,
-    ) -> Option<DefinitionError> {
-        let first = self.0.insert((kind, name.clone()), file.name.clone())?;
-        let message = format!("{kind} {:?} is defined in {first} already", name.as_str());
-        let place = document.place_of(&["metadata", "name"]);
-        Some(DefinitionError::at(file, Mistake { place, message }))
+    pub fn claim(&mut self, report: &mut Report<'_>, kind: &'static str, name: &ImageName) {
+        if let Some(first) = self.0.insert((kind, name.clone()), report.file.name.clone()) {
+            let message = format!("{kind} {:?} is defined in {first} already", name.as_str());
+            report.wrong(&["metadata", "name"], message);
+        }
     }
 }
