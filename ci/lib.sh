@@ -128,7 +128,7 @@ cached_images() {
     fi
 }
 
-# Takes those away that came since `cached_images > "$state/cached.before"`; others may be somebody's.
+# Takes those away that came since `cached_images > "$state/cached.before"`; others may be the user's.
 forget_new_images() {
     local remove=(docker image rm --force)
     if [ "$engine" = buildah ]; then remove=(buildah rmi --force); fi

@@ -339,7 +339,7 @@ mod tests {
         let (_directory, cache) = cache();
         let live = cache.scratch().unwrap();
         fs::write(live.path().join("x"), "x").unwrap();
-        // What a killed farrier leaves: a lock file that nobody holds, and its directory.
+        // What a killed farrier leaves: a lock file without a holder, and its directory.
         let work = cache.root().join("work");
         fs::write(work.join("build-dead.lock"), "").unwrap();
         fs::create_dir(work.join("build-dead.d")).unwrap();

@@ -9,7 +9,7 @@ bundle_rows() {
     local run layer size peak way empty count=10 image="$registry/bundle:1" layout="$state/bundle/layout"
     need_packages openssl skopeo time
     mkdir -p "$layout/blobs/sha256"
-    say "$count layers of about $((bundle_megabytes / count)) MB: gzip's, but for two that nobody has compressed"
+    say "$count layers of about $((bundle_megabytes / count)) MB: gzip's, but for two uncompressed ones"
     size=$((bundle_megabytes * 1000000 / count))
     : > "$state/bundle/layers"
     for ((layer = 1; layer <= count; layer++)); do

@@ -177,7 +177,7 @@ side_by_side_row() {
 
 rebuilt_row() {
     local tree="$state/chain/definitions/sources/mofed"
-    say "a change in OFED that nobody sees, then one in what it exposes"
+    say "a change in OFED that no dependent sees, then one in its exposed headers"
     echo '/* As before. */' >> "$tree/compat/main.c"
     chain_pass || die "OFED does not build; see $state/bench.log"
     built mofed

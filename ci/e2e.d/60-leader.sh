@@ -17,7 +17,7 @@ reboot n1 "$kernel_b"
 expect 60 "the first was killed: the second leads" leads two
 [ "$(holder)" != "$first" ] || expect 0 "the Lease names the second" false
 expect 30 "and rolls out" has_image solo "$image_b"
-# A stop gives the Lease back: nobody waits for it to run out.
+# A stop gives the Lease back: no standby waits for it to run out.
 stop "$here/farrier-two.pid"
 released() { [ -z "$(holder)" ]; }
 expect 10 "stopped in order, it gives the Lease back" released

@@ -163,7 +163,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Makes a file or link, in place of what an earlier entry made there. Few archives name a file twice.
+/// Makes a file or link, in place of an earlier entry's. Few archives name a file twice.
 fn instead<T>(path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
     match make() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {

@@ -68,7 +68,7 @@ struct Story<'a> {
     outcomes: Vec<BootOutcome>,
     /// The step under way.
     busy: Option<usize>,
-    /// The step that was under way last: of what comes after it, it is the likeliest cause.
+    /// The step that was under way last: the likeliest cause of later failures.
     last: usize,
 }
 
@@ -134,7 +134,7 @@ fn means_no_hardware(number: i32) -> bool {
     matches!(number, ENOENT | ENXIO | ENODEV | EOPNOTSUPP)
 }
 
-/// Names of what the loader, and initialisations, answer; the numbers are the same on x86 and arm64
+/// Names of the errors that the loader and initialisations return; the numbers are the same on x86 and arm64
 /// (`include/uapi/asm-generic/errno*.h`).
 fn name(number: i32) -> String {
     const NAMES: [(i32, &str); 30] = [

@@ -23,7 +23,7 @@ use crate::{
     provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
 };
 
-/// The cache's records of what layers hold.
+/// The cache's records of layers' contents.
 const PACKAGES: &str = "packages";
 
 /// Writes the documents of an image.

@@ -31,7 +31,7 @@ const MODULES: &str = "needed-modules";
 pub(super) struct Needed {
     /// Its part of the build context.
     pub(super) context: Vec<ContextEntry>,
-    /// Symbol tables: of what it is compiled against, then of what these need when they are loaded.
+    /// Symbol tables: of the images that it is compiled against, then of those that these need when they are loaded.
     pub(super) tables: Vec<NeededTable>,
     /// Directories with the modules that must be loaded before, where the definition asks for a boot check.
     pub(super) modules: Vec<PathBuf>,

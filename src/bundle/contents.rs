@@ -28,7 +28,7 @@ pub enum ContentKind {
     Farrier,
     /// A published driver image.
     Image,
-    /// What refers to an image: check report, list of what is in it, provenance.
+    /// What refers to an image: check report, bill of materials, provenance.
     Referrer,
     /// A signature, or a signed statement, under a tag made from its image's digest.
     Signature,

@@ -28,7 +28,7 @@ impl Packing {
     /// As many bytes as it takes to tell.
     pub(super) const START: usize = 4;
 
-    /// Told from the start of a blob: what is compressed already becomes no smaller.
+    /// The start of a blob tells: compressed data becomes no smaller.
     pub(super) fn of(start: &[u8]) -> Self {
         let compressed: [&[u8]; 4] = [
             &[0x1f, 0x8b],             // gzip

@@ -110,7 +110,7 @@ impl BundleIndex {
         without_manifests.map(|blob| (&blob.digest, &blob.repositories)).collect()
     }
 
-    /// Bytes of what it holds, what is shared once: the carried ones, and those that only its base has.
+    /// Bytes of its content; shared parts count once: the carried ones, and those that only its base has.
     pub fn bytes(&self) -> (u64, u64) {
         let sum = |carried: bool| {
             self.blobs.iter().filter(|blob| blob.is_carried() == carried).map(|blob| blob.size).sum()

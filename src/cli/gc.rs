@@ -38,7 +38,7 @@ pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit, CliError> {
     let (controller, cluster) = session.of_cluster(&registry, &cluster).await?;
     let options = GcOptions { keep_days, further, delete };
     let report = tokio::select! {
-        // First, so that a report of what was deleted is printed in any case.
+        // First, so that the report of deletions is printed in any case.
         biased;
         report = images::gc(&controller, cluster.as_ref(), &options) => report?,
         () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),

@@ -1,6 +1,6 @@
 //! Adapter: a directory of manifests (`dir:PATH`), read as a cluster and rewritten in place.
 //!
-//! Nothing but the image value's bytes changes in a file. So the record of what a rewrite replaced, which
+//! Nothing but the image value's bytes changes in a file. So the record of the replaced value, which
 //! a live cluster gets as annotations, is not written here: a directory's history is its version control.
 
 use std::{

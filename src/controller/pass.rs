@@ -208,7 +208,7 @@ impl Controller {
         }
     }
 
-    /// Makes a rollout's changes, in their order; stops between two of them when it is told to.
+    /// Makes a rollout's changes, in their order; stops between two of them on cancellation.
     pub(super) async fn roll_out(
         &self,
         cluster: &dyn Cluster,

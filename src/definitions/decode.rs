@@ -13,7 +13,7 @@ use serde::{
 
 use crate::yaml::{Node, Position, Value, YamlError};
 
-/// After so many mistakes of one document the rest helps nobody.
+/// More mistakes of one document than this are not shown.
 const MAX_MISTAKES: usize = 50;
 
 /// Reads a document. On a mistake the mistaken value is taken out and the rest is read again, until nothing

@@ -106,7 +106,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             read.push(needs::Read { file, document, image });
         }
     }
-    // Of an image that could not be read nobody can say that it is missing.
+    // An image that could not be read is not reported as missing.
     if all_have_form {
         needs::among(&read, &definitions, &mut errors);
     }

@@ -304,7 +304,7 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
             "only files, directories and links are unpacked: make the archive again without it"
         }
         UnpackError::Limit(_) => {
-            "the archive is larger than any header set or source: make it of what is needed only (of a kernel's \
+            "the archive is larger than any header set or source: put into it only what is needed (of a kernel's \
              build tree: tar --exclude='*.o' --exclude=.git), or give the directory itself"
         }
         UnpackError::Unsupported(_) => "unpack it, and name the directory as a `path` source",

@@ -1,4 +1,4 @@
-//! Adapter: a root file system's entry of the cache: a layer, and a record of what it is.
+//! Adapter: a root file system's entry of the cache: a layer, and its record.
 
 use std::{
     io,

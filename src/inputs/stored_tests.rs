@@ -131,7 +131,7 @@ async fn a_download_is_found_by_its_digest() {
     let sha256 = "ab".repeat(32);
     let spec = |url: &str| spec(&format!(r#"{{"url": {{"url": "{url}", "sha256": "{sha256}"}}}}"#));
     sites.keep_as(&spec("http://one.test/x.tar"), &format!("sha256:{sha256}"), None).await;
-    // Wherever it is said to be; nobody listens there.
+    // Wherever it is said to be; no server listens there.
     let online = sites.fetcher("other-cache", false);
     let found = online.sources().fetch(&spec("http://127.0.0.1:1/x.tar"), &sites.there()).await.unwrap();
     assert!(found.root.join("Kbuild").is_file());

@@ -113,7 +113,7 @@ fn holds(path: &Path, pattern: &Regex, length: usize) -> Result<bool, PayloadErr
     let mut file = File::open(path)?;
     let mut buffer = Vec::with_capacity(CHUNK + length);
     loop {
-        // The end of what was seen stays, for a match across two chunks.
+        // The end of the previous chunk stays, for a match across two chunks.
         buffer.drain(..buffer.len().saturating_sub(length - 1));
         let kept = buffer.len();
         file.by_ref().take(CHUNK as u64).read_to_end(&mut buffer)?;

@@ -78,7 +78,7 @@ fn status(
 ) -> DriverBuildStatus {
     let row = &entry.row;
     let stays = Stays {
-        // The API server gives a new object the generation 1, and nobody changes its spec: the name says it all.
+        // The API server gives a new object the generation 1, and no writer changes its spec: the name says it all.
         generation: known.and_then(|known| known.metadata.generation).unwrap_or(1),
         conditions: known
             .and_then(|known| known.status.as_ref())
@@ -197,7 +197,7 @@ pub struct Writes {
 }
 
 /// Compares what there is with what there should be. `gone` are the names of objects that nothing has called for, for so
-/// long that they are deleted; those that farrier did not make are nobody's to delete.
+/// long that they are deleted; those that farrier did not make are never deleted.
 pub fn writes(
     desired: &[DriverBuild],
     existing: &BTreeMap<String, DriverBuild>,

@@ -77,7 +77,7 @@ pub struct DriverBuildStatus {
     /// Who announces the kernel, beside nodes that run it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub announced_by: Vec<String>,
-    /// What it is compiled against: `name@sha256:digits` of what is exposed, or the names that it waits for.
+    /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
     /// Attempts with the present inputs.

@@ -1,4 +1,4 @@
-//! Pure: what has happened between one pass and the next that somebody who looks at an object should read there.
+//! Pure: Events, from the difference between one pass and the next.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::{
 /// told once, not a hundred times.
 const QUIET: SignedDuration = SignedDuration::from_mins(5);
 
-/// Events of one pass. When a third of a fleet reboots at once, more of them help nobody and cost the API server a lot.
+/// Events of one pass. When a third of a fleet reboots at once, more of them do not help, and cost the API server a lot.
 const MOST: usize = 50;
 
 /// A note's characters: the API takes 1024 bytes.
@@ -37,7 +37,7 @@ pub enum EventReason {
     RolloutConflict,
     /// The pods did not get ready, and the image before was put back.
     RolloutPutBack,
-    /// A rollout target stays as it is, for a reason that somebody has to see to.
+    /// A rollout target stays as it is, for a reason that a person has to see to.
     RolloutHeld,
     /// A build began.
     BuildStarted,

@@ -13,7 +13,7 @@ const GRACE: SignedDuration = SignedDuration::from_mins(10);
 pub struct History(BTreeMap<String, Timestamp>);
 
 impl History {
-    /// Takes note of what is there and is not called for; gives the names of those whose time is up.
+    /// Notes objects that are not called for; gives the names of those whose time is up.
     pub fn gone<'a>(
         &mut self,
         existing: impl Iterator<Item = &'a String>,

@@ -1,4 +1,4 @@
-//! Tags of what the store holds.
+//! Tags of stored inputs.
 
 use std::fmt::Write as _;
 
@@ -25,7 +25,7 @@ pub fn header_tag(release: &KernelRelease, arch: Architecture) -> Result<Tag, St
     text.parse().map_err(|_| StoreError::Tag(text))
 }
 
-/// The tag of what goes by a key of 64 hexadecimal digits.
+/// The tag of a stored input with a key of 64 hexadecimal digits.
 pub fn key_tag(key: &str) -> Result<Tag, StoreError> {
     key.parse().map_err(|_| StoreError::Tag(key.chars().take(80).collect()))
 }

@@ -1,4 +1,4 @@
-//! The whole way of a driver for a kernel that nobody has a package of: its headers are imported, the driver is built,
+//! The whole way of a driver for a kernel without a package: its headers are imported, the driver is built,
 //! signed and published where there is no network, carried across in one file, verified, and loaded by that kernel.
 use std::{
     fs,

@@ -66,7 +66,7 @@ impl<'a> Der<'a> {
     }
 }
 
-/// One element, from the encodings of what it holds.
+/// One element, from the encodings of its content.
 pub fn encode(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let mut out = vec![tag];

@@ -3,7 +3,7 @@
 
 use super::{Descriptor, Digest, ImageError, ImageManifest, Tag, annotations, media_type};
 
-/// The configuration of what has none.
+/// The configuration of an artifact without one.
 pub const EMPTY: &[u8] = b"{}";
 
 /// A manifest with the blobs that it names.

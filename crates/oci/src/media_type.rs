@@ -12,7 +12,7 @@ pub const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 pub const OCI_LAYER_GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 /// A layer: tar, compressed with zstd.
 pub const OCI_LAYER_ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
-/// The configuration of what has none (image spec, `manifest.md`, "Guidance for an Empty Descriptor").
+/// The configuration of an artifact without one (image spec, `manifest.md`, "Guidance for an Empty Descriptor").
 pub const OCI_EMPTY: &str = "application/vnd.oci.empty.v1+json";
 /// Docker's image manifest.
 pub const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";

@@ -94,7 +94,7 @@ pub struct Live {
     faulted: u32,
 }
 
-/// Waits for a change; for ever, where nobody is left who could make one.
+/// Waits for a change; for ever, where no sender is left.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;

@@ -34,9 +34,9 @@ pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, dep
 
 /// Changes when the same set is laid out differently in the cache.
 const FORMAT: &str = "brought-1";
-/// The kind of the records of what was imported here.
+/// The kind of the records of imports on this machine.
 const IMPORTED: &str = "imported-headers";
-/// The kind of the records of what the store answered.
+/// The kind of the records of the store's answers.
 const STORED: &str = "stored-headers";
 /// Longest origin and identity that are read from the store.
 const MAX_VALUE: usize = 4096;

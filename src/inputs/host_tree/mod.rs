@@ -27,7 +27,7 @@ use crate::{
 const FORMAT: &str = "host-tree-1";
 /// The kind of the cache's entries.
 const KIND: &str = "host-trees";
-/// The symbol table of what is exposed.
+/// The symbol table of the exposed headers.
 const SYMVERS: &str = "Module.symvers";
 /// A `utsrelease.h` is one line.
 const MAX_UTSRELEASE: u64 = 4096;

@@ -34,7 +34,7 @@ const EPOCH: &str = "1700000000";
 /// Tenths of a percent larger than level 6 for half the time; it must keep up with mmdebstrap.
 const LEVEL: u32 = 4;
 
-/// Time for mmdebstrap to unmount and to remove its directory when it is told to end.
+/// Time for mmdebstrap to unmount and to remove its directory when it must end.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// What is not read in a build container. Licences stay.

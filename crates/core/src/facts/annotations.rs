@@ -25,7 +25,7 @@ pub const PAYLOAD_DIGEST: &str = "farrier.dev/payload-digest";
 pub const CHECK_VERDICT: &str = "farrier.dev/check-verdict";
 /// The check report in a few words: `5 modules: loads`.
 pub const CHECK_SUMMARY: &str = "farrier.dev/check-summary";
-/// Digest over the content of what the payload exposes to drivers that are compiled against it.
+/// Digest over the content that the payload exposes to drivers that are compiled against it.
 pub const EXPOSED_DIGEST: &str = "farrier.dev/exposed-digest";
 /// Hash over what was built but for the kernel, 64 hexadecimal digits.
 pub const RECIPE: &str = "farrier.dev/recipe";

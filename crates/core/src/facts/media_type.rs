@@ -1,4 +1,4 @@
-//! Pure: the media types of what farrier stores, and those of OCI.
+//! Pure: the media types of farrier's artifacts, and those of OCI.
 
 pub use oci::media_type::*;
 

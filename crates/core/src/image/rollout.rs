@@ -274,7 +274,7 @@ impl RolloutSpec {
         }
     }
 
-    /// How long the first pods with a new image may take to get ready; `None` where nobody watches them.
+    /// How long the first pods with a new image may take to get ready; `None` where they are not watched.
     pub fn deadline(&self) -> Option<Period> {
         match self {
             Self::Image { deadline, .. }

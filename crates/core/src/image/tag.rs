@@ -20,7 +20,7 @@ pub struct TagInputs<'a> {
     pub version: &'a str,
     /// The kernel target.
     pub target: &'a KernelTarget,
-    /// The versions of what it is compiled against, by the needs' names; cleaned in the same way.
+    /// The versions of the images that it is compiled against, by the needs' names; cleaned in the same way.
     pub needs: BTreeMap<&'a str, &'a str>,
     /// The first digits of the fingerprint of the certificate that modules are signed for; `None` where they are not signed.
     pub signer: Option<&'a str>,

@@ -275,7 +275,7 @@ impl Announcements {
         self.kernels.values().any(|announced| announced.images.holds(image))
     }
 
-    /// Who announces this kernel; nobody does for images that it is not announced for.
+    /// Who announces this kernel; empty for images that it is not announced for.
     pub(super) fn by_for(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
         let found = self.kernels.get(target).filter(|announced| announced.images.holds(image));
         found.map(|announced| announced.by.iter().cloned().collect()).unwrap_or_default()

@@ -38,7 +38,7 @@ pub fn next_deadline(
 fn starts(daemon_set: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
     let Some(live) = &daemon_set.live else { return Vec::new() };
     let record = live.annotations.get(RECORD_ANNOTATION);
-    // An annotation that somebody else wrote into says nothing.
+    // An annotation that another writer changed says nothing.
     let record = record.and_then(|text| serde_json::from_str::<Record>(text).ok()).unwrap_or_default();
     let set = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
     let late = snapshot

@@ -236,7 +236,7 @@ fn kept_by_itself(inputs: &GcInputs<'_>, image: &HeldImage) -> Option<KeptWhy> {
     Some(KeptWhy::Recent { kernel: oldest.clone(), seen })
 }
 
-/// The kernels of an image that nobody has had for long enough. A union with one of them is not what a rollout asks for
+/// The kernels of an image that no node has had for long enough. A union with one of them is not what a rollout asks for
 /// any more: unions have the kernels that nodes run, those that are announced, and those that left only a while ago.
 fn gone(inputs: &GcInputs<'_>, image: &HeldImage) -> BTreeMap<String, Date> {
     let GcInputs { live, record, keep_days, today, .. } = *inputs;

@@ -20,7 +20,7 @@ pub enum NodeReason {
         label: &'static str,
     },
     /// The kernel label is not that of the running kernel: a reboot that NFD has not seen yet, or a
-    /// label that somebody else wrote.
+    /// label that another writer made.
     KernelLabelDiffers {
         /// The label's value.
         label: String,

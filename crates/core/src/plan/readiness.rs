@@ -83,7 +83,7 @@ impl Next {
 pub struct PlannedNode {
     /// The node.
     pub node: String,
-    /// What it is to boot; `None` where nobody says so any more.
+    /// What it is to boot; `None` where it is not announced any more.
     #[serde(serialize_with = "shared", skip_serializing_if = "Option::is_none")]
     pub next: Option<Arc<Next>>,
     /// May it?
@@ -163,7 +163,7 @@ fn mark(node: &NodeFacts, next: Option<Arc<Next>>) -> Option<PlannedNode> {
     let said = [node.annotations.get(READY_FOR), node.labels.get(READY_FOR)];
     let label = next.as_ref().and_then(|next| KernelLabel::of(&next.kernel.release));
     let ready = next.as_ref().is_some_and(|next| next.is_ready());
-    // A registry that is away for a while makes nobody ready, and takes nobody's readiness away.
+    // A registry that is away for a while makes no node ready, and takes no node's readiness away.
     let stays = next.as_ref().is_some_and(|next| next.is_unknown())
         && label.as_ref().is_some_and(|label| said == [Some(&label.to_string()); 2]);
     let right = label.filter(|_| ready || stays).map(|label| label.to_string());

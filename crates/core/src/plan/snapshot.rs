@@ -18,7 +18,7 @@ use crate::image::{DriverImage, OperatorResource};
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels`; from a live cluster only those that somebody asks for ([`super::Interest`]).
+    /// `metadata.labels`; from a live cluster only those that are asked for ([`super::Interest`]).
     pub labels: BTreeMap<String, String>,
     /// Those of `metadata.annotations` that begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
@@ -53,7 +53,7 @@ pub struct Owner {
 }
 
 /// Which state of which object a decision was made from: a write names it, so that the API server refuses the
-/// write when somebody was faster.
+/// write when another writer was faster.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectVersion {
@@ -69,7 +69,7 @@ pub enum UpdateStrategy {
     /// By itself, as soon as the template changes.
     #[default]
     RollingUpdate,
-    /// When somebody deletes them.
+    /// The time of their deletion, where that is under way.
     OnDelete,
 }
 
@@ -237,7 +237,7 @@ impl NodeFacts {
 
 impl ClusterSnapshot {
     /// Has each node of the other snapshot its like in this one, in all that decides which images may reach it: what
-    /// it runs, its labels, and its name where somebody selects nodes by name? Then no rollout that was decided from
+    /// it runs, its labels, and its name where nodes are selected by name? Then no rollout that was decided from
     /// this one reaches a kernel of which it did not know. Labels of farrier's own change while it rolls out.
     pub fn knows_nodes_of(&self, other: &Self) -> bool {
         let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());

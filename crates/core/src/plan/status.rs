@@ -34,7 +34,7 @@ pub struct StatusRow {
     /// Why it is not published.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// What it is compiled against: `name@sha256:digits` of what is exposed, or the names that it waits for.
+    /// What it is compiled against: `name@sha256:digits` of the exposed headers, or the names that it waits for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<String>,
     /// Who announces the kernel.

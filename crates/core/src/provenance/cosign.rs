@@ -12,7 +12,7 @@ use crate::{
 
 use super::dsse::DSSE;
 
-/// The media type of what is signed of an image.
+/// The media type of the signed statement.
 pub const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 /// The `type` of it.
 const PAYLOAD_TYPE: &str = "cosign container image signature";

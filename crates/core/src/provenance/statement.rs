@@ -29,7 +29,7 @@ pub enum StatementError {
 pub struct Statement {
     /// What is claimed.
     pub predicate_type: String,
-    /// The sha256 digests of what it is claimed of.
+    /// The sha256 digests of its subjects.
     pub subjects: Vec<String>,
     /// The claim.
     pub predicate: Value,

@@ -1,7 +1,7 @@
 //! Pure: which places are tried for an image or an address: the mirrors of the longest prefix that matches, in the order
 //! in which they are written, and last the place itself.
 //!
-//! The place itself comes last and is not left out: a mirror that fills itself lacks what nobody has asked it for yet.
+//! The place itself comes last and is not left out: a mirror that fills itself lacks files that were not yet asked for.
 //! With `--offline` it is asked only where its host is named ([`HostPolicy`](super::HostPolicy) decides, not this module).
 
 use std::{fmt, str::FromStr};

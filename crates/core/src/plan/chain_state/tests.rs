@@ -167,7 +167,7 @@ fn dependents_call_for_their_needs_where_no_node_does() {
     world.image("mofed").spec.nodes.match_labels = [("a".parse().unwrap(), "b".parse().unwrap())].into();
     world.image("peer").spec.kernels = Some(">=6.2".parse().unwrap());
     assert_eq!(settle(&mut world).len(), 2, "who is not meant for the kernel calls for nothing");
-    assert!(matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }), "and blocks nobody");
+    assert!(matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }), "and blocks no other image");
 }
 
 #[test]

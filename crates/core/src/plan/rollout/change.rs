@@ -15,7 +15,7 @@ use crate::image::{ImageReference, OperatorResource};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase", tag = "change")]
 pub enum Change {
-    /// Fields of a DaemonSet that somebody else made.
+    /// Fields of a DaemonSet that farrier did not make.
     DaemonSet(DaemonSetChange),
     /// A DaemonSet for one kernel, made or brought up to date.
     Copy(DaemonSetCopy),
@@ -29,7 +29,7 @@ pub enum Change {
     Resource(ResourceChange),
 }
 
-/// All that is farrier's in a DaemonSet that somebody else made.
+/// All that is farrier's in a DaemonSet that farrier did not make.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DaemonSetChange {

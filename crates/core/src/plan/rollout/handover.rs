@@ -87,7 +87,7 @@ fn fence_of(label: &str) -> impl Fn(&Requirement) -> bool {
     move |requirement| requirement.key == label && requirement.operator == Operator::DoesNotExist
 }
 
-/// Is somebody at work on the node: is it cordoned, or in an operator's driver upgrade?
+/// Is the node under maintenance: is it cordoned, or in an operator's driver upgrade?
 pub(super) fn is_in_maintenance(node: &NodeFacts) -> bool {
     let upgrading =
         |key: &&str| node.labels.get(*key).is_some_and(|state| !state.is_empty() && state != "upgrade-done");

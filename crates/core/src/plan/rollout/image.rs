@@ -84,7 +84,7 @@ pub(super) fn set_image(
             change.proof.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
-        // No proof is asked of what was there before: better an image that may have gone than one that does not
+        // The earlier image is not looked up: better an image that may have gone than one that does not
         // come up.
         Step::PutBack(noted, why) => {
             let before = noted.replaced.as_str().map(str::to_owned);
@@ -96,7 +96,7 @@ pub(super) fn set_image(
 }
 
 /// A change that sets nothing, and keeps all that farrier has set in a DaemonSet: an apply gives up what it does not
-/// name, and a field that nobody owns any more is removed. What somebody else has set since is theirs.
+/// name, and a field without an owner is removed. A value that another writer has set since is theirs.
 pub(super) fn naming(daemon_set: &DaemonSetFacts, record: &Record) -> DaemonSetChange {
     let ours = daemon_set.containers.iter().filter(|found| {
         let written = record.0.get(&found.name).and_then(FieldRecord::written);

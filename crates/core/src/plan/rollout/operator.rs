@@ -83,7 +83,7 @@ pub(super) fn is_upgrading(state: &str) -> bool {
 }
 
 /// Labels with which the operator leaves a node's driver alone, with the values that say so: its own driver manager
-/// has found one that the host brings, or somebody has switched the driver, or everything, off there. The Network
+/// has found one that the host brings, or the driver, or everything, is switched off there. The Network
 /// Operator has none (GPU Operator `controllers/state_manager.go`, `assets/state-driver`; driver manager: "NVIDIA GPU
 /// driver is already pre-installed on the node").
 pub(in crate::plan) fn switches(

@@ -150,7 +150,7 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
     }
 }
 
-/// Makes copies, changes those that are not as they should be, and deletes those that nobody needs any more.
+/// Makes copies, changes those that are not as they should be, and deletes those that are not needed any more.
 fn bring_up_to_date(
     context: &Context<'_>,
     fleet: &Fleet<'_>,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::super::{HoldReason, RECORD_ANNOTATION};
 
-/// A value that has stood for so long is nobody's quarrel: what was changed back before is forgotten.
+/// A value that has stood for so long is undisputed: earlier changes back are forgotten.
 pub(super) const PEACE: SignedDuration = SignedDuration::from_hours(1);
 
 /// How a rewrite went.
@@ -35,7 +35,7 @@ pub enum RecordState {
 pub struct FieldRecord {
     /// What farrier set.
     pub set: Value,
-    /// What it replaced: the value to go back to. What somebody else had put there, or a value of farrier's that
+    /// What it replaced: the value to go back to. A value that another writer had put there, or a value of farrier's that
     /// came up; never one of farrier's that did not.
     pub replaced: Value,
     /// When it was set.
@@ -43,7 +43,7 @@ pub struct FieldRecord {
     /// How it went.
     #[serde(default)]
     pub state: RecordState,
-    /// How often somebody else changed it back without an hour's peace.
+    /// How often another writer changed it back without an hour's peace.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub changed_back: u32,
     /// Why it failed, for people.
@@ -57,7 +57,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl FieldRecord {
-    /// The value that farrier wrote last; `None` where it left the field to somebody else.
+    /// The value that farrier wrote last; `None` where it left the field to another writer.
     pub fn written(&self) -> Option<&Value> {
         match self.state {
             RecordState::Set | RecordState::Good => Some(&self.set),

@@ -301,8 +301,8 @@ pub(super) fn change(
         // What was not there before is not named, and so removed.
         writable(value).collect()
     } else {
-        // Left to somebody else, who may have changed some of the fields only: the others stay named, because what
-        // nobody owns any more is removed.
+        // Left to another writer, who may have changed some of the fields only: the others stay named, because what
+        // no writer owns any more is removed.
         let written = record.0.get(FIELD).and_then(FieldRecord::written);
         let ours = written.into_iter().flat_map(writable);
         ours.filter(|(key, value)| driver.get(key) == Some(value)).collect()

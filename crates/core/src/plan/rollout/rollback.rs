@@ -1,7 +1,7 @@
 //! Pure: taking rewrites back.
 //!
 //! Each strategy that writes has a function in [`SOURCES`], which gives the steps for the objects that it wrote. What
-//! was before is put back although nobody asked the registry about it: it was there, and a person asks for it.
+//! was before is put back without a look into the registry: it was there, and a person asks for it.
 
 use std::collections::BTreeMap;
 

@@ -98,7 +98,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     let done = |image| Ok(Wanted { found, live, container, image, left });
 
     let spared = |kernel: &str| {
-        // A pod that nobody restarts keeps its image, and a kernel that has no modules in either has nothing to lose.
+        // A pod that is not restarted keeps its image, and a kernel that has no modules in either has nothing to lose.
         live.update == UpdateStrategy::OnDelete
             && current.is_some_and(|current| !current.kernels.contains(kernel))
     };

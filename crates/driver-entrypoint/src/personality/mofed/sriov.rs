@@ -311,7 +311,7 @@ fn none() -> String {
     "-".to_owned()
 }
 
-/// The last part of what a link points to.
+/// The last part of a link's target.
 fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_str()?.to_owned())
 }

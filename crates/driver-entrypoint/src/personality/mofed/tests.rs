@@ -111,7 +111,7 @@ fn the_stack_is_replaced_and_exposed_step_by_step() {
         ]
     );
     assert_eq!(bench.text(READY), None);
-    assert_eq!(bench.loaded(), OURS, "the drivers stay where nobody asked for the host's");
+    assert_eq!(bench.loaded(), OURS, "the drivers stay where the host's are not asked for");
 }
 
 #[test]

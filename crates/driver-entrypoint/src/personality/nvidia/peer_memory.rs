@@ -54,7 +54,7 @@ struct Memory {
     against: Option<String>,
     /// OFED's ready file was seen once, so that its absence says something.
     ofed_file: bool,
-    /// Since how many looks nothing could be done, and for want of what.
+    /// The number of looks in which it could not load, and the missing part.
     waiting: Option<(Missing, u32)>,
     is_ready: bool,
 }

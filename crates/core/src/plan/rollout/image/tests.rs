@@ -102,7 +102,7 @@ fn a_value_that_is_changed_back_twice_is_left() {
     world.set_by_another(FOREIGN);
     assert_eq!(rewrites(&mut world), one);
     assert_eq!(recorded(&world).changed_back, 1);
-    assert_eq!(recorded(&world).replaced, FOREIGN, "what somebody else chose is what to go back to");
+    assert_eq!(recorded(&world).replaced, FOREIGN, "another writer's choice is what to go back to");
     later(&mut world, 5);
     world.set_by_another(OLD);
     assert_eq!(held(&mut world), (HoldReason::ChangedBack { times: 2 }, true));
@@ -225,7 +225,7 @@ fn what_is_farriers_in_other_containers_stays_named() {
     assert_eq!(both.proof.len(), 1);
     let record = Record::of(&both.annotations).unwrap();
     assert_eq!(record.0.keys().collect::<Vec<_>>(), ["driver", "init"]);
-    // What somebody else has set since is theirs, and not named.
+    // A value that another writer has set since is theirs, and not named.
     world.set_by_another(FOREIGN);
     assert_eq!(change(&world).images.keys().collect::<Vec<_>>(), ["init"]);
 }
@@ -352,7 +352,7 @@ struct Witness {
     written: Option<String>,
     /// When a value was set or given up last.
     touched_at: Option<Timestamp>,
-    /// How often each value was set over somebody else's, without an hour's peace.
+    /// How often each value was set over another writer's, without an hour's peace.
     over: BTreeMap<String, u32>,
 }
 

@@ -22,7 +22,7 @@ pub(in super::super) struct OriginalNote {
     /// When it was made to keep off nodes that are handed over.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fenced_at: Option<Timestamp>,
-    /// How often somebody else undid that.
+    /// How often another writer undid that.
     pub(super) undone: u32,
     /// When a person took the rollout back.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,7 +30,7 @@ pub(in super::super) struct OriginalNote {
 }
 
 impl OriginalNote {
-    /// Of an original; a note that somebody else wrote counts as none.
+    /// Of an original; another writer's note counts as none.
     pub(in super::super) fn read(live: &LiveDaemonSet) -> Self {
         live.annotations
             .get(PER_KERNEL_ANNOTATION)

@@ -72,7 +72,7 @@ fn an_image_that_does_not_get_ready_gives_its_node_back_and_is_not_tried_again()
     cluster.publish();
     let bad: Vec<String> = cluster.modules.keys().filter(|image| *image != OLD).cloned().collect();
     cluster.broken.extend(bad);
-    // What the old image holds is not known: nobody says that it has no modules.
+    // What the old image holds is not known: it may have modules.
     cluster.converge();
     cluster.pass_time(601);
     let planned = cluster.converge();
@@ -376,7 +376,7 @@ proptest! {
                 }
             }
         }
-        // Everything calms down: labels agree, nobody works on nodes, images work.
+        // Everything calms down: labels agree, no node is under maintenance, images work.
         cluster.broken.clear();
         for node in cluster.world.snapshot.nodes.clone() {
             cluster.set_kernel(&node.name, &node.kernel_version);

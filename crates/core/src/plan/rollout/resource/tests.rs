@@ -127,7 +127,7 @@ fn what_is_changed_back_twice_is_left_with_what_is_still_ours() {
     pass(&mut world);
     back(&mut world);
     let left = pass(&mut world);
-    // The others' version is not named; what nobody else owns is, or it would be removed.
+    // The others' version is not named; what has no other owner is, or it would be removed.
     let ours = json!({"repository": "registry.test/drivers", "image": "mft", "forcePrecompiled": true});
     assert_eq!(left.spec, json!({"ofedDriver": ours}));
     assert_eq!(Record::of(&left.annotations).unwrap().0[FIELD].state, RecordState::Conflict);

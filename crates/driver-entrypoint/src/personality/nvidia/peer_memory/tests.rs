@@ -32,7 +32,7 @@ fn story<'a>(steps: Vec<Box<dyn FnOnce() + 'a>>) -> Story<'a> {
     Story(steps.into_iter())
 }
 
-/// A node with OFED's core and the GPU driver loaded, and nobody who says that they are ready.
+/// A node with OFED's core and the GPU driver loaded, without their ready files.
 fn bench() -> Bench {
     let bench = Bench::new();
     for (name, depends) in [("ib_core", ""), ("mlx5_core", ""), ("nvidia", "")] {
