@@ -16,7 +16,7 @@ use crate::{
     inputs::{HeaderSet, bootstrap_key},
     kernel::{Architecture, Compiler, CompilerKind, Toolchain},
     net::Asker,
-    parts::{Parts, Stage, TargetError},
+    parts::{FindingKind, Parts, Stage, TargetError},
     registry,
     site::HostPort,
 };
@@ -55,7 +55,16 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         Ok(()) => Ok(PreparedBase { engine }),
         Err(EngineError::Step { message }) => Err(match (headers.compiler, log.offered()) {
             (Some(wanted), Some(offered)) => {
-                TargetError::CompilerMissing { wanted, family: family.metadata.name.to_string(), offered }
+                let family = &family.metadata.name;
+                TargetError::finding(
+                    FindingKind::Compile,
+                    format!(
+                        "the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}"
+                    ),
+                    Some(format!(
+                        "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
+                    )),
+                )
             }
             _ => EngineError::Step { message }.into(),
         }),

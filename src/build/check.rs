@@ -13,7 +13,7 @@ use crate::{
     inputs::KernelImageLookup,
     kmod::{self, BeyondHeaders, BootReport, CheckReport, CheckRequest, KernelFacts, Verdict},
     oci::ModuleSignerFact,
-    parts::{BootCheck, Stage, TargetError},
+    parts::{BootCheck, Finding, FindingKind, Stage, TargetError},
     payload,
 };
 
@@ -141,19 +141,34 @@ pub(super) async fn boot(
 
 /// May a payload with this report be published?
 fn accept(report: &CheckReport, unknown: UnknownPolicy) -> Result<(), TargetError> {
-    let table = || report.to_string();
-    match (report.verdict, unknown) {
-        (Verdict::Loads, _) | (Verdict::Unknown, UnknownPolicy::Allow) => Ok(()),
-        (Verdict::Unknown, UnknownPolicy::Deny) => Err(TargetError::Unknown {
-            summary: report.summary(),
-            settle: report.remedies(Verdict::Unknown),
-            report: table(),
-        }),
-        (Verdict::Refused, _) => Err(match report.boot.as_ref().and_then(BootReport::failure) {
-            Some(summary) => TargetError::BootRefused { summary, report: table() },
-            None => TargetError::Refused { summary: report.summary(), report: table() },
-        }),
-    }
+    let boot_failure = report.boot.as_ref().and_then(BootReport::failure);
+    let (kind, message, hint) = match (report.verdict, boot_failure) {
+        (Verdict::Loads, _) => return Ok(()),
+        (Verdict::Unknown, _) if unknown == UnknownPolicy::Allow => return Ok(()),
+        (Verdict::Unknown, _) => (
+            FindingKind::Unknown,
+            format!(
+                "the check does not know whether the modules load, and check.unknown is deny: {}",
+                report.summary()
+            ),
+            format!(
+                "what would settle it: {}; or accept it with check.unknown: allow",
+                report.remedies(Verdict::Unknown).join("; ")
+            ),
+        ),
+        (Verdict::Refused, Some(failure)) => (
+            FindingKind::BootRefused,
+            format!("the boot check failed: {failure}"),
+            "the kernel itself does not load the modules: see its messages above; it is not tried again until an input changes".to_owned(),
+        ),
+        (Verdict::Refused, None) => (
+            FindingKind::Refused,
+            format!("check refused the modules: {}", report.summary()),
+            "the modules do not fit this kernel: see the report above".to_owned(),
+        ),
+    };
+    let detail = report.to_string().lines().map(str::to_owned).collect();
+    Err(Finding { kind, message, detail, hint: Some(hint) }.into())
 }
 
 #[cfg(test)]

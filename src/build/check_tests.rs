@@ -24,7 +24,7 @@ fn boot_report(outcome: BootOutcome) -> BootReport {
 /// A report with one finding of this verdict, made by the real check of a header set without `Module.symvers`.
 async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
     let cell = bench.cell(K9).await;
-    let job = Job::of(&bench.controller, &cell).unwrap();
+    let job = Job::of(&bench.parts, &cell).unwrap();
     let mut headers = crate::build::headers::fetch(&job).await.unwrap();
     headers.facts.symbols = None;
     let against = Against { headers, needed: Needed::default() };
@@ -35,13 +35,14 @@ async fn unknown(bench: &Bench) -> Result<CheckReport, TargetError> {
 #[tokio::test]
 async fn unknown_is_accepted_unless_the_definition_denies_it() {
     let mut bench = Bench::new(&json!({}));
-    let report = unknown(&bench).await.unwrap();
-    assert_eq!(report.verdict, Verdict::Unknown);
-    assert_eq!(report.in_a_few_words(), "1 module: unknown");
+    let unknown_report = unknown(&bench).await.unwrap();
+    assert_eq!(unknown_report.verdict, Verdict::Unknown);
+    assert_eq!(unknown_report.in_a_few_words(), "1 module: unknown");
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
     let error = unknown(&bench).await.unwrap_err();
-    let TargetError::Unknown { settle, .. } = &error else { panic!("{error}") };
+    let TargetError::Finding(Finding { kind: FindingKind::Unknown, .. }) = &error else { panic!("{error}") };
+    let settle = unknown_report.remedies(Verdict::Unknown);
     assert!(!settle.is_empty());
     assert!(error.is_permanent() && error.is_of_policy());
     let hint = error.hint().unwrap();
@@ -50,8 +51,8 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 
     // Remembered with the policy that it failed under.
     let cell = bench.cell(K9).await;
-    record_outcome(&bench.controller, &cell, &Err(error)).unwrap();
-    let failures = known_failures(&bench.controller.cache, [cell.input_hash]).unwrap();
+    record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
+    let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
     assert!(failure.still_holds(bench.definition().0.spec.check));
     bench.image().spec.check.unknown = UnknownPolicy::Allow;
@@ -62,16 +63,15 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
 async fn what_was_published_as_unknown_is_not_accepted_after_a_change_of_mind() {
     let mut bench = Bench::new(&json!({}));
     // Without `Module.symvers` nothing is known of symbols.
-    std::fs::remove_file(bench.controller.definitions.root.join(format!("headers-{K9}/Module.symvers")))
-        .unwrap();
+    std::fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
     let built = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(built.report.verdict, Verdict::Unknown);
     let (name, target) = ("x".parse().unwrap(), Bench::target(K9));
-    let outcome = build_one(&bench.controller, &name, &target, true, false).await.unwrap();
+    let outcome = build_one(&bench.parts, &name, &target, true, false).await.unwrap();
     assert!(outcome.built.is_none());
 
     bench.image().spec.check.unknown = UnknownPolicy::Deny;
-    let error = build_one(&bench.controller, &name, &target, true, false).await.unwrap_err();
+    let error = build_one(&bench.parts, &name, &target, true, false).await.unwrap_err();
     assert!(error.to_string().ends_with("with the verdict unknown, and check.unknown is deny"), "{error}");
     assert!(error.hint().is_some());
 }
@@ -81,7 +81,7 @@ async fn a_refused_module_is_not_booted() {
     let (bench, scripted) =
         Bench::new(&json!({"check": {"boot": true}})).with_boot(|| Ok(boot_report(BootOutcome::Loaded)));
     let error = bench.publish(K9, &[&ModuleFile::named("m").needs("printk", 2)]).await.unwrap_err();
-    assert!(matches!(error, TargetError::Refused { .. }), "{error}");
+    assert!(matches!(error, TargetError::Finding(Finding { kind: FindingKind::Refused, .. })), "{error}");
     assert!(scripted.asked.lock().unwrap().is_empty());
 }
 
@@ -125,7 +125,7 @@ async fn a_boot_that_does_not_load_stops_the_target() {
         assert_eq!(error.to_string(), format!("the boot check failed: {said}"));
         assert!(error.is_permanent() && error.is_of_policy() && error.hint().is_some());
         let reference = bench.cell(K9).await.reference;
-        assert!(bench.controller.look_up(&reference).await.unwrap().is_none(), "nothing is published");
+        assert!(bench.parts.look_up(&reference).await.unwrap().is_none(), "nothing is published");
     }
 }
 

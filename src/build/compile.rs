@@ -15,7 +15,7 @@ use crate::{
     blocking::blocking,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog},
     image::{Digest, Output},
-    parts::{Stage, TargetError},
+    parts::{Finding, FindingKind, Stage, TargetError},
     payload,
 };
 
@@ -50,7 +50,16 @@ pub(super) async fn compile(
         Ok(()) => {}
         Err(EngineError::Step { message }) => {
             let (diagnosis, tail) = log.finish();
-            return Err(TargetError::Compile { diagnosis, message, tail, log: log_path });
+            let (message, detail) = match diagnosis {
+                Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
+                None => (message, tail),
+            };
+            let hint = format!(
+                "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
+                log_path.display()
+            );
+            let message = format!("compile failed: {message}");
+            return Err(Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into());
         }
         Err(other) => return Err(other.into()),
     }

@@ -13,6 +13,6 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet, TargetError> {
     let look = || parts.fetcher.headers().find(source, &parts.definitions.root, &job.cell.target);
     match parts.retry("fetch headers", look).await? {
         HeaderLookup::Found(headers) => Ok(*headers),
-        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::HeadersMissing { looked_for, hint }),
+        HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),
     }
 }

@@ -10,7 +10,7 @@ use crate::{
     kernel::KernelFamily,
     kmod::CheckReport,
     oci::ReusedFrom,
-    parts::{Parts, Stage, TargetError},
+    parts::{FindingKind, Parts, Stage, TargetError},
     payload::ArchiveImage,
     plan::Cell,
 };
@@ -50,7 +50,7 @@ impl<'a> Job<'a> {
 
 /// A cell whose image or family is not among the definitions.
 pub(super) fn definition_gone(subject: &str) -> TargetError {
-    TargetError::Unmet { message: format!("{subject}: its definition is gone"), hint: None }
+    TargetError::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)
 }
 
 /// What a payload is compiled and checked against.

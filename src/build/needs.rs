@@ -97,7 +97,7 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<(), Target
         let HostTree { root, digest, symvers, origin } = match found {
             HostTreeLookup::Found(found) => found,
             HostTreeLookup::Missing { looked_for, hint } => {
-                return Err(TargetError::HeadersMissing { looked_for, hint });
+                return Err(TargetError::headers_missing(&looked_for, hint));
             }
         };
         let planned = cell.needs.iter().find(|planned| planned.name == *name);

@@ -9,6 +9,7 @@ use crate::{
     engine::EngineError,
     kmod::{Rule, Verdict},
     net::SecretReader,
+    parts::{Finding, FindingKind},
     signing::{
         ModuleSigner,
         testing::{EC_256, RSA_2048, Workshop},
@@ -46,7 +47,7 @@ fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
     };
     let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
     let opened = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
-    bench.controller.module_signer = Some(Arc::new(opened));
+    bench.parts.module_signer = Some(Arc::new(opened));
 }
 
 /// The certificate's serial number, as OpenSSL knows it.
@@ -58,8 +59,10 @@ fn serial(workshop: &Workshop) -> String {
 async fn an_enforcing_kernel_takes_what_will_be_signed() {
     let mut bench = bench(ENFORCING);
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    let TargetError::Refused { summary, .. } = &error else { panic!("{error}") };
-    assert!(summary.contains("not signed"), "{summary}");
+    let TargetError::Finding(Finding { kind: FindingKind::Refused, message, .. }) = &error else {
+        panic!("{error}")
+    };
+    assert!(message.contains("not signed"), "{message}");
 
     let workshop = workshop(RSA_2048);
     sign_with(&mut bench, &workshop, Signed::Keep);
@@ -71,7 +74,7 @@ async fn an_enforcing_kernel_takes_what_will_be_signed() {
     assert_eq!(signed_by.key_id, serial(&workshop));
     assert!(built.report.modules[0].findings.iter().all(|finding| finding.rule != Rule::Signature));
     let annotations = bench.annotations(K9).await;
-    let fingerprint = bench.controller.module_signer.as_ref().unwrap().fingerprint();
+    let fingerprint = bench.parts.module_signer.as_ref().unwrap().fingerprint();
     assert_eq!(annotations[annotations::MODULE_SIGNER], format!("keep {} {fingerprint}", serial(&workshop)));
     assert!(annotations.contains_key(annotations::UNSIGNED_HASH));
 }
@@ -121,7 +124,7 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     assert_eq!(after.reused_from.unwrap().digest, before.digest);
 
     // Switched off again, a signed payload is of no use: signatures are not taken off.
-    bench.controller.module_signer = None;
+    bench.parts.module_signer = None;
     bench.lose(&unsigned.reference);
     let error = bench.build(K9).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");

@@ -27,7 +27,7 @@ fn assert_compiles(outcome: Result<crate::build::Built, TargetError>) {
 /// Every file of the payload layer of the image for a kernel, with the digest of its content.
 async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
     let reference = bench.cell(release).await.reference;
-    let registry = &bench.controller.registry;
+    let registry = &bench.parts.registry;
     let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
     let manifest = ImageManifest::parse(&stored.bytes).unwrap();
     let work = tempfile::tempdir().unwrap();
@@ -78,10 +78,8 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
         assert_ne!(notes[key], theirs[key], "{key}");
     }
     // Where it was built is part of the proof.
-    let stored = crate::images::check_report(&bench.controller, &bench.cell(K10).await.reference)
-        .await
-        .unwrap()
-        .unwrap();
+    let stored =
+        crate::images::check_report(&bench.parts, &bench.cell(K10).await.reference).await.unwrap().unwrap();
     assert_eq!(stored.document["reusedFrom"]["kernel"], K9);
     assert_eq!(stored.document["reusedFrom"]["digest"], first.digest.as_str());
     assert_eq!(stored.document["report"]["kernel"], K10);
@@ -102,7 +100,7 @@ async fn a_forced_build_compiles() {
     bench.publish(K9, &[&module()]).await.unwrap();
     let cell = bench.cell(K10).await;
     let options = crate::build::BuildOptions { push: true, compile: true };
-    assert_compiles(crate::build::build(&bench.controller, &cell, options).await);
+    assert_compiles(crate::build::build(&bench.parts, &cell, options).await);
 }
 
 /// The reasons, as they are told; a build follows each.
@@ -129,7 +127,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
     // No table: it is not known.
     let bench = compatible();
     bench.publish(K9, &[&module()]).await.unwrap();
-    fs::remove_file(bench.controller.definitions.root.join(format!("headers-{K10}/Module.symvers"))).unwrap();
+    fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K10}/Module.symvers"))).unwrap();
     assert!(told(&bench).await.starts_with(&format!("the payload of {K9}: the check says unknown")));
 
     // Without symbol versions nothing vouches for the layout: what is published is `unknown`, and does not lend.
@@ -137,8 +135,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
     let mut unversioned = module();
     unversioned.versions = None;
     for kernel in [K9, K10] {
-        let config =
-            bench.controller.definitions.root.join(format!("headers-{kernel}/include/config/auto.conf"));
+        let config = bench.parts.definitions.root.join(format!("headers-{kernel}/include/config/auto.conf"));
         let text = fs::read_to_string(&config).unwrap().replace("CONFIG_MODVERSIONS=y\n", "");
         fs::write(config, text).unwrap();
     }
@@ -156,7 +153,7 @@ async fn what_does_not_fit_is_told_and_compiled() {
 #[tokio::test]
 async fn an_image_of_which_it_is_unknown_whether_it_loads_does_not_lend() {
     let bench = compatible();
-    fs::remove_file(bench.controller.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
+    fs::remove_file(bench.parts.definitions.root.join(format!("headers-{K9}/Module.symvers"))).unwrap();
     let lender = bench.publish(K9, &[&module()]).await.unwrap();
     assert_eq!(lender.report.verdict, Verdict::Unknown);
     assert_compiles(bench.build(K10).await);

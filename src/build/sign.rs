@@ -60,7 +60,10 @@ pub(super) async fn signing(
         return Ok(None);
     }
     let hash = SignatureHash::for_kernel(&headers.facts.config, modules.kind()).map_err(|source| {
-        TargetError::CannotVerify { kernel: job.cell.target.release.to_string(), source }
+        TargetError::unmet(
+            format!("modules cannot be signed for kernel {}: {source}", job.cell.target.release),
+            "sign with an RSA key, for a kernel that has SHA-256 or SHA-512 built in, or leave moduleSigning out of site.yaml",
+        )
     })?;
     let Some(hash) = hash else { return Ok(None) };
     let signer = modules.load().await?;

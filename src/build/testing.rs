@@ -1,4 +1,4 @@
-//! A controller over directories of its own, for tests that need neither network nor engine: images go to a
+//! Parts over directories of its own, for tests that need neither network nor engine: images go to a
 //! layout directory, headers are trees that the test writes, and payloads come from [`ModuleFile`].
 
 mod fleet;
@@ -41,9 +41,9 @@ pub(crate) const K11: &str = "6.1.0-11-amd64";
 pub(crate) const SYMBOLS: &str =
     "0x0000aaaa\tmodule_layout\tvmlinux\tEXPORT_SYMBOL\t\n0x00000001\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n";
 
-/// The controller with everything that it works on.
+/// The parts, with everything that they work on.
 pub(crate) struct Bench {
-    pub(crate) controller: Parts,
+    pub(crate) parts: Parts,
     heard: Arc<Heard>,
     directory: tempfile::TempDir,
 }
@@ -119,7 +119,7 @@ impl Bench {
             docker_host: Some(format!("unix://{}", at("none.sock").display())),
             runtime_dir: None,
         };
-        let controller = Parts {
+        let parts = Parts {
             definitions: Definitions {
                 site: crate::site::SiteSpec::default(),
                 announced: BTreeMap::new(),
@@ -148,7 +148,7 @@ impl Bench {
             fence: None,
             cancel: tokio_util::sync::CancellationToken::new(),
         };
-        let bench = Self { controller, heard, directory };
+        let bench = Self { parts, heard, directory };
         for release in [K9, K10, K11] {
             bench.headers(release, SYMBOLS);
         }
@@ -194,16 +194,16 @@ impl Bench {
         answer: fn() -> Result<BootReport, TargetError>,
     ) -> (Self, Arc<Scripted>) {
         let scripted = Arc::new(Scripted { answer, asked: Mutex::default() });
-        self.controller.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
+        self.parts.boot_checker = Some(Arc::clone(&scripted) as Arc<dyn BootChecker>);
         (self, scripted)
     }
 
     pub(crate) fn image(&mut self) -> &mut DriverImage {
-        self.controller.definitions.images.values_mut().next().unwrap()
+        self.parts.definitions.images.values_mut().next().unwrap()
     }
 
     pub(crate) fn definition(&self) -> (&DriverImage, &KernelFamily) {
-        let definitions = &self.controller.definitions;
+        let definitions = &self.parts.definitions;
         (definitions.images.values().next().unwrap(), &definitions.families[0])
     }
 
@@ -218,12 +218,12 @@ impl Bench {
 
     pub(crate) async fn cell(&self, release: &str) -> Cell {
         let name: ImageName = "x".parse().unwrap();
-        cell::cell(&self.controller, &name, &Self::target(release)).await.unwrap()
+        cell::cell(&self.parts, &name, &Self::target(release)).await.unwrap()
     }
 
     /// A payload with these modules, as a build for the kernel leaves it.
     pub(super) fn payload(&self, release: &str, modules: &[&ModuleFile]) -> Payload {
-        let work = self.controller.cache.scratch().unwrap();
+        let work = self.parts.cache.scratch().unwrap();
         let tree = work.path().join("payload");
         let extra = tree.join(format!("lib/modules/{release}/extra"));
         fs::create_dir_all(&extra).unwrap();
@@ -231,7 +231,7 @@ impl Bench {
             fs::write(extra.join(format!("{}.ko", module.module().name)), module.build()).unwrap();
         }
         fs::write(tree.join(format!("lib/modules/{release}/modules.dep")), "extra/m.ko:\n").unwrap();
-        let family = &self.controller.definitions.families[0].spec.toolchain;
+        let family = &self.parts.definitions.families[0].spec.toolchain;
         let crate::kernel::Toolchain::Image(toolchain) = family else { panic!("an image") };
         Payload {
             tree,
@@ -247,7 +247,7 @@ impl Bench {
     /// Checks and publishes a payload, as a build does.
     pub(crate) async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, TargetError> {
         let cell = self.cell(release).await;
-        let job = Job::of(&self.controller, &cell).unwrap();
+        let job = Job::of(&self.parts, &cell).unwrap();
         let against = Against { headers: headers::fetch(&job).await?, needed: Needed::default() };
         let checked = check::check(&job, &against, self.payload(release, modules), None).await?;
         let image = assemble::assemble(&job, &checked).await?;
@@ -260,13 +260,13 @@ impl Bench {
     /// Builds the image for a kernel, as a pass does; there is no engine.
     pub(crate) async fn build(&self, release: &str) -> Result<Built, TargetError> {
         let cell = self.cell(release).await;
-        build(&self.controller, &cell, BuildOptions { push: true, compile: false }).await
+        build(&self.parts, &cell, BuildOptions { push: true, compile: false }).await
     }
 
     /// The annotations of the image that is published for a kernel.
     pub(crate) async fn annotations(&self, release: &str) -> BTreeMap<String, String> {
         let reference = self.cell(release).await.reference;
-        let registry = &self.controller.registry;
+        let registry = &self.parts.registry;
         let stored = registry.manifest(&reference.repository, &reference.version).await.unwrap().unwrap();
         crate::oci::ImageManifest::parse(&stored.bytes).unwrap().annotations
     }

@@ -66,9 +66,9 @@ pub async fn build(session: &Session, args: BuildArgs) -> Result<Exit, CliError>
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
     let (location, engine) = (args.registry.as_deref(), args.engine.engine);
-    let controller =
-        if args.push { session.controller(location, engine)? } else { session.reader(location, engine)? };
-    let outcome = build_one(&controller, &name, &target, args.push, args.force).await;
+    let parts =
+        if args.push { session.parts(location, engine)? } else { session.reader(location, engine)? };
+    let outcome = build_one(&parts, &name, &target, args.push, args.force).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }

@@ -101,9 +101,9 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit, CliE
     }
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
-    let controller = session.publisher(&args.registry, EngineChoice::Auto)?;
-    let Some(contents) = select::contents(&controller, args).await? else { return Ok(Exit::Failed) };
-    let (location, registry) = (&controller.location, &controller.registry);
+    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let Some(contents) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
+    let (location, registry) = (&parts.location, &parts.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
     let mut wanted = Vec::new();
     for content in contents {

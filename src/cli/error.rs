@@ -7,11 +7,9 @@ use crate::{
     bundle::BundleError,
     cache::CacheError,
     cluster::ClusterError,
-    controller::PassError,
     definitions::DefinitionErrors,
     engine::EngineError,
     fault::chain,
-    images::GcError,
     inputs::{FetchError, TreeError},
     net::NetError,
     oci::ImageError,
@@ -166,20 +164,6 @@ endings! {
     TreeError: |_| Exit::Wrong, |error| Some(error.remedy().to_owned());
     HttpError: |_| Exit::Wrong, |_| Some("choose another one with --listen, or --listen off".to_owned());
     ClusterError: |error| if error.is_unreachable() { Exit::Unreachable } else { Exit::Wrong }, ClusterError::hint;
-    PassError: |error| match error {
-        PassError::Cluster(error) => error.exit(),
-        PassError::Cache(_) => Exit::Failed,
-    }, |error| match error {
-        PassError::Cluster(error) => error.hint(),
-        PassError::Cache(_) => None,
-    };
-    GcError: |error| match error {
-        GcError::Cluster(error) => error.exit(),
-        GcError::Target(error) => error.exit(),
-    }, |error| match error {
-        GcError::Cluster(error) => error.hint(),
-        GcError::Target(error) => error.hint(),
-    };
     TargetError: |error| match error {
         TargetError::Cancelled => Exit::Interrupted,
         error if error.is_usage() => Exit::Wrong,

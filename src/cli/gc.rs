@@ -35,15 +35,15 @@ pub struct GcArgs {
 pub async fn gc(session: &Session, args: GcArgs) -> Result<Exit, CliError> {
     let GcArgs { registry, cluster, keep_days, image, delete } = args;
     let further = image.iter().map(|name| parse("--image", name)).collect::<Result<_, _>>()?;
-    let (controller, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
     let options = GcOptions { keep_days, further, delete };
     let report = tokio::select! {
         // First, so that the report of deletions is printed in any case.
         biased;
-        report = images::gc(&controller, cluster.as_ref(), &options) => report?,
+        report = images::gc(&parts, cluster.as_ref(), &options) => report?,
         () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
     };
-    let is_remote = matches!(controller.location, RegistryLocation::Remote { .. });
+    let is_remote = matches!(parts.location, RegistryLocation::Remote { .. });
     session.show(&report, |report| output::gc::text(report, is_remote))?;
     if let Some(refused) = &report.refused {
         let hint = report.hint.as_ref().map(|hint| format!("\nhint: {hint}")).unwrap_or_default();

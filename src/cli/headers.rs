@@ -89,7 +89,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
             let found = match find(&session.settings()?, &settings::target_of(&args)?).await? {
                 HeaderLookup::Found(found) => found,
                 HeaderLookup::Missing { looked_for, hint } => {
-                    return Err(TargetError::HeadersMissing { looked_for, hint }.into());
+                    return Err(TargetError::headers_missing(&looked_for, hint).into());
                 }
             };
             session.show(&[ListedSet::from(found.as_ref())], |sets| output::headers::list(sets))?;

@@ -10,9 +10,9 @@ use super::{
     settings,
 };
 use crate::{
-    controller::Controller,
     engine::EngineChoice,
     images::{MirrorReport, MirroredInput, MissingInput, Selection, mirror_inputs},
+    parts::Parts,
 };
 
 /// Images and kernels that are meant, with what they need.
@@ -39,9 +39,9 @@ pub struct MirrorArgs {
 
 /// Fills the store of the registry.
 pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliError> {
-    let controller = session.publisher(&args.registry, EngineChoice::Auto)?;
-    let selection = selection(&args.carry, &controller)?;
-    let reports = mirror_inputs(&controller, &selection, &mut tell).await;
+    let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    let selection = selection(&args.carry, &parts)?;
+    let reports = mirror_inputs(&parts, &selection, &mut tell).await;
     if session.stop.cancel.is_cancelled() {
         return Ok(Exit::Interrupted);
     }
@@ -56,12 +56,12 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliErro
 }
 
 /// The images and kernels of the arguments.
-pub fn selection(args: &CarryArgs, controller: &Controller) -> Result<Selection, CliError> {
+pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection, CliError> {
     let CarryArgs { kernel, platform, image } = args;
     let kernels = kernel.iter().map(|kernel| settings::target(kernel, platform)).collect::<Result<_, _>>()?;
-    let mut images = settings::images(image, &controller.definitions)?;
+    let mut images = settings::images(image, &parts.definitions)?;
     if images.is_empty() {
-        images.extend(controller.definitions.images.keys().cloned());
+        images.extend(parts.definitions.images.keys().cloned());
     }
     Ok(Selection { images, kernels })
 }

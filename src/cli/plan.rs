@@ -8,7 +8,7 @@ use super::{
     output,
     session::Session,
 };
-use crate::{cluster::Cluster, controller::Controller, plan};
+use crate::{cluster::Cluster, parts::Parts, plan};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -54,9 +54,9 @@ impl From<MatrixForm> for plan::MatrixForm {
 /// `farrier plan`.
 pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliError> {
     let PlanCommandArgs { plan: PlanArgs { registry, cluster }, matrix } = args;
-    let (controller, cluster) = session.of_cluster(&registry, &cluster).await?;
-    let Some(form) = matrix else { return show(session, &controller, cluster.as_ref()).await };
-    let planned = controller.plan(cluster.as_ref()).await?;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let Some(form) = matrix else { return show(session, &parts, cluster.as_ref()).await };
+    let planned = parts.plan(cluster.as_ref()).await?;
     // Jobs must not be made from half an answer.
     if planned.unreachable {
         output::message(&plan::table(&planned.plan));
@@ -71,20 +71,16 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliE
 }
 
 /// Prints the plan; the same for `plan` and `run --dry-run`.
-pub async fn show(
-    session: &Session,
-    controller: &Controller,
-    cluster: &dyn Cluster,
-) -> Result<Exit, CliError> {
-    let planned = controller.plan(cluster).await?;
+pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit, CliError> {
+    let planned = parts.plan(cluster).await?;
     session.show(&planned.plan, plan::table)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
 /// `farrier status`.
 pub async fn status(session: &Session, args: PlanArgs) -> Result<Exit, CliError> {
-    let (controller, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
-    let planned = controller.plan(cluster.as_ref()).await?;
+    let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
+    let planned = parts.plan(cluster.as_ref()).await?;
     session.show(&plan::status(&planned.plan), |rows| plan::status_table(rows))?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }

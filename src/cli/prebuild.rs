@@ -14,11 +14,10 @@ use super::{
 };
 use crate::{
     build::build_one,
-    controller::Controller,
     fault::chain,
     image::ImageName,
     kernel::KernelTarget,
-    parts::TargetError,
+    parts::{Parts, TargetError},
     plan::{Interest, Platform, called_for},
 };
 
@@ -60,12 +59,12 @@ struct Row {
 /// Builds and publishes, one image after the other; one that fails does not stop the others.
 pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, CliError> {
     let target = settings::target_of(&args.target)?;
-    let controller = session.publisher(&args.registry, args.engine.engine)?;
-    let images = images(session, &args, &controller, &target).await?;
+    let parts = session.publisher(&args.registry, args.engine.engine)?;
+    let images = images(session, &args, &parts, &target).await?;
     let mut exit = Exit::Done;
     let mut rows = Vec::new();
     for image in &images {
-        let outcome = build_one(&controller, image, &target, true, false).await;
+        let outcome = build_one(&parts, image, &target, true, false).await;
         if session.stop.cancel.is_cancelled() {
             return Ok(Exit::Interrupted);
         }
@@ -105,10 +104,10 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, Cli
 async fn images(
     session: &Session,
     args: &PrebuildArgs,
-    controller: &Controller,
+    parts: &Parts,
     target: &KernelTarget,
 ) -> Result<BTreeSet<ImageName>, CliError> {
-    let definitions = &controller.definitions;
+    let definitions = &parts.definitions;
     let named = settings::images(&args.image, definitions)?;
     if !named.is_empty() {
         return Ok(named);

@@ -43,11 +43,11 @@ pub struct PreflightArgs {
 /// Asks, answers, and changes nothing.
 pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, CliError> {
     let kernel: KernelRelease = settings::parse("--kernel", &args.kernel)?;
-    let (controller, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
+    let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
     let snapshot = cluster.snapshot().await?;
     let asked: Vec<String> = asked(&args, &snapshot)?;
     let announcing = Announcing { cluster, snapshot, asked: asked.clone(), kernel: kernel.clone() };
-    let planned = controller.plan(&announcing).await?;
+    let planned = parts.plan(&announcing).await?;
     let answer = answer(&planned.plan, &asked, &kernel);
     session.show(&answer, preflight::text)?;
     Ok(match (answer.ready, planned.unreachable) {

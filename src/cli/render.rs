@@ -18,7 +18,7 @@ pub struct RenderArgs {
 pub async fn render(session: &Session, args: RenderArgs) -> Result<Exit, CliError> {
     let target = settings::target_of(&args.target)?;
     let name = settings::parse("image", &args.image)?;
-    let controller = session.controller(None, EngineChoice::Auto)?;
-    output::result(&build::dockerfile(&controller, &name, &target).await?)?;
+    let parts = session.parts(None, EngineChoice::Auto)?;
+    output::result(&build::dockerfile(&parts, &name, &target).await?)?;
     Ok(Exit::Done)
 }

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    controller::{Controller, PassReport, live::once::run_once},
+    controller::{PassReport, live::once::run_once},
+    parts::Parts,
     plan::Interest,
 };
 
@@ -42,26 +43,22 @@ pub struct RunArgs {
 
 /// Runs one pass, or the loop until a signal comes.
 pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
-    let mut controller = session.publisher(&args.registry, args.engine.engine)?;
-    controller.limits = session::limits(&args.limits);
-    let connection = session.connect(&args.cluster.cluster, Interest::of(&controller.definitions)).await?;
+    let mut parts = session.publisher(&args.registry, args.engine.engine)?;
+    parts.limits = session::limits(&args.limits);
+    let connection = session.connect(&args.cluster.cluster, Interest::of(&parts.definitions)).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
-        return plan::show(session, &controller, cluster.as_ref()).await;
+        return plan::show(session, &parts, cluster.as_ref()).await;
     }
     if !args.once {
-        return serve::serve(session, &args.service, args.interval, controller, connection).await;
+        return serve::serve(session, &args.service, args.interval, parts, connection).await;
     }
-    let outcome = once(session, controller, cluster).await;
+    let outcome = once(session, parts, cluster).await;
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 
-async fn once(
-    session: &Session,
-    controller: Controller,
-    cluster: Arc<dyn Cluster>,
-) -> Result<Exit, CliError> {
-    let report = run_once(controller, cluster).await?;
+async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit, CliError> {
+    let report = run_once(parts, cluster).await?;
     session.show(&report, PassReport::text)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,

@@ -18,11 +18,8 @@ use super::{
 };
 use crate::{
     cluster::{Fence, KubeCluster},
-    controller::{
-        Controller,
-        live::{Live, LiveOptions, LiveParts, StatusSink},
-    },
-    parts::{Reporter, Stage},
+    controller::live::{Live, LiveContext, LiveOptions, StatusSink},
+    parts::{Parts, Reporter, Stage},
     runtime::{
         Configuration, Health, HttpServer, Metrics,
         lease::{self, LeaseOptions, LeaseTask, Timing},
@@ -60,7 +57,7 @@ pub async fn serve(
     session: &Session,
     args: &ServiceArgs,
     interval: Option<u64>,
-    mut controller: Controller,
+    mut parts: Parts,
     connection: Connection,
 ) -> Result<Exit, CliError> {
     let Connection { cluster, kube } = connection;
@@ -75,18 +72,18 @@ pub async fn serve(
         metrics.add_api(kube.stats());
     }
     let resync = interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
-    controller.reporter = Arc::new(Logs);
-    let configuration = definitions(session, &controller, &around);
+    parts.reporter = Arc::new(Logs);
+    let configuration = definitions(session, &parts, &around);
     let identity = identity();
-    let (leads, lease) = leadership(args, &mut controller, kube.as_deref(), &identity)?;
+    let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
     let status = kube.as_deref().map(|kube| {
         let place = Place { namespace: kube.namespace().to_owned(), instance: identity };
-        Arc::new(KubeStatus::new(kube.client(), place, controller.fence.clone())) as Arc<dyn StatusSink>
+        Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     let options = LiveOptions { resync: Duration::from_secs(resync) };
     tracing::info!(cluster = cluster.describe(), "watching");
-    let parts = LiveParts { cluster, configuration, leads, status, metrics, health };
-    Live::new(controller, options, parts).run().await;
+    let context = LiveContext { cluster, configuration, leads, status, metrics, health };
+    Live::new(parts, options, context).run().await;
     // Only now: until here a write may have been under way.
     if let Some(lease) = lease {
         lease.release().await;
@@ -98,13 +95,13 @@ pub async fn serve(
 /// The definitions in use, which change with the files of `--definitions`.
 fn definitions(
     session: &Session,
-    controller: &Controller,
+    parts: &Parts,
     around: &CancellationToken,
 ) -> watch::Receiver<Configuration> {
-    let definitions = Arc::new(controller.definitions.clone());
+    let definitions = Arc::new(parts.definitions.clone());
     let (sender, receiver) = watch::channel(Configuration { definitions, error: None });
     if session.global.definitions.is_some() {
-        let directory = controller.definitions.root.clone();
+        let directory = parts.definitions.root.clone();
         tokio::spawn(watch_configuration(directory, DEFINITIONS_EVERY, sender, around.clone()));
     }
     receiver
@@ -113,7 +110,7 @@ fn definitions(
 /// Campaigns for the lease, where that is asked for; else this farrier leads from the start.
 fn leadership(
     args: &ServiceArgs,
-    controller: &mut Controller,
+    parts: &mut Parts,
     kube: Option<&KubeCluster>,
     identity: &str,
 ) -> Result<(watch::Receiver<bool>, Option<LeaseTask>), CliError> {
@@ -137,7 +134,7 @@ fn leadership(
     let (leadership, task) = lease::campaign(kube.client(), options);
     let leads = leadership.watch();
     let fence: Arc<dyn Fence> = Arc::new(leadership);
-    controller.fence = Some(Arc::clone(&fence));
+    parts.fence = Some(Arc::clone(&fence));
     kube.set_fence(fence);
     Ok((leads, Some(task)))
 }

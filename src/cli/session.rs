@@ -14,10 +14,9 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    controller::Controller,
     engine::EngineChoice,
     machine,
-    parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, QemuBoot},
+    parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts, QemuBoot},
     plan::{Budget, Interest},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
@@ -56,16 +55,16 @@ impl Session {
         Settings::resolve(&self.global)
     }
 
-    /// A controller of a registry and the cluster that it works for.
+    /// The parts of a registry, and the cluster.
     pub async fn of_cluster(
         &self,
         registry: &RegistryArg,
         cluster: &ClusterArg,
-    ) -> Result<(Controller, Arc<dyn Cluster>), CliError> {
-        let controller = self.publisher(registry, EngineChoice::Auto)?;
-        let interest = Interest::of(&controller.definitions);
+    ) -> Result<(Parts, Arc<dyn Cluster>), CliError> {
+        let parts = self.publisher(registry, EngineChoice::Auto)?;
+        let interest = Interest::of(&parts.definitions);
         let Connection { cluster, kube: _ } = self.connect(&cluster.cluster, interest).await?;
-        Ok((controller, cluster))
+        Ok((parts, cluster))
     }
 
     /// Reaches what `--cluster` names, for what is asked about.
@@ -80,33 +79,31 @@ impl Session {
         Ok(Connection { cluster: Arc::new(Directory::open(Path::new(path))?), kube: None })
     }
 
-    /// A controller that publishes to a registry.
-    pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Controller, CliError> {
-        self.controller(Some(&registry.registry), engine)
+    /// Parts that publish to a registry.
+    pub fn publisher(&self, registry: &RegistryArg, engine: EngineChoice) -> Result<Parts, CliError> {
+        self.parts(Some(&registry.registry), engine)
     }
 
-    /// A controller that publishes nothing, and looks needed images and stored inputs up in a registry, where one is
+    /// Parts that publish nothing, and look needed images and stored inputs up in a registry, where one is
     /// given.
-    pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<Controller, CliError> {
-        let mut controller = self.controller(None, engine)?;
+    pub fn reader(&self, needs_from: Option<&str>, engine: EngineChoice) -> Result<Parts, CliError> {
+        let mut parts = self.parts(None, engine)?;
         if let Some(location) = needs_from {
-            let options = RegistryOptions {
-                credentials: controller.credentials.clone(),
-                net: controller.fetcher.net().clone(),
-            };
+            let options =
+                RegistryOptions { credentials: parts.credentials.clone(), net: parts.fetcher.net().clone() };
             let (location, registry) = connect(location, &options)?;
-            // Not the layout directory of a controller that publishes nothing: it holds no stored inputs.
+            // Not the layout directory of parts that publish nothing: it holds no stored inputs.
             let store = Store::new(location.clone(), Arc::clone(&registry));
-            controller.fetcher = controller.fetcher.with_store(store);
-            let registry = Arc::new(Retrying::new(registry, controller.cancel.clone()));
-            controller.needs_from = Some(NeedsFrom { location, registry });
+            parts.fetcher = parts.fetcher.with_store(store);
+            let registry = Arc::new(Retrying::new(registry, parts.cancel.clone()));
+            parts.needs_from = Some(NeedsFrom { location, registry });
         }
-        Ok(controller)
+        Ok(parts)
     }
 
-    /// A controller that publishes to `location`; without one, to a layout directory in the cache, so that nothing
+    /// Parts that publish to `location`; without one, to a layout directory in the cache, so that nothing
     /// outside is touched.
-    pub fn controller(&self, location: Option<&str>, engine: EngineChoice) -> Result<Controller, CliError> {
+    pub fn parts(&self, location: Option<&str>, engine: EngineChoice) -> Result<Parts, CliError> {
         let Settings { definitions, cache, fetcher, registry: options } = self.settings()?;
         let location = match location {
             Some(location) => parse("--registry", location)?,
@@ -131,7 +128,7 @@ impl Session {
                 Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
             }
         };
-        Ok(Controller {
+        Ok(Parts {
             definitions,
             fetcher,
             cache,

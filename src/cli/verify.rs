@@ -28,17 +28,17 @@ pub struct VerifyArgs {
 pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliError> {
     let (layout, name) = place(&args.image)?;
     let location = layout.as_deref().or(args.registry.as_deref());
-    let controller = session.controller(location, EngineChoice::Auto)?;
+    let parts = session.parts(location, EngineChoice::Auto)?;
     let mut reference: ImageReference = settings::parse("image", name)?;
     // With --registry a name below its prefix is enough.
     if layout.is_none() && args.registry.is_some() && reference.repository.host().is_none() {
         let ImageReference { repository, version } = reference;
-        let repository = controller.location.repository(repository.as_str());
+        let repository = parts.location.repository(repository.as_str());
         let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
         reference = ImageReference { repository, version };
     }
-    let keys = images::verification_keys(&controller, &args.key).await?;
-    let report = images::verify(&controller, &reference, &keys, args.deep).await?;
+    let keys = images::verification_keys(&parts, &args.key).await?;
+    let report = images::verify(&parts, &reference, &keys, args.deep).await?;
     session.show(&report, |report| output::verify::text(report, &reference))?;
     Ok(if report.verified { Exit::Done } else { Exit::Failed })
 }

@@ -7,7 +7,7 @@ use futures::{StreamExt, stream};
 use crate::{
     cluster::Cluster,
     fault::chain,
-    parts::{AT_ONCE, Parts, TargetError},
+    parts::{AT_ONCE, FindingKind, Parts, TargetError},
     plan::{Change, PlannedNode},
 };
 
@@ -18,7 +18,7 @@ pub(super) async fn prove(parts: &Parts, change: &Change) -> Result<(), TargetEr
     for reference in change.proof() {
         if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
             let message = format!("{reference} is not in the registry any more");
-            return Err(TargetError::Unmet { message, hint: None });
+            return Err(TargetError::finding(FindingKind::Unmet, message, None));
         }
     }
     Ok(())

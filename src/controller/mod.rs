@@ -12,9 +12,7 @@ mod text;
 
 pub use observe::Memory;
 pub use pass::Planned;
-pub use pass_report::{PassError, PassReport, RolloutReport, TargetReport};
+pub use pass_report::{PassReport, RolloutReport, TargetReport};
 
 #[cfg(test)]
 pub(crate) use crate::build::testing;
-/// What the loop and its passes work with.
-pub use crate::parts::Parts as Controller;

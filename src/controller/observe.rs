@@ -2,12 +2,11 @@
 
 use futures::{StreamExt, stream};
 
-use super::{Controller, PassError};
 use crate::{
     build::known_failures,
     image::ImageReference,
     images::look_up_signatures,
-    parts::AT_ONCE,
+    parts::{AT_ONCE, Parts, TargetError},
     plan::{Observed, Questions, Resolved, SignatureState},
     resolve::with_hint,
 };
@@ -46,9 +45,9 @@ impl Memory {
     }
 }
 
-impl Controller {
+impl Parts {
     /// Finds out what the planner asks.
-    pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<(), PassError> {
+    pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<(), TargetError> {
         let Questions { images, signatures, failures } = questions;
         let Memory { resolved: _, observed, unreachable } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use super::{Controller, Memory, PassError, TargetReport, apply::prove};
+use super::{Memory, TargetReport, apply::prove};
 use crate::{
     build::{self, BuildOptions, Built, add_needs, record_outcome},
     cluster::{Cluster, Directory},
@@ -11,7 +11,7 @@ use crate::{
     images::{LastRecord, contents, publish_union, record_kernels, sign_published},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
-    parts::{TargetError, image_location},
+    parts::{Parts, TargetError, image_location},
     plan::{
         self, Announcements, Cell, CellInputs, ClusterSnapshot, Manifests, Plan, PlanInputs, PlannedRollout,
         PlannedSignature, PlannedUnion, images_in_use, kernels_to_note, node_target,
@@ -60,9 +60,9 @@ impl BuildFault {
     }
 }
 
-impl Controller {
+impl Parts {
     /// Observes and plans; touches nothing.
-    pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, PassError> {
+    pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, TargetError> {
         let snapshot = cluster.snapshot().await?;
         self.plan_for(snapshot, &mut Memory::default()).await
     }
@@ -72,7 +72,7 @@ impl Controller {
         &self,
         snapshot: ClusterSnapshot,
         memory: &mut Memory,
-    ) -> Result<Planned, PassError> {
+    ) -> Result<Planned, TargetError> {
         let tracked = tracked(self, &snapshot).await;
         let announced = Announcements::of(&self.definitions, &snapshot, tracked);
         let targets: BTreeSet<KernelTarget> = snapshot
@@ -120,7 +120,7 @@ impl Controller {
     }
 
     /// Builds one cell and records the outcome.
-    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd, PassError> {
+    pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd, TargetError> {
         let subject = cell.subject();
         let outcome = build::build(self, cell, BuildOptions { push: true, compile: false }).await;
         record_outcome(self, cell, &outcome)?;

@@ -3,24 +3,11 @@
 use serde::Serialize;
 
 use crate::{
-    cache::CacheError,
-    cluster::ClusterError,
     fault::chain,
     kmod::Verdict,
     parts::TargetError,
     plan::{Plan, PlannedRollout},
 };
-
-/// Why a pass could not be made at all.
-#[derive(Debug, thiserror::Error)]
-pub enum PassError {
-    /// Nodes and rollout targets could not be read.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// The cache.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-}
 
 /// What became of one image for one kernel.
 #[derive(Clone, Debug, Serialize)]

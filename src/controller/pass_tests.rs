@@ -18,11 +18,11 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
     let rollout =
         json!({"strategy": "image", "namespace": "drivers", "daemonSet": "a", "container": "driver"});
     let mut bench = Bench::new(&json!({"reuse": "compatible", "rollout": [rollout]}));
-    bench.controller.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench.parts.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| {
         state.node("n", K10);
         state.daemon_set("a", "");
@@ -32,7 +32,7 @@ async fn a_node_that_joins_while_a_build_runs_is_asked_about() {
         fleet.change(|state| state.node("m", K11));
         gate.open.notify_one();
     };
-    let (report, ()) = tokio::join!(run_once(bench.controller.clone(), Arc::clone(&fleet) as _), joins);
+    let (report, ()) = tokio::join!(run_once(bench.parts.clone(), Arc::clone(&fleet) as _), joins);
     let report = report.unwrap();
     let [rollout] = report.rollouts.as_slice() else { panic!("{:?}", report.rollouts) };
     let RolloutDecision::Hold(HoldReason::MixedKernels { kernels }) = &rollout.planned.decision else {

@@ -147,26 +147,26 @@ mod tests {
         let other = tempfile::tempdir().unwrap();
         let options = RegistryOptions::default();
         let elsewhere = RegistryLocation::Layout(other.path().join("layout"));
-        bench.controller.remote = connect(&elsewhere, &options);
+        bench.parts.remote = connect(&elsewhere, &options);
         let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
-        let digest = publish(bench.controller.remote.as_ref(), &repository).await;
+        let digest = publish(bench.parts.remote.as_ref(), &repository).await;
 
-        let copied = copy_image(&bench.controller, text).await.unwrap();
+        let copied = copy_image(&bench.parts, text).await.unwrap();
         assert_eq!((&copied.digest, copied.new), (&digest, true));
         assert_eq!(copied.reference.to_string(), "mirror/other.test-5000/base:1");
-        assert!(!copy_image(&bench.controller, text).await.unwrap().new);
+        assert!(!copy_image(&bench.parts, text).await.unwrap().new);
 
         // The other registry is gone.
-        bench.controller.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
+        bench.parts.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));
         let offline = Net::new(NetOptions { offline: true, ..NetOptions::default() }).unwrap();
-        bench.controller.fetcher = bench.controller.fetcher.clone().with_net(offline);
-        let resolved = bench.controller.resolve_reference(text).await.unwrap();
+        bench.parts.fetcher = bench.parts.fetcher.clone().with_net(offline);
+        let resolved = bench.parts.resolve_reference(text).await.unwrap();
         assert_eq!(resolved.to_string(), format!("other.test:5000/base@{digest}"));
-        let nearest = bench.controller.nearest(resolved).await.unwrap();
+        let nearest = bench.parts.nearest(resolved).await.unwrap();
         assert_eq!(nearest.to_string(), format!("mirror/other.test-5000/base@{digest}"));
         let AnyManifest::Index(index) = AnyManifest::parse(
             &bench
-                .controller
+                .parts
                 .registry
                 .manifest(&nearest.repository, &nearest.version)
                 .await
@@ -178,9 +178,7 @@ mod tests {
             panic!("an index")
         };
         let part = Version::Digest(index.manifests[0].digest.clone());
-        assert!(bench.controller.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
-        assert!(
-            bench.controller.registry.has_blob(&nearest.repository, &Digest::of(b"layer")).await.unwrap()
-        );
+        assert!(bench.parts.registry.manifest(&nearest.repository, &part).await.unwrap().is_some());
+        assert!(bench.parts.registry.has_blob(&nearest.repository, &Digest::of(b"layer")).await.unwrap());
     }
 }

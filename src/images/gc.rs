@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::kernel_record::{add_to_kernel_record, day, kernel_record};
 use crate::{
-    cluster::{Cluster, ClusterError, Directory},
+    cluster::{Cluster, Directory},
     fault::chain,
     image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
     oci::{ImageManifest, subject_of_tag},
@@ -31,17 +31,6 @@ pub struct GcOptions {
     pub further: Vec<ImageName>,
     /// Delete; otherwise nothing is touched.
     pub delete: bool,
-}
-
-/// Why it cannot be said what may go.
-#[derive(Debug, thiserror::Error)]
-pub enum GcError {
-    /// What is in use is not known.
-    #[error(transparent)]
-    Cluster(#[from] ClusterError),
-    /// What the registry holds is not known.
-    #[error(transparent)]
-    Target(#[from] TargetError),
 }
 
 /// What became of an image that goes.
@@ -162,7 +151,7 @@ struct Uses {
 }
 
 /// Says what may go, and deletes it where that is asked for. Interrupted, it goes on when it is run again.
-pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport, GcError> {
+pub async fn gc(parts: &Parts, cluster: &dyn Cluster, options: &GcOptions) -> Result<GcReport, TargetError> {
     let today = day(Timestamp::now());
     let holdings = list_holdings(parts, options).await?;
     let candidates = Candidates::of(&holdings.images);
@@ -205,7 +194,7 @@ async fn look_at_uses(
     parts: &Parts,
     cluster: &dyn Cluster,
     candidates: &Candidates,
-) -> Result<Uses, GcError> {
+) -> Result<Uses, TargetError> {
     let snapshot = cluster.snapshot().await?;
     let announced = Announcements::of(&parts.definitions, &snapshot, tracked(parts, &snapshot).await);
     let mut mentioned = cluster.mentions(candidates).await?;

@@ -29,7 +29,7 @@ impl ImageSigner {
             signer.must_match(public, path)?;
         }
         let public = PublicKey::from_info(signer.public_key().info())
-            .map_err(|source| TargetError::ImageKey { from: "imageSigning".to_owned(), source })?;
+            .map_err(|source| TargetError::image_key("imageSigning", source))?;
         Ok(Some(Self { signer: Arc::new(signer), public }))
     }
 
@@ -79,8 +79,8 @@ async fn read_keys(paths: Vec<PathBuf>) -> Result<Vec<PublicKey>, TargetError> {
     let mut keys = Vec::new();
     for path in paths {
         let text = fs_err::tokio::read_to_string(&path).await?;
-        let from = path.display().to_string();
-        keys.push(PublicKey::from_pem(&text).map_err(|source| TargetError::ImageKey { from, source })?);
+        let key = PublicKey::from_pem(&text);
+        keys.push(key.map_err(|source| TargetError::image_key(&path.display().to_string(), source))?);
     }
     Ok(keys)
 }

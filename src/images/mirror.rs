@@ -190,7 +190,7 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput,
             match parts.retry(keep, put).await? {
                 Lookup::Found(kept) => kept,
                 Lookup::Missing { looked_for, hint } => {
-                    return Err(TargetError::HeadersMissing { looked_for, hint });
+                    return Err(TargetError::headers_missing(&looked_for, hint));
                 }
             }
         }

@@ -16,7 +16,7 @@ mod verify;
 pub(crate) use contents::contents;
 pub(crate) use documents::{Claim, Documents, push_document};
 pub use documents::{StoredReport, check_report};
-pub use gc::{GcError, GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
+pub use gc::{GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
 pub use kernel_record::REPOSITORY as KERNEL_RECORD;
 pub(crate) use kernel_record::{LastRecord, record_kernels};
 pub(crate) use keys::can_sign_images;

@@ -140,13 +140,13 @@ mod tests {
             public_key: Some(workshop.path("p.pem").to_str().unwrap().parse().unwrap()),
             existing: Existing::Leave,
         };
-        bench.controller.definitions.site.image_signing = Some(signing);
+        bench.parts.definitions.site.image_signing = Some(signing);
         let union = union(&bench).await;
-        publish_union(&bench.controller, &union).await.unwrap();
+        publish_union(&bench.parts, &union).await.unwrap();
 
         let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
         let ours = [PublicKey::from_pem(&pem).unwrap()];
-        let report = verify(&bench.controller, &union.reference, &ours, true).await.unwrap();
+        let report = verify(&bench.parts, &union.reference, &ours, true).await.unwrap();
         assert!(report.verified, "{:#?}", report.checks);
         let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
         assert_eq!(reports.result, CheckResult::Ok);
@@ -154,7 +154,7 @@ mod tests {
         workshop.key(EC_256);
         let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
         let strangers = [PublicKey::from_pem(&pem).unwrap()];
-        let report = verify(&bench.controller, &union.reference, &strangers, false).await.unwrap();
+        let report = verify(&bench.parts, &union.reference, &strangers, false).await.unwrap();
         assert!(!report.verified, "{:#?}", report.checks);
     }
 }

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use tokio_util::sync::CancellationToken;
 
-use super::{error::TargetError, retry::with_retry};
+use super::{
+    error::{FindingKind, TargetError},
+    retry::with_retry,
+};
 use crate::{
     boot::{self, BootRequest},
     inputs::{Fetcher, KernelImageLookup},
@@ -61,7 +64,7 @@ impl BootChecker for QemuBoot {
             KernelImageLookup::Found(image) => *image,
             KernelImageLookup::Missing { looked_for, hint } => {
                 let message = format!("boot the kernel: there is no {looked_for}");
-                return Err(TargetError::Unmet { message, hint: Some(hint) });
+                return Err(TargetError::finding(FindingKind::Unmet, message, Some(hint)));
             }
         };
         let mut request = BootRequest::new(kernel, payload.to_owned(), modules.clone(), entrypoint);

@@ -1,16 +1,15 @@
 //! Adapter: why an image was not built, checked, published or changed.
 
-use std::{io, path::PathBuf};
+use std::io;
 
 use crate::{
     boot::BootError,
     cache::CacheError,
-    engine::{Diagnosis, EngineError},
+    cluster::ClusterError,
+    engine::EngineError,
     fault::chain,
     image::ReferenceError,
     inputs::FetchError,
-    kernel::Compiler,
-    kmod::CannotVerify,
     oci::ImageError,
     payload::PayloadError,
     plan::{NeedReason, SkipReason},
@@ -19,67 +18,43 @@ use crate::{
     signing::SigningError,
 };
 
+/// What kind of finding ended the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FindingKind {
+    /// The driver does not compile against this kernel, or the toolchain lacks the kernel's compiler or a tool.
+    Compile,
+    /// The kernel would refuse the modules.
+    Refused,
+    /// It is not known whether the modules load, and the definition does not accept that.
+    Unknown,
+    /// The kernel, booted, did not load the modules.
+    BootRefused,
+    /// The command or a definition is wrong.
+    Usage,
+    /// A registry, an image, a tree or a kernel is not as the work needs it.
+    Unmet,
+}
+
+/// What is wrong with what was asked for, rather than with a system that the work needs.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Finding {
+    /// Which kind.
+    pub kind: FindingKind,
+    /// What is wrong.
+    pub message: String,
+    /// What people want to see below the message: a report, the end of a log.
+    pub detail: Vec<String>,
+    /// What to do.
+    pub hint: Option<String>,
+}
+
 /// Why one image was not built or published for one kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// No suite and no directory has headers for this kernel.
-    #[error("no headers for this kernel: {looked_for}")]
-    HeadersMissing {
-        /// What was looked for, where.
-        looked_for: String,
-        /// What to do.
-        hint: String,
-    },
-    /// The toolchain image lacks the kernel's compiler or a tool.
-    #[error(
-        "the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}"
-    )]
-    CompilerMissing {
-        /// The compiler from the header set.
-        wanted: Compiler,
-        /// The kernel family.
-        family: String,
-        /// What the probe found.
-        offered: String,
-    },
-    /// The driver does not compile against this kernel.
-    #[error("compile failed: {}", first_error(.diagnosis.as_ref(), .message))]
-    Compile {
-        /// The first compiler error, where one was recognised.
-        diagnosis: Option<Diagnosis>,
-        /// The engine's words.
-        message: String,
-        /// The last lines of the log.
-        tail: Vec<String>,
-        /// The whole log.
-        log: PathBuf,
-    },
-    /// The kernel would refuse the modules.
-    #[error("check refused the modules: {summary}")]
-    Refused {
-        /// The first findings.
-        summary: String,
-        /// The whole report, as a table.
-        report: String,
-    },
-    /// It is not known whether the modules load, and the definition does not accept that.
-    #[error("the check does not know whether the modules load, and check.unknown is deny: {summary}")]
-    Unknown {
-        /// The first finding.
-        summary: String,
-        /// What would settle the findings.
-        settle: Vec<String>,
-        /// The whole report, as a table.
-        report: String,
-    },
-    /// The kernel, booted, did not load the modules.
-    #[error("the boot check failed: {summary}")]
-    BootRefused {
-        /// The first module that failed, and the kernel's words.
-        summary: String,
-        /// The whole report, as a table.
-        report: String,
-    },
+    /// The image, its definition or what it is made from.
+    #[error(transparent)]
+    Finding(#[from] Finding),
     /// There is nothing to build for this kernel.
     #[error("{subject}: {reason}")]
     Skipped {
@@ -98,35 +73,9 @@ pub enum TargetError {
         /// Why not.
         error: Box<TargetError>,
     },
-    /// The command or a definition is wrong.
-    #[error("{0}")]
-    Usage(String),
-    /// A registry, an image or a tree is not as the work needs it.
-    #[error("{message}")]
-    Unmet {
-        /// What is wrong.
-        message: String,
-        /// What to do.
-        hint: Option<String>,
-    },
-    /// A public key that signatures of images are checked with.
-    #[error("use the public key of {from}")]
-    ImageKey {
-        /// The file, or the field of the site's definition.
-        from: String,
-        /// What is wrong with it.
-        #[source]
-        source: KeyError,
-    },
-    /// The kernel takes no signature of the site's key.
-    #[error("modules cannot be signed for kernel {kernel}")]
-    CannotVerify {
-        /// The kernel.
-        kernel: String,
-        /// Why not.
-        #[source]
-        source: CannotVerify,
-    },
+    /// Nodes and rollout targets cannot be read.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// A boot check that came to no result.
     #[error(transparent)]
     Boot(#[from] BootError),
@@ -168,10 +117,6 @@ pub enum TargetError {
     Cancelled,
 }
 
-fn first_error(diagnosis: Option<&Diagnosis>, message: &str) -> String {
-    diagnosis.map_or_else(|| message.to_owned(), ToString::to_string)
-}
-
 impl From<RegistryError> for TargetError {
     fn from(error: RegistryError) -> Self {
         match error {
@@ -191,14 +136,30 @@ impl From<EngineError> for TargetError {
 }
 
 impl TargetError {
+    /// A finding of this kind, and what to do.
+    pub(crate) fn finding(kind: FindingKind, message: String, hint: Option<String>) -> Self {
+        Finding { kind, message, detail: Vec::new(), hint }.into()
+    }
+
     /// Something is not as the work needs it, and what to do.
     pub(crate) fn unmet(message: String, hint: &str) -> Self {
-        Self::Unmet { message, hint: Some(hint.to_owned()) }
+        Self::finding(FindingKind::Unmet, message, Some(hint.to_owned()))
     }
 
     /// An image that does not exist.
     pub(crate) fn no_such_image(reference: impl std::fmt::Display) -> Self {
-        Self::Unmet { message: format!("base image {reference} does not exist"), hint: None }
+        Self::finding(FindingKind::Unmet, format!("base image {reference} does not exist"), None)
+    }
+
+    /// No suite and no directory has headers for a kernel.
+    pub(crate) fn headers_missing(looked_for: &str, hint: String) -> Self {
+        Self::finding(FindingKind::Unmet, format!("no headers for this kernel: {looked_for}"), Some(hint))
+    }
+
+    /// A public key that signatures of images are checked with, from a file or a field of the site's definition.
+    pub(crate) fn image_key(from: &str, source: KeyError) -> Self {
+        let message = format!("use the public key of {from}: {}", chain(&source));
+        Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
     }
 
     /// The tag was taken by other content while this build ran.
@@ -214,7 +175,8 @@ impl TargetError {
         known: impl IntoIterator<Item = &'a crate::image::ImageName>,
     ) -> Self {
         let known: Vec<String> = known.into_iter().map(ToString::to_string).collect();
-        Self::Usage(format!("no driver image is named {name}; there is {}", known.join(", ")))
+        let message = format!("no driver image is named {name}; there is {}", known.join(", "));
+        Self::finding(FindingKind::Usage, message, None)
     }
 
     /// A fault of an outside system that may pass within seconds: worth another try in this pass.
@@ -231,7 +193,7 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::CompilerMissing { .. } | Self::Compile { .. } | Self::Refused { .. } => true,
+            Self::Finding(Finding { kind: FindingKind::Compile | FindingKind::Refused, .. }) => true,
             Self::Payload(error) => error.is_permanent(),
             _ => self.is_of_policy(),
         }
@@ -239,7 +201,7 @@ impl TargetError {
 
     /// Did what the definition asks of the check make the failure? Asked for less, the same inputs may do.
     pub fn is_of_policy(&self) -> bool {
-        matches!(self, Self::Unknown { .. } | Self::BootRefused { .. })
+        matches!(self, Self::Finding(Finding { kind: FindingKind::Unknown | FindingKind::BootRefused, .. }))
     }
 
     /// Was an outside system out of reach?
@@ -248,6 +210,7 @@ impl TargetError {
             Self::Registry(error) => error.is_unreachable(),
             Self::Engine(EngineError::Unavailable { .. }) => true,
             Self::Fetch(error) => error.is_transient(),
+            Self::Cluster(error) => error.is_unreachable(),
             Self::Need { error, .. } => error.is_unreachable(),
             _ => false,
         }
@@ -256,10 +219,7 @@ impl TargetError {
     /// What people want to see below the message: a report, the end of a log.
     pub fn detail(&self) -> Vec<String> {
         match self {
-            Self::Compile { diagnosis: None, tail, .. } => tail.clone(),
-            Self::Refused { report, .. }
-            | Self::Unknown { report, .. }
-            | Self::BootRefused { report, .. } => report.lines().map(str::to_owned).collect(),
+            Self::Finding(finding) => finding.detail.clone(),
             Self::Need { error, .. } => error.detail(),
             _ => Vec::new(),
         }
@@ -269,11 +229,9 @@ impl TargetError {
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Need { error, .. } => error.is_usage(),
-            Self::Usage(_)
-            | Self::Reference(_)
-            | Self::Skipped { .. }
-            | Self::Signing(_)
-            | Self::ImageKey { .. } => true,
+            Self::Finding(finding) => finding.kind == FindingKind::Usage,
+            Self::Cluster(error) => !error.is_unreachable(),
+            Self::Reference(_) | Self::Skipped { .. } | Self::Signing(_) => true,
             _ => false,
         }
     }
@@ -287,51 +245,23 @@ impl TargetError {
     }
 
     fn own_hint(&self) -> Option<String> {
-        let text = match self {
-            Self::HeadersMissing { hint, .. } => hint,
-            Self::CompilerMissing { wanted, family, .. } => {
-                return Some(format!(
-                    "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
-                ));
-            }
-            Self::Compile { log, .. } => {
-                return Some(format!(
-                    "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
-                    log.display()
-                ));
-            }
-            Self::Refused { .. } => "the modules do not fit this kernel: see the report above",
-            Self::Unknown { settle, .. } => {
-                return Some(format!(
-                    "what would settle it: {}; or accept it with check.unknown: allow",
-                    settle.join("; ")
-                ));
-            }
-            Self::BootRefused { .. } => {
-                "the kernel itself does not load the modules: see its messages above; it is not tried again until an input changes"
-            }
-            Self::CannotVerify { .. } => {
-                "sign with an RSA key, for a kernel that has SHA-256 or SHA-512 built in, or leave moduleSigning out of site.yaml"
-            }
+        match self {
+            Self::Finding(finding) => finding.hint.clone(),
             Self::Skipped {
                 reason: SkipReason::Need { need, why: NeedReason::NotPublished { .. } }, ..
-            } => {
-                return Some(format!(
-                    "build {need} with --push first, or build with --push: then what is needed is built before"
-                ));
-            }
-            Self::ImageKey { source, .. } => source.hint(),
-            Self::Unmet { hint, .. } => return hint.clone(),
-            Self::Boot(error) => return Some(error.hint()),
-            Self::Signing(error) => return error.hint(),
-            Self::Fetch(error) => return error.hint(),
-            Self::Engine(error) => return error.hint(),
-            Self::Registry(error) => return registry::hint(error),
-            Self::Payload(error) => return error.hint(),
-            Self::Need { error, .. } => return error.hint(),
-            _ => return None,
-        };
-        Some(text.to_owned())
+            } => Some(format!(
+                "build {need} with --push first, or build with --push: then what is needed is built before"
+            )),
+            Self::Cluster(error) => error.hint(),
+            Self::Boot(error) => Some(error.hint()),
+            Self::Signing(error) => error.hint(),
+            Self::Fetch(error) => error.hint(),
+            Self::Engine(error) => error.hint(),
+            Self::Registry(error) => registry::hint(error),
+            Self::Payload(error) => error.hint(),
+            Self::Need { error, .. } => error.hint(),
+            _ => None,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec},
     inputs::{HostTreeLookup, bootstrap_key},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
-    parts::{AT_ONCE, Parts, TargetError},
+    parts::{AT_ONCE, FindingKind, Parts, TargetError},
     plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey},
 };
 
@@ -86,10 +86,10 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
         VersionSpec::Literal(version) => version.to_string(),
         VersionSpec::FromSource { source } => {
             versions.remove(source.as_str()).flatten().ok_or_else(|| {
-                TargetError::Usage(format!(
-                    "image {}: source {source} has no version; only apt sources have one",
-                    image.metadata.name
-                ))
+                let name = &image.metadata.name;
+                let message =
+                    format!("image {name}: source {source} has no version; only apt sources have one");
+                TargetError::finding(FindingKind::Usage, message, None)
             })?
         }
     };

@@ -6,32 +6,32 @@ use super::BundleExportArgs;
 use crate::{
     bundle::{BundleError, Content, ContentKind, contents::in_order, needed},
     cli::{CliError, mirror::selection, output, settings},
-    controller::Controller,
     image::{ImageName, ImageReference, Repository, Version},
     images::{MissingInput, Selection, find_inputs},
     kernel::KernelTarget,
     oci::{ImageFacts, is_referrers_tag},
+    parts::Parts,
     registry::RegistryLocation,
 };
 
 /// What a site must get; `None` where something is missing, after a message that names it.
 pub(super) async fn contents(
-    controller: &Controller,
+    parts: &Parts,
     args: &BundleExportArgs,
 ) -> Result<Option<Vec<Content>>, CliError> {
     let mut found = Vec::new();
     for reference in &args.reference {
-        found.push(referred(controller, reference).await?);
+        found.push(referred(parts, reference).await?);
     }
     if !args.carry.kernel.is_empty() {
-        let selection = selection(&args.carry, controller)?;
-        let (images, mut missing) = published(controller, &selection).await?;
+        let selection = selection(&args.carry, parts)?;
+        let (images, mut missing) = published(parts, &selection).await?;
         if images.is_empty() {
             let kernels: Vec<&str> = args.carry.kernel.iter().map(String::as_str).collect();
-            let reason = format!("{} has no image for {}", controller.location, kernels.join(", "));
+            let reason = format!("{} has no image for {}", parts.location, kernels.join(", "));
             return Err(BundleError::Nothing(reason).into());
         }
-        let (made_from, not_kept) = find_inputs(controller, &selection).await;
+        let (made_from, not_kept) = find_inputs(parts, &selection).await;
         missing.extend(not_kept);
         missing.iter().for_each(tell);
         if !missing.is_empty() && !args.incomplete {
@@ -60,15 +60,15 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
 
 /// The images, and those that they need, as far as they are published for the kernels, and what is not.
 async fn published(
-    controller: &Controller,
+    parts: &Parts,
     selection: &Selection,
 ) -> Result<(Vec<Content>, Vec<MissingInput>), CliError> {
     let Selection { images, kernels } = selection;
-    let needed = needed(&controller.definitions, images, kernels);
+    let needed = needed(&parts.definitions, images, kernels);
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for image in &needed.images {
         let name = &image.metadata.name;
-        let published = published_image(controller, name, kernels).await?;
+        let published = published_image(parts, name, kernels).await?;
         let is_missing = |kernel: &&KernelTarget| !published.iter().any(|(facts, _)| is_for(facts, kernel));
         missing.extend(needed.kernels_of(image).filter(is_missing).map(|kernel| not_published(name, kernel)));
         found.extend(published.into_iter().map(|(_, content)| content));
@@ -91,18 +91,18 @@ fn is_for(facts: &ImageFacts, kernel: &KernelTarget) -> bool {
 
 /// The image's tags whose manifests say that they are for one of the kernels.
 async fn published_image(
-    controller: &Controller,
+    parts: &Parts,
     image: &ImageName,
     kernels: &BTreeSet<KernelTarget>,
 ) -> Result<Vec<(ImageFacts, Content)>, CliError> {
-    let repository = repository(&controller.location, image.as_str())?;
+    let repository = repository(&parts.location, image.as_str())?;
     let mut found = Vec::new();
-    for tag in controller.registry.tags(&repository).await? {
+    for tag in parts.registry.tags(&repository).await? {
         let version = Version::Tag(tag.clone());
         if is_referrers_tag(&tag) {
             continue;
         }
-        let Some(manifest) = controller.registry.manifest(&repository, &version).await? else { continue };
+        let Some(manifest) = parts.registry.manifest(&repository, &version).await? else { continue };
         // What says nothing of a kernel is not farrier's, or not an image.
         let Ok(facts) = ImageFacts::from_manifest(&manifest.bytes) else { continue };
         if kernels.iter().any(|kernel| is_for(&facts, kernel)) {
@@ -119,10 +119,10 @@ async fn published_image(
 }
 
 /// What stands under a name below the registry's prefix.
-async fn referred(controller: &Controller, text: &str) -> Result<Content, CliError> {
+async fn referred(parts: &Parts, text: &str) -> Result<Content, CliError> {
     let ImageReference { repository: name, version } = settings::parse("--reference", text)?;
-    let place = repository(&controller.location, name.as_str())?;
-    let found = controller.registry.manifest(&place, &version).await?;
+    let place = repository(&parts.location, name.as_str())?;
+    let found = parts.registry.manifest(&place, &version).await?;
     let found = found.ok_or_else(|| BundleError::Absent(format!("{place}{version}")))?;
     let tag = version.tag().cloned();
     let repository = name.as_str().to_owned();

@@ -19,11 +19,12 @@ use super::{
 };
 use crate::{
     controller::{
-        Controller, PassError, TargetReport,
+        TargetReport,
         pass::{BuildEnd, BuildFault},
     },
     fault::chain,
     image::Definitions,
+    parts::{Parts, TargetError},
     plan::{Activity, Cell, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
 };
@@ -35,7 +36,7 @@ pub(super) const BROKE_OFF: &str = "the build broke off; farrier's log says why"
 pub(super) struct Builds {
     queue: Queue,
     activity: SharedActivity,
-    tasks: JoinSet<Result<BuildEnd, PassError>>,
+    tasks: JoinSet<Result<BuildEnd, TargetError>>,
     started: HashMap<Id, (Arc<Cell>, Instant)>,
     /// Ends the whole loop's builds.
     cancel: CancellationToken,
@@ -47,7 +48,7 @@ pub(super) struct Builds {
 pub(super) struct EndedBuild {
     pub(super) cell: Arc<Cell>,
     /// How it ended; `None` where it panicked.
-    pub(super) end: Option<Result<BuildEnd, PassError>>,
+    pub(super) end: Option<Result<BuildEnd, TargetError>>,
     took: Duration,
 }
 
@@ -83,20 +84,20 @@ impl Builds {
     }
 
     /// Starts what may start now.
-    pub(super) fn start(&mut self, controller: &Controller) {
+    pub(super) fn start(&mut self, parts: &Parts) {
         let logs = !self.is_single_run();
         while let Some(cell) = self.queue.start(Instant::now()) {
             let key = key_of(&cell);
             self.activity.started(&key);
-            let builder = Controller {
+            let builder = Parts {
                 reporter: Arc::new(BuildReporter {
                     key,
                     activity: self.activity.clone(),
-                    next: Arc::clone(&controller.reporter),
+                    next: Arc::clone(&parts.reporter),
                     logs,
                 }),
                 cancel: self.term.child_token(),
-                ..controller.clone()
+                ..parts.clone()
             };
             let span = tracing::info_span!(
                 "build",

@@ -27,14 +27,12 @@ use self::{
     view::{StatusWorker, View},
     wake::Wake,
 };
-use super::{
-    Controller, Memory, PassError, Planned, RolloutReport, TargetReport, apply::label_nodes,
-    broken_chains::BrokenChains,
-};
+use super::{Memory, Planned, RolloutReport, TargetReport, apply::label_nodes, broken_chains::BrokenChains};
 use crate::{
     cluster::Cluster,
     fault::chain,
     images::LastRecord,
+    parts::{Parts, TargetError},
     plan::{
         Change, ClusterSnapshot, HoldReason, Interest, Outcome, Pace, Plan, PlannedRollout, RolloutDecision,
         retry,
@@ -55,8 +53,8 @@ pub struct LiveOptions {
     pub resync: Duration,
 }
 
-/// What the loop works with beside a controller.
-pub struct LiveParts {
+/// What the loop works with beside [`Parts`].
+pub struct LiveContext {
     /// Where nodes and rollout targets are.
     pub cluster: Arc<dyn Cluster>,
     /// The definitions, and what is wrong with those on disk. A sender that is gone means that they do not change.
@@ -73,7 +71,7 @@ pub struct LiveParts {
 
 /// The loop.
 pub struct Live {
-    controller: Controller,
+    parts: Parts,
     options: LiveOptions,
     cluster: Arc<dyn Cluster>,
     configuration: watch::Receiver<Configuration>,
@@ -103,17 +101,17 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 
 impl Live {
     /// A loop that has not begun.
-    pub fn new(controller: Controller, options: LiveOptions, parts: LiveParts) -> Self {
-        let queue = Queue::new(controller.limits);
-        Self::with_queue(controller, options, parts, queue)
+    pub fn new(parts: Parts, options: LiveOptions, context: LiveContext) -> Self {
+        let queue = Queue::new(parts.limits);
+        Self::with_queue(parts, options, context, queue)
     }
 
-    fn with_queue(controller: Controller, options: LiveOptions, parts: LiveParts, queue: Queue) -> Self {
-        let LiveParts { cluster, configuration, leads, status, metrics, health } = parts;
-        let builds = Builds::new(queue, controller.cancel.child_token());
+    fn with_queue(parts: Parts, options: LiveOptions, context: LiveContext, queue: Queue) -> Self {
+        let LiveContext { cluster, configuration, leads, status, metrics, health } = context;
+        let builds = Builds::new(queue, parts.cancel.child_token());
         let now = Instant::now();
         Self {
-            controller,
+            parts,
             options,
             cluster,
             configuration,
@@ -133,10 +131,10 @@ impl Live {
         }
     }
 
-    /// Runs until the controller is cancelled. Then builds are stopped, a rewrite that is under way is finished, and
+    /// Runs until it is cancelled. Then builds are stopped, a rewrite that is under way is finished, and
     /// nothing is written any more.
     pub async fn run(mut self) {
-        let cancel = self.controller.cancel.clone();
+        let cancel = self.parts.cancel.clone();
         self.metrics.leader(*self.leads.borrow_and_update());
         self.take_configuration();
         while !cancel.is_cancelled() {
@@ -216,20 +214,20 @@ impl Live {
         }
     }
 
-    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel, PassError> {
+    async fn pass_once(&mut self, cancel: &CancellationToken) -> Result<PassOutcomeLabel, TargetError> {
         let Some(mut planned) = self.plan(cancel).await? else { return Ok(PassOutcomeLabel::Done) };
         let deadline =
-            crate::plan::next_deadline(&self.controller.definitions, &planned.snapshot, Timestamp::now());
+            crate::plan::next_deadline(&self.parts.definitions, &planned.snapshot, Timestamp::now());
         let (mut rollouts, mut targets) = (Vec::new(), Vec::new());
         if self.may_act() {
             rollouts = self.roll_out(&mut planned, cancel).await?;
             targets = self.complete(&planned.plan).await;
             targets.extend(self.unite(&planned.plan).await);
-            label_nodes(&self.controller, self.cluster.as_ref(), &mut planned.plan.nodes).await;
-            self.builds.update(&planned.plan, &self.controller.definitions);
+            label_nodes(&self.parts, self.cluster.as_ref(), &mut planned.plan.nodes).await;
+            self.builds.update(&planned.plan, &self.parts.definitions);
             self.start_builds();
             // Last: nothing waits for it.
-            self.controller.record_kernels(&planned, &mut self.last_record).await;
+            self.parts.record_kernels(&planned, &mut self.last_record).await;
         }
         let now = Instant::now();
         self.kernels.update(&planned.plan, now);
@@ -246,18 +244,18 @@ impl Live {
     }
 
     /// Observes and plans, with all that could not be found out before asked for again; `None` when the loop is to end.
-    async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>, PassError> {
+    async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>, TargetError> {
         self.memory.forget_faults();
         let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
         self.health.set_ready();
-        let planned = self.controller.plan_for(snapshot, &mut self.memory).await?;
+        let planned = self.parts.plan_for(snapshot, &mut self.memory).await?;
         self.health.beat();
         Ok(Some(planned))
     }
 
     /// The cluster as it is; `None` when the loop is to end. A cluster that is away for minutes is waited for: that is
     /// no hang, and a restart would not help.
-    async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, PassError> {
+    async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, TargetError> {
         let mut snapshot = self.cluster.snapshot();
         loop {
             tokio::select! {
@@ -271,7 +269,7 @@ impl Live {
 
     /// Leads, and still may write.
     fn may_act(&self) -> bool {
-        *self.leads.borrow() && self.controller.may_write().is_ok()
+        *self.leads.borrow() && self.parts.may_write().is_ok()
     }
 
     /// Makes what the plan says of rollouts; the plan then says how things stand. Ends early when a rewrite would
@@ -280,9 +278,9 @@ impl Live {
         &mut self,
         planned: &mut Planned,
         cancel: &CancellationToken,
-    ) -> Result<Vec<RolloutReport>, PassError> {
+    ) -> Result<Vec<RolloutReport>, TargetError> {
         let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
-        let mut broken = BrokenChains::of(&self.controller.definitions);
+        let mut broken = BrokenChains::of(&self.parts.definitions);
         let seen = &planned.snapshot;
         for rollout in &mut planned.plan.rollouts {
             if cancel.is_cancelled() {
@@ -307,7 +305,7 @@ impl Live {
                 tracing::info!("nodes have changed since the plan was made; it is made anew");
                 break;
             }
-            let error = self.controller.roll_out(self.cluster.as_ref(), rollout).await.err();
+            let error = self.parts.roll_out(self.cluster.as_ref(), rollout).await.err();
             self.health.beat();
             if let Some(error) = &error {
                 broken.note(rollout, error);
@@ -329,7 +327,7 @@ impl Live {
         &mut self,
         planned: &ClusterSnapshot,
         cancel: &CancellationToken,
-    ) -> Result<bool, PassError> {
+    ) -> Result<bool, TargetError> {
         let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
         if now != *planned {
             self.wake.changed(Instant::now());
@@ -368,12 +366,12 @@ impl Live {
             if lacking.is_empty() {
                 continue;
             }
-            let report = self.controller.add_tags(cell, &published.digest, lacking).await;
+            let report = self.parts.add_tags(cell, &published.digest, lacking).await;
             self.memory.forget(cell.references());
             reports.push(self.logged(report));
         }
         for planned in &plan.signatures {
-            let report = self.controller.sign_planned(planned).await;
+            let report = self.parts.sign_planned(planned).await;
             if !matches!(report, TargetReport::Failed { .. }) {
                 // The next pass looks the signature up, and rolls out what waited for it.
                 self.wake.changed(Instant::now());
@@ -387,7 +385,7 @@ impl Live {
     async fn unite(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         for union in &plan.unions {
-            let report = self.controller.unite(union).await;
+            let report = self.parts.unite(union).await;
             self.memory.forget([&union.reference]);
             if !matches!(report, TargetReport::Failed { .. }) {
                 self.wake.changed(Instant::now());
@@ -425,8 +423,8 @@ impl Live {
     }
 
     fn start_builds(&mut self) {
-        if self.may_act() && !self.controller.cancel.is_cancelled() {
-            self.builds.start(&self.controller);
+        if self.may_act() && !self.parts.cancel.is_cancelled() {
+            self.builds.start(&self.parts);
         }
         self.metrics.queue(self.builds.running(), self.builds.waiting());
         if let Some(due) = self.builds.next_due() {
@@ -453,9 +451,9 @@ impl Live {
     fn take_configuration(&mut self) {
         let Configuration { definitions, error } = self.configuration.borrow_and_update().clone();
         self.metrics.configuration(error.is_none());
-        if self.controller.definitions != *definitions {
-            self.controller.definitions = definitions.as_ref().clone();
-            self.cluster.set_interest(&Interest::of(&self.controller.definitions));
+        if self.parts.definitions != *definitions {
+            self.parts.definitions = definitions.as_ref().clone();
+            self.cluster.set_interest(&Interest::of(&self.parts.definitions));
             self.memory = Memory::default();
             self.remembered_since = Instant::now();
         }

@@ -6,26 +6,24 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Live, LiveOptions, LiveParts,
+    Live, LiveContext, LiveOptions,
     builds::{BROKE_OFF, EndedBuild},
     queue::Queue,
 };
 use crate::{
     cluster::Cluster,
-    controller::{
-        Controller, PassError, PassReport, Planned, RolloutReport, TargetReport, apply::label_nodes,
-        pass::BuildFault,
-    },
+    controller::{PassReport, Planned, RolloutReport, TargetReport, apply::label_nodes, pass::BuildFault},
     image::Chains,
+    parts::{Parts, TargetError},
     runtime::{Configuration, Health, Metrics},
 };
 
 /// One run until nothing is left to do. Each cell is built at most once; a target's failure does not stop the others.
 /// Rollouts come last, decided anew from what the registry then holds and the nodes then run (guarantee 1): a build may
 /// have taken an hour.
-pub async fn run_once(controller: Controller, cluster: Arc<dyn Cluster>) -> Result<PassReport, PassError> {
-    let definitions = Arc::new(controller.definitions.clone());
-    let parts = LiveParts {
+pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassReport, TargetError> {
+    let definitions = Arc::new(parts.definitions.clone());
+    let context = LiveContext {
         cluster,
         configuration: watch::channel(Configuration { definitions, error: None }).1,
         leads: watch::channel(true).1,
@@ -33,14 +31,14 @@ pub async fn run_once(controller: Controller, cluster: Arc<dyn Cluster>) -> Resu
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new()),
     };
-    let (cancel, queue) = (controller.cancel.clone(), Queue::once(controller.limits));
+    let (cancel, queue) = (parts.cancel.clone(), Queue::once(parts.limits));
     let options = LiveOptions { resync: Duration::from_hours(1) };
-    Live::with_queue(controller, options, parts, queue).until_idle(&cancel).await
+    Live::with_queue(parts, options, context, queue).until_idle(&cancel).await
 }
 
 impl Live {
     /// Does what there is to do, and reports it.
-    async fn until_idle(mut self, cancel: &CancellationToken) -> Result<PassReport, PassError> {
+    async fn until_idle(mut self, cancel: &CancellationToken) -> Result<PassReport, TargetError> {
         let mut report = PassReport::default();
         let Some(mut planned) = self.plan(cancel).await? else { return Ok(report) };
         report.targets = self.complete(&planned.plan).await;
@@ -64,8 +62,8 @@ impl Live {
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, cancel, &mut report).await?;
         }
-        label_nodes(&self.controller, self.cluster.as_ref(), &mut planned.plan.nodes).await;
-        self.controller.record_kernels(&planned, &mut self.last_record).await;
+        label_nodes(&self.parts, self.cluster.as_ref(), &mut planned.plan.nodes).await;
+        self.parts.record_kernels(&planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;
         report.plan = planned.plan;
         Ok(report)
@@ -77,7 +75,7 @@ impl Live {
         before: Planned,
         cancel: &CancellationToken,
         report: &mut PassReport,
-    ) -> Result<Planned, PassError> {
+    ) -> Result<Planned, TargetError> {
         report.unreachable |= before.unreachable;
         Ok(self.plan(cancel).await?.unwrap_or(before))
     }
@@ -89,10 +87,10 @@ impl Live {
         planned: &mut Planned,
         cancel: &CancellationToken,
         report: &mut PassReport,
-    ) -> Result<(), PassError> {
-        let chains = Chains::of(&self.controller.definitions.images);
+    ) -> Result<(), TargetError> {
+        let chains = Chains::of(&self.parts.definitions.images);
         let mut fault = None;
-        self.builds.update(&planned.plan, &self.controller.definitions);
+        self.builds.update(&planned.plan, &self.parts.definitions);
         loop {
             if fault.is_none() {
                 self.start_builds();
@@ -130,7 +128,7 @@ impl Live {
                 Ok(Some(anew)) => {
                     report.unreachable |= planned.unreachable;
                     *planned = anew;
-                    self.builds.update(&planned.plan, &self.controller.definitions);
+                    self.builds.update(&planned.plan, &self.parts.definitions);
                 }
                 Ok(None) => {}
                 Err(error) => drop(fault.get_or_insert(error)),

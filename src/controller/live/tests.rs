@@ -83,22 +83,22 @@ fn bench(further: &Value, daemon_sets: &[&str]) -> Bench {
     let mut spec = json!({"reuse": "compatible", "rollout": rollouts});
     spec.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
     let mut bench = Bench::new(&spec);
-    bench.controller.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
+    bench.parts.location = RegistryLocation::Remote { host: "registry.test".to_owned(), prefix: None };
     bench
 }
 
 impl Running {
     fn start(bench: Bench, fleet: Arc<Fleet>, leads: bool) -> Self {
         let views = Arc::new(Views::default());
-        let definitions = Arc::new(bench.controller.definitions.clone());
+        let definitions = Arc::new(bench.parts.definitions.clone());
         let configuration = watch::channel(Configuration { definitions, error: None }).0;
         let leads = watch::channel(leads).0;
         let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
-        let cancel = bench.controller.cancel.clone();
+        let cancel = bench.parts.cancel.clone();
         let live = Live::new(
-            bench.controller.clone(),
+            bench.parts.clone(),
             LiveOptions { resync: Duration::from_mins(1) },
-            LiveParts {
+            LiveContext {
                 cluster: Arc::clone(&fleet) as Arc<dyn Cluster>,
                 configuration: configuration.subscribe(),
                 leads: leads.subscribe(),
@@ -124,7 +124,7 @@ impl Running {
 
 async fn published(bench: &Bench, release: &str) -> Option<String> {
     let reference = bench.cell(release).await.reference;
-    let found = bench.controller.registry.manifest(&reference.repository, &reference.version).await.unwrap();
+    let found = bench.parts.registry.manifest(&reference.repository, &reference.version).await.unwrap();
     found.map(|found| format!("{}@{}", reference.repository, found.digest))
 }
 
@@ -192,7 +192,7 @@ async fn what_is_published_is_rolled_out_while_a_build_hangs() {
     bench.publish(K10, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| {
         state.node("n", K9);
         state.node("m", K11);
@@ -245,8 +245,8 @@ async fn a_leader_whose_fence_closes_in_the_middle_of_a_build_publishes_nothing(
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let (gate, fence) = (Arc::new(Gate::default()), Arc::new(Closable::default()));
-    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
-    bench.controller.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
+    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.parts.fence = Some(Arc::clone(&fence) as Arc<dyn Fence>);
     let fleet = Fleet::new(|state| {
         state.node("n", K10);
         state.daemon_set("a", "");
@@ -272,7 +272,7 @@ async fn a_lost_leadership_stops_its_builds() {
     bench.publish(K9, &[&module()]).await.unwrap();
     bench.image().spec.check.boot = true;
     let gate = Arc::new(Gate::default());
-    bench.controller.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
+    bench.parts.boot_checker = Some(Arc::clone(&gate) as Arc<dyn BootChecker>);
     let fleet = Fleet::new(|state| state.node("n", K10));
     let live = Running::start(bench, fleet, true);
     gate.asked.notified().await;
@@ -341,7 +341,7 @@ async fn bad_definitions_are_told_and_the_last_good_ones_stay() {
     live.fleet.change(|state| state.node("n", K10));
     live.fleet.until(|state| state.writes.len() == 2).await;
 
-    let mut definitions = live.bench.controller.definitions.clone();
+    let mut definitions = live.bench.parts.definitions.clone();
     let image = definitions.images.values_mut().next().unwrap();
     image.spec.rollout.push(serde_json::from_value(rollout("b")).unwrap());
     live.configuration.send_replace(Configuration { definitions: Arc::new(definitions), error: None });
