@@ -30,7 +30,6 @@ use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 pub use error::BootError;
-pub use protocol::{Transcript, parse};
 pub use request::{BootLimits, BootRequest};
 
 use crate::kmod::{BootReport, ModuleBoot};

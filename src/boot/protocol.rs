@@ -83,13 +83,6 @@ impl Transcript {
     }
 }
 
-/// All records of a report.
-pub fn parse(bytes: &[u8], key: Key) -> Transcript {
-    let mut transcript = Transcript::new(key);
-    transcript.push(bytes);
-    transcript
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -104,6 +97,12 @@ mod tests {
 
     fn end(number: u64) -> String {
         Record::End { records: number }.line(&KEY, number)
+    }
+
+    fn parse(bytes: &[u8], key: Key) -> Transcript {
+        let mut transcript = Transcript::new(key);
+        transcript.push(bytes);
+        transcript
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::*;
 use crate::{
     build::testing::{Bench, K9, K10, K11, SYMBOLS, module},
     engine::EngineError,
+    images::{CHECK_REPORT, find_document},
     kmod::{BootOutcome, BootReport, ModuleBoot, testing::ModuleFile},
 };
 
@@ -78,12 +79,14 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
         assert_ne!(notes[key], theirs[key], "{key}");
     }
     // Where it was built is part of the proof.
-    let stored =
-        crate::images::check_report(&bench.parts, &bench.cell(K10).await.reference).await.unwrap().unwrap();
-    assert_eq!(stored.document["reusedFrom"]["kernel"], K9);
-    assert_eq!(stored.document["reusedFrom"]["digest"], first.digest.as_str());
-    assert_eq!(stored.document["report"]["kernel"], K10);
-    assert_eq!(stored.document["report"]["verdict"], "loads");
+    let reference = bench.cell(K10).await.reference;
+    let image = bench.parts.manifest(&reference).await.unwrap().unwrap().digest;
+    let stored = find_document(&bench.parts, &reference.repository, &image, &CHECK_REPORT).await.unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&stored.unwrap().content).unwrap();
+    assert_eq!(document["reusedFrom"]["kernel"], K9);
+    assert_eq!(document["reusedFrom"]["digest"], first.digest.as_str());
+    assert_eq!(document["report"]["kernel"], K10);
+    assert_eq!(document["report"]["verdict"], "loads");
 }
 
 #[tokio::test]

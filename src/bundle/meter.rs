@@ -22,13 +22,3 @@ pub trait Meter: Send + Sync {
     /// The phase is over.
     fn end(&self);
 }
-
-/// Drops the progress.
-#[derive(Clone, Copy, Debug)]
-pub struct Silent;
-
-impl Meter for Silent {
-    fn begin(&self, _phase: Phase, _bytes: u64) {}
-    fn advance(&self, _bytes: u64) {}
-    fn end(&self) {}
-}

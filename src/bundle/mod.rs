@@ -29,7 +29,7 @@ pub use error::BundleError;
 pub use export::{Exported, export};
 pub use import::{Imported, Taken, Target, import};
 pub use index::{Base, Blob, BundleIndex, FORMAT, Listed, kind_name};
-pub use meter::{Meter, Phase, Silent};
+pub use meter::{Meter, Phase};
 pub use read::Bundle;
 pub use referrers::with_referrers;
 pub use since::Since;

@@ -14,6 +14,15 @@ use crate::{
     registry::{LayoutRegistry, Registry},
 };
 
+/// Drops the progress.
+struct Silent;
+
+impl Meter for Silent {
+    fn begin(&self, _: Phase, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
 /// A layout with one artifact of one layer; and that as a bundle's only content.
 async fn layout(root: &Path, layer: &[u8]) -> Wanted {
     let registry: Arc<dyn Registry> = Arc::new(LayoutRegistry::new(root.join("layout")));

@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use crate::{
-    image::{Digest, ImageReference, Repository, Version},
+    image::{Digest, Repository, Version},
     oci::{Artifact, Descriptor, ImageError, ImageManifest, annotations, media_type},
     parts::{Parts, TargetError},
     provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
@@ -88,30 +88,6 @@ impl Documents {
         ];
         Ok(Self { artifacts, claims })
     }
-}
-
-/// A check report that a registry holds.
-#[derive(Clone, Debug, PartialEq)]
-pub struct StoredReport {
-    /// The artifact's digest.
-    pub digest: Digest,
-    /// `{"report": ..., "reusedFrom": ...}`; the report as `farrier check -o json` writes it.
-    pub document: Value,
-}
-
-/// The check report of a published image; `None` where there is no such image, or none beside it. Of
-/// several, the one that was stored last, as far as the registry tells.
-pub async fn check_report(
-    parts: &Parts,
-    reference: &ImageReference,
-) -> Result<Option<StoredReport>, TargetError> {
-    let repository = &reference.repository;
-    let Some(subject) = parts.digest_of(reference).await? else { return Ok(None) };
-    let Some(found) = find_document(parts, repository, &subject, &CHECK_REPORT).await? else {
-        return Ok(None);
-    };
-    let document = parse_json(CHECK_REPORT.name, &found.content)?;
-    Ok(Some(StoredReport { digest: found.digest, document }))
 }
 
 pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value, TargetError> {

@@ -14,8 +14,9 @@ mod union;
 mod verify;
 
 pub(crate) use contents::contents;
+#[cfg(test)]
+pub(crate) use documents::{CHECK_REPORT, find_document};
 pub(crate) use documents::{Claim, Documents, push_document};
-pub use documents::{StoredReport, check_report};
 pub use gc::{GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
 pub use kernel_record::REPOSITORY as KERNEL_RECORD;
 pub(crate) use kernel_record::{LastRecord, record_kernels};

@@ -142,14 +142,6 @@ impl Parts {
         self.manifest(reference).await?.ok_or_else(|| TargetError::no_such_image(reference))
     }
 
-    /// The digest that a reference names now.
-    pub(crate) async fn digest_of(&self, reference: &ImageReference) -> Result<Option<Digest>, TargetError> {
-        match &reference.version {
-            Version::Digest(digest) => Ok(Some(digest.clone())),
-            Version::Tag(_) => Ok(self.manifest(reference).await?.map(|manifest| manifest.digest)),
-        }
-    }
-
     /// What the registry holds of an image that farrier published, or of a needed one.
     pub(crate) async fn look_up(&self, reference: &ImageReference) -> Result<Option<Published>, TargetError> {
         let ImageReference { repository, version } = reference;

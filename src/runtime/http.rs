@@ -60,11 +60,6 @@ impl HttpServer {
         Ok(Self { listener, router })
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
-
     /// Answers until cancelled.
     pub async fn serve(self, cancel: CancellationToken) {
         let Self { listener, router } = self;
@@ -128,7 +123,7 @@ mod tests {
         let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
         let server =
             HttpServer::bind(([127, 0, 0, 1], 0).into(), Arc::clone(&health), metrics).await.unwrap();
-        let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
+        let (address, cancel) = (server.listener.local_addr().unwrap(), CancellationToken::new());
         let task = tokio::spawn(server.serve(cancel.clone()));
 
         assert_eq!(get(address, "/healthz").await.0, 200);

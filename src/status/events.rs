@@ -176,7 +176,7 @@ pub struct EventHistory {
 
 /// What is new in a view, and how many more events there would have been. The first view after a start tells of what the
 /// pass did and of nothing that only is as it was.
-pub fn events(before: Option<&EventHistory>, view: &PassView<'_>) -> (Vec<StatusEvent>, usize, EventHistory) {
+pub fn events(before: Option<&EventHistory>, view: &PassView) -> (Vec<StatusEvent>, usize, EventHistory) {
     let mut told = EventHistory {
         last: before.map(|told| told.last.clone()).unwrap_or_default(),
         ..EventHistory::default()
@@ -207,7 +207,7 @@ fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
 }
 
 /// What the pass wrote to rollout targets.
-fn rewrites(view: &PassView<'_>, found: &mut BTreeSet<StatusEvent>) {
+fn rewrites(view: &PassView, found: &mut BTreeSet<StatusEvent>) {
     for report in view.rollouts.iter().filter(|report| !report.planned.changes.is_empty()) {
         let Some(regarding) = target(&report.planned) else { continue };
         let image = &report.planned.image;
@@ -229,8 +229,8 @@ fn rewrites(view: &PassView<'_>, found: &mut BTreeSet<StatusEvent>) {
 }
 
 /// How everything stands now.
-fn states(view: &PassView<'_>, told: &mut EventHistory) {
-    for entry in status_entries(view.plan, view.activity) {
+fn states(view: &PassView, told: &mut EventHistory) {
+    for entry in status_entries(&view.plan, &view.activity) {
         let digest = entry.row.digest.as_ref().map(ToString::to_string);
         let attempts = entry.activity.map_or(0, |activity| activity.attempts);
         told.builds.insert(name_of(entry.image, entry.target), (entry.row.phase, digest, attempts));
@@ -273,13 +273,8 @@ fn held(why: &HoldReason) -> EventReason {
     }
 }
 
-fn of_builds(
-    before: &EventHistory,
-    now: &EventHistory,
-    view: &PassView<'_>,
-    found: &mut BTreeSet<StatusEvent>,
-) {
-    for entry in status_entries(view.plan, view.activity) {
+fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: &mut BTreeSet<StatusEvent>) {
+    for entry in status_entries(&view.plan, &view.activity) {
         let name = name_of(entry.image, entry.target);
         let Some((phase, digest, attempts)) = now.builds.get(&name) else { continue };
         let (was, known, tried) = before.builds.get(&name).cloned().unwrap_or((Phase::Missing, None, 0));

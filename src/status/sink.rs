@@ -114,12 +114,12 @@ impl KubeStatus {
         true
     }
 
-    async fn write_builds(&self, state: &mut State, view: &PassView<'_>) {
-        let PassView { plan, activity, rollouts: _, configuration_error, now } = *view;
-        let desired = desired(plan, activity, configuration_error, &state.known, now);
+    async fn write_builds(&self, state: &mut State, view: &PassView) {
+        let PassView { plan, activity, rollouts: _, configuration_error, now } = view;
+        let desired = desired(plan, activity, configuration_error.as_deref(), &state.known, *now);
         let names: BTreeSet<&str> =
             desired.iter().filter_map(|object| object.metadata.name.as_deref()).collect();
-        let gone = state.history.gone(state.known.keys(), &names, now);
+        let gone = state.history.gone(state.known.keys(), &names, *now);
         let super::Writes { objects, statuses, deletions } = writes(&desired, &state.known, &gone);
         let objects = objects.into_iter().map(|object| (object, true));
         let todo: Vec<_> = objects.chain(statuses.into_iter().map(|object| (object, false))).collect();
@@ -179,7 +179,7 @@ impl KubeStatus {
         self.builds().patch_status(&name, &params, &Patch::Apply(body)).await.map(Some)
     }
 
-    async fn write_events(&self, state: &mut State, view: &PassView<'_>) {
+    async fn write_events(&self, state: &mut State, view: &PassView) {
         let (found, more, told) = events(state.told.as_ref(), view);
         state.told = Some(told);
         if more > 0 {
@@ -260,7 +260,7 @@ impl KubeStatus {
 
 #[async_trait::async_trait]
 impl StatusSink for KubeStatus {
-    async fn pass(&self, view: &PassView<'_>) {
+    async fn pass(&self, view: &PassView) {
         if !self.may_write() {
             return;
         }

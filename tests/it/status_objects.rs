@@ -64,9 +64,8 @@ impl Story {
     async fn pass(&mut self, minutes: i64) -> Vec<String> {
         self.now += SignedDuration::from_mins(minutes);
         self.api.clear_log();
-        let activity = Activity::new();
-        let (plan, now) = (&self.plan, self.now);
-        let view = PassView { plan, activity: &activity, rollouts: &[], configuration_error: None, now };
+        let (plan, now, activity) = (self.plan.clone(), self.now, Activity::new());
+        let view = PassView { plan, activity, rollouts: Vec::new(), configuration_error: None, now };
         self.sink.pass(&view).await;
         let told = |record: &crate::support::kube_api::Record| {
             let sub = record.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();

@@ -24,7 +24,7 @@ use self::{
     builds::{Builds, EndedBuild},
     kernel_changes::KernelChanges,
     queue::Queue,
-    view::{StatusWorker, View},
+    view::StatusWorker,
     wake::Wake,
 };
 use super::{Memory, Planned, RolloutReport, TargetReport, apply::label_nodes, broken_chains::BrokenChains};
@@ -438,7 +438,7 @@ impl Live {
         let cells = cells.map(|planned| (planned.image.clone(), planned.target.clone())).collect();
         self.builds.forget_others(&cells);
         if let (Some(status), true) = (&self.status, self.may_act()) {
-            status.show(View {
+            status.show(PassView {
                 plan,
                 activity: self.builds.activity(),
                 rollouts,

@@ -27,8 +27,8 @@ struct Views {
 
 #[async_trait::async_trait]
 impl StatusSink for Views {
-    async fn pass(&self, view: &PassView<'_>) {
-        let seen = (view.activity.clone(), view.configuration_error.map(str::to_owned));
+    async fn pass(&self, view: &PassView) {
+        let seen = (view.activity.clone(), view.configuration_error.clone());
         self.seen.lock().unwrap().push(seen);
         self.told.notify_one();
     }

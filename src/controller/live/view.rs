@@ -6,7 +6,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use tokio::{sync::Notify, task::JoinHandle};
+use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
     controller::RolloutReport,
@@ -14,16 +14,16 @@ use crate::{
 };
 
 /// How everything stands after a pass.
-#[derive(Clone, Copy, Debug)]
-pub struct PassView<'a> {
+#[derive(Clone, Debug)]
+pub struct PassView {
     /// What the pass decided.
-    pub plan: &'a Plan,
+    pub plan: Plan,
     /// What builds do, and how they went.
-    pub activity: &'a Activity,
+    pub activity: Activity,
     /// What became of the rollouts.
-    pub rollouts: &'a [RolloutReport],
+    pub rollouts: Vec<RolloutReport>,
     /// What is wrong with the definitions on disk, while the last good ones are in use.
-    pub configuration_error: Option<&'a str>,
+    pub configuration_error: Option<String>,
     /// When.
     pub now: Timestamp,
 }
@@ -32,102 +32,60 @@ pub struct PassView<'a> {
 #[async_trait::async_trait]
 pub trait StatusSink: Send + Sync {
     /// After a pass of the leader. Faults are the sink's own to report and to get over: it is called again.
-    async fn pass(&self, view: &PassView<'_>);
-}
-
-/// The same, kept.
-#[derive(Clone, Debug)]
-pub(super) struct View {
-    pub(super) plan: Plan,
-    pub(super) activity: Activity,
-    pub(super) rollouts: Vec<RolloutReport>,
-    pub(super) configuration_error: Option<String>,
-    pub(super) now: Timestamp,
+    async fn pass(&self, view: &PassView);
 }
 
 /// Hands views to a sink, one after the other, in a task of its own. A view that a later one overtook is not shown;
 /// what its rollouts did is handed on with the later one.
 pub(super) struct StatusWorker {
-    slot: Arc<Slot>,
+    /// The view that is to be shown next.
+    next: Arc<Mutex<Option<PassView>>>,
+    filled: mpsc::Sender<()>,
     task: JoinHandle<()>,
 }
 
-/// The view that is to be shown next.
-#[derive(Default)]
-struct Slot {
-    state: Mutex<SlotState>,
-    filled: Notify,
-}
-
-#[derive(Default)]
-struct SlotState {
-    next: Option<View>,
-    closed: bool,
-}
-
-impl Slot {
-    fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The next view, when there is one; `None` after the last.
-    async fn take(&self) -> Option<View> {
-        loop {
-            {
-                let mut state = self.lock();
-                if let Some(view) = state.next.take() {
-                    return Some(view);
-                }
-                if state.closed {
-                    return None;
-                }
-            }
-            self.filled.notified().await;
-        }
-    }
+fn lock(next: &Mutex<Option<PassView>>) -> MutexGuard<'_, Option<PassView>> {
+    next.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl StatusWorker {
     /// Starts the task.
     pub(super) fn start(sink: Arc<dyn StatusSink>) -> Self {
-        let slot = Arc::new(Slot::default());
-        let views = Arc::clone(&slot);
+        let next = Arc::<Mutex<Option<PassView>>>::default();
+        // One notice is enough: the view that it announces may be replaced meanwhile.
+        let (filled, mut notices) = mpsc::channel(1);
+        let views = Arc::clone(&next);
         let task = tokio::spawn(async move {
-            while let Some(view) = views.take().await {
-                sink.pass(&view.borrowed()).await;
+            while notices.recv().await.is_some() {
+                let view = lock(&views).take();
+                if let Some(view) = view {
+                    sink.pass(&view).await;
+                }
             }
         });
-        Self { slot, task }
+        Self { next, filled, task }
     }
 
     /// Shows a view, now or when the sink has done with the one before it.
-    pub(super) fn show(&self, mut view: View) {
-        let mut state = self.slot.lock();
-        if let Some(overtaken) = state.next.take() {
+    pub(super) fn show(&self, mut view: PassView) {
+        let mut next = lock(&self.next);
+        if let Some(overtaken) = next.take() {
             let acted = overtaken.rollouts.into_iter().filter(|report| !report.planned.changes.is_empty());
             view.rollouts = acted.chain(view.rollouts).collect();
         }
-        state.next = Some(view);
-        drop(state);
-        self.slot.filled.notify_one();
+        *next = Some(view);
+        drop(next);
+        // Where there is a notice already, it will do for this view.
+        let _ = self.filled.try_send(());
     }
 
     /// Lets the sink do what it was given last, for so long, and ends the task.
     pub(super) async fn finish(self, patience: Duration) {
-        let Self { slot, mut task } = self;
-        slot.lock().closed = true;
-        slot.filled.notify_one();
+        let Self { next: _, filled, mut task } = self;
+        drop(filled);
         if tokio::time::timeout(patience, &mut task).await.is_err() {
             tracing::warn!("status was not written in time before the end");
             task.abort();
         }
-    }
-}
-
-impl View {
-    fn borrowed(&self) -> PassView<'_> {
-        let Self { plan, activity, rollouts, configuration_error, now } = self;
-        let configuration_error = configuration_error.as_deref();
-        PassView { plan, activity, rollouts, configuration_error, now: *now }
     }
 }

@@ -21,8 +21,13 @@ impl Story {
     }
 
     fn next(&mut self, plan: &Plan, rollouts: &[RolloutReport]) -> (Vec<StatusEvent>, usize) {
-        let view =
-            PassView { plan, activity: &self.activity, rollouts, configuration_error: None, now: self.now };
+        let view = PassView {
+            plan: plan.clone(),
+            activity: self.activity.clone(),
+            rollouts: rollouts.to_vec(),
+            configuration_error: None,
+            now: self.now,
+        };
         let (events, more, told) = events(self.told.as_ref(), &view);
         self.told = Some(told);
         self.now += SignedDuration::from_mins(1);

@@ -14,7 +14,7 @@ use farrier::{
     bundle::{
         self, Bundle, BundleError, Content, ContentKind,
         ContentKind::{Image, Mirror, Referrer, Signature},
-        Exported, Silent, Since, Taken, Target, Verified, Wanted,
+        Exported, Meter, Phase, Since, Taken, Target, Verified, Wanted,
     },
     image::{Digest, Tag, Version},
     oci::{
@@ -23,6 +23,15 @@ use farrier::{
     },
     registry::{Registry, RegistryLocation, RegistryOptions, connect},
 };
+
+/// Drops the progress.
+struct Silent;
+
+impl Meter for Silent {
+    fn begin(&self, _: Phase, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
 
 const KERNEL: &str = "6.1.0-47-amd64";
 
