@@ -6,9 +6,8 @@
 : "${state:?the caller sets the state directory}"
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-# The profile that farrier is compiled with; ci/test takes `dev`, which its tests need anyway.
-profile="${FARRIER_PROFILE:-release}"
-farrier="$root/target/${profile/#dev/debug}/farrier"
+# The release build, or what FARRIER_BINARY names: compiled already, with driver-entrypoint beside it.
+farrier="${FARRIER_BINARY:-$root/target/release/farrier}"
 
 if [ -t 2 ]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
 
@@ -53,12 +52,22 @@ need_rust() {
 }
 
 build_farrier() {
+    if [ -n "${FARRIER_BINARY:-}" ]; then
+        [ -x "$(dirname "$farrier")/driver-entrypoint" ] || die "there is no driver-entrypoint beside $farrier"
+        return
+    fi
     say "building farrier"
-    (cd "$root" && cargo build --profile "$profile" --locked --quiet) || die "farrier does not compile"
-    # Static, with settings that cargo reads in its own directory; farrier looks for it beside itself.
-    (cd "$root/crates/driver-entrypoint" && cargo build --profile entrypoint --locked --quiet) ||
+    (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
+    build_entrypoint
+}
+
+# Static, with settings that cargo reads in the crate's directory; farrier looks for it beside itself. The tests build
+# it in the same target directory.
+build_entrypoint() {
+    local target="$root/target/entrypoint"
+    (cd "$root/crates/driver-entrypoint" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
         die "driver-entrypoint does not compile"
-    cp "$root/target/entrypoint/driver-entrypoint" "$(dirname "$farrier")/driver-entrypoint"
+    cp "$target/entrypoint/driver-entrypoint" "$(dirname "$farrier")/driver-entrypoint"
 }
 
 # alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has
