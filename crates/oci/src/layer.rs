@@ -86,18 +86,19 @@ pub enum LayerError {
 }
 
 /// Hashes and counts what passes through.
-struct Hashing<W> {
+pub(super) struct Hashing<W> {
     inner: W,
     hash: Sha256,
     bytes: u64,
 }
 
 impl<W> Hashing<W> {
-    fn new(inner: W) -> Self {
+    pub(super) fn new(inner: W) -> Self {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    fn into_parts(self) -> (W, Digest, u64) {
+    /// The writer, the digest of what went through, and how many bytes that were.
+    pub(super) fn into_parts(self) -> (W, Digest, u64) {
         (self.inner, Digest::from_sha256(&self.hash.finalize().into()), self.bytes)
     }
 }
@@ -116,18 +117,20 @@ impl<W: Write> Write for Hashing<W> {
 }
 
 /// The tar stream of a sorted tree, with everything that could differ between machines fixed.
-struct TreeWriter<W: Write> {
+pub struct TreeWriter<W: Write> {
     tar: tar::Builder<Hashing<W>>,
     mtime: u64,
     last: Option<PathBuf>,
 }
 
 impl<W: Write> TreeWriter<W> {
-    fn new(out: W, mtime: u64) -> Self {
+    fn to(out: W, mtime: u64) -> Self {
         Self { tar: tar::Builder::new(Hashing::new(out)), mtime, last: None }
     }
 
-    fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
+    /// Adds an entry. Paths are relative to the image's root and come in the order of `Path`'s `Ord`,
+    /// each once; owners become root.
+    pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
         self.check_path(path)?;
         let failed = |source| LayerError::Entry { path: path.to_owned(), source };
 
@@ -184,13 +187,14 @@ impl<W: Write> TreeWriter<W> {
         }
     }
 
-    fn finish(self) -> Result<(W, Digest, u64), LayerError> {
-        Ok(self.tar.into_inner().map_err(LayerError::Finish)?.into_parts())
+    fn end(self) -> Result<(W, Digest), LayerError> {
+        let (out, diff_id, _) = self.tar.into_inner().map_err(LayerError::Finish)?.into_parts();
+        Ok((out, diff_id))
     }
 }
 
 /// Is this the name of a whiteout?
-pub(super) fn is_whiteout(name: &OsStr) -> bool {
+fn is_whiteout(name: &OsStr) -> bool {
     name.as_encoded_bytes().starts_with(b".wh.")
 }
 
@@ -215,33 +219,57 @@ impl Read for Exact<'_> {
     }
 }
 
-/// Hands on blocks of one size. What deflate makes of the same bytes depends on the portions they come in,
-/// and those depend on how much a read of a file happened to return.
-struct Blocks<W> {
-    inner: W,
+/// Compresses with everything fixed, and says what came out. It compresses blocks of one size: what deflate makes of the
+/// same bytes depends on the portions they come in, and those depend on how much a read of a file happened to return.
+pub struct Compressor<W: Write> {
+    encoder: Encoder<W>,
     block: Vec<u8>,
 }
 
-impl<W: Write> Blocks<W> {
-    const SIZE: usize = 64 << 10;
+enum Encoder<W: Write> {
+    Gzip(GzEncoder<Hashing<W>>),
+    Zstd(zstd::Encoder<'static, Hashing<W>>),
+}
 
-    fn new(inner: W) -> Self {
-        Self { inner, block: Vec::with_capacity(Self::SIZE) }
+impl<W: Write> Compressor<W> {
+    const BLOCK: usize = 64 << 10;
+
+    fn new(encoder: Encoder<W>) -> Self {
+        Self { encoder, block: Vec::with_capacity(Self::BLOCK) }
     }
 
-    fn finish(mut self) -> io::Result<W> {
-        self.inner.write_all(&self.block)?;
-        Ok(self.inner)
+    fn gzip(level: u32, out: W) -> Self {
+        let builder = GzBuilder::new().mtime(0).operating_system(GZIP_OS_UNKNOWN);
+        Self::new(Encoder::Gzip(builder.write(Hashing::new(out), Compression::new(level))))
+    }
+
+    fn compress_block(&mut self) -> io::Result<()> {
+        match &mut self.encoder {
+            Encoder::Gzip(encoder) => encoder.write_all(&self.block)?,
+            Encoder::Zstd(encoder) => encoder.write_all(&self.block)?,
+        }
+        self.block.clear();
+        Ok(())
+    }
+
+    fn finish(mut self, diff_id: Digest) -> io::Result<(Layer, W)> {
+        self.compress_block()?;
+        let (out, media_type) = match self.encoder {
+            Encoder::Gzip(encoder) => (encoder.finish()?, media_type::OCI_LAYER_GZIP),
+            Encoder::Zstd(encoder) => (encoder.finish()?, media_type::OCI_LAYER_ZSTD),
+        };
+        let (mut out, digest, size) = out.into_parts();
+        out.flush()?;
+        Ok((Layer { digest, diff_id, size, media_type }, out))
     }
 }
 
-impl<W: Write> Write for Blocks<W> {
+impl<W: Write> Write for Compressor<W> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        let taken = buffer.len().min(Self::SIZE - self.block.len());
+        let taken = buffer.len().min(Self::BLOCK - self.block.len());
         self.block.extend_from_slice(&buffer[..taken]);
-        if self.block.len() == Self::SIZE {
-            self.inner.write_all(&self.block)?;
-            self.block.clear();
+        if self.block.len() == Self::BLOCK {
+            self.compress_block()?;
         }
         Ok(taken)
     }
@@ -252,80 +280,29 @@ impl<W: Write> Write for Blocks<W> {
     }
 }
 
-/// Compresses with everything fixed, and says what came out.
-struct Gzip<W: Write>(Blocks<GzEncoder<Hashing<W>>>);
-
-impl<W: Write> Gzip<W> {
-    fn new(level: u32, out: W) -> Self {
-        let builder = GzBuilder::new().mtime(0).operating_system(GZIP_OS_UNKNOWN);
-        Self(Blocks::new(builder.write(Hashing::new(out), Compression::new(level))))
-    }
-
-    fn finish(self, diff_id: Digest) -> io::Result<(Layer, W)> {
-        let (mut out, digest, size) = self.0.finish()?.finish()?.into_parts();
-        out.flush()?;
-        Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_GZIP }, out))
-    }
-}
-
-impl<W: Write> Write for Gzip<W> {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.0.write(buffer)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
-    }
-}
-
-/// Writes one layer: a tar stream compressed with gzip.
-pub struct LayerWriter<W: Write>(TreeWriter<Gzip<W>>);
-
-impl<W: Write> LayerWriter<W> {
-    /// Starts a layer whose entries all have this modification time (seconds since 1970).
-    pub fn new(out: W, mtime: u64) -> Self {
-        Self(TreeWriter::new(Gzip::new(GZIP_LEVEL, out), mtime))
-    }
-
-    /// Adds an entry. Paths are relative to the image's root and come in the order of `Path`'s `Ord`,
-    /// each once; owners become root.
-    pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
-        self.0.entry(path, mode, kind)
-    }
-
-    /// Writes the end and hands the writer back.
-    pub fn finish(self) -> Result<(Layer, W), LayerError> {
-        let (gzip, diff_id, _) = self.0.finish()?;
-        gzip.finish(diff_id).map_err(LayerError::Finish)
-    }
-}
+/// Writes one layer: a compressed tar stream.
+pub type LayerWriter<W> = TreeWriter<Compressor<W>>;
 
 /// zstd's own default. Content is told apart by the diff id, so changing it changes no input hash.
 const ZSTD_LEVEL: i32 = 3;
 
-/// Writes the one layer of an artifact: as [`LayerWriter`], compressed with Zstandard. No container runtime has to
-/// read it, and it takes a fifth of gzip's time.
-pub struct ArtifactWriter<W: Write>(TreeWriter<Blocks<zstd::Encoder<'static, Hashing<W>>>>);
-
-impl<W: Write> ArtifactWriter<W> {
-    /// See [`LayerWriter::new`].
-    pub fn new(out: W, mtime: u64) -> io::Result<Self> {
-        let encoder = zstd::Encoder::new(Hashing::new(out), ZSTD_LEVEL)?;
-        Ok(Self(TreeWriter::new(Blocks::new(encoder), mtime)))
+impl<W: Write> LayerWriter<W> {
+    /// Starts a layer, compressed with gzip, whose entries all have this modification time (seconds since 1970).
+    pub fn new(out: W, mtime: u64) -> Self {
+        Self::to(Compressor::gzip(GZIP_LEVEL, out), mtime)
     }
 
-    /// See [`LayerWriter::entry`].
-    pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
-        self.0.entry(path, mode, kind)
+    /// Starts the one layer of an artifact, compressed with Zstandard. No container runtime has to read it, and it takes
+    /// a fifth of gzip's time.
+    pub fn artifact(out: W, mtime: u64) -> Result<Self, LayerError> {
+        let encoder = zstd::Encoder::new(Hashing::new(out), ZSTD_LEVEL).map_err(LayerError::Finish)?;
+        Ok(Self::to(Compressor::new(Encoder::Zstd(encoder)), mtime))
     }
 
-    /// See [`LayerWriter::finish`].
+    /// Writes the end and hands the writer back.
     pub fn finish(self) -> Result<(Layer, W), LayerError> {
-        let (blocks, diff_id, _) = self.0.finish()?;
-        let encoded = blocks.finish().and_then(zstd::Encoder::finish).map_err(LayerError::Finish)?;
-        let (mut out, digest, size) = encoded.into_parts();
-        out.flush().map_err(LayerError::Finish)?;
-        Ok((Layer { digest, diff_id, size, media_type: media_type::OCI_LAYER_ZSTD }, out))
+        let (compressor, diff_id) = self.end()?;
+        compressor.finish(diff_id).map_err(LayerError::Finish)
     }
 }
 
@@ -336,30 +313,24 @@ pub fn compress(tar: impl Read, out: impl Write) -> io::Result<Layer> {
 
 /// The same with a gzip level of its own.
 pub fn compress_at(level: u32, mut tar: impl Read, out: impl Write) -> io::Result<Layer> {
-    let mut stream = Hashing::new(Gzip::new(level, out));
+    let mut stream = Hashing::new(Compressor::gzip(level, out));
     io::copy(&mut tar, &mut stream)?;
-    let (gzip, diff_id, _) = stream.into_parts();
-    Ok(gzip.finish(diff_id)?.0)
+    let (compressor, diff_id, _) = stream.into_parts();
+    Ok(compressor.finish(diff_id)?.0)
 }
 
 /// The digest that a tree has as a layer (its diff id), without writing one.
-pub struct TreeDigester(TreeWriter<io::Sink>);
+pub type TreeDigester = TreeWriter<io::Sink>;
 
 impl TreeDigester {
     /// See [`LayerWriter::new`].
     pub fn new(mtime: u64) -> Self {
-        Self(TreeWriter::new(io::sink(), mtime))
-    }
-
-    /// See [`LayerWriter::entry`].
-    pub fn entry(&mut self, path: &Path, mode: u32, kind: EntryKind<'_>) -> Result<(), LayerError> {
-        self.0.entry(path, mode, kind)
+        Self::to(io::sink(), mtime)
     }
 
     /// The diff id.
     pub fn finish(self) -> Result<Digest, LayerError> {
-        let (_, diff_id, _) = self.0.finish()?;
-        Ok(diff_id)
+        self.end().map(|(_, diff_id)| diff_id)
     }
 }
 

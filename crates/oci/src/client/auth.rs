@@ -15,7 +15,7 @@ use url::{Url, form_urlencoded};
 
 use super::{
     challenge::{self, Challenge},
-    error::{RegistryError, excerpt},
+    error::{RegistryError, Result, excerpt},
     registry::Credential,
     transport::{RemoteName, Transport, body_start},
 };
@@ -99,7 +99,7 @@ impl Authorizer {
         action: &str,
         refusal: &reqwest::Response,
         used: Option<&HeaderValue>,
-    ) -> Result<Option<HeaderValue>, RegistryError> {
+    ) -> Result<Option<HeaderValue>> {
         let slot = self.slot(name, scope);
         let mut grant = slot.lock().await;
         match grant.as_ref().map(|grant| &grant.header) {
@@ -175,11 +175,7 @@ struct TokenQuery<'a> {
 }
 
 impl TokenQuery<'_> {
-    async fn send(
-        &self,
-        transport: &Transport,
-        credential: Option<Credential>,
-    ) -> Result<Grant, RegistryError> {
+    async fn send(&self, transport: &Transport, credential: Option<Credential>) -> Result<Grant> {
         let url = self.realm(transport)?;
         let scope = format!("repository:{}:{}", self.name.path, self.scope.actions());
         let mut request;
@@ -237,7 +233,7 @@ impl TokenQuery<'_> {
     }
 
     /// The token server gets the password, so it must be as trustworthy as the registry.
-    fn realm(&self, transport: &Transport) -> Result<Url, RegistryError> {
+    fn realm(&self, transport: &Transport) -> Result<Url> {
         let refused = |reason: &str| {
             let reason = format!("its token server {} {reason}", excerpt(self.realm.as_bytes()));
             RegistryError::protocol(&self.name.host, self.action, reason)

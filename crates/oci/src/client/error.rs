@@ -6,6 +6,9 @@ use rustls::{AlertDescription, CertificateError};
 
 use crate::Digest;
 
+/// What the calls of this module give.
+pub type Result<T, E = RegistryError> = std::result::Result<T, E>;
+
 /// What a registry answered, or did not.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {

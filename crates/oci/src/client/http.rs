@@ -22,7 +22,7 @@ use url::Url;
 
 use super::{
     auth::{Authorizer, Scope, authority_of, explain},
-    error::{RegistryError, excerpt},
+    error::{RegistryError, Result, excerpt},
     registry::{Access, BlobSource},
     stream::{CHUNK, read_source},
     transport::{RemoteName, Transport, body_start, next_chunk},
@@ -97,12 +97,12 @@ impl Http {
         scope: Scope,
         rest: &str,
         action: &'a str,
-    ) -> Result<Call<'a>, RegistryError> {
+    ) -> Result<Call<'a>> {
         Ok(Call::new(method, name, scope, action, self.transport.url(name, rest, action).await?))
     }
 
     /// Sends the request. Statuses other than the expected ones are errors.
-    pub(super) async fn expect(&self, call: &Call<'_>, statuses: &[u16]) -> Result<Response, RegistryError> {
+    pub(super) async fn expect(&self, call: &Call<'_>, statuses: &[u16]) -> Result<Response> {
         let response = self.send(call).await?;
         if statuses.contains(&response.status().as_u16()) {
             return Ok(response);
@@ -112,7 +112,7 @@ impl Http {
 
     /// Sends the request, answering challenges. Refusals and server faults come back as errors, every other
     /// status as a response.
-    pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response, RegistryError> {
+    pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
         let Call { name, scope, action, .. } = *call;
         // Uploads may be sent elsewhere; credentials are only for the registry itself.
         let own_host = authority_of(&call.url) == name.authority;
@@ -166,7 +166,7 @@ impl Http {
         call: &Call<'_>,
         mut request: Request,
         sent_by: Option<&str>,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<Response> {
         match &call.payload {
             Payload::None => {}
             Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.clone().into()),
@@ -192,7 +192,7 @@ impl Http {
         sent_by: Option<&str>,
         stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
         size: u64,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<Response> {
         let moved = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&moved);
         let stream = stream.inspect(move |chunk| {
@@ -209,7 +209,7 @@ impl Http {
         &self,
         mut call: Call<'_>,
         mut read: impl FnMut(&[u8]) -> Result<(), String> + Send,
-    ) -> Result<(), RegistryError> {
+    ) -> Result<()> {
         for _ in 0..MAX_PAGES {
             let mut response = self.expect(&call, &[200, 404]).await?;
             if response.status().as_u16() == 404 {
@@ -233,7 +233,7 @@ pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> Regis
 }
 
 /// A whole body, if it is no longer than manifests and lists may be.
-pub(super) async fn body(call: &Call<'_>, response: &mut Response) -> Result<Vec<u8>, RegistryError> {
+pub(super) async fn body(call: &Call<'_>, response: &mut Response) -> Result<Vec<u8>> {
     let mut body = Vec::new();
     while let Some(chunk) = next_chunk(response, &call.name.host, call.action).await? {
         if body.len() + chunk.len() > MAX_MANIFEST {

@@ -17,7 +17,7 @@ use futures::TryStreamExt as _;
 use tokio_util::io::ReaderStream;
 
 use super::{
-    error::RegistryError,
+    error::{RegistryError, Result},
     registry::{BlobSource, BlobStream, Registry, StoredManifest, Upload},
     stream::{CHUNK, blocking, copy_verified, digest_of, replace, save, write_verified},
 };
@@ -47,7 +47,7 @@ impl LayoutRegistry {
         self.root.join("blobs/sha256").join(digest.hex())
     }
 
-    fn prepare(&self) -> Result<(), RegistryError> {
+    fn prepare(&self) -> Result<()> {
         let blobs = self.root.join("blobs/sha256");
         fs::create_dir_all(&blobs)?;
         let marker = self.root.join("oci-layout");
@@ -58,7 +58,7 @@ impl LayoutRegistry {
     }
 
     /// What the layout lists, whichever tool wrote it; nothing without an `index.json`.
-    pub fn index(&self) -> Result<ImageIndex, RegistryError> {
+    pub fn index(&self) -> Result<ImageIndex> {
         let path = self.root.join("index.json");
         let bytes = match read_bounded(&path) {
             Ok(bytes) => bytes,
@@ -72,11 +72,7 @@ impl LayoutRegistry {
         RegistryError::protocol(self.describe(), action, reason)
     }
 
-    fn find(
-        &self,
-        repository: &Repository,
-        version: &Version,
-    ) -> Result<Option<StoredManifest>, RegistryError> {
+    fn find(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         let index = self.index()?;
         let found = index.manifests.into_iter().find(|descriptor| {
             let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
@@ -89,7 +85,7 @@ impl LayoutRegistry {
     }
 
     /// The manifest that a descriptor names.
-    pub fn read(&self, descriptor: &Descriptor) -> Result<StoredManifest, RegistryError> {
+    pub fn read(&self, descriptor: &Descriptor) -> Result<StoredManifest> {
         let path = self.blob(&descriptor.digest);
         let bytes = read_bounded(&path)?;
         let digest = digest_of(&bytes, Some(&descriptor.digest), &format!("read {}", path.display()))?;
@@ -97,13 +93,13 @@ impl LayoutRegistry {
     }
 
     /// The file of a blob, whose content has the digest. Blocks.
-    pub fn verified_blob(&self, digest: &Digest) -> Result<PathBuf, RegistryError> {
+    pub fn verified_blob(&self, digest: &Digest) -> Result<PathBuf> {
         let place = self.blob(digest);
         copy_verified(File::open(&place)?, io::sink(), digest, &format!("read {}", place.display()))?;
         Ok(place)
     }
 
-    fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload, RegistryError> {
+    fn push_file(&self, digest: &Digest, from: impl Read, what: &str) -> Result<Upload> {
         self.prepare()?;
         let place = self.blob(digest);
         if place.exists() {
@@ -119,7 +115,7 @@ impl LayoutRegistry {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<Digest, RegistryError> {
+    ) -> Result<Digest> {
         let action = format!("add {repository}{version}");
         let wanted = match version {
             Version::Digest(wanted) => Some(wanted),
@@ -175,7 +171,7 @@ impl LayoutRegistry {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
+    ) -> Result<Vec<Descriptor>> {
         let mut found = Vec::new();
         for descriptor in self.index()?.manifests {
             // What has a subject has a kind, as its manifest or its configuration says.
@@ -196,7 +192,7 @@ impl LayoutRegistry {
     }
 
     /// Waits for other writers. The lock goes with the file handle, also when farrier is killed.
-    pub(super) fn lock(&self) -> Result<File, RegistryError> {
+    pub(super) fn lock(&self) -> Result<File> {
         let file = File::create(self.root.join(LOCK))?;
         file.lock()?;
         Ok(file)
@@ -205,8 +201,8 @@ impl LayoutRegistry {
     /// File work away from the asynchronous threads.
     async fn blocking<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Self) -> Result<T, RegistryError> + Send + 'static,
-    ) -> Result<T, RegistryError> {
+        work: impl FnOnce(&Self) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
         let layout = self.clone();
         blocking(move || work(&layout)).await
     }
@@ -230,33 +226,24 @@ impl Registry for LayoutRegistry {
         format!("oci:{}", self.root.display())
     }
 
-    async fn manifest(
-        &self,
-        repository: &Repository,
-        version: &Version,
-    ) -> Result<Option<StoredManifest>, RegistryError> {
+    async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         let (repository, version) = (repository.clone(), version.clone());
         self.blocking(move |layout| layout.find(&repository, &version)).await
     }
 
-    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
         let prefix = format!("{repository}:");
         let index = self.blocking(Self::index).await?;
         let names = index.manifests.iter().filter_map(|d| d.annotations.get(REF_NAME));
         Ok(names.filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect())
     }
 
-    async fn has_blob(&self, _repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    async fn has_blob(&self, _repository: &Repository, digest: &Digest) -> Result<bool> {
         let digest = digest.clone();
         self.blocking(move |layout| Ok(layout.blob(&digest).exists())).await
     }
 
-    async fn push_blob(
-        &self,
-        _repository: &Repository,
-        digest: &Digest,
-        file: &Path,
-    ) -> Result<Upload, RegistryError> {
+    async fn push_blob(&self, _repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
         let (digest, path) = (digest.clone(), file.to_owned());
         self.blocking(move |layout| {
             layout.push_file(&digest, File::open(&path)?, &path.display().to_string())
@@ -269,7 +256,7 @@ impl Registry for LayoutRegistry {
         _repository: &Repository,
         digest: &Digest,
         source: Arc<dyn BlobSource>,
-    ) -> Result<Upload, RegistryError> {
+    ) -> Result<Upload> {
         let digest = digest.clone();
         self.blocking(move |layout| layout.push_file(&digest, source.open()?, "blob")).await
     }
@@ -279,31 +266,22 @@ impl Registry for LayoutRegistry {
         _repository: &Repository,
         digest: &Digest,
         _from: &Repository,
-    ) -> Result<bool, RegistryError> {
+    ) -> Result<bool> {
         // All repositories of a layout share their blobs.
         Ok(self.blob(digest).exists())
     }
 
-    async fn push_bytes(&self, _repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+    async fn push_bytes(&self, _repository: &Repository, bytes: &[u8]) -> Result<Upload> {
         let bytes = bytes.to_vec();
         self.blocking(move |layout| layout.push_file(&Digest::of(&bytes), &bytes[..], "bytes")).await
     }
 
-    async fn fetch_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        to: &Path,
-    ) -> Result<(), RegistryError> {
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {
         let action = format!("copy {} to {}", self.blob(digest).display(), to.display());
         save(self.open_blob(repository, digest).await?, digest, to, action).await
     }
 
-    async fn open_blob(
-        &self,
-        _repository: &Repository,
-        digest: &Digest,
-    ) -> Result<BlobStream, RegistryError> {
+    async fn open_blob(&self, _repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let file = fs::tokio::File::open(self.blob(digest)).await?;
         Ok(Box::pin(ReaderStream::with_capacity(file, CHUNK).map_err(RegistryError::from)))
     }
@@ -314,13 +292,13 @@ impl Registry for LayoutRegistry {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<Digest, RegistryError> {
+    ) -> Result<Digest> {
         let (repository, version) = (repository.clone(), version.clone());
         let (media_type, bytes) = (media_type.to_owned(), bytes.to_vec());
         self.blocking(move |layout| layout.push_image(&repository, &version, &media_type, &bytes)).await
     }
 
-    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         let version = Version::Digest(Digest::of(bytes));
         self.push_manifest(repository, &version, media_type::OCI_MANIFEST, bytes).await
     }
@@ -330,14 +308,14 @@ impl Registry for LayoutRegistry {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
+    ) -> Result<Vec<Descriptor>> {
         let (repository, subject) = (repository.clone(), subject.clone());
         let artifact_type = artifact_type.map(str::to_owned);
         self.blocking(move |layout| layout.referrers_of(&repository, &subject, artifact_type.as_deref()))
             .await
     }
 
-    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         let (repository, digest) = (repository.clone(), digest.clone());
         self.blocking(move |layout| layout.delete(&repository, &digest)).await
     }

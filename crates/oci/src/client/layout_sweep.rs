@@ -10,7 +10,7 @@ use std::{
 use fs_err as fs;
 
 use super::{
-    error::RegistryError,
+    error::{RegistryError, Result},
     layout::{LayoutRegistry, is_of, read_bounded},
     stream::replace,
 };
@@ -21,7 +21,7 @@ const LEFT_BEHIND: Duration = Duration::from_hours(24);
 
 impl LayoutRegistry {
     /// Takes the manifest out of the index, under all its names in the repository. `false` where it has none.
-    pub(super) fn delete(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    pub(super) fn delete(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         if !self.root.join("index.json").exists() {
             return Ok(false);
         }
@@ -68,7 +68,7 @@ impl LayoutRegistry {
     }
 
     /// Removes the blobs that were the deleted manifest's own, and those that a killed process left behind.
-    fn sweep(&self, named: &BTreeSet<Digest>, own: &BTreeSet<Digest>) -> Result<(), RegistryError> {
+    fn sweep(&self, named: &BTreeSet<Digest>, own: &BTreeSet<Digest>) -> Result<()> {
         for entry in fs::read_dir(self.root.join("blobs/sha256"))? {
             let entry = entry?;
             let name = entry.file_name();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    error::{RegistryError, chain},
+    error::{RegistryError, Result, chain},
     registry::Access,
 };
 use crate::Repository;
@@ -30,11 +30,11 @@ impl Places {
     /// What the first place has that has it. One that does not have it, cannot be reached or gives something else than
     /// its digest says leads to the next one. `None` only when every place has said so: one that cannot be reached may
     /// have it.
-    pub(super) async fn first_of<T, Answer: Future<Output = Result<Option<T>, RegistryError>>>(
+    pub(super) async fn first_of<T, Answer: Future<Output = Result<Option<T>>>>(
         &self,
         repository: &Repository,
         ask: impl Fn(Repository) -> Answer,
-    ) -> Result<Option<T>, RegistryError> {
+    ) -> Result<Option<T>> {
         let mut failure = None;
         for place in self.of(repository) {
             let is_mirror = place != *repository;
@@ -63,11 +63,11 @@ impl Places {
     }
 
     /// The first list that is not empty.
-    pub(super) async fn first_list_of<T, Answer: Future<Output = Result<Vec<T>, RegistryError>>>(
+    pub(super) async fn first_list_of<T, Answer: Future<Output = Result<Vec<T>>>>(
         &self,
         repository: &Repository,
         ask: impl Fn(Repository) -> Answer,
-    ) -> Result<Vec<T>, RegistryError> {
+    ) -> Result<Vec<T>> {
         let ask = |place| {
             let listed = ask(place);
             async { Ok(Some(listed.await?).filter(|listed| !listed.is_empty())) }

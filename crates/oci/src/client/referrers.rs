@@ -5,7 +5,7 @@ use reqwest::{Method, header::ACCEPT};
 
 use super::{
     auth::Scope,
-    error::RegistryError,
+    error::{RegistryError, Result},
     remote::RemoteRegistry,
     retry::{MAX_TRIES, pause_before},
     transport::RemoteName,
@@ -17,11 +17,7 @@ use crate::{
 
 impl RemoteRegistry {
     /// Puts a manifest with a subject; where the registry does not list it, adds it to the subject's tag.
-    pub(super) async fn push_with_subject(
-        &self,
-        repository: &Repository,
-        bytes: &[u8],
-    ) -> Result<Digest, RegistryError> {
+    pub(super) async fn push_with_subject(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         let unusable = |reason: String| {
             let host = RemoteName::of(repository).host;
             RegistryError::protocol(host, format!("push referrer to {repository}"), reason)
@@ -47,7 +43,7 @@ impl RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
         referrer: &Descriptor,
-    ) -> Result<(), RegistryError> {
+    ) -> Result<()> {
         let Some(tag) = referrers_tag(subject) else { return Ok(()) };
         let version = Version::Tag(tag);
         let is_listed =
@@ -78,11 +74,7 @@ impl RemoteRegistry {
     }
 
     /// The list that clients keep; an empty one where there is none.
-    async fn listed_by_tag(
-        &self,
-        repository: &Repository,
-        subject: &Digest,
-    ) -> Result<ImageIndex, RegistryError> {
+    async fn listed_by_tag(&self, repository: &Repository, subject: &Digest) -> Result<ImageIndex> {
         let Some(tag) = referrers_tag(subject) else { return Ok(ImageIndex::empty()) };
         let version = Version::Tag(tag);
         let Some(stored) = self.manifest_at(repository, &version).await? else {
@@ -104,7 +96,7 @@ impl RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
+    ) -> Result<Vec<Descriptor>> {
         let wanted = |descriptor: &Descriptor| {
             artifact_type.is_none_or(|kind| descriptor.artifact_type.as_deref() == Some(kind))
         };
@@ -123,7 +115,7 @@ impl RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
+    ) -> Result<Vec<Descriptor>> {
         let name = &RemoteName::of(repository);
         let action = format!("list referrers of {}@{subject}", name.path);
         let rest = format!("referrers/{subject}");

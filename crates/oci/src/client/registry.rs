@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::Stream;
 use url::Url;
 
-use super::error::RegistryError;
+use super::error::{RegistryError, Result};
 use crate::{Descriptor, Digest, Repository, Tag, Version};
 
 /// A manifest as stored.
@@ -45,7 +45,7 @@ impl Upload {
 }
 
 /// A blob's bytes as they come. They are not verified: the receiver compares their digest.
-pub type BlobStream = Pin<Box<dyn Stream<Item = Result<Bytes, RegistryError>> + Send>>;
+pub type BlobStream = Pin<Box<dyn Stream<Item = Result<Bytes>> + Send>>;
 
 /// A blob that is read from its start as often as it is asked for: an upload may have to begin again.
 pub trait BlobSource: Send + Sync {
@@ -62,25 +62,16 @@ pub trait Registry: Send + Sync {
     fn describe(&self) -> String;
 
     /// The manifest, if there is one.
-    async fn manifest(
-        &self,
-        repository: &Repository,
-        version: &Version,
-    ) -> Result<Option<StoredManifest>, RegistryError>;
+    async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>>;
 
     /// All tags; empty when the repository does not exist.
-    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError>;
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>>;
 
     /// Is the blob there?
-    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError>;
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 
     /// Streams a file up, unless the registry has it. `digest` is the file's.
-    async fn push_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        file: &Path,
-    ) -> Result<Upload, RegistryError>;
+    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload>;
 
     /// The same for a blob that is no file of its own. `digest` is the source's.
     async fn push_blob_from(
@@ -88,30 +79,20 @@ pub trait Registry: Send + Sync {
         repository: &Repository,
         digest: &Digest,
         source: Arc<dyn BlobSource>,
-    ) -> Result<Upload, RegistryError>;
+    ) -> Result<Upload>;
 
     /// Makes a blob of another repository of the same registry known in this one, without sending it.
     /// `false` where the registry does not do that; then it must be pushed.
-    async fn mount_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        from: &Repository,
-    ) -> Result<bool, RegistryError>;
+    async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool>;
 
     /// The same as [`Registry::push_blob`] for bytes in memory (configurations).
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError>;
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload>;
 
     /// Streams a blob into a file, which appears whole or not at all.
-    async fn fetch_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        to: &Path,
-    ) -> Result<(), RegistryError>;
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()>;
 
     /// A blob's bytes as they come. The caller verifies them.
-    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError>;
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream>;
 
     /// Puts a manifest under a tag or its digest.
     async fn push_manifest(
@@ -120,11 +101,11 @@ pub trait Registry: Send + Sync {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<Digest, RegistryError>;
+    ) -> Result<Digest>;
 
     /// Puts an OCI manifest with a `subject` under its digest, so that [`Registry::referrers`] of the subject
     /// finds it. The subject need not be there yet; what the manifest names must be.
-    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError>;
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest>;
 
     /// The manifests of one kind, or of all, that refer to `subject`, in no order; none where the registry lists none.
     async fn referrers(
@@ -132,11 +113,11 @@ pub trait Registry: Send + Sync {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError>;
+    ) -> Result<Vec<Descriptor>>;
 
     /// Deletes a manifest with all its tags. `false` where there was none. A registry frees the space of what nothing
     /// names any more when it likes; a layout directory does it at once.
-    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError>;
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 }
 
 /// A credential for a registry.
@@ -165,7 +146,7 @@ pub trait Access: Send + Sync {
         action: &str,
         host: &str,
         sent_by: Option<&str>,
-    ) -> Result<reqwest::Response, RegistryError>;
+    ) -> Result<reqwest::Response>;
 
     /// May a registry be talked to without TLS, if it does not speak it? `authority` is `host[:port]`.
     fn may_be_plain(&self, authority: &str) -> bool;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use super::{
     auth::Scope,
-    error::{RegistryError, excerpt},
+    error::{RegistryError, Result, excerpt},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
     registry::{Access, BlobSource, BlobStream, Registry, StoredManifest, Upload},
@@ -57,12 +57,7 @@ impl RemoteRegistry {
         self
     }
 
-    pub(super) async fn exists(
-        &self,
-        name: &RemoteName,
-        digest: &Digest,
-        scope: Scope,
-    ) -> Result<bool, RegistryError> {
+    pub(super) async fn exists(&self, name: &RemoteName, digest: &Digest, scope: Scope) -> Result<bool> {
         let action = format!("look for blob {digest} in {}", name.path);
         let call = self.http.call(Method::HEAD, name, scope, &format!("blobs/{digest}"), &action).await?;
         Ok(self.http.expect(&call, &[200, 404]).await?.status().as_u16() == 200)
@@ -72,7 +67,7 @@ impl RemoteRegistry {
         &self,
         repository: &Repository,
         version: &Version,
-    ) -> Result<Option<StoredManifest>, RegistryError> {
+    ) -> Result<Option<StoredManifest>> {
         let name = &RemoteName::of(repository);
         let action = format!("fetch manifest of {}{version}", name.path);
         let call = self.http.call(Method::GET, name, Scope::Pull, &manifests(version), &action).await?;
@@ -103,7 +98,7 @@ impl RemoteRegistry {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<(Digest, Option<Digest>), RegistryError> {
+    ) -> Result<(Digest, Option<Digest>)> {
         let name = &RemoteName::of(repository);
         let action = format!("push manifest to {}{version}", name.path);
         let wanted = match version {
@@ -119,7 +114,7 @@ impl RemoteRegistry {
         Ok((digest, subject))
     }
 
-    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+    async fn tags_at(&self, repository: &Repository) -> Result<Vec<Tag>> {
         #[derive(Deserialize)]
         struct TagList {
             tags: Option<Vec<String>>,
@@ -141,7 +136,7 @@ impl RemoteRegistry {
     }
 
     /// Asks for a blob, and gives its bytes as they come.
-    async fn blob_at(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+    async fn blob_at(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let name = RemoteName::of(repository);
         let action = fetching(&name, digest);
         let rest = format!("blobs/{digest}");
@@ -175,19 +170,15 @@ impl Registry for RemoteRegistry {
         self.description.clone()
     }
 
-    async fn manifest(
-        &self,
-        repository: &Repository,
-        version: &Version,
-    ) -> Result<Option<StoredManifest>, RegistryError> {
+    async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         self.places.first_of(repository, |place| async move { self.manifest_at(&place, version).await }).await
     }
 
-    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
         self.places.first_list_of(repository, |place| async move { self.tags_at(&place).await }).await
     }
 
-    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         let ask = |place| async move {
             let found = self.exists(&RemoteName::of(&place), digest, Scope::Pull).await?;
             Ok(found.then_some(()))
@@ -195,12 +186,7 @@ impl Registry for RemoteRegistry {
         Ok(self.places.first_of(repository, ask).await?.is_some())
     }
 
-    async fn push_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        file: &Path,
-    ) -> Result<Upload, RegistryError> {
+    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
         self.upload_file(repository, digest, file).await
     }
 
@@ -209,17 +195,12 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         digest: &Digest,
         source: Arc<dyn BlobSource>,
-    ) -> Result<Upload, RegistryError> {
+    ) -> Result<Upload> {
         let size = source.size();
         self.upload_whole(repository, digest, size, Payload::Source(source)).await
     }
 
-    async fn mount_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        from: &Repository,
-    ) -> Result<bool, RegistryError> {
+    async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool> {
         let (name, source) = (&RemoteName::of(repository), RemoteName::of(from));
         if name.host != source.host {
             return Ok(false);
@@ -231,17 +212,12 @@ impl Registry for RemoteRegistry {
         Ok(self.http.expect(&call, &[201, 202]).await?.status().as_u16() == 201)
     }
 
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload> {
         let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
         self.upload_whole(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
     }
 
-    async fn fetch_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        to: &Path,
-    ) -> Result<(), RegistryError> {
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {
         let fetch = |place| async move {
             let action = fetching(&RemoteName::of(&place), digest);
             save(self.blob_at(&place, digest).await?, digest, to, action).await.map(Some)
@@ -249,7 +225,7 @@ impl Registry for RemoteRegistry {
         self.places.first_of(repository, fetch).await.map(drop)
     }
 
-    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         let open = |place| async move { self.blob_at(&place, digest).await.map(Some) };
         self.places.first_of(repository, open).await?.ok_or_else(|| {
             let action = format!("fetch blob {digest} of {repository}");
@@ -263,11 +239,11 @@ impl Registry for RemoteRegistry {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<Digest, RegistryError> {
+    ) -> Result<Digest> {
         self.put_manifest(repository, version, media_type, bytes).await.map(|(digest, _)| digest)
     }
 
-    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         self.push_with_subject(repository, bytes).await
     }
 
@@ -276,12 +252,12 @@ impl Registry for RemoteRegistry {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
+    ) -> Result<Vec<Descriptor>> {
         let list = |place| async move { self.list_referrers(&place, subject, artifact_type).await };
         self.places.first_list_of(repository, list).await
     }
 
-    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         let name = &RemoteName::of(repository);
         let action = format!("delete manifest {digest} of {}", name.path);
         let rest = format!("manifests/{digest}");

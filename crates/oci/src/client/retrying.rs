@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    error::{RegistryError, chain},
+    error::{RegistryError, Result, chain},
     registry::{BlobSource, BlobStream, Registry, StoredManifest, Upload},
     retry::retry_delay,
 };
@@ -24,9 +24,9 @@ impl Retrying {
         Self { inner, cancel }
     }
 
-    async fn retry<T, F>(&self, mut call: impl FnMut() -> F + Send) -> Result<T, RegistryError>
+    async fn retry<T, F>(&self, mut call: impl FnMut() -> F + Send) -> Result<T>
     where
-        F: Future<Output = Result<T, RegistryError>> + Send,
+        F: Future<Output = Result<T>> + Send,
     {
         let mut attempt = 0;
         loop {
@@ -54,28 +54,19 @@ impl Registry for Retrying {
         self.inner.describe()
     }
 
-    async fn manifest(
-        &self,
-        repository: &Repository,
-        version: &Version,
-    ) -> Result<Option<StoredManifest>, RegistryError> {
+    async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         self.retry(|| self.inner.manifest(repository, version)).await
     }
 
-    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>, RegistryError> {
+    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
         self.retry(|| self.inner.tags(repository)).await
     }
 
-    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         self.retry(|| self.inner.has_blob(repository, digest)).await
     }
 
-    async fn push_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        file: &Path,
-    ) -> Result<Upload, RegistryError> {
+    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
         self.retry(|| self.inner.push_blob(repository, digest, file)).await
     }
 
@@ -84,33 +75,23 @@ impl Registry for Retrying {
         repository: &Repository,
         digest: &Digest,
         source: Arc<dyn BlobSource>,
-    ) -> Result<Upload, RegistryError> {
+    ) -> Result<Upload> {
         self.retry(|| self.inner.push_blob_from(repository, digest, Arc::clone(&source))).await
     }
 
-    async fn mount_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        from: &Repository,
-    ) -> Result<bool, RegistryError> {
+    async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool> {
         self.retry(|| self.inner.mount_blob(repository, digest, from)).await
     }
 
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload, RegistryError> {
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload> {
         self.retry(|| self.inner.push_bytes(repository, bytes)).await
     }
 
-    async fn fetch_blob(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        to: &Path,
-    ) -> Result<(), RegistryError> {
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {
         self.retry(|| self.inner.fetch_blob(repository, digest, to)).await
     }
 
-    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream, RegistryError> {
+    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
         self.retry(|| self.inner.open_blob(repository, digest)).await
     }
 
@@ -120,11 +101,11 @@ impl Registry for Retrying {
         version: &Version,
         media_type: &str,
         bytes: &[u8],
-    ) -> Result<Digest, RegistryError> {
+    ) -> Result<Digest> {
         self.retry(|| self.inner.push_manifest(repository, version, media_type, bytes)).await
     }
 
-    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest, RegistryError> {
+    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
         self.retry(|| self.inner.push_referrer(repository, bytes)).await
     }
 
@@ -133,11 +114,11 @@ impl Registry for Retrying {
         repository: &Repository,
         subject: &Digest,
         artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>, RegistryError> {
+    ) -> Result<Vec<Descriptor>> {
         self.retry(|| self.inner.referrers(repository, subject, artifact_type)).await
     }
 
-    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool, RegistryError> {
+    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
         self.retry(|| self.inner.delete_manifest(repository, digest)).await
     }
 }

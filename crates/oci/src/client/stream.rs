@@ -10,15 +10,14 @@ use std::{
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt as _, TryStreamExt as _};
-use sha2::{Digest as _, Sha256};
 use tempfile::NamedTempFile;
 use tokio_util::io::{ReaderStream, StreamReader, SyncIoBridge};
 
 use super::{
-    error::RegistryError,
+    error::{RegistryError, Result},
     registry::{BlobSource, BlobStream},
 };
-use crate::Digest;
+use crate::{Digest, layer::Hashing};
 
 /// Read at once.
 pub(super) const CHUNK: usize = 256 << 10;
@@ -38,57 +37,42 @@ pub(super) fn read_source(
 }
 
 /// Writes a blob into a file, which appears whole and with the content that its digest says, or not at all.
-pub(super) async fn save(
-    stream: BlobStream,
-    digest: &Digest,
-    to: &Path,
-    action: String,
-) -> Result<(), RegistryError> {
+pub(super) async fn save(stream: BlobStream, digest: &Digest, to: &Path, action: String) -> Result<()> {
     let reader = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let (digest, to) = (digest.clone(), to.to_owned());
     blocking(move || write_verified(reader, &digest, &to, &action).map(drop)).await
 }
 
 /// The same from a reader. Returns how many bytes there are.
-pub(super) fn write_verified(
-    from: impl Read,
-    digest: &Digest,
-    to: &Path,
-    action: &str,
-) -> Result<u64, RegistryError> {
-    let mut file = BufWriter::with_capacity(CHUNK, temporary_beside(to)?);
-    let size = copy_verified(from, &mut file, digest, action).map_err(|error| of_file(error, to))?;
-    let temporary = file.into_inner().map_err(|error| named(&error.into_error(), to))?;
+pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action: &str) -> Result<u64> {
+    let copied = copy_verified(from, temporary_beside(to)?, digest, action);
+    let (temporary, size) = copied.map_err(|error| of_file(error, to))?;
     persist(temporary, to)?;
     Ok(size)
 }
 
-/// Copies content that must have the digest. Returns how many bytes there are.
-pub(super) fn copy_verified(
-    from: impl Read,
-    mut to: impl Write,
+/// Copies content that must have the digest. Returns what it was written to, and how many bytes there are.
+pub(super) fn copy_verified<W: Write>(
+    mut from: impl Read,
+    to: W,
     digest: &Digest,
     action: &str,
-) -> Result<u64, RegistryError> {
-    let mut from = Hashing { inner: from, hash: Sha256::new() };
-    let size = io::copy(&mut from, &mut to).map_err(|error| match error.downcast::<RegistryError>() {
+) -> Result<(W, u64)> {
+    let mut to = BufWriter::with_capacity(CHUNK, Hashing::new(to));
+    io::copy(&mut from, &mut to).map_err(|error| match error.downcast::<RegistryError>() {
         // What a stream from a registry failed with.
         Ok(error) => error,
         Err(error) => error.into(),
     })?;
-    let found = Digest::from_sha256(&from.hash.finalize().into());
+    let (to, found, size) = to.into_inner().map_err(io::IntoInnerError::into_error)?.into_parts();
     if found == *digest {
-        return Ok(size);
+        return Ok((to, size));
     }
     Err(RegistryError::Digest { action: action.to_owned(), wanted: digest.clone(), found })
 }
 
 /// The digest of the bytes, which is the one that is wanted.
-pub(super) fn digest_of(
-    bytes: &[u8],
-    wanted: Option<&Digest>,
-    action: &str,
-) -> Result<Digest, RegistryError> {
+pub(super) fn digest_of(bytes: &[u8], wanted: Option<&Digest>, action: &str) -> Result<Digest> {
     let found = Digest::of(bytes);
     match wanted {
         Some(wanted) if *wanted != found => {
@@ -99,7 +83,7 @@ pub(super) fn digest_of(
 }
 
 /// Writes a file anew, whole or not at all.
-pub(super) fn replace(place: &Path, content: &[u8]) -> Result<(), RegistryError> {
+pub(super) fn replace(place: &Path, content: &[u8]) -> Result<()> {
     let mut temporary = temporary_beside(place)?;
     temporary.write_all(content).map_err(|error| named(&error, place))?;
     persist(temporary, place)
@@ -114,7 +98,7 @@ fn temporary_beside(place: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(directory)
 }
 
-fn persist(temporary: NamedTempFile, place: &Path) -> Result<(), RegistryError> {
+fn persist(temporary: NamedTempFile, place: &Path) -> Result<()> {
     temporary.persist(place).map(drop).map_err(|error| named(&error.error, place).into())
 }
 
@@ -131,20 +115,7 @@ fn of_file(error: RegistryError, place: &Path) -> RegistryError {
 
 /// Work on files, away from the asynchronous threads.
 pub(super) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, RegistryError> + Send + 'static,
-) -> Result<T, RegistryError> {
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|stopped| Err(io::Error::from(stopped).into()))
-}
-
-struct Hashing<R> {
-    inner: R,
-    hash: Sha256,
-}
-
-impl<R: Read> Read for Hashing<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.hash.update(&buffer[..count]);
-        Ok(count)
-    }
 }

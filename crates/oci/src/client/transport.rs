@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{
-    error::{RegistryError, speaks_something_else},
+    error::{RegistryError, Result, speaks_something_else},
     registry::Access,
 };
 use crate::{Repository, is_docker_hub};
@@ -62,18 +62,13 @@ impl Transport {
     }
 
     /// `<scheme>://<host>/v2/<repository>/<rest>`.
-    pub(super) async fn url(
-        &self,
-        name: &RemoteName,
-        rest: &str,
-        action: &str,
-    ) -> Result<Url, RegistryError> {
+    pub(super) async fn url(&self, name: &RemoteName, rest: &str, action: &str) -> Result<Url> {
         let scheme = self.scheme(name, action).await?;
         address(name, &format!("{scheme}://{}/v2/{}/{rest}", name.authority, name.path))
     }
 
     /// https, unless the host may be plain and does not speak TLS.
-    async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str, RegistryError> {
+    async fn scheme(&self, name: &RemoteName, action: &str) -> Result<&'static str> {
         let authority = name.authority.as_str();
         if !self.access.may_be_plain(authority) {
             return Ok("https");
@@ -102,7 +97,7 @@ impl Transport {
         action: &str,
         host: &str,
         sent_by: Option<&str>,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<Response> {
         let sending = self.access.execute(request, action, host, sent_by);
         timeout(IDLE_TIMEOUT, sending).await.unwrap_or_else(|_| Err(silent(host, action)))
     }
@@ -115,7 +110,7 @@ impl Transport {
         action: &str,
         host: &str,
         sent_by: Option<&str>,
-    ) -> Result<Response, RegistryError> {
+    ) -> Result<Response> {
         let mut sending = self.access.execute(request, action, host, sent_by);
         let mut before = moved.load(Ordering::Relaxed);
         loop {
@@ -131,7 +126,7 @@ impl Transport {
     }
 }
 
-fn address(name: &RemoteName, text: &str) -> Result<Url, RegistryError> {
+fn address(name: &RemoteName, text: &str) -> Result<Url> {
     Url::parse(text).map_err(|error| RegistryError::Options {
         what: format!("repository {}/{}", name.host, name.path),
         reason: error.to_string(),
@@ -148,11 +143,7 @@ fn silent(host: &str, action: &str) -> RegistryError {
 }
 
 /// The next part of an answer's body.
-pub(super) async fn next_chunk(
-    response: &mut Response,
-    host: &str,
-    action: &str,
-) -> Result<Option<Bytes>, RegistryError> {
+pub(super) async fn next_chunk(response: &mut Response, host: &str, action: &str) -> Result<Option<Bytes>> {
     let chunk = timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(|_| silent(host, action))?;
     chunk.map_err(|error| RegistryError::Unreachable {
         host: host.to_owned(),

@@ -17,7 +17,7 @@ use url::Url;
 
 use super::{
     auth::Scope,
-    error::{RegistryError, chain},
+    error::{RegistryError, Result, chain},
     http::{Call, Http, Payload, header, unexpected},
     registry::Upload,
     remote::RemoteRegistry,
@@ -46,7 +46,7 @@ impl RemoteRegistry {
         digest: &Digest,
         size: u64,
         payload: Payload<'_>,
-    ) -> Result<Upload, RegistryError> {
+    ) -> Result<Upload> {
         let name = &RemoteName::of(repository);
         // With the token for pushing from the start, so that there is only one.
         if self.exists(name, digest, Scope::Push).await? {
@@ -65,7 +65,7 @@ impl RemoteRegistry {
         repository: &Repository,
         digest: &Digest,
         file: &Path,
-    ) -> Result<Upload, RegistryError> {
+    ) -> Result<Upload> {
         let size = fs::metadata(file).await?.len();
         let name = &RemoteName::of(repository);
         if self.exists(name, digest, Scope::Push).await? {
@@ -93,7 +93,7 @@ impl RemoteRegistry {
     }
 
     /// One try: goes on with what an earlier one left, else begins anew.
-    async fn send_on(&self, session: &Session<'_>, state: &mut State<'_>) -> Result<(), RegistryError> {
+    async fn send_on(&self, session: &Session<'_>, state: &mut State<'_>) -> Result<()> {
         if state.place.is_some() {
             // What got lost may be the answer only.
             if self.exists(session.name, session.digest, Scope::Push).await? {
@@ -147,7 +147,7 @@ impl Session<'_> {
     }
 
     /// Asks for a place, and for the length of parts there.
-    async fn place(&self) -> Result<(Url, u64), RegistryError> {
+    async fn place(&self) -> Result<(Url, u64)> {
         let call =
             self.http.call(Method::POST, self.name, Scope::Push, "blobs/uploads/", self.action).await?;
         let response = self.http.expect(&call, &[202]).await?;
@@ -156,7 +156,7 @@ impl Session<'_> {
     }
 
     /// Forgets what was, and begins a session.
-    async fn begin(&self, state: &mut State<'_>) -> Result<Url, RegistryError> {
+    async fn begin(&self, state: &mut State<'_>) -> Result<Url> {
         (state.place, state.there) = (None, 0);
         let (place, shortest) = self.place().await?;
         state.part = PART.max(shortest);
@@ -164,7 +164,7 @@ impl Session<'_> {
     }
 
     /// Ends the upload with this content, all of it or none.
-    async fn put(&self, mut place: Url, payload: Payload<'_>) -> Result<(), RegistryError> {
+    async fn put(&self, mut place: Url, payload: Payload<'_>) -> Result<()> {
         place.query_pairs_mut().append_pair("digest", self.digest.as_str());
         let call = self.call(Method::PUT, place).with(CONTENT_TYPE, OCTETS).sending(payload);
         self.http.expect(&call, &[201, 204]).await.map(drop)
@@ -172,7 +172,7 @@ impl Session<'_> {
 
     /// Asks the registry what it has, and sends the rest. `false` where it knows nothing of the upload any more, or does
     /// not do this.
-    async fn resume(&self, state: &mut State<'_>) -> Result<bool, RegistryError> {
+    async fn resume(&self, state: &mut State<'_>) -> Result<bool> {
         for _ in 0..QUESTIONS {
             let Some(place) = state.place.clone() else { return Ok(false) };
             let Some((place, there)) = self.progress(place).await? else { return Ok(false) };
@@ -190,7 +190,7 @@ impl Session<'_> {
     }
 
     /// Sends what the registry lacks, part by part, and ends the upload. `false` where the registry does not take it so.
-    async fn put_parts(&self, state: &mut State<'_>) -> Result<bool, RegistryError> {
+    async fn put_parts(&self, state: &mut State<'_>) -> Result<bool> {
         let Some(mut place) = state.place.clone() else { return Ok(false) };
         while state.there < state.size {
             let to = state.there.saturating_add(state.part).min(state.size);
@@ -219,7 +219,7 @@ impl Session<'_> {
     }
 
     /// Where the upload goes on, and how many bytes of it are there. `None` where the registry does not tell.
-    async fn progress(&self, place: Url) -> Result<Option<(Url, u64)>, RegistryError> {
+    async fn progress(&self, place: Url) -> Result<Option<(Url, u64)>> {
         let call = self.call(Method::GET, place);
         let response = self.http.send(&call).await?;
         if !matches!(response.status().as_u16(), 200 | 202 | 204) {
@@ -231,7 +231,7 @@ impl Session<'_> {
 }
 
 /// Where the upload goes: absolute or relative, with or without a query.
-fn location(call: &Call<'_>, response: &Response) -> Result<Url, RegistryError> {
+fn location(call: &Call<'_>, response: &Response) -> Result<Url> {
     let text =
         header(response.headers(), &LOCATION).ok_or_else(|| call.protocol("202 without a location"))?;
     let url = response.url().join(text).map_err(|_| call.protocol("its upload location is no address"))?;

@@ -14,7 +14,7 @@ use fs_err::{self as fs, File, os::unix::fs::symlink};
 use super::gather::{Entries, Entry};
 use crate::{
     inputs::{FetchError, files::make_directory},
-    oci::{ArtifactWriter, EntryKind, Layer, LayerError},
+    oci::{EntryKind, Layer, LayerWriter},
 };
 
 /// Bytes of a file that are read at once.
@@ -31,7 +31,7 @@ pub(super) fn write(
 ) -> Result<Layer, FetchError> {
     make_directory(tree)?;
     let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
-    let mut layer = ArtifactWriter::new(out, MTIME).map_err(LayerError::Finish)?;
+    let mut layer = LayerWriter::artifact(out, MTIME)?;
     for (path, entry) in entries {
         if stop.load(Ordering::Relaxed) {
             return Err(FetchError::Interrupted);
