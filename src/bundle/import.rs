@@ -16,7 +16,7 @@ use super::{
 use crate::{
     image::{Digest, Repository, Version},
     oci::AnyManifest,
-    registry::{Registry, RegistryError, RegistryLocation, Upload},
+    registry::{BlobContent, BlobSource, Registry, RegistryError, RegistryLocation, Upload},
 };
 
 /// Uploads at the same time: one is packed out while another waits for the registry.
@@ -232,8 +232,8 @@ impl Target {
             }
             let upload = match (verified.frames.get(&blob.digest), &holder) {
                 (Some(frame), _) => {
-                    let source = Arc::new(verified.bundle.source(*frame, blob));
-                    self.registry.push_blob_from(&repository, &blob.digest, source).await?
+                    let source: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
+                    self.registry.push(&repository, &blob.digest, BlobContent::Source(&source)).await?
                 }
                 (None, Some(from)) => self.copy_blob(&blob.digest, from, &repository).await?,
                 (None, None) => return Err(BundleError::Absent(format!("blob {}", blob.digest))),

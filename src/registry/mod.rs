@@ -4,9 +4,9 @@ mod access;
 mod keyring;
 
 pub use ::oci::client::{
-    Access, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry, LocationError, MAX_TRIES,
-    Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying, StoredManifest, Upload,
-    connection_problem, excerpt, pause_before, retry_delay,
+    Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry,
+    LocationError, MAX_TRIES, Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying,
+    StoredManifest, Upload, connection_problem, excerpt, pause_before, retry_delay,
 };
 
 pub use self::{

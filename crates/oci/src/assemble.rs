@@ -128,7 +128,10 @@ fn configuration(assembly: &Assembly<'_>) -> Value {
         run.insert("Labels".to_owned(), all.into());
     }
     config.insert("config".to_owned(), run.into());
-    sorted(config.into())
+    // Keys in order at every level, whether or not serde_json was built to keep their order.
+    let mut config = Value::Object(config);
+    config.sort_all_objects();
+    config
 }
 
 /// The base's variables in their order, with new values where there are some, then the new ones.
@@ -166,18 +169,6 @@ fn history(
     entries.extend(entrypoint.then(|| entry(ENTRYPOINT_HISTORY)));
     entries.extend(vec![entry(PAYLOAD_HISTORY); payload_layers]);
     entries
-}
-
-/// Keys in order at every level, whether or not serde_json was built to keep their order.
-fn sorted(value: Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            let map: BTreeMap<_, _> = map.into_iter().map(|(key, value)| (key, sorted(value))).collect();
-            Value::Object(map.into_iter().collect())
-        }
-        Value::Array(values) => Value::Array(values.into_iter().map(sorted).collect()),
-        other => other,
-    }
 }
 
 #[cfg(test)]

@@ -100,23 +100,14 @@ fn members(file: &mut (impl Read + Seek)) -> Result<HashMap<PathBuf, Member>, Ar
         let Some(path) = plain_path(&entry.path()?) else { continue };
         let member = match entry.header().entry_type() {
             EntryType::Regular => {
-                Member::File(Extent { offset: entry.raw_file_position(), size: entry.size() })
+                Some(Member::File(Extent { offset: entry.raw_file_position(), size: entry.size() }))
             }
             // Engines write a layer once and link to it where it is used again.
-            EntryType::Symlink => match entry.link_name()? {
-                Some(target) => match resolve(&path, &target) {
-                    Some(target) => Member::Link(target),
-                    None => continue,
-                },
-                None => continue,
-            },
-            EntryType::Link => match entry.link_name()?.and_then(|target| plain_path(&target)) {
-                Some(target) => Member::Link(target),
-                None => continue,
-            },
-            _ => continue,
+            EntryType::Symlink => entry.link_name()?.and_then(|to| resolve(&path, &to)).map(Member::Link),
+            EntryType::Link => entry.link_name()?.and_then(|to| plain_path(&to)).map(Member::Link),
+            _ => None,
         };
-        members.insert(path, member);
+        members.extend(member.map(|member| (path, member)));
     }
     Ok(members)
 }

@@ -175,10 +175,7 @@ impl ImageManifest {
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         let manifest: Self = read("image manifest", bytes)?;
-        if manifest.schema_version != 2 {
-            let reason = format!("schema version {} is not supported, 2 is", manifest.schema_version);
-            return Err(ImageError::unusable("image manifest", reason));
-        }
+        check_version("image manifest", manifest.schema_version)?;
         if manifest.layers.len() > MAX_LAYERS {
             let reason = format!("{} layers, at most {MAX_LAYERS} are possible", manifest.layers.len());
             return Err(ImageError::unusable("image manifest", reason));
@@ -206,10 +203,7 @@ impl ImageIndex {
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
         let index: Self = read("image index", bytes)?;
-        if index.schema_version != 2 {
-            let reason = format!("schema version {} is not supported, 2 is", index.schema_version);
-            return Err(ImageError::unusable("image index", reason));
-        }
+        check_version("image index", index.schema_version)?;
         Ok(index)
     }
 
@@ -228,6 +222,11 @@ impl ImageIndex {
             .find(matches)
             .ok_or_else(|| ImageError::unusable("image index", format!("holds no image for linux/{arch}")))
     }
+}
+
+fn check_version(what: &'static str, version: u32) -> Result<(), ImageError> {
+    let reason = || format!("schema version {version} is not supported, 2 is");
+    if version == 2 { Ok(()) } else { Err(ImageError::unusable(what, reason())) }
 }
 
 pub(super) fn read<'a, T: Deserialize<'a>>(what: &'static str, bytes: &'a [u8]) -> Result<T, ImageError> {

@@ -30,10 +30,12 @@ pub enum Version {
 impl Version {
     /// The tag, where it is one.
     pub fn tag(&self) -> Option<&Tag> {
-        match self {
-            Self::Tag(tag) => Some(tag),
-            Self::Digest(_) => None,
-        }
+        if let Self::Tag(tag) = self { Some(tag) } else { None }
+    }
+
+    /// The digest, where it is one.
+    pub fn digest(&self) -> Option<&Digest> {
+        if let Self::Digest(digest) = self { Some(digest) } else { None }
     }
 }
 

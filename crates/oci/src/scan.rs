@@ -10,37 +10,27 @@ use tar::EntryType;
 
 /// A layer's tar stream, whatever its blob is compressed with (told by its first bytes, because
 /// media types are wrong now and then, and `docker save` gives none).
-pub enum LayerReader<'a, R: Read> {
-    /// Not compressed.
-    Plain(BufReader<R>),
-    /// gzip; several members one after the other are allowed (pigz, eStargz).
-    Gzip(Box<MultiGzDecoder<BufReader<R>>>),
-    /// zstd.
-    Zstd(Box<zstd::Decoder<'a, BufReader<R>>>),
-}
+pub struct LayerReader<'a>(Box<dyn Read + Send + 'a>);
 
-impl<R: Read> LayerReader<'_, R> {
+impl<'a> LayerReader<'a> {
     /// Looks at the first bytes.
-    pub fn new(blob: R) -> io::Result<Self> {
+    pub fn new(blob: impl Read + Send + 'a) -> io::Result<Self> {
         let mut blob = BufReader::with_capacity(128 << 10, blob);
         let start = blob.fill_buf()?;
-        Ok(if start.starts_with(&[0x1f, 0x8b]) {
-            Self::Gzip(Box::new(MultiGzDecoder::new(blob)))
+        Ok(Self(if start.starts_with(&[0x1f, 0x8b]) {
+            // Several members one after the other are allowed (pigz, eStargz).
+            Box::new(MultiGzDecoder::new(blob))
         } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
-            Self::Zstd(Box::new(zstd::Decoder::with_buffer(blob)?))
+            Box::new(zstd::Decoder::with_buffer(blob)?)
         } else {
-            Self::Plain(blob)
-        })
+            Box::new(blob)
+        }))
     }
 }
 
-impl<R: Read> Read for LayerReader<'_, R> {
+impl Read for LayerReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Self::Plain(inner) => inner.read(buffer),
-            Self::Gzip(inner) => inner.read(buffer),
-            Self::Zstd(inner) => inner.read(buffer),
-        }
+        self.0.read(buffer)
     }
 }
 

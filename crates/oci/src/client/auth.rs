@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -207,7 +207,8 @@ impl TokenQuery<'_> {
         let start = Instant::now();
         let action = format!("{} (token)", self.action);
         let host = &self.name.host;
-        let mut response = transport.execute(request, &action, host, Some(host)).await?;
+        let mut response =
+            transport.execute(request, &AtomicU64::default(), &action, host, Some(host)).await?;
         let status = response.status();
         let body = body_start(&mut response, 1 << 20).await;
         let action = self.action.to_owned();

@@ -37,14 +37,14 @@ const MAX_PAGES: usize = 1000;
 /// What is sent along.
 pub(super) enum Payload<'a> {
     None,
-    Bytes(Bytes),
+    Bytes(&'a [u8]),
     /// The bytes of a file from one offset to another.
     File {
         path: &'a Path,
         from: u64,
         to: u64,
     },
-    Source(Arc<dyn BlobSource>),
+    Source(&'a Arc<dyn BlobSource>),
 }
 
 /// One request of the protocol.
@@ -167,41 +167,21 @@ impl Http {
         mut request: Request,
         sent_by: Option<&str>,
     ) -> Result<Response> {
+        let moved = Arc::new(AtomicU64::new(0));
         match &call.payload {
             Payload::None => {}
-            Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.clone().into()),
+            Payload::Bytes(bytes) => *request.body_mut() = Some(bytes.to_vec().into()),
             Payload::File { path, from, to } => {
                 let mut file = File::open(path).await?;
                 file.seek(io::SeekFrom::Start(*from)).await?;
                 let length = to.saturating_sub(*from);
-                let stream = ReaderStream::with_capacity(file.take(length), CHUNK);
-                return self.transmit_stream(call, request, sent_by, stream, length).await;
+                set_body(&mut request, ReaderStream::with_capacity(file.take(length), CHUNK), length, &moved);
             }
             Payload::Source(source) => {
-                let stream = read_source(Arc::clone(source));
-                return self.transmit_stream(call, request, sent_by, stream, source.size()).await;
+                set_body(&mut request, read_source(Arc::clone(source)), source.size(), &moved);
             }
         }
-        self.transport.execute(request, call.action, &call.name.host, sent_by).await
-    }
-
-    async fn transmit_stream(
-        &self,
-        call: &Call<'_>,
-        mut request: Request,
-        sent_by: Option<&str>,
-        stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
-        size: u64,
-    ) -> Result<Response> {
-        let moved = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&moved);
-        let stream = stream.inspect(move |chunk| {
-            let bytes = chunk.as_ref().map_or(0, Bytes::len);
-            counter.fetch_add(bytes as u64, Ordering::Relaxed);
-        });
-        request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
-        *request.body_mut() = Some(Body::wrap_stream(stream));
-        self.transport.execute_moving(request, &moved, call.action, &call.name.host, sent_by).await
+        self.transport.execute(request, &moved, call.action, &call.name.host, sent_by).await
     }
 
     /// Reads a list that comes page by page; one that is not there has no pages. `read` says what is wrong with a page.
@@ -223,6 +203,22 @@ impl Http {
         }
         Err(call.protocol(format!("more than {MAX_PAGES} pages")))
     }
+}
+
+/// A body that counts the bytes which are read of it.
+fn set_body(
+    request: &mut Request,
+    stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
+    size: u64,
+    moved: &Arc<AtomicU64>,
+) {
+    let counter = Arc::clone(moved);
+    let stream = stream.inspect(move |chunk| {
+        let bytes = chunk.as_ref().map_or(0, Bytes::len);
+        counter.fetch_add(bytes as u64, Ordering::Relaxed);
+    });
+    request.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(size));
+    *request.body_mut() = Some(Body::wrap_stream(stream));
 }
 
 /// The error for a status that is none of the expected ones.

@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Display,
     io::{self, BufReader, ErrorKind, Read},
     path::{Path, PathBuf},
     sync::Arc,
@@ -18,7 +19,7 @@ use tokio_util::io::ReaderStream;
 
 use super::{
     error::{RegistryError, Result},
-    registry::{BlobSource, BlobStream, Registry, StoredManifest, Upload},
+    registry::{BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{CHUNK, blocking, copy_verified, digest_of, replace, save, write_verified},
 };
 use crate::{
@@ -65,21 +66,23 @@ impl LayoutRegistry {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(ImageIndex::empty()),
             Err(error) => return Err(error.into()),
         };
-        ImageIndex::parse(&bytes).map_err(|error| self.protocol("read its index", &error.to_string()))
+        ImageIndex::parse(&bytes).map_err(|error| self.protocol("read its index", error))
     }
 
-    pub(super) fn protocol(&self, action: &str, reason: &str) -> RegistryError {
-        RegistryError::protocol(self.describe(), action, reason)
+    pub(super) fn write_index(&self, index: &ImageIndex, action: &str) -> Result<()> {
+        let text = index.to_bytes().map_err(|error| self.protocol(action, error))?;
+        replace(&self.root.join("index.json"), &text)
+    }
+
+    fn protocol(&self, action: &str, reason: impl Display) -> RegistryError {
+        RegistryError::protocol(self.describe(), action, reason.to_string())
     }
 
     fn find(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
         let index = self.index()?;
-        let found = index.manifests.into_iter().find(|descriptor| {
-            let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
-            match version {
-                Version::Tag(_) => name == format!("{repository}{version}"),
-                Version::Digest(digest) => descriptor.digest == *digest && is_of(name, repository),
-            }
+        let found = index.manifests.into_iter().find(|descriptor| match version {
+            Version::Tag(_) => name_of(descriptor) == format!("{repository}{version}"),
+            Version::Digest(digest) => descriptor.digest == *digest && is_of(descriptor, repository),
         });
         found.map(|descriptor| self.read(&descriptor)).transpose()
     }
@@ -117,14 +120,9 @@ impl LayoutRegistry {
         bytes: &[u8],
     ) -> Result<Digest> {
         let action = format!("add {repository}{version}");
-        let wanted = match version {
-            Version::Digest(wanted) => Some(wanted),
-            Version::Tag(_) => None,
-        };
-        let digest = digest_of(bytes, wanted, &action)?;
+        let digest = digest_of(bytes, version.digest(), &action)?;
         self.prepare()?;
-        let manifest =
-            AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, &error.to_string()))?;
+        let manifest = AnyManifest::parse(bytes).map_err(|error| self.protocol(&action, error))?;
         let needed = match &manifest {
             AnyManifest::Image(image) => std::iter::once(&image.config).chain(&image.layers).collect(),
             AnyManifest::Index(index) => index.manifests.iter().collect::<Vec<_>>(),
@@ -132,25 +130,19 @@ impl LayoutRegistry {
         // From here on nothing is deleted that this manifest names.
         let _lock = self.lock()?;
         if let Some(missing) = needed.iter().find(|descriptor| !self.blob(&descriptor.digest).exists()) {
-            return Err(self.protocol(&action, &format!("blob {} is missing", missing.digest)));
+            return Err(self.protocol(&action, format!("blob {} is missing", missing.digest)));
         }
         self.push_file(&digest, bytes, "manifest")?;
 
         let mut index = self.index()?;
         let name = format!("{repository}{version}");
-        let of_the_same = |descriptor: &Descriptor| {
-            let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
-            descriptor.digest == digest && is_of(name, repository)
-        };
-        if matches!(version, Version::Digest(_)) && index.manifests.iter().any(of_the_same) {
+        let is_same = |descriptor: &Descriptor| descriptor.digest == digest && is_of(descriptor, repository);
+        if version.digest().is_some() && index.manifests.iter().any(is_same) {
             return Ok(digest);
         }
         // A name by tag says all that the one by digest says.
         let by_digest = format!("{repository}@{digest}");
-        index.manifests.retain(|descriptor| {
-            let known = descriptor.annotations.get(REF_NAME);
-            known != Some(&name) && known != Some(&by_digest)
-        });
+        index.manifests.retain(|descriptor| ![name.as_str(), &by_digest].contains(&name_of(descriptor)));
         let artifact_type = match manifest {
             AnyManifest::Image(image) => image.artifact_type,
             AnyManifest::Index(_) => None,
@@ -160,8 +152,7 @@ impl LayoutRegistry {
             annotations: BTreeMap::from([(REF_NAME.to_owned(), name)]),
             ..Descriptor::new(media_type, digest.clone(), bytes.len() as u64)
         });
-        let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
-        replace(&self.root.join("index.json"), &text)?;
+        self.write_index(&index, &action)?;
         Ok(digest)
     }
 
@@ -183,7 +174,7 @@ impl LayoutRegistry {
             let version = Version::Digest(descriptor.digest);
             let Some(stored) = self.find(repository, &version)? else { continue };
             let manifest = ImageManifest::parse(&stored.bytes)
-                .map_err(|error| self.protocol(&format!("read {repository}{version}"), &error.to_string()))?;
+                .map_err(|error| self.protocol(&format!("read {repository}{version}"), error))?;
             if manifest.subject.as_ref().is_some_and(|descriptor| descriptor.digest == *subject) {
                 found.push(manifest.as_referrer(&stored.bytes));
             }
@@ -208,9 +199,15 @@ impl LayoutRegistry {
     }
 }
 
-/// Does the name belong to the repository, under whatever tag or digest?
-pub(super) fn is_of(name: &str, repository: &Repository) -> bool {
-    name.strip_prefix(repository.as_str()).is_some_and(|rest| rest.starts_with([':', '@']))
+/// The name that the index gives to a manifest; empty where it gives none.
+fn name_of(descriptor: &Descriptor) -> &str {
+    descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default()
+}
+
+/// Does a manifest of the index belong to the repository, under whatever tag or digest?
+pub(super) fn is_of(descriptor: &Descriptor, repository: &Repository) -> bool {
+    let rest = name_of(descriptor).strip_prefix(repository.as_str());
+    rest.is_some_and(|rest| rest.starts_with([':', '@']))
 }
 
 pub(super) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
@@ -234,7 +231,7 @@ impl Registry for LayoutRegistry {
     async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
         let prefix = format!("{repository}:");
         let index = self.blocking(Self::index).await?;
-        let names = index.manifests.iter().filter_map(|d| d.annotations.get(REF_NAME));
+        let names = index.manifests.iter().map(name_of);
         Ok(names.filter_map(|name| name.strip_prefix(&prefix)?.parse().ok()).collect())
     }
 
@@ -243,22 +240,22 @@ impl Registry for LayoutRegistry {
         self.blocking(move |layout| Ok(layout.blob(&digest).exists())).await
     }
 
-    async fn push_blob(&self, _repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
-        let (digest, path) = (digest.clone(), file.to_owned());
-        self.blocking(move |layout| {
-            layout.push_file(&digest, File::open(&path)?, &path.display().to_string())
-        })
-        .await
-    }
-
-    async fn push_blob_from(
-        &self,
-        _repository: &Repository,
-        digest: &Digest,
-        source: Arc<dyn BlobSource>,
-    ) -> Result<Upload> {
+    async fn push(&self, _: &Repository, digest: &Digest, content: BlobContent<'_>) -> Result<Upload> {
         let digest = digest.clone();
-        self.blocking(move |layout| layout.push_file(&digest, source.open()?, "blob")).await
+        match content {
+            BlobContent::File(path) => {
+                let (path, what) = (path.to_owned(), path.display().to_string());
+                self.blocking(move |layout| layout.push_file(&digest, File::open(path)?, &what)).await
+            }
+            BlobContent::Source(source) => {
+                let source = Arc::clone(source);
+                self.blocking(move |layout| layout.push_file(&digest, source.open()?, "blob")).await
+            }
+            BlobContent::Bytes(bytes) => {
+                let bytes = bytes.to_vec();
+                self.blocking(move |layout| layout.push_file(&digest, &bytes[..], "bytes")).await
+            }
+        }
     }
 
     async fn mount_blob(
@@ -269,11 +266,6 @@ impl Registry for LayoutRegistry {
     ) -> Result<bool> {
         // All repositories of a layout share their blobs.
         Ok(self.blob(digest).exists())
-    }
-
-    async fn push_bytes(&self, _repository: &Repository, bytes: &[u8]) -> Result<Upload> {
-        let bytes = bytes.to_vec();
-        self.blocking(move |layout| layout.push_file(&Digest::of(&bytes), &bytes[..], "bytes")).await
     }
 
     async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {

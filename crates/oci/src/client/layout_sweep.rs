@@ -10,11 +10,10 @@ use std::{
 use fs_err as fs;
 
 use super::{
-    error::{RegistryError, Result},
+    error::Result,
     layout::{LayoutRegistry, is_of, read_bounded},
-    stream::replace,
 };
-use crate::{AnyManifest, Digest, Repository, annotations::REF_NAME};
+use crate::{AnyManifest, Digest, Repository};
 
 /// A blob that nothing names may be on its way into an image; after so long it was left by a process that was killed.
 const LEFT_BEHIND: Duration = Duration::from_hours(24);
@@ -28,16 +27,11 @@ impl LayoutRegistry {
         let _lock = self.lock()?;
         let mut index = self.index()?;
         let before = index.manifests.len();
-        index.manifests.retain(|descriptor| {
-            let name = descriptor.annotations.get(REF_NAME).map(String::as_str).unwrap_or_default();
-            descriptor.digest != *digest || !is_of(name, repository)
-        });
+        index.manifests.retain(|descriptor| descriptor.digest != *digest || !is_of(descriptor, repository));
         if index.manifests.len() == before {
             return Ok(false);
         }
-        let action = format!("delete {repository}@{digest}");
-        let text = index.to_bytes().map_err(|error| self.protocol(&action, &error.to_string()))?;
-        replace(&self.root.join("index.json"), &text)?;
+        self.write_index(&index, &format!("delete {repository}@{digest}"))?;
         let mut named = BTreeSet::new();
         for descriptor in index.manifests {
             self.add_blobs(descriptor.digest, &mut named);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    error::{RegistryError, Result, chain},
+    error::{Result, chain},
     registry::Access,
 };
 use crate::Repository;

@@ -21,7 +21,7 @@ pub use self::{
     error::{ConnectionProblem, RegistryError, Result, chain, connection_problem, excerpt},
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
-    registry::{Access, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
+    registry::{Access, BlobContent, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
     remote::RemoteRegistry,
     retry::{MAX_TRIES, pause_before, retry_delay},
     retrying::Retrying,

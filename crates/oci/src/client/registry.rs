@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures::Stream;
 use url::Url;
 
-use super::error::{RegistryError, Result};
+use super::error::Result;
 use crate::{Descriptor, Digest, Repository, Tag, Version};
 
 /// A manifest as stored.
@@ -55,6 +55,17 @@ pub trait BlobSource: Send + Sync {
     fn open(&self) -> io::Result<Box<dyn Read + Send>>;
 }
 
+/// A blob that is sent.
+#[derive(Clone, Copy)]
+pub enum BlobContent<'a> {
+    /// A file's.
+    File(&'a Path),
+    /// One that is no file of its own.
+    Source(&'a Arc<dyn BlobSource>),
+    /// In memory.
+    Bytes(&'a [u8]),
+}
+
 /// A place for images. Everything is checked by digest.
 #[async_trait::async_trait]
 pub trait Registry: Send + Sync {
@@ -70,23 +81,27 @@ pub trait Registry: Send + Sync {
     /// Is the blob there?
     async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool>;
 
-    /// Streams a file up, unless the registry has it. `digest` is the file's.
-    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload>;
-
-    /// The same for a blob that is no file of its own. `digest` is the source's.
-    async fn push_blob_from(
+    /// Sends a blob up, unless the registry has it. `digest` is the content's.
+    async fn push(
         &self,
         repository: &Repository,
         digest: &Digest,
-        source: Arc<dyn BlobSource>,
+        content: BlobContent<'_>,
     ) -> Result<Upload>;
+
+    /// The same for a file.
+    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
+        self.push(repository, digest, BlobContent::File(file)).await
+    }
+
+    /// The same for bytes in memory (configurations).
+    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload> {
+        self.push(repository, &Digest::of(bytes), BlobContent::Bytes(bytes)).await
+    }
 
     /// Makes a blob of another repository of the same registry known in this one, without sending it.
     /// `false` where the registry does not do that; then it must be pushed.
     async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool>;
-
-    /// The same as [`Registry::push_blob`] for bytes in memory (configurations).
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload>;
 
     /// Streams a blob into a file, which appears whole or not at all.
     async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()>;

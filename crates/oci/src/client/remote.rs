@@ -3,7 +3,6 @@
 
 use std::{path::Path, sync::Arc};
 
-use bytes::Bytes;
 use reqwest::{
     Method,
     header::{ACCEPT, CONTENT_TYPE, HeaderName},
@@ -15,7 +14,7 @@ use super::{
     error::{RegistryError, Result, excerpt},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
-    registry::{Access, BlobSource, BlobStream, Registry, StoredManifest, Upload},
+    registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
     stream::{digest_of, save},
     transport::{RemoteName, next_chunk},
 };
@@ -81,11 +80,7 @@ impl RemoteRegistry {
             .map(|value| value.trim().to_owned());
         let promised = header(response.headers(), &CONTENT_DIGEST).and_then(|value| value.parse().ok());
         let bytes = body(&call, &mut response).await?;
-        let wanted = match version {
-            Version::Digest(wanted) => Some(wanted),
-            Version::Tag(_) => promised.as_ref(),
-        };
-        let digest = digest_of(&bytes, wanted, &action)?;
+        let digest = digest_of(&bytes, version.digest().or(promised.as_ref()), &action)?;
         let media_type = media_type_of(&bytes, said.as_deref())
             .ok_or_else(|| call.protocol(format!("not a manifest: {}", excerpt(&bytes))))?;
         Ok(Some(StoredManifest { digest, media_type, bytes }))
@@ -101,14 +96,9 @@ impl RemoteRegistry {
     ) -> Result<(Digest, Option<Digest>)> {
         let name = &RemoteName::of(repository);
         let action = format!("push manifest to {}{version}", name.path);
-        let wanted = match version {
-            Version::Digest(wanted) => Some(wanted),
-            Version::Tag(_) => None,
-        };
-        let digest = digest_of(bytes, wanted, &action)?;
+        let digest = digest_of(bytes, version.digest(), &action)?;
         let call = self.http.call(Method::PUT, name, Scope::Push, &manifests(version), &action).await?;
-        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
-        let call = call.with(CONTENT_TYPE, media_type).sending(payload);
+        let call = call.with(CONTENT_TYPE, media_type).sending(Payload::Bytes(bytes));
         let response = self.http.expect(&call, &[200, 201, 202]).await?;
         let subject = header(response.headers(), &OCI_SUBJECT).and_then(|text| text.parse().ok());
         Ok((digest, subject))
@@ -186,18 +176,13 @@ impl Registry for RemoteRegistry {
         Ok(self.places.first_of(repository, ask).await?.is_some())
     }
 
-    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
-        self.upload_file(repository, digest, file).await
-    }
-
-    async fn push_blob_from(
+    async fn push(
         &self,
         repository: &Repository,
         digest: &Digest,
-        source: Arc<dyn BlobSource>,
+        content: BlobContent<'_>,
     ) -> Result<Upload> {
-        let size = source.size();
-        self.upload_whole(repository, digest, size, Payload::Source(source)).await
+        self.upload(repository, digest, content).await
     }
 
     async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool> {
@@ -210,11 +195,6 @@ impl Registry for RemoteRegistry {
         call.url.query_pairs_mut().append_pair("mount", digest.as_str()).append_pair("from", &source.path);
         // With 202 an upload was begun instead (distribution spec, "Mounting a blob"); registries drop it in time.
         Ok(self.http.expect(&call, &[201, 202]).await?.status().as_u16() == 201)
-    }
-
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload> {
-        let payload = Payload::Bytes(Bytes::copy_from_slice(bytes));
-        self.upload_whole(repository, &Digest::of(bytes), bytes.len() as u64, payload).await
     }
 
     async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {

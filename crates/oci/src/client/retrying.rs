@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     error::{RegistryError, Result, chain},
-    registry::{BlobSource, BlobStream, Registry, StoredManifest, Upload},
+    registry::{BlobContent, BlobStream, Registry, StoredManifest, Upload},
     retry::retry_delay,
 };
 use crate::{Descriptor, Digest, Repository, Tag, Version};
@@ -48,77 +48,32 @@ impl Retrying {
     }
 }
 
-#[async_trait::async_trait]
-impl Registry for Retrying {
-    fn describe(&self) -> String {
-        self.inner.describe()
-    }
+/// The calls, each of them repeated.
+macro_rules! repeated {
+    ($($call:ident($($argument:ident: $type:ty),*) -> $answer:ty;)*) => {
+        #[async_trait::async_trait]
+        impl Registry for Retrying {
+            fn describe(&self) -> String {
+                self.inner.describe()
+            }
 
-    async fn manifest(&self, repository: &Repository, version: &Version) -> Result<Option<StoredManifest>> {
-        self.retry(|| self.inner.manifest(repository, version)).await
-    }
+            $(async fn $call(&self, $($argument: $type),*) -> Result<$answer> {
+                self.retry(|| self.inner.$call($($argument),*)).await
+            })*
+        }
+    };
+}
 
-    async fn tags(&self, repository: &Repository) -> Result<Vec<Tag>> {
-        self.retry(|| self.inner.tags(repository)).await
-    }
-
-    async fn has_blob(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
-        self.retry(|| self.inner.has_blob(repository, digest)).await
-    }
-
-    async fn push_blob(&self, repository: &Repository, digest: &Digest, file: &Path) -> Result<Upload> {
-        self.retry(|| self.inner.push_blob(repository, digest, file)).await
-    }
-
-    async fn push_blob_from(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        source: Arc<dyn BlobSource>,
-    ) -> Result<Upload> {
-        self.retry(|| self.inner.push_blob_from(repository, digest, Arc::clone(&source))).await
-    }
-
-    async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool> {
-        self.retry(|| self.inner.mount_blob(repository, digest, from)).await
-    }
-
-    async fn push_bytes(&self, repository: &Repository, bytes: &[u8]) -> Result<Upload> {
-        self.retry(|| self.inner.push_bytes(repository, bytes)).await
-    }
-
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {
-        self.retry(|| self.inner.fetch_blob(repository, digest, to)).await
-    }
-
-    async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream> {
-        self.retry(|| self.inner.open_blob(repository, digest)).await
-    }
-
-    async fn push_manifest(
-        &self,
-        repository: &Repository,
-        version: &Version,
-        media_type: &str,
-        bytes: &[u8],
-    ) -> Result<Digest> {
-        self.retry(|| self.inner.push_manifest(repository, version, media_type, bytes)).await
-    }
-
-    async fn push_referrer(&self, repository: &Repository, bytes: &[u8]) -> Result<Digest> {
-        self.retry(|| self.inner.push_referrer(repository, bytes)).await
-    }
-
-    async fn referrers(
-        &self,
-        repository: &Repository,
-        subject: &Digest,
-        artifact_type: Option<&str>,
-    ) -> Result<Vec<Descriptor>> {
-        self.retry(|| self.inner.referrers(repository, subject, artifact_type)).await
-    }
-
-    async fn delete_manifest(&self, repository: &Repository, digest: &Digest) -> Result<bool> {
-        self.retry(|| self.inner.delete_manifest(repository, digest)).await
-    }
+repeated! {
+    manifest(repository: &Repository, version: &Version) -> Option<StoredManifest>;
+    tags(repository: &Repository) -> Vec<Tag>;
+    has_blob(repository: &Repository, digest: &Digest) -> bool;
+    push(repository: &Repository, digest: &Digest, content: BlobContent<'_>) -> Upload;
+    mount_blob(repository: &Repository, digest: &Digest, from: &Repository) -> bool;
+    fetch_blob(repository: &Repository, digest: &Digest, to: &Path) -> ();
+    open_blob(repository: &Repository, digest: &Digest) -> BlobStream;
+    push_manifest(repository: &Repository, version: &Version, media_type: &str, bytes: &[u8]) -> Digest;
+    push_referrer(repository: &Repository, bytes: &[u8]) -> Digest;
+    referrers(repository: &Repository, subject: &Digest, artifact_type: Option<&str>) -> Vec<Descriptor>;
+    delete_manifest(repository: &Repository, digest: &Digest) -> bool;
 }

@@ -79,7 +79,7 @@ impl Transport {
             return Ok(scheme);
         }
         let probe = Request::new(Method::HEAD, address(name, &format!("https://{authority}/v2/"))?);
-        let scheme = match self.execute(probe, action, &name.host, None).await {
+        let scheme = match self.execute(probe, &AtomicU64::default(), action, &name.host, None).await {
             Ok(_) => "https",
             Err(RegistryError::Unreachable { source, .. }) if speaks_something_else(source.as_ref()) => {
                 "http"
@@ -90,20 +90,8 @@ impl Transport {
         Ok(scheme)
     }
 
-    /// Sends a request whose body, if any, is in memory. `host` is the registry's.
+    /// Sends a request; as long as it takes, if only `moved`, the bytes of a streamed body, grows. `host` is the registry's.
     pub(super) async fn execute(
-        &self,
-        request: Request,
-        action: &str,
-        host: &str,
-        sent_by: Option<&str>,
-    ) -> Result<Response> {
-        let sending = self.access.execute(request, action, host, sent_by);
-        timeout(IDLE_TIMEOUT, sending).await.unwrap_or_else(|_| Err(silent(host, action)))
-    }
-
-    /// Sends a request that streams a file; as long as it takes, if only something moves.
-    pub(super) async fn execute_moving(
         &self,
         request: Request,
         moved: &AtomicU64,

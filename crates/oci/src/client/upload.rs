@@ -19,7 +19,7 @@ use super::{
     auth::Scope,
     error::{RegistryError, Result, chain},
     http::{Call, Http, Payload, header, unexpected},
-    registry::Upload,
+    registry::{BlobContent, Upload},
     remote::RemoteRegistry,
     retry::retry_delay,
     transport::RemoteName,
@@ -39,45 +39,39 @@ const PART: u64 = 16 << 20;
 const SHORTEST_PART: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
 impl RemoteRegistry {
-    /// HEAD, POST for a place, PUT all of it there.
-    pub(super) async fn upload_whole(
+    /// HEAD, POST for a place, PUT all of it there. A file is not sent from its start again when the connection breaks.
+    pub(super) async fn upload(
         &self,
         repository: &Repository,
         digest: &Digest,
-        size: u64,
-        payload: Payload<'_>,
+        content: BlobContent<'_>,
     ) -> Result<Upload> {
         let name = &RemoteName::of(repository);
+        let size = match content {
+            BlobContent::File(file) => fs::metadata(file).await?.len(),
+            BlobContent::Source(source) => source.size(),
+            BlobContent::Bytes(bytes) => bytes.len() as u64,
+        };
         // With the token for pushing from the start, so that there is only one.
         if self.exists(name, digest, Scope::Push).await? {
             return Ok(Upload::Present);
         }
         let action = &format!("push blob {digest} to {}", name.path);
         let session = Session { http: &self.http, name, action, digest };
-        let (place, _) = session.place().await?;
-        session.put(place, payload).await?;
+        match content {
+            BlobContent::File(file) => self.send_file(&session, file, size).await?,
+            BlobContent::Source(source) => session.send(Payload::Source(source)).await?,
+            BlobContent::Bytes(bytes) => session.send(Payload::Bytes(bytes)).await?,
+        }
         Ok(Upload::Sent(size))
     }
 
-    /// The same for a file, which is not sent from its start again when the connection breaks.
-    pub(super) async fn upload_file(
-        &self,
-        repository: &Repository,
-        digest: &Digest,
-        file: &Path,
-    ) -> Result<Upload> {
-        let size = fs::metadata(file).await?.len();
-        let name = &RemoteName::of(repository);
-        if self.exists(name, digest, Scope::Push).await? {
-            return Ok(Upload::Present);
-        }
-        let action = &format!("push blob {digest} to {}", name.path);
-        let session = Session { http: &self.http, name, action, digest };
+    async fn send_file(&self, session: &Session<'_>, file: &Path, size: u64) -> Result<()> {
         let mut state = State { file, size, place: None, there: 0, part: PART, in_parts: false };
         let (mut attempt, mut most) = (0, 0);
         loop {
-            let error = match self.send_on(&session, &mut state).await {
-                Ok(()) => return Ok(Upload::Sent(size)),
+            let error = match self.send_on(session, &mut state).await {
+                Ok(()) => return Ok(()),
                 Err(error) => error,
             };
             if state.there >= most + PROGRESS {
@@ -87,7 +81,7 @@ impl RemoteRegistry {
             let delay = if again { retry_delay(attempt) } else { None };
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
-            tracing::warn!(%action, attempt, ?delay, error = %chain(&error), "upload broke off, going on with it");
+            tracing::warn!(action = session.action, attempt, ?delay, error = %chain(&error), "upload broke off, going on with it");
             tokio::time::sleep(delay).await;
         }
     }
@@ -144,6 +138,12 @@ struct Session<'a> {
 impl Session<'_> {
     fn call(&self, method: Method, url: Url) -> Call<'_> {
         Call::new(method, self.name, Scope::Push, self.action, url)
+    }
+
+    /// Begins a session, and sends all of it there.
+    async fn send(&self, payload: Payload<'_>) -> Result<()> {
+        let (place, _) = self.place().await?;
+        self.put(place, payload).await
     }
 
     /// Asks for a place, and for the length of parts there.
