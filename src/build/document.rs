@@ -90,10 +90,10 @@ pub(super) async fn document(
 fn module_certificate(job: &Job<'_>, report: &CheckReport) -> Option<Material> {
     let signed_with = job.cell.signed_with.as_ref()?;
     let certificate = job.parts.module_signer.as_ref()?.certificate();
-    let key_id = certificate.key_id();
+    let key_id = certificate.key_id.clone();
     let signers = report.modules.iter().filter_map(|module| module.about.signed_by.as_ref());
     signers.map(|signer| &signer.key_id).find(|signer| **signer == key_id)?;
-    let name = certificate.issuer_name().unwrap_or("module signing");
+    let name = certificate.issuer_name.as_deref().unwrap_or("module signing");
     Some(Material {
         version: Some(key_id),
         digest: Some(signed_with.certificate.clone()),

@@ -52,7 +52,7 @@ fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
 
 /// The certificate's serial number, as OpenSSL knows it.
 fn serial(workshop: &Workshop) -> String {
-    crate::signing::read_certificate(&workshop.path("c.pem")).unwrap().key_id()
+    crate::signing::read_certificate(&workshop.path("c.pem")).unwrap().key_id
 }
 
 #[tokio::test]

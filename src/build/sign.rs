@@ -28,7 +28,7 @@ pub(super) struct Signing {
 /// Who signs the image's modules, as the image's annotations say it.
 pub(super) fn module_signer(job: &Job<'_>) -> Option<ModuleSignerFact> {
     let SignedWith { certificate, signed } = job.cell.signed_with.clone()?;
-    let key_id = job.parts.module_signer.as_ref()?.certificate().key_id();
+    let key_id = job.parts.module_signer.as_ref()?.certificate().key_id.clone();
     Some(ModuleSignerFact { signed, key_id, certificate })
 }
 

@@ -129,7 +129,7 @@ async fn signatures_are_kept_or_replaced_as_said() {
     assert_eq!(sign(&own, &SigningRule::default()), 0);
     assert_eq!(contents(tree.path()), by_vendor);
     // The key that farrier signed with before is replaced in any case.
-    let previous = Some(vendor.0.certificate().key_id());
+    let previous = Some(vendor.0.certificate().key_id.clone());
     assert_eq!(sign(&own, &SigningRule { replace: false, previous }), 4);
     let by_us = contents(tree.path());
     assert_eq!(sign(&vendor, &SigningRule { replace: true, previous: None }), 4);

@@ -36,7 +36,7 @@ impl ModuleSigner {
     pub fn open(spec: &ModuleSigning, root: &Path, secrets: SecretReader) -> Result<Self, SigningError> {
         let path = root.join(&spec.certificate);
         let certificate = read_certificate(&path)?;
-        let public = PublicKey::any_from_info(certificate.public_key());
+        let public = PublicKey::any_from_info(&certificate.public_key);
         let public = usable(public, &path.display().to_string())?;
         Ok(Self { spec: spec.clone(), path, certificate, public, secrets, signer: OnceCell::new() })
     }
@@ -48,7 +48,7 @@ impl ModuleSigner {
 
     /// sha256 over the certificate's DER, as `openssl x509 -fingerprint -sha256` shows it.
     pub fn fingerprint(&self) -> Digest {
-        Digest::of(self.certificate.der())
+        Digest::of(&self.certificate.der)
     }
 
     /// What becomes of modules that are signed already.

@@ -92,7 +92,7 @@ impl Machine {
     fn load(&mut self, number: usize, step: &Step, report: &mut Report) -> Result<bool, Error> {
         report.send(&Record::Loading { step: number })?;
         self.log.read();
-        let ended = isolated::load(&step.path, &step.parameters).map_err(Error::on("start", "a process"))?;
+        let ended = in_a_process(&[isolated::LOAD, &step.path, &step.parameters])?;
         let messages = self.log.read();
         let oops = self.look_for_oops(ended);
         let stays = ended == Ended::Done;
@@ -107,7 +107,7 @@ impl Machine {
         while let Some((number, step)) = loaded.pop().filter(|_| !self.oopsed) {
             report.send(&Record::Unloading { step: number })?;
             self.log.read();
-            let ended = isolated::unload(&step.name).map_err(Error::on("start", "a process"))?;
+            let ended = in_a_process(&[isolated::UNLOAD, &step.name])?;
             let messages = self.log.read();
             let oops = self.look_for_oops(ended);
             report.send(&Record::Unloaded { step: number, ended, oops, messages })?;
@@ -120,6 +120,10 @@ impl Machine {
         self.oopsed |= oops;
         oops
     }
+}
+
+fn in_a_process(arguments: &[&str]) -> Result<Ended, Error> {
+    isolated::in_a_process(arguments).map_err(Error::on("start", "a process"))
 }
 
 /// `TAINT_DIE`, bit 7 (`Documentation/admin-guide/tainted-kernels.rst`): there was an oops or a BUG.

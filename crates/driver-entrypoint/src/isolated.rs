@@ -4,39 +4,18 @@
 use std::{
     fs, io,
     os::unix::process::ExitStatusExt,
-    path::Path,
-    process::{Command, ExitCode, exit},
+    process::{Command, exit},
 };
 
 use driver_entrypoint::report::{Ended, ReadBack};
 use rustix::io::Errno;
 
-use crate::{files, kernel};
+use crate::files;
 
 /// First argument of the process that loads a module: its file and its parameters follow.
 pub(crate) const LOAD: &str = "load-module";
-/// First argument of the process that unloads a module: its name follows.
+/// First argument of the process that unloads a module, unless it is in use or has no exit function: its name follows.
 pub(crate) const UNLOAD: &str = "unload-module";
-
-/// Loads a module file.
-pub(crate) fn load(path: &str, parameters: &str) -> io::Result<Ended> {
-    in_a_process(&[LOAD, path, parameters])
-}
-
-/// Unloads a module; one that is in use, or that has no exit function, is left alone.
-pub(crate) fn unload(name: &str) -> io::Result<Ended> {
-    in_a_process(&[UNLOAD, name])
-}
-
-/// What `load` starts.
-pub(crate) fn load_and_exit(path: &str, parameters: &str) -> ExitCode {
-    exit_with(kernel::insert_file(Path::new(path), parameters, 0))
-}
-
-/// What `unload` starts.
-pub(crate) fn unload_and_exit(name: &str) -> ExitCode {
-    exit_with(kernel::remove(name))
-}
 
 /// What user space sees of a module.
 pub(crate) fn read_back(name: &str) -> ReadBack {
@@ -50,12 +29,13 @@ pub(crate) fn read_back(name: &str) -> ReadBack {
     }
 }
 
-/// The kernel's `errno` values fit into an exit code: 133 is the highest that a system call answers.
-fn exit_with(result: Result<(), Errno>) -> ! {
+/// Ends such a process. The kernel's `errno` values fit into an exit code: 133 is the highest that a system call answers.
+pub(crate) fn exit_with(result: Result<(), Errno>) -> ! {
     exit(result.map_or_else(Errno::raw_os_error, |()| 0))
 }
 
-fn in_a_process(arguments: &[&str]) -> io::Result<Ended> {
+/// Runs one, and tells how it ended.
+pub(crate) fn in_a_process(arguments: &[&str]) -> io::Result<Ended> {
     let status = Command::new("/proc/self/exe").args(arguments).status()?;
     Ok(match (status.code(), status.signal()) {
         (Some(0), _) => Ended::Done,

@@ -29,6 +29,13 @@ impl Log {
         self.line("WARN", &message);
     }
 
+    /// The same for a step whose failure ends nothing.
+    pub(crate) fn warn_of<T>(&self, result: Result<T, impl Display>) {
+        if let Err(error) = result {
+            self.warn(error);
+        }
+    }
+
     /// What ends the start, or the stop.
     pub(crate) fn error(&self, message: impl Display) {
         self.line("ERROR", &message);

@@ -48,8 +48,10 @@ fn main() -> ExitCode {
     }
     match *arguments {
         ["boot-check"] => boot_check::main(),
-        [isolated::LOAD, path, parameters] => isolated::load_and_exit(path, parameters),
-        [isolated::UNLOAD, name] => isolated::unload_and_exit(name),
+        [isolated::LOAD, path, parameters] => {
+            isolated::exit_with(kernel::insert_file(Path::new(path), parameters, 0))
+        }
+        [isolated::UNLOAD, name] => isolated::exit_with(kernel::remove(name)),
         ["mofed", ref rest @ ..] => match mofed::Settings::read(rest, |name| env::var(name).ok()) {
             Ok(settings) => personality::run(|node, signals| mofed::run(node, &settings, signals)),
             Err(message) => misused(&message),

@@ -29,8 +29,13 @@ pub(crate) fn expose(node: &Node<'_>, from: &str, to: &str) -> Result<(), Error>
     let (source, target) = (node.paths.at(from), node.paths.at(to));
     fs::create_dir_all(&target).map_err(Error::on("create", to))?;
     if from == "/" {
-        leave_out_sysfs(node)?;
-        part_root(node)?;
+        // What is mounted below `/sys` must not come along with the root: it would keep the container's cgroups alive. The
+        // known order: all of it unbindable, then `/sys` itself private again, which lets that one be bound.
+        propagate(node, "/sys", MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
+        propagate(node, "/sys", MountPropagationFlags::PRIVATE)?;
+        // Runtimes share a container's root where one of its volumes is bidirectional. A copy of a shared mount is its peer:
+        // with the copy's `/proc` and `/dev`, taken away at the end, the container's own would go.
+        propagate(node, "/", MountPropagationFlags::PRIVATE)?;
     }
     let bound = node.kernel.bind(&source, &target);
     bound.map_err(Error::on("bind-mount", format!("{from} onto {to}")))?;
@@ -64,19 +69,6 @@ pub(crate) fn conceal(node: &Node<'_>, to: &str) -> Result<(), Error> {
 /// Only these are both a volume and a place to expose the root at (first generation of the operators).
 fn is_volume(place: &str) -> bool {
     matches!(place, "/run/mellanox/drivers" | "/run/nvidia/driver" | "/run/nvidia/drivers")
-}
-
-/// What is mounted below `/sys` must not come along with the root: it would keep the container's cgroups alive. The
-/// known order: all of it unbindable, then `/sys` itself private again, which lets that one be bound.
-fn leave_out_sysfs(node: &Node<'_>) -> Result<(), Error> {
-    propagate(node, "/sys", MountPropagationFlags::UNBINDABLE | MountPropagationFlags::REC)?;
-    propagate(node, "/sys", MountPropagationFlags::PRIVATE)
-}
-
-/// Runtimes share a container's root where one of its volumes is bidirectional. A copy of a shared mount is its peer: with
-/// the copy's `/proc` and `/dev`, taken away at the end, the container's own would go.
-fn part_root(node: &Node<'_>) -> Result<(), Error> {
-    propagate(node, "/", MountPropagationFlags::PRIVATE)
 }
 
 fn propagate(node: &Node<'_>, place: &str, flags: MountPropagationFlags) -> Result<(), Error> {

@@ -58,18 +58,21 @@ pub struct SignedBy {
 }
 
 /// How a module taints the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, strum::Display)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "lowercase")]
 pub enum Taint {
     /// Its licence is not GPL-compatible.
     Proprietary,
     /// It was not built with the kernel.
+    #[strum(to_string = "out of tree")]
     OutOfTree,
     /// The kernel knows signatures, and it has none.
     Unsigned,
     /// It is from `drivers/staging`.
     Staging,
     /// It patches the running kernel.
+    #[strum(to_string = "live patch")]
     LivePatch,
     /// It is a test of the kernel itself.
     Test,
@@ -85,18 +88,6 @@ impl Taint {
             Self::Staging => 'C',
             Self::LivePatch => 'K',
             Self::Test => 'N',
-        }
-    }
-
-    /// The word for people.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Proprietary => "proprietary",
-            Self::OutOfTree => "out of tree",
-            Self::Unsigned => "unsigned",
-            Self::Staging => "staging",
-            Self::LivePatch => "live patch",
-            Self::Test => "test",
         }
     }
 }

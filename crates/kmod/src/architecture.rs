@@ -1,18 +1,33 @@
 //! Processor architectures.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString, IntoStaticStr};
 
 /// A processor architecture, in Kubernetes' (Go's) spelling.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
+    Display,
+    EnumString,
+    IntoStaticStr,
 )]
 #[serde(rename_all = "lowercase")]
+#[strum(parse_err_ty = ArchitectureError, parse_err_fn = ArchitectureError::new)]
 pub enum Architecture {
     /// x86_64.
+    #[strum(to_string = "amd64", serialize = "x86_64")]
     Amd64,
     /// aarch64.
+    #[strum(to_string = "arm64", serialize = "aarch64")]
     Arm64,
 }
 
@@ -24,10 +39,7 @@ pub struct ArchitectureError(pub String);
 impl Architecture {
     /// Kubernetes' and OCI's name: `amd64`, `arm64`.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Amd64 => "amd64",
-            Self::Arm64 => "arm64",
-        }
+        self.into()
     }
 
     /// The kernel's and GNU's name: `x86_64`, `aarch64`.
@@ -39,21 +51,9 @@ impl Architecture {
     }
 }
 
-impl FromStr for Architecture {
-    type Err = ArchitectureError;
-
-    fn from_str(text: &str) -> Result<Self, ArchitectureError> {
-        match text {
-            "amd64" | "x86_64" => Ok(Self::Amd64),
-            "arm64" | "aarch64" => Ok(Self::Arm64),
-            other => Err(ArchitectureError(other.chars().take(80).collect())),
-        }
-    }
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+impl ArchitectureError {
+    fn new(text: &str) -> Self {
+        Self(text.chars().take(80).collect())
     }
 }
 

@@ -110,19 +110,15 @@ impl BootOutcome {
 impl BootReport {
     /// The first module that a boot did not load, and what the kernel said; `None` where there is none.
     pub fn failure(&self) -> Option<String> {
-        let said = |messages: &[String]| messages.last().map(|last| format!(": {last}")).unwrap_or_default();
-        self.modules.iter().find_map(|module| {
-            let name = &module.name;
-            match &module.outcome {
-                BootOutcome::Refused { error, messages } => {
-                    Some(format!("{name} was refused with {error}{}", said(messages)))
-                }
-                BootOutcome::Crashed { messages } => {
-                    Some(format!("{name} crashed the kernel{}", said(messages)))
-                }
-                BootOutcome::Hung { messages } => Some(format!("{name} hung the kernel{}", said(messages))),
-                _ => None,
-            }
+        self.modules.iter().find_map(|ModuleBoot { name, outcome, .. }| {
+            let failed = match outcome {
+                BootOutcome::Refused { error, .. } => format!("was refused with {error}"),
+                BootOutcome::Crashed { .. } => "crashed the kernel".to_owned(),
+                BootOutcome::Hung { .. } => "hung the kernel".to_owned(),
+                _ => return None,
+            };
+            let said = outcome.messages().last().map(|last| format!(": {last}")).unwrap_or_default();
+            Some(format!("{name} {failed}{said}"))
         })
     }
 

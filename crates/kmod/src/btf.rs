@@ -35,34 +35,17 @@ pub struct Btf<'a> {
 }
 
 /// Why bytes are no BTF that a kernel takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BtfError {
-    /// Another magic number.
-    #[error("the type information does not start as BTF does")]
-    Magic,
-    /// A version that is not known.
-    #[error("the type information has BTF version {0}, only {VERSION} is known")]
-    Version(u8),
-    /// The header contradicts the section's length.
-    #[error("the type information has a header that points outside it")]
-    Header,
-    /// The strings do not start and end with a zero byte.
-    #[error("the type information has strings that do not end")]
-    Strings,
-    /// A type of a kind that is not known: what follows it cannot be found.
-    #[error("the type information has a type of an unknown kind (type {id}, kind {kind})")]
-    Kind {
-        /// The type's number, own types counted from 1.
-        id: u32,
-        /// `BTF_KIND_...`.
-        kind: u32,
-    },
-    /// The types end in the middle of one.
-    #[error("the type information ends within a type ({id})")]
-    Truncated {
-        /// The type's number, own types counted from 1.
-        id: u32,
-    },
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the type information {0}")]
+pub struct BtfError(String);
+
+/// The header contradicts the section's length.
+fn outside() -> BtfError {
+    BtfError("has a header that points outside it".to_owned())
+}
+
+fn without_end() -> BtfError {
+    BtfError("has strings that do not end".to_owned())
 }
 
 impl BtfBase {
@@ -77,7 +60,7 @@ impl<'a> Btf<'a> {
     pub fn parse(section: &'a [u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         if strings.first() != Some(&0) {
-            return Err(BtfError::Strings);
+            return Err(without_end());
         }
         // Type 0 is `void`, which is not written down.
         let count = Types::of(types).try_fold(1, |count, found| found.map(|_| count + 1))?;
@@ -137,7 +120,7 @@ impl SplitBtf {
     pub(super) fn read(section: &[u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));
-        let size = |length: usize| u32::try_from(length).map_err(|_| BtfError::Header);
+        let size = |length: usize| u32::try_from(length).map_err(|_| outside());
         let mut found = Self {
             strings: size(strings.len())?,
             last_string: size(last.map_or(0, |zero| zero + 1))?,
@@ -253,13 +236,17 @@ impl<'a> Types<'a> {
     }
 
     fn read(&mut self) -> Result<Type<'a>, BtfError> {
-        let truncated = BtfError::Truncated { id: self.id };
-        let field = |at| number(self.rest, at).ok_or(truncated);
+        // Own types are counted from 1.
+        let id = self.id;
+        let truncated = || BtfError(format!("ends within a type ({id})"));
+        let field = |at| number(self.rest, at).ok_or_else(truncated);
         let (name, info, size) = (field(0)?, field(4)?, field(8)?);
         let kind = info >> 24 & 0x1f;
-        let (words, repeated) = following(kind).ok_or(BtfError::Kind { id: self.id, kind })?;
+        let (words, repeated) = following(kind)
+            .ok_or_else(|| BtfError(format!("has a type of an unknown kind (type {id}, kind {kind})")))?;
         let count = if repeated { place(info & 0xffff) } else { 1 };
-        let (whole, after) = self.rest.split_at_checked(TYPE + 4 * words.len() * count).ok_or(truncated)?;
+        let (whole, after) =
+            self.rest.split_at_checked(TYPE + 4 * words.len() * count).ok_or_else(truncated)?;
         self.rest = after;
         self.id += 1;
         Ok(Type { name, kind, size, words, rest: whole.get(TYPE..).unwrap_or_default() })
@@ -284,22 +271,24 @@ impl<'a> Iterator for Types<'a> {
 /// The types and the strings of a section, checked as `btf_parse_hdr` does. A module's strings may be none.
 fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
     if !section.starts_with(&MAGIC) {
-        return Err(BtfError::Magic);
+        return Err(BtfError("does not start as BTF does".to_owned()));
     }
     match section.get(2..4) {
         Some([VERSION, 0]) => {}
-        Some(&[version, _]) if version != VERSION => return Err(BtfError::Version(version)),
-        _ => return Err(BtfError::Header),
+        Some(&[version, _]) if version != VERSION => {
+            return Err(BtfError(format!("has BTF version {version}, only {VERSION} is known")));
+        }
+        _ => return Err(outside()),
     }
-    let field = |at: usize| number(section, at).map(place).ok_or(BtfError::Header);
+    let field = |at: usize| number(section, at).map(place).ok_or_else(outside);
     let header = field(4)?;
     let part = |offset: usize, size: usize| {
         let start = header.checked_add(offset)?;
         section.get(start..start.checked_add(size)?)
     };
-    let types = part(field(8)?, field(12)?).filter(|_| header >= HEADER).ok_or(BtfError::Header)?;
-    let strings = part(field(16)?, field(20)?).ok_or(BtfError::Header)?;
-    if strings.last().is_some_and(|&last| last != 0) { Err(BtfError::Strings) } else { Ok((types, strings)) }
+    let types = part(field(8)?, field(12)?).filter(|_| header >= HEADER).ok_or_else(outside)?;
+    let strings = part(field(16)?, field(20)?).ok_or_else(outside)?;
+    if strings.last().is_some_and(|&last| last != 0) { Err(without_end()) } else { Ok((types, strings)) }
 }
 
 fn number(bytes: &[u8], at: usize) -> Option<u32> {

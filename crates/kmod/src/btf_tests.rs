@@ -52,27 +52,33 @@ fn what_is_damaged_is_said() {
     let refused = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = good.clone();
         change(&mut bytes);
-        Btf::parse(&bytes).unwrap_err()
+        Btf::parse(&bytes).unwrap_err().to_string()
     };
-    assert_eq!(refused(&|b| b[0] = 0), BtfError::Magic);
-    assert_eq!(refused(&|b| b.truncate(1)), BtfError::Magic);
-    assert_eq!(refused(&|b| b[2] = 2), BtfError::Version(2));
-    assert_eq!(refused(&|b| b[3] = 1), BtfError::Header);
-    assert_eq!(refused(&|b| b.truncate(20)), BtfError::Header);
-    assert_eq!(refused(&|b| b[4] = 8), BtfError::Header);
-    assert_eq!(refused(&|b| b[8..16].fill(0xff)), BtfError::Header);
-    assert_eq!(refused(&|b| *b.last_mut().unwrap() = b'x'), BtfError::Strings);
-    assert_eq!(refused(&|b| b[24 + 7] = 20), BtfError::Kind { id: 1, kind: 20 });
+    assert_eq!(refused(&|b| b[0] = 0), "the type information does not start as BTF does");
+    assert_eq!(refused(&|b| b.truncate(1)), "the type information does not start as BTF does");
+    assert_eq!(refused(&|b| b[2] = 2), "the type information has BTF version 2, only 1 is known");
+    assert_eq!(refused(&|b| b[3] = 1), "the type information has a header that points outside it");
+    assert_eq!(refused(&|b| b.truncate(20)), "the type information has a header that points outside it");
+    assert_eq!(refused(&|b| b[4] = 8), "the type information has a header that points outside it");
+    assert_eq!(refused(&|b| b[8..16].fill(0xff)), "the type information has a header that points outside it");
+    assert_eq!(
+        refused(&|b| *b.last_mut().unwrap() = b'x'),
+        "the type information has strings that do not end"
+    );
+    assert_eq!(
+        refused(&|b| b[24 + 7] = 20),
+        "the type information has a type of an unknown kind (type 1, kind 20)"
+    );
     // The first type claims four gigabytes of members.
     assert_eq!(
         refused(&|b| b[24 + 4..24 + 8].copy_from_slice(&0x0400_ffff_u32.to_le_bytes())),
-        BtfError::Truncated { id: 1 }
+        "the type information ends within a type (1)"
     );
     let unstarted = |b: &mut Vec<u8>| {
         let at = b.len() - STRINGS.len();
         b[at] = b'x';
     };
-    assert_eq!(refused(&unstarted), BtfError::Strings);
+    assert_eq!(refused(&unstarted), "the type information has strings that do not end");
 }
 
 #[test]

@@ -12,13 +12,20 @@ use super::signature::serial_id;
 /// A certificate of a module signing key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
-    der: Vec<u8>,
-    issuer: Vec<u8>,
-    serial: Vec<u8>,
-    issuer_name: Option<String>,
-    subject: Option<String>,
-    public_key: Vec<u8>,
-    key_id: String,
+    /// Its DER.
+    pub der: Vec<u8>,
+    /// The issuer's name, encoded.
+    pub(super) issuer: Vec<u8>,
+    /// The serial number, encoded.
+    pub(super) serial: Vec<u8>,
+    /// The common name (else the organisation) of the issuer, as `modinfo` shows a module's signer.
+    pub issuer_name: Option<String>,
+    /// The common name (else the organisation) of whose key it is.
+    pub subject: Option<String>,
+    /// The public key: `SubjectPublicKeyInfo`, DER.
+    pub public_key: Vec<u8>,
+    /// The serial number as `modinfo` shows it: `6A:0F:...`.
+    pub key_id: String,
     /// The first moment of its validity. The kernel does not look at it.
     pub not_before: Timestamp,
     /// The last one.
@@ -53,41 +60,6 @@ impl Certificate {
             not_before: time(validity.not_before)?,
             not_after: time(validity.not_after)?,
         })
-    }
-
-    /// Its DER.
-    pub fn der(&self) -> &[u8] {
-        &self.der
-    }
-
-    /// The issuer's name, encoded.
-    pub(super) fn issuer(&self) -> &[u8] {
-        &self.issuer
-    }
-
-    /// The serial number, encoded.
-    pub(super) fn serial(&self) -> &[u8] {
-        &self.serial
-    }
-
-    /// The common name (else the organisation) of the issuer, as `modinfo` shows a module's signer.
-    pub fn issuer_name(&self) -> Option<&str> {
-        self.issuer_name.as_deref()
-    }
-
-    /// The serial number as `modinfo` shows it: `6A:0F:...`.
-    pub fn key_id(&self) -> String {
-        self.key_id.clone()
-    }
-
-    /// The common name (else the organisation) of whose key it is.
-    pub fn subject(&self) -> Option<&str> {
-        self.subject.as_deref()
-    }
-
-    /// The public key: `SubjectPublicKeyInfo`, DER.
-    pub fn public_key(&self) -> &[u8] {
-        &self.public_key
     }
 }
 

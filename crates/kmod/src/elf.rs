@@ -18,6 +18,8 @@ const MAX_TABLE: u64 = 256 << 20;
 /// of a hundred megabytes would keep a reader busy for hours.
 const MAX_NAME: usize = 4096;
 
+pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
+
 /// The section headers of a relocatable object, each section lying within the file.
 pub(super) struct Elf<'d, R> {
     data: R,
@@ -55,45 +57,48 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. The object's length is
     /// that of the file without a signature, because the loader takes the signature off first.
     pub fn parse(data: R, length: u64) -> Result<Self, ModuleError> {
-        let ident = data.read_bytes_at(0, 6).map_err(|()| ModuleError::NotElf)?;
+        let ident = data.read_bytes_at(0, 6).unwrap_or_default();
         if !ident.starts_with(&elf::ELFMAG) {
-            return Err(ModuleError::NotElf);
+            return Err(ModuleError::damaged("the file is no ELF object"));
         }
         if ident != [0x7f, b'E', b'L', b'F', elf::ELFCLASS64.0, elf::ELFDATA2LSB.0] {
-            return Err(ModuleError::Class);
+            let message = "the object is not 64-bit little-endian";
+            return Err(ModuleError::refused(message, BUILD_FOR_NODE));
         }
         let header: &FileHeader64<LittleEndian> =
-            data.read_at(0).map_err(|()| ModuleError::Header("the file ends in its header"))?;
-        if header.e_type.get(LE) != elf::ET_REL {
-            return Err(ModuleError::NotRelocatable(header.e_type.get(LE).0));
+            data.read_at(0).map_err(|()| ModuleError::header("the file ends in its header"))?;
+        let kind = header.e_type.get(LE);
+        if kind != elf::ET_REL {
+            let message = format!("the object is of ELF type {}, not relocatable (1)", kind.0);
+            return Err(ModuleError::damaged(message));
         }
         let count = usize::from(header.e_shnum.get(LE));
         let table = (count * size_of::<SectionHeader64<LittleEndian>>()) as u64;
         if usize::from(header.e_shentsize.get(LE)) != size_of::<SectionHeader64<LittleEndian>>() {
-            return Err(ModuleError::Header("its section headers have an impossible size"));
+            return Err(ModuleError::header("its section headers have an impossible size"));
         }
         let offset = header.e_shoff.get(LE);
         if offset >= length || table > length - offset {
-            return Err(ModuleError::Header("its section headers lie outside the file: it is truncated"));
+            return Err(ModuleError::header("its section headers lie outside the file: it is truncated"));
         }
         let headers: &[SectionHeader64<LittleEndian>] = data
             .read_slice_at(offset, count)
-            .map_err(|()| ModuleError::Header("its section headers cannot be read"))?;
+            .map_err(|()| ModuleError::header("its section headers cannot be read"))?;
         let names_index = usize::from(header.e_shstrndx.get(LE).0);
         let mut elf = Self { data, machine: header.e_machine.get(LE).0, headers, names: &[] };
         let names = headers
             .get(names_index)
             .filter(|_| names_index != 0)
-            .ok_or(ModuleError::Header("it has no table of section names"))?;
+            .ok_or_else(|| ModuleError::header("it has no table of section names"))?;
         elf.check_range(names_index, names, length)?;
         elf.names = elf.contents(names_index)?;
         if elf.names.last() != Some(&0) {
-            return Err(ModuleError::Header("its section names do not end"));
+            return Err(ModuleError::header("its section names do not end"));
         }
-        let first = headers.first().ok_or(ModuleError::Header("it has no sections"))?;
+        let first = headers.first().ok_or_else(|| ModuleError::header("it has no sections"))?;
         if first.sh_type.get(LE) != elf::SHT_NULL || first.sh_size.get(LE) != 0 || first.sh_addr.get(LE) != 0
         {
-            return Err(ModuleError::Header("its first section is not empty"));
+            return Err(ModuleError::header("its first section is not empty"));
         }
         for (index, section) in headers.iter().enumerate().skip(1) {
             let kind = section.sh_type.get(LE);
@@ -103,7 +108,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             elf.check_range(index, section, length)?;
             let allocated = section.sh_flags.get(LE).0 & elf::SHF_ALLOC.0 != 0;
             if allocated && section.sh_name.get(LE) as usize >= elf.names.len() {
-                return Err(ModuleError::Header("a section's name lies outside the names"));
+                return Err(ModuleError::header("a section's name lies outside the names"));
             }
         }
         Ok(elf)
@@ -147,11 +152,11 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         }
         let size = header.sh_size.get(LE);
         if size > MAX_TABLE {
-            return Err(ModuleError::TooLarge { section: self.label(index), size });
+            let message = format!("section {} has {size} bytes, more than any module's", self.label(index));
+            let remedy = "look at the file with readelf; a module of this size is not read";
+            return Err(ModuleError::unknown(message, remedy));
         }
-        self.data
-            .read_bytes_at(header.sh_offset.get(LE), size)
-            .map_err(|()| ModuleError::Read { what: "a section" })
+        self.data.read_bytes_at(header.sh_offset.get(LE), size).map_err(|()| ModuleError::read("a section"))
     }
 
     /// A section's size, whether or not the file holds its bytes.
@@ -163,7 +168,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     pub fn symbols(&self) -> Result<Symbols<'d>, ModuleError> {
         let mut tables =
             self.headers.iter().enumerate().filter(|(_, h)| h.sh_type.get(LE) == elf::SHT_SYMTAB);
-        let (index, header) = tables.next().ok_or(ModuleError::NoSymbols)?;
+        let (index, header) = tables.next().ok_or_else(no_symbols)?;
         if tables.next().is_some() {
             return Err(self.malformed(index, "is not the only symbol table"));
         }
@@ -184,7 +189,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
 
     /// An error that names the section.
     pub fn malformed(&self, index: usize, reason: &'static str) -> ModuleError {
-        ModuleError::Malformed { section: self.label(index), reason }
+        ModuleError::malformed(&self.label(index), reason)
     }
 
     fn label(&self, index: usize) -> String {
@@ -203,7 +208,10 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         let (offset, size) = (header.sh_offset.get(LE), header.sh_size.get(LE));
         match offset.checked_add(size) {
             Some(end) if end <= length => Ok(()),
-            _ => Err(ModuleError::Outside { section: self.label(index), offset, size, length }),
+            _ => Err(ModuleError::damaged(format!(
+                "section {} lies outside the file: {size} bytes at {offset}, and the file has {length}",
+                self.label(index)
+            ))),
         }
     }
 }
@@ -213,11 +221,8 @@ impl<'d> Symbols<'d> {
     pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>, ModuleError>> {
         let names = self.names;
         self.entries.iter().skip(1).map(move |entry| {
-            let name =
-                string_at(names, entry.st_name.get(LE) as usize).ok_or_else(|| ModuleError::Malformed {
-                    section: ".symtab".to_owned(),
-                    reason: "names a symbol outside its names",
-                })?;
+            let name = string_at(names, entry.st_name.get(LE) as usize)
+                .ok_or_else(|| ModuleError::malformed(".symtab", "names a symbol outside its names"))?;
             let place = match entry.st_shndx.get(LE) {
                 elf::SHN_UNDEF => Place::Undefined,
                 elf::SHN_ABS => Place::Absolute,
@@ -229,6 +234,12 @@ impl<'d> Symbols<'d> {
             Ok(Symbol { name, place, value: entry.st_value.get(LE), weak })
         })
     }
+}
+
+/// Stripped of its symbol table.
+pub(super) fn no_symbols() -> ModuleError {
+    let remedy = "strip it with --strip-debug, never with --strip-all";
+    ModuleError::refused("the module has no symbols", remedy)
 }
 
 /// The zero-terminated string at an offset. One of more than [`MAX_NAME`] bytes is none.

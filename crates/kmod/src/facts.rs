@@ -1,7 +1,8 @@
 //! Pure: what is known about a kernel, and who said so.
 
-use std::{collections::BTreeSet, fmt};
+use std::collections::BTreeSet;
 
+use derive_more::Display;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -53,37 +54,30 @@ pub struct Known<T> {
 }
 
 /// Sources of truth about a kernel, beside its header set.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, Display)]
 #[serde(rename_all = "camelCase")]
 pub enum FactSource {
     /// The type information (BTF) in the kernel image.
+    #[display("the kernel image's BTF")]
     Btf,
     /// The kernel image's own table of exported symbols.
+    #[display("the kernel image")]
     KernelImage,
     /// `System.map`.
+    #[display("System.map")]
     SystemMap,
     /// One of the kernel's own modules, by name.
+    #[display("the kernel's own {_0}")]
     InTreeModule(String),
     /// `modules.dep`, `modules.order` and `modules.builtin` of the kernel's module directory.
+    #[display("the kernel's module index")]
     ModuleIndex,
     /// The machine that runs the kernel.
+    #[display("the running kernel")]
     Host,
     /// The kernel's configuration.
+    #[display("the kernel's configuration")]
     Config,
-}
-
-impl fmt::Display for FactSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Btf => f.write_str("the kernel image's BTF"),
-            Self::KernelImage => f.write_str("the kernel image"),
-            Self::SystemMap => f.write_str("System.map"),
-            Self::InTreeModule(name) => write!(f, "the kernel's own {name}"),
-            Self::ModuleIndex => f.write_str("the kernel's module index"),
-            Self::Host => f.write_str("the running kernel"),
-            Self::Config => f.write_str("the kernel's configuration"),
-        }
-    }
 }
 
 impl KernelFacts {

@@ -6,7 +6,7 @@ use object::{ReadRef, elf};
 
 use super::{
     BtfError, ModuleError, Signature, SplitBtf,
-    elf::{Elf, Place, Symbol, string_at},
+    elf::{BUILD_FOR_NODE, Elf, Place, Symbol, string_at},
     signature,
 };
 use crate::Architecture;
@@ -82,15 +82,22 @@ impl Module {
     /// Reads a module's facts. `data` is the plain (decompressed) file: an [`object::read::ReadCache`] over
     /// an open file, of which only the tables that matter are read, or bytes in memory.
     pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self, ModuleError> {
-        let length = data.len().map_err(|()| ModuleError::Read { what: "the file's length" })?;
+        let length = data.len().map_err(|()| ModuleError::read("the file's length"))?;
         let (signature, length) = signature::read(data, length);
         let elf = Elf::parse(data, length)?;
         let arch = match elf::Machine(elf.machine()) {
             elf::EM_X86_64 => Architecture::Amd64,
             elf::EM_AARCH64 => Architecture::Arm64,
-            other => return Err(ModuleError::Machine(other.0)),
+            elf::Machine(other) => {
+                let message = format!(
+                    "the object is for ELF machine {other}, which is neither x86-64 (62) nor arm64 (183)"
+                );
+                return Err(ModuleError::refused(message, BUILD_FOR_NODE));
+            }
         };
-        let this_module = elf.find(THIS_MODULE).ok_or(ModuleError::NoModule)?;
+        let this_module = elf.find(THIS_MODULE).ok_or_else(|| {
+            ModuleError::damaged("the object has no .gnu.linkonce.this_module, so it is no kernel module")
+        })?;
         if !elf.has_bytes(this_module) {
             return Err(elf.malformed(this_module, "has no bytes in the file"));
         }
@@ -243,7 +250,10 @@ fn read_symbols<'d, R: ReadRef<'d>>(
             }
             // Slim LTO objects carry one such marker, which the loader forgives.
             Place::Common if !symbol.name.starts_with(b"__gnu_lto") => {
-                return Err(ModuleError::Common(text(symbol.name)));
+                let name = text(symbol.name);
+                let message = format!("symbol {name} is a common one, which the loader refuses");
+                let remedy = "compile with the kernel's own flags, which have -fno-common";
+                return Err(ModuleError::refused(message, remedy));
             }
             Place::Common | Place::Other => {}
             Place::Absolute | Place::Section(_) => parts.add(symbol),

@@ -1,7 +1,8 @@
 //! Pure: the exact `uname -r` string.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize};
 
 /// The exact kernel release (`uname -r`, `node.status.nodeInfo.kernelVersion`), checked.
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// characters (`__NEW_UTS_LEN` in the kernel's `include/uapi/linux/utsname.h`) of
 /// `[A-Za-z0-9._+~-]` and starts with `<number>.<number>`.
 #[derive(
-    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
+    Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema, Display,
 )]
 #[serde(try_from = "String", into = "String")]
 #[schemars(!try_from, !into)]
@@ -88,12 +89,6 @@ impl FromStr for KernelRelease {
             return Err(ReleaseError::Version(text.to_owned()));
         }
         Ok(Self(text.to_owned()))
-    }
-}
-
-impl fmt::Display for KernelRelease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

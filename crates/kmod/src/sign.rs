@@ -1,6 +1,6 @@
 //! Pure: the signature that the kernel's `scripts/sign-file` appends to a module, around what a key makes.
 
-use std::fmt;
+use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
     Certificate, KernelConfig, Signature, Signer,
@@ -16,7 +16,8 @@ const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
 const ECDSA_WITH_SHA2: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03];
 
 /// The digest that is signed. The kernel knows more of them; no key of today's signs with SHA-1 or SHA-224.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Display, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum SignatureHash {
     /// SHA-256.
     Sha256,
@@ -56,12 +57,8 @@ pub enum CannotVerify {
 
 impl SignatureHash {
     /// Its name for people, programs and the kernel: `sha256`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Sha256 => "sha256",
-            Self::Sha384 => "sha384",
-            Self::Sha512 => "sha512",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// The digest of some content.
@@ -85,7 +82,7 @@ impl SignatureHash {
             return Err(CannotVerify::Ecdsa);
         }
         let hash = config.get("MODULE_SIG_HASH").unwrap_or_default();
-        let own = [Self::Sha256, Self::Sha384, Self::Sha512].into_iter().find(|own| own.as_str() == hash);
+        let own = hash.parse().ok();
         let built_in = || match (config.is_set("CRYPTO_SHA256"), config.is_set("CRYPTO_SHA512")) {
             (true, _) => Some(Self::Sha256),
             (false, true) => Some(Self::Sha512),
@@ -102,12 +99,6 @@ impl SignatureHash {
             Self::Sha384 => 2,
             Self::Sha512 => 3,
         }
-    }
-}
-
-impl fmt::Display for SignatureHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 
@@ -145,7 +136,7 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
         SEQUENCE,
         &[
             &version,
-            &encode(SEQUENCE, &[certificate.issuer(), certificate.serial()]),
+            &encode(SEQUENCE, &[&certificate.issuer, &certificate.serial]),
             &digest,
             &algorithm,
             &encode(OCTET_STRING, &[signature]),
@@ -172,8 +163,8 @@ pub fn trailer(certificate: &Certificate, key: ModuleKey, hash: SignatureHash, s
 /// Who a signature with this certificate's key will name.
 pub fn signer(certificate: &Certificate, hash: SignatureHash) -> Signer {
     Signer {
-        name: certificate.issuer_name().map(str::to_owned),
-        key_id: certificate.key_id(),
+        name: certificate.issuer_name.clone(),
+        key_id: certificate.key_id.clone(),
         hash: Some(hash.as_str()),
     }
 }

@@ -90,8 +90,7 @@ fn notes(text: &mut fmt::Formatter<'_>, modules: &[ModuleReport]) -> fmt::Result
     }
     for (taint, modules) in taints {
         if !matches!(taint, Taint::OutOfTree | Taint::Unsigned) {
-            let (word, letter) = (taint.as_str(), taint.letter());
-            writeln!(text, "taints the kernel as {word} ({letter}): {}", names(modules))?;
+            writeln!(text, "taints the kernel as {taint} ({}): {}", taint.letter(), names(modules))?;
         }
     }
     for (signer, modules) in signers {
@@ -126,23 +125,19 @@ fn boot_lines(text: &mut fmt::Formatter<'_>, boot: &BootReport) -> fmt::Result {
 }
 
 fn outcome(outcome: &BootOutcome) -> String {
-    let last = |messages: &[String]| match messages.last() {
-        Some(message) => format!(": {}", one_line(message)),
-        None => String::new(),
-    };
+    let last =
+        outcome.messages().last().map(|message| format!(": {}", one_line(message))).unwrap_or_default();
     match outcome {
         BootOutcome::Loaded => "loaded".to_owned(),
-        BootOutcome::NotPresent { error, messages: _ } => {
+        BootOutcome::NotPresent { error, .. } => {
             format!("no hardware for it ({}), its symbols were resolved", one_line(error))
         }
-        BootOutcome::Refused { error, messages } => {
-            format!("refused with {}{}", one_line(error), last(messages))
+        BootOutcome::Refused { error, .. } => format!("refused with {}{last}", one_line(error)),
+        BootOutcome::Failed { error, .. } => {
+            format!("its symbols were resolved, then it gave up with {}{last}", one_line(error))
         }
-        BootOutcome::Failed { error, messages } => {
-            format!("its symbols were resolved, then it gave up with {}{}", one_line(error), last(messages))
-        }
-        BootOutcome::Crashed { messages } => format!("crashed the kernel{}", last(messages)),
-        BootOutcome::Hung { messages } => format!("the machine went silent{}", last(messages)),
+        BootOutcome::Crashed { .. } => format!("crashed the kernel{last}"),
+        BootOutcome::Hung { .. } => format!("the machine went silent{last}"),
         BootOutcome::NotReached => "not reached".to_owned(),
     }
 }

@@ -1,13 +1,28 @@
 //! Pure: what the kernel's own loader would say about a module.
 
-use std::{fmt, str::FromStr};
-
 use schemars::JsonSchema;
 use serde::Serialize;
+use strum::{Display, EnumString, IntoStaticStr};
 
 /// What the kernel's own loader would say. Ordered: the worst of several is the greatest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    JsonSchema,
+    Display,
+    EnumString,
+    IntoStaticStr,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase", parse_err_ty = VerdictError, parse_err_fn = VerdictError::new)]
 pub enum Verdict {
     /// Nothing speaks against it.
     #[default]
@@ -21,22 +36,7 @@ pub enum Verdict {
 impl Verdict {
     /// The word of the vocabulary: `loads`, `unknown`, `refused`.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Loads => "loads",
-            Self::Unknown => "unknown",
-            Self::Refused => "refused",
-        }
-    }
-}
-
-impl FromStr for Verdict {
-    type Err = VerdictError;
-
-    fn from_str(text: &str) -> Result<Self, VerdictError> {
-        [Self::Loads, Self::Unknown, Self::Refused]
-            .into_iter()
-            .find(|verdict| verdict.as_str() == text)
-            .ok_or_else(|| VerdictError(text.chars().take(80).collect()))
+        self.into()
     }
 }
 
@@ -45,8 +45,8 @@ impl FromStr for Verdict {
 #[error("{0:?} is not a verdict (loads, unknown, refused)")]
 pub struct VerdictError(pub String);
 
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
+impl VerdictError {
+    fn new(text: &str) -> Self {
+        Self(text.chars().take(80).collect())
     }
 }

@@ -1,29 +1,32 @@
 //! Pure: repositories, tags, digests and references.
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
+use derive_more::Display;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// A repository: `host[:port]/path`, or only `path` inside a layout directory.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Display)]
 pub struct Repository(String);
 
 /// A tag: 1 to 128 characters of `[A-Za-z0-9_.-]`, not starting with `.` or `-` (OCI distribution spec).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Display)]
 #[serde(try_from = "String")]
 pub struct Tag(String);
 
 /// `sha256:` and 64 lower-case hexadecimal digits.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Display)]
 #[serde(try_from = "String")]
 pub struct Digest(String);
 
-/// By what an image is named within its repository.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// By what an image is named within its repository. It is shown with its separator.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
 pub enum Version {
     /// `:tag`.
+    #[display(":{_0}")]
     Tag(Tag),
     /// `@sha256:...`.
+    #[display("@{_0}")]
     Digest(Digest),
 }
 
@@ -40,7 +43,8 @@ impl Version {
 }
 
 /// `repository:tag` or `repository@digest`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
+#[display("{repository}{version}")]
 pub struct ImageReference {
     /// The repository.
     pub repository: Repository,
@@ -247,40 +251,6 @@ impl FromStr for ImageReference {
             Some((name, tag)) => Ok(Self { repository: name.parse()?, version: Version::Tag(tag.parse()?) }),
             None => Err(ReferenceError::new(text, "an image reference with a tag or a digest")),
         }
-    }
-}
-
-impl fmt::Display for Repository {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Tag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Digest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl fmt::Display for Version {
-    /// `:tag` or `@digest`, with its separator.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tag(tag) => write!(f, ":{tag}"),
-            Self::Digest(digest) => write!(f, "@{digest}"),
-        }
-    }
-}
-
-impl fmt::Display for ImageReference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.repository, self.version)
     }
 }
 

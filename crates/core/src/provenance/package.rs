@@ -38,7 +38,7 @@ pub struct PackageReader {
 
 impl PackageReader {
     /// Reads a layer's blob.
-    pub fn layer(&mut self, blob: impl Read) -> io::Result<()> {
+    pub fn layer(&mut self, blob: impl Read + Send) -> io::Result<()> {
         let mut archive = tar::Archive::new(LayerReader::new(blob)?);
         for entry in archive.entries()? {
             let entry = entry?;

@@ -2,9 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
+
+use walkdir::{DirEntry, WalkDir};
 
 use super::{
     file::{ModuleFile, Origin},
@@ -105,7 +107,13 @@ fn tree(directory: &Path, origin: Origin) -> Result<Vec<PathBuf>, Error> {
         }
     }
     let mut found = Vec::new();
-    walk(directory, &mut found)?;
+    // `build` and `source` are links to whole kernel trees. A link to a module is a file like any other (weak-updates
+    // holds nothing else).
+    for entry in WalkDir::new(directory) {
+        let entry = if_there(entry.map_err(io::Error::from));
+        let entry = entry.map_err(Error::on("read", directory.to_string_lossy()))?.map(DirEntry::into_path);
+        found.extend(entry.filter(|path| ModuleFile::of(path, origin).is_some() && path.is_file()));
+    }
     found.sort_by_cached_key(|file| (rank(directory, file), file.clone()));
     files.append(&mut found);
     Ok(files)
@@ -120,23 +128,6 @@ fn rank(directory: &Path, file: &Path) -> usize {
         Some("weak-updates") => 3,
         _ => 2,
     }
-}
-
-fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> Result<(), Error> {
-    let unreadable = Error::on("read", directory.to_string_lossy());
-    let Some(entries) = if_there(fs::read_dir(directory)).map_err(&unreadable)? else { return Ok(()) };
-    for entry in entries {
-        let entry = entry.map_err(&unreadable)?;
-        let kind = entry.file_type().map_err(&unreadable)?;
-        // `build` and `source` are links to whole kernel trees. A link to a module is a file like any other
-        // (weak-updates holds nothing else).
-        if kind.is_dir() {
-            walk(&entry.path(), files)?;
-        } else if ModuleFile::of(&entry.path(), Origin::Host).is_some() && entry.path().is_file() {
-            files.push(entry.path());
-        }
-    }
-    Ok(())
 }
 
 fn text(path: &Path) -> Result<Option<String>, Error> {

@@ -60,12 +60,10 @@ impl Parameters {
     /// `options` and `softdep` lines; a backslash at the end joins lines (modprobe.d(5)).
     fn add_modprobe(&mut self, text: &str) {
         for line in text.replace("\\\n", " ").lines() {
-            let mut words = line.split_whitespace();
-            match (words.next(), words.next()) {
-                (Some("options"), Some(module)) => self.add(module, &words.collect::<Vec<_>>().join(" ")),
-                (Some("softdep"), Some(module)) => {
-                    let text = words.collect::<Vec<_>>().join(" ");
-                    self.soft.entry(kernel_name(module)).or_default().add(&text);
+            match line.split_whitespace().collect::<Vec<_>>().as_slice() {
+                ["options", module, rest @ ..] => self.add(module, &rest.join(" ")),
+                ["softdep", module, rest @ ..] => {
+                    self.soft.entry(kernel_name(module)).or_default().add(&rest.join(" "));
                 }
                 _ => {}
             }

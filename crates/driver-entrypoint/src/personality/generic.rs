@@ -60,9 +60,7 @@ pub(crate) fn run(node: &Node<'_>, options: &Options, ending: &mut dyn Ending) -
             stop(node, &options.modules, &loaded)
         }
         Err(error) => {
-            if let Err(second) = stop(node, &[], &loaded) {
-                node.log.warn(second);
-            }
+            node.log.warn_of(stop(node, &[], &loaded));
             Err(error)
         }
     }

@@ -1,13 +1,14 @@
 //! Pure: which registry: an address.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{path::PathBuf, str::FromStr};
 
 use crate::{ReferenceError, Repository, names_host};
 
 /// Where images go: `host[:port][/prefix]` or `oci:PATH`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
 pub enum RegistryLocation {
     /// A registry.
+    #[display("{host}{}", prefix.as_ref().map(|prefix| format!("/{prefix}")).unwrap_or_default())]
     Remote {
         /// `host[:port]`.
         host: String,
@@ -15,6 +16,7 @@ pub enum RegistryLocation {
         prefix: Option<String>,
     },
     /// An OCI layout directory.
+    #[display("oci:{}", _0.display())]
     Layout(PathBuf),
 }
 
@@ -86,16 +88,6 @@ impl FromStr for RegistryLocation {
         match location.repository("x") {
             Ok(_) => Ok(location),
             Err(error) => refuse(&error.to_string()),
-        }
-    }
-}
-
-impl fmt::Display for RegistryLocation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Remote { host, prefix: Some(prefix) } => write!(f, "{host}/{prefix}"),
-            Self::Remote { host, prefix: None } => f.write_str(host),
-            Self::Layout(path) => write!(f, "oci:{}", path.display()),
         }
     }
 }

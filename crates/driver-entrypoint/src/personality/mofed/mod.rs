@@ -38,9 +38,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
     };
     if let Err(error) = container.start(ending) {
         // What is exposed would be of drivers that are not there.
-        if let Err(second) = container.conceal() {
-            node.log.warn(second);
-        }
+        node.log.warn_of(container.conceal());
         return Err(error);
     }
     let signal = ending.wait();
@@ -141,11 +139,7 @@ impl Container<'_> {
         let exchanged = unload::unload_all(node, leaving).and_then(|_| stack.load(taken_out));
         if exchanged.is_err() {
             node.log.warn("the drivers could not be replaced: putting back the host's");
-            if let Err(error) = self.put_back(taken_out) {
-                node.log.warn(error);
-            } else if let Err(fault) = self.restore_network() {
-                node.log.warn(fault);
-            }
+            node.log.warn_of(self.put_back(taken_out).and_then(|()| self.restore_network()));
         }
         exchanged
     }

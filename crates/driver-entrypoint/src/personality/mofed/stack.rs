@@ -129,9 +129,7 @@ impl Stack<'_> {
         for name in again.chain(auxiliary) {
             if self.index().of_image(name).is_some() {
                 // None of these is what the container is there for.
-                if let Err(error) = self.loader.load(name) {
-                    self.node.log.warn(error);
-                }
+                self.node.log.warn_of(self.loader.load(name));
             } else if taken_out.contains(name) {
                 self.node.log.warn(format!(
                     "module {name} was loaded, and is not now: this image has none, and the host's does not fit"

@@ -52,9 +52,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
             stop(node)
         }
         Err(error) => {
-            if let Err(second) = stop(node) {
-                node.log.warn(second);
-            }
+            node.log.warn_of(stop(node));
             Err(error)
         }
     }

@@ -1,14 +1,12 @@
 //! Adapter: on hosts with SELinux, the exposed device files get the label that lets containers use them.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::Path};
 
 use rustix::{
     fs::{XattrFlags, lgetxattr, lsetxattr},
     io::Errno,
 };
+use walkdir::WalkDir;
 
 use super::state;
 use crate::{error::Error, files, node::Node};
@@ -30,29 +28,16 @@ pub(crate) fn is_enabled(node: &Node<'_>) -> bool {
 /// Labels the exposed `/dev`; gives the number of files whose label was another.
 pub(crate) fn label_devices(node: &Node<'_>) -> Result<usize, Error> {
     let devices = node.paths.at(state::ROOT).join("dev");
+    let failed = |path: &Path| Error::on("label for SELinux", node.paths.name(path));
     let mut labelled = 0;
-    let mut left = vec![devices];
-    while let Some(path) = left.pop() {
-        let failed = Error::on("label for SELinux", node.paths.name(&path));
-        labelled += usize::from(label(&path).map_err(&failed)?);
-        left.extend(entries(&path).map_err(&failed)?);
-    }
-    Ok(labelled)
-}
-
-/// What is in a directory, without links: their targets have labels of their own.
-fn entries(path: &Path) -> io::Result<Vec<PathBuf>> {
-    if !fs::symlink_metadata(path)?.is_dir() {
-        return Ok(Vec::new());
-    }
-    let mut entries = Vec::new();
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        if !entry.file_type()?.is_symlink() {
-            entries.push(entry.path());
+    for entry in WalkDir::new(&devices) {
+        let entry = entry.map_err(|error| failed(error.path().unwrap_or(&devices))(error.into()))?;
+        // The targets of links have labels of their own.
+        if !entry.path_is_symlink() {
+            labelled += usize::from(label(entry.path()).map_err(failed(entry.path()))?);
         }
     }
-    Ok(entries)
+    Ok(labelled)
 }
 
 fn label(path: &Path) -> io::Result<bool> {
