@@ -8,7 +8,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, skip_reason::explained,
+    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, reasons::and_more, skip_reason::explained,
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName},
@@ -47,8 +47,7 @@ impl fmt::Display for AnnouncedBy {
         match self {
             Self::Configuration { name } => write!(f, "configuration {name}"),
             Self::Tracked { family } => write!(f, "tracked family {family}"),
-            Self::Nodes { node, count: 1 } => write!(f, "node {node}"),
-            Self::Nodes { node, count } => write!(f, "node {node} and {} more", count - 1),
+            Self::Nodes { node, count } => write!(f, "node {node}{}", and_more(*count)),
         }
     }
 }
@@ -125,37 +124,26 @@ fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
 }
 
 /// Why a node's announcement is not used.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum AnnouncementReason {
     /// The annotation holds no kernel release, or one that has no label.
+    #[error("{detail}")]
     Malformed {
         /// What is wrong, with the value.
         detail: String,
     },
     /// The node's operating system or architecture is not known.
+    #[error("its operating system or architecture is not known from its labels")]
     NoPlatform,
     /// Nodes announce more kernels than are built.
+    #[error("{release} is one kernel too many: nodes may announce {most} at a time")]
     TooMany {
         /// The release.
         release: String,
         /// How many are built.
         most: usize,
     },
-}
-
-impl fmt::Display for AnnouncementReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed { detail } => f.write_str(detail),
-            Self::NoPlatform => {
-                f.write_str("its operating system or architecture is not known from its labels")
-            }
-            Self::TooMany { release, most } => {
-                write!(f, "{release} is one kernel too many: nodes may announce {most} at a time")
-            }
-        }
-    }
 }
 
 /// A node whose announcement is not used.

@@ -1,9 +1,6 @@
 //! Pure: which kernel target a node runs, when its labels and its own words agree.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    fmt,
-};
+use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 
@@ -11,16 +8,18 @@ use super::{ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, 
 use crate::kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion};
 
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum NodeReason {
     /// A label that Node Feature Discovery sets is not there.
+    #[error("label {label} is missing")]
     MissingLabel {
         /// The label's key.
         label: &'static str,
     },
     /// The kernel label is not that of the running kernel: a reboot that NFD has not seen yet, or a
     /// label that another writer made.
+    #[error("kernel label {label:?} contradicts the running kernel {release:?}")]
     KernelLabelDiffers {
         /// The label's value.
         label: String,
@@ -28,6 +27,7 @@ pub enum NodeReason {
         release: String,
     },
     /// The architecture label is not that of the node.
+    #[error("architecture label {label:?} contradicts the node's architecture {architecture:?}")]
     ArchitectureLabelDiffers {
         /// The label's value.
         label: String,
@@ -35,28 +35,14 @@ pub enum NodeReason {
         architecture: String,
     },
     /// A value of the node is not of the form that such values have.
+    #[error("{detail}")]
     Malformed {
         /// What is wrong, with the value.
         detail: String,
     },
     /// Two nodes of the snapshot have this name.
+    #[error("two nodes have this name")]
     DefinedTwice,
-}
-
-impl fmt::Display for NodeReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::MissingLabel { label } => write!(f, "label {label} is missing"),
-            Self::KernelLabelDiffers { label, release } => {
-                write!(f, "kernel label {label:?} contradicts the running kernel {release:?}")
-            }
-            Self::ArchitectureLabelDiffers { label, architecture } => {
-                write!(f, "architecture label {label:?} contradicts the node's architecture {architecture:?}")
-            }
-            Self::Malformed { detail } => f.write_str(detail),
-            Self::DefinedTwice => f.write_str("two nodes have this name"),
-        }
-    }
 }
 
 /// The kernel target that a node runs.

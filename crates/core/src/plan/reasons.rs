@@ -1,25 +1,31 @@
 //! Pure: why something is, or is not, built or rolled out: for people (`Display`) and for programs (the
 //! `reason` field of the JSON form, stable words in kebab case).
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
 use super::{NodeReason, Owner, RECORD_ANNOTATION, Seen};
-use crate::image::{ImageName, ImageReference, InputHash};
+use crate::{
+    image::{ImageName, ImageReference, InputHash},
+    kmod::Verdict,
+};
 
 /// Why an image is built.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum BuildReason {
     /// The tag is not there.
+    #[error("not in the registry")]
     NotPublished,
     /// The tag is there with other inputs, and the definition says `onConflict: overwrite`.
+    #[error("{} (onConflict: overwrite)", changed_inputs(.theirs.as_ref()))]
     Overwrite {
         /// What is replaced: its input hash, if it has one.
         theirs: Option<InputHash>,
     },
     /// The last try failed for a reason that passes.
+    #[error("tried at {at:.0} and failed for a transient reason: {detail}")]
     RetryAfterFailure {
         /// When.
         at: jiff::Timestamp,
@@ -28,55 +34,45 @@ pub enum BuildReason {
     },
 }
 
-impl fmt::Display for BuildReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotPublished => f.write_str("not in the registry"),
-            Self::Overwrite { theirs: Some(theirs) } => {
-                write!(f, "inputs changed since {} (onConflict: overwrite)", theirs.short())
-            }
-            Self::Overwrite { theirs: None } => {
-                f.write_str("the tag holds an image of unknown inputs (onConflict: overwrite)")
-            }
-            Self::RetryAfterFailure { at, detail } => {
-                write!(f, "tried at {at:.0} and failed for a transient reason: {detail}")
-            }
-        }
-    }
-}
-
 /// Why an image field is left as it is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum HoldReason {
     /// The cluster or directory has no such DaemonSet.
+    #[error("there is no such DaemonSet")]
     NotFound,
     /// It has several of that name.
+    #[error("there are {count} DaemonSets of this name")]
     Ambiguous {
         /// How many.
         count: usize,
     },
     /// The manifests could not be read.
+    #[error("manifests cannot be read: {detail}")]
     Unreadable {
         /// Why not.
         detail: String,
     },
     /// The DaemonSet has no such container, or two of them.
+    #[error("the DaemonSet has not exactly one such container; it has {}", .found.join(", "))]
     NoContainer {
         /// The containers that it has.
         found: Vec<String>,
     },
     /// The container's image cannot be set where it is written.
+    #[error("its image cannot be set: {detail}")]
     Fixed {
         /// Why not.
         detail: String,
     },
     /// Two rollouts of the definitions would write the same field.
+    #[error("several rollouts name this container: {}", joined(.images))]
     ClaimedTwice {
         /// The images whose rollouts these are.
         images: Vec<ImageName>,
     },
     /// An operator owns the DaemonSet and would put its own image back.
+    #[error("{} {} owns the DaemonSet and would undo the change; {remedy}", .owner.kind, .owner.name)]
     Owned {
         /// The owner.
         owner: Owner,
@@ -84,13 +80,16 @@ pub enum HoldReason {
         remedy: String,
     },
     /// The DaemonSet's affinity is not understood, so neither is which nodes it reaches.
+    #[error("its node affinity is not understood: {detail}")]
     Affinity {
         /// What is not understood.
         detail: String,
     },
     /// No node is reached, so there is no kernel to choose the image for.
+    #[error("it reaches no node")]
     NoNodes,
     /// A reached node's kernel is not known.
+    #[error("kernel of node {node}{} unknown: {why}", and_more(*.count))]
     UnknownNode {
         /// The first such node.
         node: String,
@@ -100,11 +99,13 @@ pub enum HoldReason {
         why: NodeReason,
     },
     /// The reached nodes run different kernels, and one image is for one kernel.
+    #[error("its nodes run different kernels: {}", joined(.kernels.iter().map(|(kernel, nodes)| format!("{kernel} on {nodes}"))))]
     MixedKernels {
         /// Number of nodes by kernel target.
         kernels: BTreeMap<String, usize>,
     },
     /// There will be no image for that kernel in this pass.
+    #[error("no image for {kernel}: {detail}")]
     NoImage {
         /// The kernel target.
         kernel: String,
@@ -112,19 +113,22 @@ pub enum HoldReason {
         detail: String,
     },
     /// The image is there, but its check report does not say that its modules load.
+    #[error("{}", not_passed(.image, *.verdict))]
     NotPassed {
         /// The image.
         image: ImageReference,
         /// The verdict, if it has one.
-        verdict: Option<crate::kmod::Verdict>,
+        verdict: Option<Verdict>,
     },
     /// The image is there, but it is not known whether its modules load, and the definition says
     /// `check.unknown: deny`.
+    #[error("the check of {image} says unknown, which its definition does not accept (check.unknown: deny)")]
     UnknownDenied {
         /// The image.
         image: ImageReference,
     },
     /// The image is there, but was made for another kernel release.
+    #[error("{image} {}", made_for(.found.as_deref()))]
     OtherKernel {
         /// The image.
         image: ImageReference,
@@ -132,6 +136,7 @@ pub enum HoldReason {
         found: Option<String>,
     },
     /// The cluster's answer was not for farrier's eyes.
+    #[error("{what} cannot be seen: {detail}")]
     Unseen {
         /// What cannot be seen.
         what: Seen,
@@ -139,18 +144,22 @@ pub enum HoldReason {
         detail: String,
     },
     /// The object is being deleted.
+    #[error("it is being deleted")]
     Deleting,
     /// farrier's record in the object cannot be read, so what happened before is not known.
+    #[error("its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew")]
     BadRecord {
         /// What is wrong with it.
         detail: String,
     },
     /// Somebody else changed farrier's value back, and would again.
+    #[error("another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}")]
     ChangedBack {
         /// How often.
         times: u32,
     },
     /// The first pods with this image did not get ready, and what was there before was put back.
+    #[error("the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed")]
     RolloutFailed {
         /// When the image was set.
         at: jiff::Timestamp,
@@ -158,18 +167,22 @@ pub enum HoldReason {
         why: String,
     },
     /// `farrier rollback` put back what was there before this image.
+    #[error("farrier rollback took back what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed")]
     RolledBack {
         /// When the image had been set.
         at: jiff::Timestamp,
     },
     /// The cluster has no such operator's resource.
+    #[error("there is no such resource")]
     NoResource,
     /// The resource says that its operator installs no driver.
+    #[error("the operator's driver is switched off: {detail}")]
     DriverOff {
         /// The field that says so, and how.
         detail: String,
     },
     /// None of the image's tags has the form in which the operator computes it.
+    #[error("the operator would look for a tag that ends in {looked_for}, which {image} does not; add {pattern:?} to `tags`")]
     TagForm {
         /// The tag that there is.
         image: ImageReference,
@@ -179,11 +192,13 @@ pub enum HoldReason {
         pattern: &'static str,
     },
     /// The resource has one version, and the images have several.
+    #[error("the resource has one version, and its kernels need several: {}", joined(.versions.iter().map(|(version, kernels)| format!("{version} for {}", kernels.join(" and ")))))]
     MixedVersions {
         /// Kernel targets by version.
         versions: BTreeMap<String, Vec<String>>,
     },
     /// A field of the resource is not what precompiled drivers need, and can never be changed.
+    #[error("its {field} is not {needed} and can never be changed; make a new resource with {field}: {needed} and delete this one")]
     Immutable {
         /// The field.
         field: &'static str,
@@ -191,6 +206,7 @@ pub enum HoldReason {
         needed: bool,
     },
     /// The operator is replacing drivers on nodes, one by one.
+    #[error("its operator is replacing drivers: node {node} is in state {state:?}{}", under_way(*.count))]
     UpgradeInProgress {
         /// The first such node.
         node: String,
@@ -200,17 +216,22 @@ pub enum HoldReason {
         count: usize,
     },
     /// Images go to a layout directory, from which no node can pull.
+    #[error("nodes cannot pull from a layout directory")]
     NotPullable,
     /// It was rewritten several times within a minute; said by the loop, which waits until things calm down.
+    #[error("it was rewritten several times within a minute, by a node that flaps or another writer; it waits until things calm down")]
     TooOften,
     /// The strategy needs a running cluster.
+    #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,
     /// Somebody else takes away again what keeps the DaemonSet off nodes that are handed over.
+    #[error("its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier")]
     FenceUndone {
         /// How often.
         times: u32,
     },
     /// The pods of a kernel's DaemonSet did not get ready.
+    #[error("{image} did not work for {kernel}: {why}; it is not tried again until there is another image")]
     CopyFailed {
         /// The kernel target.
         kernel: String,
@@ -220,6 +241,7 @@ pub enum HoldReason {
         why: String,
     },
     /// No key that the policy accepts has signed the image.
+    #[error("{image} is not signed as policy.requireSigned asks: {why}")]
     NotSigned {
         /// The image, by digest.
         image: ImageReference,
@@ -227,13 +249,16 @@ pub enum HoldReason {
         why: String,
     },
     /// There is no one image for all the kernels.
+    #[error("there is no one image for all kernels: {detail}")]
     NoUnion {
         /// Why not.
         detail: String,
     },
     /// A person took the rollout back.
+    #[error("it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again")]
     CopiesRolledBack,
     /// Another image of its chain cannot be rolled out, and they go out together or not at all.
+    #[error("its chain goes out together, and {image} is on hold: {why}")]
     Chain {
         /// The other image.
         image: ImageName,
@@ -245,44 +270,7 @@ pub enum HoldReason {
 impl HoldReason {
     /// Is the target broken, rather than of a shape that the strategy is not for or waits for?
     pub fn is_failure(&self) -> bool {
-        match self {
-            Self::NotFound
-            | Self::Ambiguous { .. }
-            | Self::Unreadable { .. }
-            | Self::NoContainer { .. }
-            | Self::Fixed { .. }
-            | Self::ClaimedTwice { .. }
-            | Self::NotPassed { .. }
-            | Self::UnknownDenied { .. }
-            | Self::NotSigned { .. }
-            | Self::OtherKernel { .. }
-            | Self::Unseen { .. }
-            | Self::BadRecord { .. }
-            | Self::ChangedBack { .. }
-            | Self::RolloutFailed { .. }
-            | Self::NoResource
-            | Self::TagForm { .. }
-            | Self::MixedVersions { .. }
-            | Self::Immutable { .. }
-            | Self::OnlyLive
-            | Self::FenceUndone { .. }
-            | Self::CopyFailed { .. }
-            | Self::NoUnion { .. } => true,
-            Self::Owned { .. }
-            | Self::Affinity { .. }
-            | Self::NoNodes
-            | Self::UnknownNode { .. }
-            | Self::MixedKernels { .. }
-            | Self::NoImage { .. }
-            | Self::Deleting
-            | Self::RolledBack { .. }
-            | Self::DriverOff { .. }
-            | Self::UpgradeInProgress { .. }
-            | Self::CopiesRolledBack
-            | Self::Chain { .. }
-            | Self::TooOften
-            | Self::NotPullable => false,
-        }
+        !matches!(self, Self::Owned { .. } | Self::Affinity { .. } | Self::NoNodes | Self::UnknownNode { .. } | Self::MixedKernels { .. } | Self::NoImage { .. } | Self::Deleting | Self::RolledBack { .. } | Self::DriverOff { .. } | Self::UpgradeInProgress { .. } | Self::CopiesRolledBack | Self::Chain { .. } | Self::TooOften | Self::NotPullable)
     }
 
     /// Is what the rollout names not there at all?
@@ -291,124 +279,34 @@ impl HoldReason {
     }
 }
 
-impl fmt::Display for HoldReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotFound => f.write_str("there is no such DaemonSet"),
-            Self::Ambiguous { count } => write!(f, "there are {count} DaemonSets of this name"),
-            Self::Unreadable { detail } => write!(f, "manifests cannot be read: {detail}"),
-            Self::NoContainer { found } => {
-                write!(f, "the DaemonSet has not exactly one such container; it has {}", found.join(", "))
-            }
-            Self::Fixed { detail } => write!(f, "its image cannot be set: {detail}"),
-            Self::ClaimedTwice { images } => {
-                let images: Vec<_> = images.iter().map(ImageName::as_str).collect();
-                write!(f, "several rollouts name this container: {}", images.join(", "))
-            }
-            Self::Owned { owner: Owner { kind, name }, remedy } => {
-                write!(f, "{kind} {name} owns the DaemonSet and would undo the change; {remedy}")
-            }
-            Self::Affinity { detail } => write!(f, "its node affinity is not understood: {detail}"),
-            Self::NoNodes => f.write_str("it reaches no node"),
-            Self::UnknownNode { node, count: 1, why } => write!(f, "kernel of node {node} unknown: {why}"),
-            Self::UnknownNode { node, count, why } => {
-                write!(f, "kernel of node {node} and {} more unknown: {why}", count - 1)
-            }
-            Self::MixedKernels { kernels } => {
-                f.write_str("its nodes run different kernels: ")?;
-                for (number, (kernel, nodes)) in kernels.iter().enumerate() {
-                    let comma = if number == 0 { "" } else { ", " };
-                    write!(f, "{comma}{kernel} on {nodes}")?;
-                }
-                Ok(())
-            }
-            Self::NoImage { kernel, detail } => write!(f, "no image for {kernel}: {detail}"),
-            Self::NotPassed { image, verdict: Some(verdict) } => {
-                write!(f, "the check of {image} says {verdict}")
-            }
-            Self::NotPassed { image, verdict: None } => write!(f, "{image} has no check report"),
-            Self::UnknownDenied { image } => {
-                write!(
-                    f,
-                    "the check of {image} says unknown, which its definition does not accept (check.unknown: deny)"
-                )
-            }
-            Self::NotSigned { image, why } => {
-                write!(f, "{image} is not signed as policy.requireSigned asks: {why}")
-            }
-            Self::OtherKernel { image, found: Some(found) } => {
-                write!(f, "{image} was made for kernel {found:?}")
-            }
-            Self::OtherKernel { image, found: None } => {
-                write!(f, "{image} does not say for which kernel it is")
-            }
-            Self::Unseen { what, detail } => write!(f, "{what} cannot be seen: {detail}"),
-            Self::Deleting => f.write_str("it is being deleted"),
-            Self::BadRecord { detail } => write!(
-                f,
-                "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew"
-            ),
-            Self::ChangedBack { times } => write!(
-                f,
-                "another writer changed it back {times} times, so it is left; \
-                 find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
-            ),
-            Self::RolloutFailed { at, why } => write!(
-                f,
-                "the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; \
-                 it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
-            ),
-            Self::RolledBack { at } => write!(
-                f,
-                "farrier rollback took back what was set at {at:.0}; \
-                 it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
-            ),
-            Self::NoResource => f.write_str("there is no such resource"),
-            Self::DriverOff { detail } => write!(f, "the operator's driver is switched off: {detail}"),
-            Self::TagForm { image, looked_for, pattern } => write!(
-                f,
-                "the operator would look for a tag that ends in {looked_for}, which {image} does not; \
-                 add {pattern:?} to `tags`"
-            ),
-            Self::MixedVersions { versions } => {
-                f.write_str("the resource has one version, and its kernels need several: ")?;
-                for (number, (version, kernels)) in versions.iter().enumerate() {
-                    let comma = if number == 0 { "" } else { ", " };
-                    write!(f, "{comma}{version} for {}", kernels.join(" and "))?;
-                }
-                Ok(())
-            }
-            Self::Immutable { field, needed } => write!(
-                f,
-                "its {field} is not {needed} and can never be changed; \
-                 make a new resource with {field}: {needed} and delete this one"
-            ),
-            Self::UpgradeInProgress { node, state, count } => {
-                write!(f, "its operator is replacing drivers: node {node} is in state {state:?}")?;
-                if *count > 1 { write!(f, ", and {} more are under way", count - 1) } else { Ok(()) }
-            }
-            Self::NotPullable => f.write_str("nodes cannot pull from a layout directory"),
-            Self::TooOften => f.write_str(
-                "it was rewritten several times within a minute, by a node that flaps or another writer; it waits until \
-                 things calm down",
-            ),
-            Self::OnlyLive => f.write_str("this strategy needs a running cluster, not a directory of manifests"),
-            Self::FenceUndone { times } => write!(
-                f,
-                "its node affinity was changed back {times} times; let whoever writes it keep the requirement on \
-                 farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
-            ),
-            Self::CopyFailed { kernel, image, why } => write!(
-                f,
-                "{image} did not work for {kernel}: {why}; it is not tried again until there is another image"
-            ),
-            Self::NoUnion { detail } => write!(f, "there is no one image for all kernels: {detail}"),
-            Self::Chain { image, why } => {
-                write!(f, "its chain goes out together, and {image} is on hold: {why}")
-            }
-            Self::CopiesRolledBack => f.write_str(
-                "it was rolled back; remove its annotation farrier.dev/per-kernel to have it rolled out again",
-            ),
-        }
-    }
+/// With commas between them.
+fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// What follows the name of the first of `count` nodes.
+pub(super) fn and_more(count: usize) -> String {
+    if count > 1 { format!(" and {} more", count - 1) } else { String::new() }
+}
+
+fn under_way(count: usize) -> String {
+    if count > 1 { format!(", and {} more are under way", count - 1) } else { String::new() }
+}
+
+fn changed_inputs(theirs: Option<&InputHash>) -> String {
+    theirs.map_or("the tag holds an image of unknown inputs".to_owned(), |theirs| {
+        format!("inputs changed since {}", theirs.short())
+    })
+}
+
+fn not_passed(image: &ImageReference, verdict: Option<Verdict>) -> String {
+    verdict.map_or(format!("{image} has no check report"), |verdict| {
+        format!("the check of {image} says {verdict}")
+    })
+}
+
+fn made_for(found: Option<&str>) -> String {
+    found.map_or("does not say for which kernel it is".to_owned(), |found| {
+        format!("was made for kernel {found:?}")
+    })
 }

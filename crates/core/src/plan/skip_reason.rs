@@ -7,22 +7,26 @@ use serde::{Serialize, Serializer};
 use crate::image::{ImageName, ImageReference, InputHash};
 
 /// Why an image is not built for a kernel target. None of these changes by trying again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum SkipReason {
     /// The image's `kernels` range does not hold the kernel's version.
+    #[error("the image is for kernels {range}")]
     KernelOutOfRange {
         /// The range.
         range: String,
     },
     /// No kernel family matches the target.
+    #[error("no kernel family matches")]
     NoFamily,
     /// The image's version, sources, patches or base could not be found out.
+    #[error("{detail}")]
     Unresolved {
         /// Why not.
         detail: String,
     },
     /// The family's toolchain could not be found out.
+    #[error("toolchain of family {family}: {detail}")]
     Toolchain {
         /// The family.
         family: String,
@@ -30,38 +34,46 @@ pub enum SkipReason {
         detail: String,
     },
     /// Whether the kernel's headers are those that users bring, and which, could not be found out.
+    #[error("headers: {detail}")]
     Headers {
         /// Why not.
         detail: String,
     },
     /// The template's name is not among the definitions.
+    #[error("there is no template {template:?}")]
     NoTemplate {
         /// The name.
         template: String,
     },
     /// The template cannot be rendered for this target.
+    #[error("{detail}")]
     Template {
         /// Template, line, variable.
         detail: String,
     },
     /// A tag pattern gives no tag for this target.
+    #[error("{detail}")]
     Tag {
         /// Pattern and result.
         detail: String,
     },
     /// The image has no tag patterns, so nothing could find it again.
+    #[error("the image has no tags")]
     NoTags,
     /// The image's name gives no repository at the configured place.
+    #[error("{detail}")]
     Repository {
         /// The name.
         detail: String,
     },
     /// A definition that cannot be written down (a path that is not UTF-8).
+    #[error("{detail}")]
     Definition {
         /// Which part.
         detail: String,
     },
     /// Other targets have the same tag: one would overwrite the other.
+    #[error("tag collision: {reference} would also be {}; give `tags` what tells them apart", .others.join(" and "))]
     TagCollision {
         /// The name that several targets have.
         reference: ImageReference,
@@ -69,6 +81,7 @@ pub enum SkipReason {
         others: Vec<String>,
     },
     /// What it is compiled against is not there and will not be.
+    #[error("it needs {need}: {why}")]
     Need {
         /// The need's name.
         need: ImageName,
@@ -79,20 +92,24 @@ pub enum SkipReason {
 }
 
 /// Why an image cannot be compiled against another.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[serde(rename_all = "kebab-case", rename_all_fields = "camelCase", tag = "reason")]
 pub enum NeedReason {
     /// No driver image has this name.
+    #[error("there is no such driver image")]
     Undefined,
     /// Images need one another in a circle.
+    #[error("images need one another in a circle")]
     Circle,
     /// The needed image cannot be built for the target.
+    #[error("it is not built for this kernel: {why}")]
     Skipped {
         /// Why not.
         #[serde(serialize_with = "explained")]
         why: Box<SkipReason>,
     },
     /// The needed image's tag holds an image of other inputs.
+    #[error("{reference} {}", held(.theirs.as_ref()))]
     Conflict {
         /// The tag.
         reference: ImageReference,
@@ -100,21 +117,25 @@ pub enum NeedReason {
         theirs: Option<InputHash>,
     },
     /// The needed image failed before with the same inputs.
+    #[error("it failed before with the same inputs: {detail}")]
     Failed {
         /// How.
         detail: String,
     },
     /// The needed image is published and says nothing of exposed headers.
+    #[error("{reference} has these inputs and exposes no headers; delete the tag to have it built again")]
     NothingExposed {
         /// Its name.
         reference: ImageReference,
     },
     /// The needed image is not published yet.
+    #[error("{reference} is not published; build and push it first")]
     NotPublished {
         /// Its name.
         reference: ImageReference,
     },
     /// The tree that the user brings is not known.
+    #[error("{detail}")]
     Tree {
         /// Why not.
         detail: String,
@@ -136,35 +157,6 @@ impl NeedReason {
     }
 }
 
-impl fmt::Display for NeedReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Undefined => f.write_str("there is no such driver image"),
-            Self::Circle => f.write_str("images need one another in a circle"),
-            Self::Skipped { why } => write!(f, "it is not built for this kernel: {why}"),
-            Self::Conflict { reference, theirs: None } => write!(
-                f,
-                "{reference} was published by something else and exposes no headers; \
-                 change its version or tag pattern, delete the tag, or set onConflict: overwrite"
-            ),
-            Self::Conflict { reference, theirs: Some(theirs) } => {
-                write!(f, "{reference} holds an image of other inputs ({})", theirs.short())
-            }
-            Self::Failed { detail } => write!(f, "it failed before with the same inputs: {detail}"),
-            Self::NothingExposed { reference } => {
-                write!(
-                    f,
-                    "{reference} has these inputs and exposes no headers; delete the tag to have it built again"
-                )
-            }
-            Self::NotPublished { reference } => {
-                write!(f, "{reference} is not published; build and push it first")
-            }
-            Self::Tree { detail } => f.write_str(detail),
-        }
-    }
-}
-
 impl SkipReason {
     /// Does it only say that the definitions are not meant for this kernel?
     pub fn is_finding(&self) -> bool {
@@ -176,30 +168,10 @@ impl SkipReason {
     }
 }
 
-impl fmt::Display for SkipReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::KernelOutOfRange { range } => write!(f, "the image is for kernels {range}"),
-            Self::NoFamily => f.write_str("no kernel family matches"),
-            Self::Unresolved { detail }
-            | Self::Template { detail }
-            | Self::Tag { detail }
-            | Self::Repository { detail }
-            | Self::Definition { detail } => f.write_str(detail),
-            Self::Toolchain { family, detail } => write!(f, "toolchain of family {family}: {detail}"),
-            Self::Headers { detail } => write!(f, "headers: {detail}"),
-            Self::NoTemplate { template } => write!(f, "there is no template {template:?}"),
-            Self::NoTags => f.write_str("the image has no tags"),
-            Self::Need { need, why } => write!(f, "it needs {need}: {why}"),
-            Self::TagCollision { reference, others } => {
-                let others = others.join(" and ");
-                write!(
-                    f,
-                    "tag collision: {reference} would also be {others}; give `tags` what tells them apart"
-                )
-            }
-        }
-    }
+fn held(theirs: Option<&InputHash>) -> String {
+    let foreign = "was published by something else and exposes no headers; change its version or tag pattern, delete the \
+                   tag, or set onConflict: overwrite";
+    theirs.map_or(foreign.to_owned(), |theirs| format!("holds an image of other inputs ({})", theirs.short()))
 }
 
 /// A shared value, written out.

@@ -7,8 +7,6 @@
 mod fleet;
 mod record;
 #[cfg(test)]
-mod simulation;
-#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};

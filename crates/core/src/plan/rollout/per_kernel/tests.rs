@@ -1,13 +1,13 @@
+mod simulation;
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{
-    super::{
-        super::fixtures::{K47, K48},
-        RolloutDecision, handover_label, rollback_per_kernel,
-    },
-    simulation::{Cluster, OLD},
+use self::simulation::{Cluster, OLD};
+use super::super::{
+    super::fixtures::{K47, K48},
+    RolloutDecision, handover_label, rollback_per_kernel,
 };
 use crate::plan::{HoldReason, KERNEL_LABEL};
 

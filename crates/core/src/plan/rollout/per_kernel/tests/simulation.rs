@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use super::super::{Change, PlannedRollout};
 use crate::{
     kmod::Verdict,
     plan::{
-        ARCH_LABEL, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
-        ObjectVersion, Operator, PodCount, PodFacts, Requirement, SelectorTerm, UpdateStrategy,
+        ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
+        ObjectVersion, Operator, PlannedRollout, PodCount, PodFacts, Requirement, SelectorTerm, UpdateStrategy,
         fixtures::{World, node},
     },
 };
