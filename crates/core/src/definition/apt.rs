@@ -3,7 +3,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::checked::{Component, LocalPath, Mirror, PackageToInstall, Suite};
+use super::{
+    NonEmpty,
+    checked::{Component, LocalPath, Mirror, PackageToInstall, Suite},
+};
 
 /// Suites and components of a Debian-like archive.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,6 +20,33 @@ pub struct AptSuites {
     pub mirror: Option<Mirror>,
     /// Keyring that signs the archive. Default: that of the host's entry.
     pub signed_by: Option<LocalPath>,
+}
+
+/// Packages of a Debian-like archive, whose names may depend on the kernel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct AptPackages<P> {
+    /// Package names; `{{release}}` stands for the kernel release.
+    pub packages: NonEmpty<P>,
+    /// Suites, such as `bookworm`, `bookworm-security`.
+    pub suites: NonEmpty<Suite>,
+    /// Components; `main` when empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub components: Vec<Component>,
+    /// The archive's address; the host's own entry for the suite when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
+    /// Keyring that signs the archive; that of the host's entry when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<LocalPath>,
+}
+
+impl<P: Clone> AptPackages<P> {
+    /// Where the packages are looked for.
+    pub fn apt_suites(&self) -> AptSuites {
+        let Self { packages: _, suites, components, mirror, signed_by } = self.clone();
+        AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
+    }
 }
 
 /// A root file system made with mmdebstrap.

@@ -4,9 +4,8 @@
 //! types admit what those can hold, and the JSON Schema shows the same patterns.
 
 use std::{
-    borrow::{Borrow, Cow},
+    borrow::Borrow,
     fmt,
-    marker::PhantomData,
     ops::Deref,
     path::{Path, PathBuf},
     str::FromStr,
@@ -15,31 +14,10 @@ use std::{
 
 use oci::ImageReference;
 use regex::Regex;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{
-        self, Error as _, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
-        value::{MapAccessDeserializer, SeqAccessDeserializer},
-    },
-};
+use schemars::json_schema;
+use serde::Serialize;
 
-/// A text does not have the form that is asked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not {what}")]
-pub struct NotA {
-    /// The text, cut to 80 characters.
-    pub text: String,
-    /// What was wanted, with its form.
-    pub what: &'static str,
-}
-
-impl NotA {
-    /// This text is not `what`.
-    pub fn new(text: &str, what: &'static str) -> Self {
-        Self { text: text.chars().take(80).collect(), what }
-    }
-}
+use super::form::{NotA, text_form};
 
 /// Types that hold a text of one form. `(named)`: the JSON Schema has a definition of that name; `(unshown)`: it says no more
 /// than that it is a string.
@@ -73,25 +51,7 @@ macro_rules! texts {
                 }
             }
 
-            impl<'de> Deserialize<'de> for $name {
-                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-                }
-            }
-
-            impl JsonSchema for $name {
-                fn inline_schema() -> bool {
-                    texts!(@inline $($shown)?)
-                }
-
-                fn schema_name() -> Cow<'static, str> {
-                    stringify!($name).into()
-                }
-
-                fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                    texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?)
-                }
-            }
+            text_form!(read $name, texts!(@inline $($shown)?), texts!(@schema $pattern, concat!($($doc),*).trim(), $($shown)?));
 
             impl Deref for $name {
                 type Target = str;
@@ -293,19 +253,7 @@ impl fmt::Debug for LocalPath {
     }
 }
 
-impl JsonSchema for LocalPath {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "LocalPath".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        String::json_schema(generator)
-    }
-}
+text_form!(read LocalPath, true, json_schema!({"type": "string"}));
 
 impl FromStr for LocalPath {
     type Err = NotA;
@@ -315,12 +263,6 @@ impl FromStr for LocalPath {
             return Err(NotA::new(text, "a path"));
         }
         Ok(Self(text.into()))
-    }
-}
-
-impl<'de> Deserialize<'de> for LocalPath {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 
@@ -341,149 +283,6 @@ impl AsRef<Path> for LocalPath {
 /// The texts of a list.
 pub fn texts<T: AsRef<str>>(list: &[T]) -> Vec<String> {
     list.iter().map(|text| text.as_ref().to_owned()).collect()
-}
-
-/// A list with at least one item.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NonEmpty<T>(Vec<T>);
-
-impl<T> NonEmpty<T> {
-    /// The list, unless it is empty.
-    pub fn new(list: Vec<T>) -> Option<Self> {
-        (!list.is_empty()).then_some(Self(list))
-    }
-}
-
-impl<T> Deref for NonEmpty<T> {
-    type Target = Vec<T>;
-
-    fn deref(&self) -> &Vec<T> {
-        &self.0
-    }
-}
-
-impl<'a, T> IntoIterator for &'a NonEmpty<T> {
-    type Item = &'a T;
-    type IntoIter = std::slice::Iter<'a, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for NonEmpty<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let list = Vec::deserialize(deserializer)?;
-        Self::new(list).ok_or_else(|| D::Error::custom("the list is empty, at least one is needed"))
-    }
-}
-
-impl<T: JsonSchema> JsonSchema for NonEmpty<T> {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        format!("NonEmpty_{}", T::schema_name()).into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "array", "items": generator.subschema_for::<T>(), "minItems": 1})
-    }
-}
-
-/// A range of versions such as `>=4.18, <6.18`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct VersionRange(semver::VersionReq);
-
-impl Deref for VersionRange {
-    type Target = semver::VersionReq;
-
-    fn deref(&self) -> &semver::VersionReq {
-        &self.0
-    }
-}
-
-impl FromStr for VersionRange {
-    type Err = semver::Error;
-
-    fn from_str(text: &str) -> Result<Self, semver::Error> {
-        text.parse().map(Self)
-    }
-}
-
-impl<'de> Deserialize<'de> for VersionRange {
-    /// semver's own message does not name the text.
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let told =
-            |error| format!("{}: {error}", NotA::new(&text, "a range of versions such as `>=4.18, <6.18`"));
-        text.parse().map_err(|error| D::Error::custom(told(error)))
-    }
-}
-
-impl JsonSchema for VersionRange {
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn schema_name() -> Cow<'static, str> {
-        "VersionRange".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        String::json_schema(generator)
-    }
-}
-
-/// A text, or in its place a mapping or a list.
-pub enum TextOr<T, O> {
-    /// The text.
-    Text(T),
-    /// The mapping or list.
-    Other(O),
-}
-
-/// Reads a text, or in its place a mapping (`Map`) or a list (`Seq`). By hand, because serde's untagged enums lose both the
-/// place and the reason of an error.
-pub fn text_or<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
-    deserializer: D,
-    other: Unexpected<'static>,
-    expected: &'static str,
-) -> Result<TextOr<T, O>, D::Error> {
-    struct Form<T, O> {
-        other: Unexpected<'static>,
-        expected: &'static str,
-        types: PhantomData<(T, O)>,
-    }
-
-    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Visitor<'de> for Form<T, O> {
-        type Value = TextOr<T, O>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(self.expected)
-        }
-
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-            T::deserialize(text.into_deserializer()).map(TextOr::Text)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-            if self.other != Unexpected::Map {
-                return Err(A::Error::invalid_type(Unexpected::Map, &self));
-            }
-            O::deserialize(MapAccessDeserializer::new(map)).map(TextOr::Other)
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
-            if self.other != Unexpected::Seq {
-                return Err(A::Error::invalid_type(Unexpected::Seq, &self));
-            }
-            O::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::Other)
-        }
-    }
-
-    deserializer.deserialize_any(Form { other, expected, types: PhantomData })
 }
 
 #[cfg(test)]

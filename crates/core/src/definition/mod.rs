@@ -2,9 +2,12 @@
 
 mod apt;
 pub mod checked;
+mod form;
 
-pub use apt::{AptSuites, BootstrapSpec};
+pub use apt::{AptPackages, AptSuites, BootstrapSpec};
 use checked::ImageName;
+pub(crate) use form::text_form;
+pub use form::{NonEmpty, NotA, TextOr, VersionRange, text_or};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -2,10 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::{Deserialize, Serialize};
 
-use crate::definition::checked::NotA;
+use crate::definition::{NotA, text_form};
 
 /// What one build takes of the machine; farrier runs builds side by side as long as their sum fits. It decides when a
 /// build runs and changes nothing in it, so it is no part of the input hash.
@@ -156,47 +156,25 @@ impl fmt::Display for Memory {
     }
 }
 
-macro_rules! written_as_text {
-    ($($name:ident $description:literal $pattern:literal;)*) => {
-        $(
-            impl Serialize for $name {
-                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                    serializer.collect_str(self)
-                }
-            }
-
-            impl<'de> Deserialize<'de> for $name {
-                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                    String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-                }
-            }
-
-            impl JsonSchema for $name {
-                fn schema_name() -> std::borrow::Cow<'static, str> {
-                    stringify!($name).into()
-                }
-
-                // An editor takes a plain number for a number.
-                fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                    json_schema!({
-                        "description": $description,
-                        "anyOf": [
-                            {"type": "string", "pattern": $pattern},
-                            {"type": "number", "exclusiveMinimum": 0},
-                        ],
-                    })
-                }
-            }
-        )*
-    };
+/// A quantity as Kubernetes writes it. An editor takes a plain number for a number.
+fn quantity(description: &str) -> Schema {
+    let pattern = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$";
+    json_schema!({
+        "description": description,
+        "anyOf": [{"type": "string", "pattern": pattern}, {"type": "number", "exclusiveMinimum": 0}],
+    })
 }
 
-written_as_text! {
-    Cpus "Processors as Kubernetes writes them: `2`, `500m`; 1 where nothing is said."
-        r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$";
-    Memory "Memory as Kubernetes writes it: `2Gi`, `1500M`; 1Gi where nothing is said."
-        r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?$";
-}
+text_form!(
+    Cpus,
+    false,
+    quantity("Processors as Kubernetes writes them: `2`, `500m`; 1 where nothing is said.")
+);
+text_form!(
+    Memory,
+    false,
+    quantity("Memory as Kubernetes writes it: `2Gi`, `1500M`; 1Gi where nothing is said.")
+);
 
 #[cfg(test)]
 mod tests {

@@ -8,10 +8,10 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use super::{BuildSpec, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec, tag};
 use crate::{
     definition::{
-        ApiVersion, BootstrapSpec, Metadata,
+        ApiVersion, BootstrapSpec, Metadata, NonEmpty, VersionRange,
         checked::{
-            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, NonEmpty, OneLine,
-            Reference, TemplateName, VariableName, VersionRange, texts,
+            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
+            Reference, TemplateName, VariableName, texts,
         },
     },
     kernel::{AnnouncedKernels, KernelFamily, KernelRelease, KernelTarget},

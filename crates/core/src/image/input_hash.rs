@@ -2,10 +2,9 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::{Serialize, Serializer};
 use sha2::Digest as _;
 
-use crate::definition::checked::NotA;
+use crate::definition::{NotA, text_form};
 
 /// sha256 over everything that can change the payload or the image.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -62,11 +61,7 @@ impl fmt::Display for InputHash {
     }
 }
 
-impl Serialize for InputHash {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+text_form!(write InputHash);
 
 impl fmt::Debug for InputHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

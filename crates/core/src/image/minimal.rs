@@ -4,8 +4,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::AptSource;
-use crate::definition::checked::{
-    Component, LocalPath, Mirror, NonEmpty, PackageName, PackageVersion, Suite,
+use crate::definition::{
+    NonEmpty,
+    checked::{Component, LocalPath, Mirror, PackageName, PackageVersion, Suite},
 };
 
 /// A base with a static busybox, the links by which it is `sh`, `ls`, `lsmod`, `grep` and others, and the directories

@@ -3,7 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
-use crate::definition::checked::{HeadersPath, ImageName, TextOr, text_or};
+use crate::definition::{
+    TextOr,
+    checked::{HeadersPath, ImageName},
+    text_or,
+};
 
 /// Exposed headers that an image is compiled against: those of another driver image for the same kernel, or a tree
 /// that the user brings, such as one collected from a host that has its own driver.

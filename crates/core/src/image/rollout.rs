@@ -1,11 +1,15 @@
 //! Pure: what is rewritten when an image is there.
 
-use std::{fmt, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use schemars::{JsonSchema, json_schema};
+use serde::{Deserialize, Serialize};
 
-use crate::definition::checked::{DnsLabel, DnsName, LocalPath};
+use crate::definition::{
+    NotA,
+    checked::{DnsLabel, DnsName, LocalPath},
+    text_form,
+};
 
 /// One thing whose image field is rewritten.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -169,10 +173,9 @@ impl fmt::Display for OperatorResource {
 }
 
 /// A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, JsonSchema)]
-pub struct Period(#[schemars(with = "String", regex(pattern = PERIOD))] Duration);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Period(Duration);
 
-const PERIOD: &str = r"^[0-9]+(s|m|h|d)( ?[0-9]+(s|m|h|d))*$";
 /// Ten years: no clock arithmetic with it overflows.
 const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
 
@@ -212,6 +215,15 @@ impl Period {
     }
 }
 
+impl FromStr for Period {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        let what = "a length of time such as `90s`, `10m`, `1h 30m` or `2d`";
+        Self::parse(text).ok_or_else(|| NotA::new(text, what))
+    }
+}
+
 impl fmt::Display for Period {
     /// In the largest unit that holds it whole: `600s` is `10m`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -223,23 +235,15 @@ impl fmt::Display for Period {
     }
 }
 
-impl Serialize for Period {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Period {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        Self::parse(&text).ok_or_else(|| {
-            let shown: String = text.chars().take(80).collect();
-            D::Error::custom(format!(
-                "{shown:?} is not a length of time such as `90s`, `10m`, `1h 30m` or `2d`"
-            ))
-        })
-    }
-}
+text_form!(
+    Period,
+    false,
+    json_schema!({
+        "type": "string",
+        "pattern": r"^[0-9]+(s|m|h|d)( ?[0-9]+(s|m|h|d))*$",
+        "description": "A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.",
+    })
+);
 
 fn default_deadline() -> Period {
     Period::seconds(600)

@@ -4,10 +4,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{
-    AptSuites,
+    AptSuites, NonEmpty, VersionRange,
     checked::{
-        Component, Download, ImageName, InnerPattern, LocalPath, Mirror, NonEmpty, PackageName,
-        PackageVersion, Sha256, Suite, VersionRange,
+        Component, Download, ImageName, InnerPattern, LocalPath, Mirror, PackageName,
+        PackageVersion, Sha256, Suite,
     },
 };
 

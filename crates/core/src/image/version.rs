@@ -3,7 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
-use crate::definition::checked::{DriverVersion, ImageName, TextOr, text_or};
+use crate::definition::{
+    TextOr,
+    checked::{DriverVersion, ImageName},
+    text_or,
+};
 
 /// A driver's version: written down, or that of one of its `apt` sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Architecture, KernelRelease, KernelTarget, OsId, OsVersion};
-use crate::definition::{ApiVersion, Metadata, checked::NonEmpty};
+use crate::definition::{ApiVersion, Metadata, NonEmpty};
 
 /// One file of `announced/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -5,11 +5,9 @@ use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
 use super::{Architecture, KernelImageSource, KernelTarget, OsId, OsVersion};
 use crate::definition::{
-    ApiVersion, AptSuites, BootstrapSpec, Metadata,
-    checked::{
-        Component, Flavour, HeadersPath, LocalPath, Mirror, NonEmpty, PackagePattern, Reference, Suite,
-        TextOr, text_or,
-    },
+    ApiVersion, AptPackages, BootstrapSpec, Metadata, NonEmpty, TextOr,
+    checked::{Flavour, HeadersPath, PackagePattern, Reference, Suite},
+    text_or,
 };
 
 /// One file of `kernels/`.
@@ -93,38 +91,15 @@ pub struct FamilyMatch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum HeaderSource {
-    /// Packages of a Debian-like distribution.
+    /// Header packages of a Debian-like distribution; the packages of the same source package that they depend on come
+    /// along.
     Apt(AptHeaders),
     /// A tarball, one for each release: `path` may hold `{{release}}`.
     Tarball(TarballHeaders),
 }
 
-/// Header packages; the packages of the same source package that they depend on come along.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct AptHeaders {
-    /// Package names; `{{release}}` stands for the kernel release.
-    pub packages: NonEmpty<PackagePattern>,
-    /// Suites, such as `bookworm`, `bookworm-security`.
-    pub suites: NonEmpty<Suite>,
-    /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub components: Vec<Component>,
-    /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signed_by: Option<LocalPath>,
-}
-
-impl AptHeaders {
-    /// Where the packages are looked for.
-    pub fn apt_suites(&self) -> AptSuites {
-        let Self { packages: _, suites, components, mirror, signed_by } = self.clone();
-        AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
-    }
-}
+/// Header packages of one kernel.
+pub type AptHeaders = AptPackages<PackagePattern>;
 
 /// Headers in files that the user brings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -162,11 +137,8 @@ impl FamilyMatch {
 
     /// Does every field that is given match?
     pub fn is_match(&self, target: &KernelTarget) -> bool {
-        let Self { os, os_version, release, arch } = self;
-        (os.is_empty() || os.contains(&target.os))
-            && os_version.as_ref().is_none_or(|pattern| pattern.is_match(target.os_version.as_str()))
-            && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()))
-            && arch.is_none_or(|arch| arch == target.arch)
+        self.may_match(&target.os, &target.os_version, target.arch)
+            && self.release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()))
     }
 }
 
@@ -196,14 +168,16 @@ impl PartialEq for Pattern {
 }
 
 impl TryFrom<String> for Pattern {
-    type Error = PatternError;
+    type Error = String;
 
-    fn try_from(text: String) -> Result<Self, PatternError> {
+    fn try_from(text: String) -> Result<Self, String> {
         // Alone first: `a)|(b` compiles once it stands in parentheses, and then is anchored at neither end.
         let compile = |text: &str| regex::RegexBuilder::new(text).size_limit(COMPILED_LIMIT).build();
         match compile(&text).and_then(|_| compile(&format!("^(?:{text})$"))) {
             Ok(compiled) => Ok(Self { text, compiled }),
-            Err(source) => Err(PatternError { reason: last_line(&source.to_string()), text }),
+            Err(error) => {
+                Err(format!("{text:?} is not a regular expression: {}", last_line(&error.to_string())))
+            }
         }
     }
 }
@@ -212,14 +186,6 @@ impl From<Pattern> for String {
     fn from(pattern: Pattern) -> Self {
         pattern.text
     }
-}
-
-/// A text that is no regular expression.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not a regular expression: {reason}")]
-pub struct PatternError {
-    text: String,
-    reason: String,
 }
 
 /// The regex crate draws a picture first and says what is wrong last.
@@ -248,7 +214,7 @@ fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<OsId>, 
 mod tests {
     use super::*;
 
-    fn pattern(text: &str) -> Result<Pattern, PatternError> {
+    fn pattern(text: &str) -> Result<Pattern, String> {
         Pattern::try_from(text.to_owned())
     }
 

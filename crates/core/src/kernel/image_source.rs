@@ -4,8 +4,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{
-    AptSuites,
-    checked::{Component, HeadersPath, LocalPath, Mirror, NonEmpty, PackageAlternatives, Suite},
+    AptPackages,
+    checked::{HeadersPath, PackageAlternatives},
 };
 
 /// Where a family's kernel images come from: exactly one field. They settle what headers cannot tell, and are what a
@@ -13,39 +13,15 @@ use crate::definition::{
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum KernelImageSource {
-    /// Packages of a Debian-like distribution.
+    /// Packages of a Debian-like distribution that hold a kernel image and its modules; what they depend on does not come
+    /// along. Names with ` | ` between them are alternatives, the first that exists being taken.
     Apt(AptKernelImage),
     /// Files, one set for each release: paths may hold `{{release}}`.
     File(KernelImageFile),
 }
 
-/// Packages that hold a kernel image and its modules. What they depend on does not come along.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct AptKernelImage {
-    /// Package names; `{{release}}` stands for the kernel release. Names with ` | ` between them are
-    /// alternatives, the first that exists being taken.
-    pub packages: NonEmpty<PackageAlternatives>,
-    /// Suites, such as `bookworm`, `bookworm-security`.
-    pub suites: NonEmpty<Suite>,
-    /// Components; `main` when empty.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub components: Vec<Component>,
-    /// The archive's address; the host's own entry for the suite when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mirror: Option<Mirror>,
-    /// Keyring that signs the archive; that of the host's entry when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub signed_by: Option<LocalPath>,
-}
-
-impl AptKernelImage {
-    /// Where the packages are looked for.
-    pub fn apt_suites(&self) -> AptSuites {
-        let Self { packages: _, suites, components, mirror, signed_by } = self.clone();
-        AptSuites { suites: suites.to_vec(), components, mirror, signed_by }
-    }
-}
+/// Packages that hold one kernel's image.
+pub type AptKernelImage = AptPackages<PackageAlternatives>;
 
 /// A kernel image in files that the user brings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -12,7 +12,7 @@ pub use announced::{AnnouncedKernel, AnnouncedKernels, AnnouncedKernelsKind, Ann
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
     AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,
-    PatternError, TarballHeaders, Toolchain, TrackedSuites, match_family,
+    TarballHeaders, Toolchain, TrackedSuites, match_family,
 };
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};

@@ -2,14 +2,14 @@
 
 // `core::net` has the addresses and no sockets.
 use core::net::IpAddr;
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::{fmt, str::FromStr};
 
 use oci::is_docker_hub;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use schemars::{Schema, json_schema};
+use serde::{Serialize, Serializer};
 use url::Url;
 
-use crate::definition::checked::NotA;
+use crate::definition::{NotA, text_form};
 
 /// `host` or `host:port`; the name in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -284,45 +284,21 @@ impl fmt::Debug for ProxyUrl {
     }
 }
 
-macro_rules! text_in_yaml {
-    ($($kind:ty, $name:literal, $write:expr, $what:expr;)*) => {
-        $(
-            impl<'de> Deserialize<'de> for $kind {
-                fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-                }
-            }
-
-            impl Serialize for $kind {
-                fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                    let write: fn(&$kind) -> String = $write;
-                    serializer.serialize_str(&write(self))
-                }
-            }
-
-            impl JsonSchema for $kind {
-                fn inline_schema() -> bool {
-                    true
-                }
-
-                fn schema_name() -> Cow<'static, str> {
-                    $name.into()
-                }
-
-                fn json_schema(_: &mut SchemaGenerator) -> Schema {
-                    json_schema!({"type": "string", "description": format!("{}.", $what)})
-                }
-            }
-        )*
-    };
+/// With its password.
+impl Serialize for ProxyUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
 }
 
-text_in_yaml! {
-    HostPort, "HostPort", ToString::to_string, A_HOST;
-    NoProxy, "NoProxy", ToString::to_string, A_DIRECT_HOST;
-    ProxyUrl, "ProxyUrl", |proxy| proxy.0.to_string(), A_PROXY;
-    super::mirrors::Prefix, "Prefix", ToString::to_string, super::mirrors::A_PREFIX;
+/// The schema of a text that is `what`.
+pub(super) fn described(what: &str) -> Schema {
+    json_schema!({"type": "string", "description": format!("{what}.")})
 }
+
+text_form!(HostPort, true, described(A_HOST));
+text_form!(NoProxy, true, described(A_DIRECT_HOST));
+text_form!(read ProxyUrl, true, described(A_PROXY));
 
 #[cfg(test)]
 mod tests {

@@ -9,8 +9,8 @@ use std::{fmt, str::FromStr};
 use oci::{Repository, is_docker_hub};
 use url::Url;
 
-use super::MirrorRule;
-use crate::definition::checked::NotA;
+use super::{MirrorRule, host::described};
+use crate::definition::{NotA, text_form};
 
 /// The beginning of image references or of addresses. It ends where a `/` follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub struct Images {
     path: String,
 }
 
-pub(super) const A_PREFIX: &str = "the beginning of image references (`docker.io/library`: Docker Hub's start with \
-                                   `docker.io`) or of addresses (`https://github.com/Mellanox/`)";
+const A_PREFIX: &str = "the beginning of image references (`docker.io/library`: Docker Hub's start with \
+                        `docker.io`) or of addresses (`https://github.com/Mellanox/`)";
 
 impl Images {
     /// `host[:port]`.
@@ -115,6 +115,8 @@ impl fmt::Display for Prefix {
     }
 }
 
+text_form!(Prefix, true, described(A_PREFIX));
+
 /// The repositories to look in, the last of which is the one asked for.
 pub fn image_candidates(rules: &[MirrorRule], repository: &Repository) -> Vec<Repository> {
     let (host, path) = repository.normalised();
@@ -175,7 +177,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::definition::checked::NonEmpty;
+    use crate::definition::NonEmpty;
 
     fn rule(from: &str, to: &[&str]) -> MirrorRule {
         let to = to.iter().map(|to| to.parse().unwrap()).collect();

@@ -20,7 +20,7 @@ pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
-pub use crate::definition::checked::NotA;
+pub use crate::definition::NotA;
 use crate::definition::{ApiVersion, Metadata};
 
 /// `site.yaml`.

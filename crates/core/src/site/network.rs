@@ -5,7 +5,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use url::Url;
 
 use super::{HostPort, NoProxy, Prefix, ProxyUrl, SecretName, SecretSource};
-use crate::definition::checked::{LocalPath, NonEmpty};
+use crate::definition::{NonEmpty, checked::LocalPath};
 
 /// Other places for what begins with a prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

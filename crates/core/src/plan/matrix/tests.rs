@@ -3,7 +3,8 @@ use super::super::{
     fixtures::{K47, K48, World, image, name, resolved},
 };
 use crate::{
-    image::{InputHash, Output, RuntimeBase, checked::NonEmpty},
+    definition::NonEmpty,
+    image::{InputHash, Output, RuntimeBase},
     kernel::{Architecture, KernelTarget},
     template::Templates,
 };

@@ -1,0 +1,192 @@
+//! Pure: the forms of what definitions say: texts that are parsed, lists, and texts in the place of a mapping.
+
+use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref, str::FromStr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{
+        self, Error as _, IntoDeserializer, MapAccess, SeqAccess, Unexpected, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
+
+/// A text does not have the form that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is not {what}")]
+pub struct NotA {
+    /// The text, cut to 80 characters.
+    pub text: String,
+    /// What was wanted, with its form.
+    pub what: &'static str,
+}
+
+impl NotA {
+    /// This text is not `what`.
+    pub fn new(text: &str, what: &'static str) -> Self {
+        Self { text: text.chars().take(80).collect(), what }
+    }
+}
+
+/// Serde and JSON Schema of a type that stands in YAML and JSON as the text that it is parsed from and displayed as: both
+/// directions, or one (`read`, `write`). The schema stands in its place (`true`) or has a name of its own.
+macro_rules! text_form {
+    ($name:ident, $inline:expr, $schema:expr) => {
+        text_form!(write $name);
+        text_form!(read $name, $inline, $schema);
+    };
+    (write $name:ident) => {
+        impl ::serde::Serialize for $name {
+            fn serialize<S: ::serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+    };
+    (read $name:ident, $inline:expr, $schema:expr) => {
+        impl<'de> ::serde::Deserialize<'de> for $name {
+            fn deserialize<D: ::serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                <String as ::serde::Deserialize>::deserialize(deserializer)?
+                    .parse()
+                    .map_err(::serde::de::Error::custom)
+            }
+        }
+
+        impl ::schemars::JsonSchema for $name {
+            fn inline_schema() -> bool {
+                $inline
+            }
+
+            fn schema_name() -> ::std::borrow::Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut ::schemars::SchemaGenerator) -> ::schemars::Schema {
+                $schema
+            }
+        }
+    };
+}
+pub(crate) use text_form;
+
+/// A list with at least one item.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NonEmpty<T>(Vec<T>);
+
+impl<T> NonEmpty<T> {
+    /// The list, unless it is empty.
+    pub fn new(list: Vec<T>) -> Option<Self> {
+        (!list.is_empty()).then_some(Self(list))
+    }
+}
+
+impl<T> Deref for NonEmpty<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<'a, T> IntoIterator for &'a NonEmpty<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.iter()
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for NonEmpty<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let list = Vec::deserialize(deserializer)?;
+        Self::new(list).ok_or_else(|| D::Error::custom("the list is empty, at least one is needed"))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for NonEmpty<T> {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        format!("NonEmpty_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "array", "items": generator.subschema_for::<T>(), "minItems": 1})
+    }
+}
+
+/// A range of versions such as `>=4.18, <6.18`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VersionRange(semver::VersionReq);
+
+impl Deref for VersionRange {
+    type Target = semver::VersionReq;
+
+    fn deref(&self) -> &semver::VersionReq {
+        &self.0
+    }
+}
+
+impl FromStr for VersionRange {
+    type Err = String;
+
+    /// semver's own message does not name the text.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let refused = NotA::new(text, "a range of versions such as `>=4.18, <6.18`");
+        text.parse().map(Self).map_err(|error: semver::Error| format!("{refused}: {error}"))
+    }
+}
+
+text_form!(read VersionRange, true, json_schema!({"type": "string"}));
+
+/// A text, or in its place a mapping or a list.
+pub enum TextOr<T, O> {
+    /// The text.
+    Text(T),
+    /// The mapping or list.
+    Other(O),
+}
+
+/// Reads a text, or in its place a mapping (`Map`) or a list (`Seq`). By hand, because serde's untagged enums lose both the
+/// place and the reason of an error.
+pub fn text_or<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+    other: Unexpected<'static>,
+    expected: &'static str,
+) -> Result<TextOr<T, O>, D::Error> {
+    struct Form<T, O> {
+        other: Unexpected<'static>,
+        expected: &'static str,
+        types: PhantomData<(T, O)>,
+    }
+
+    impl<'de, T: Deserialize<'de>, O: Deserialize<'de>> Visitor<'de> for Form<T, O> {
+        type Value = TextOr<T, O>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.expected)
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            T::deserialize(text.into_deserializer()).map(TextOr::Text)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            if self.other != Unexpected::Map {
+                return Err(A::Error::invalid_type(Unexpected::Map, &self));
+            }
+            O::deserialize(MapAccessDeserializer::new(map)).map(TextOr::Other)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Self::Value, A::Error> {
+            if self.other != Unexpected::Seq {
+                return Err(A::Error::invalid_type(Unexpected::Seq, &self));
+            }
+            O::deserialize(SeqAccessDeserializer::new(list)).map(TextOr::Other)
+        }
+    }
+
+    deserializer.deserialize_any(Form { other, expected, types: PhantomData })
+}
