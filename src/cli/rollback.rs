@@ -12,7 +12,7 @@ use crate::{
     image::{Definitions, OperatorResource, RolloutSpec},
     plan::{
         self, Change, HoldReason, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep,
-        RolloutObject, RolloutTarget, Seen,
+        RolloutTarget, Seen,
     },
 };
 
@@ -119,8 +119,8 @@ async fn take_back_copies(
     let mut all = Vec::new();
     for spec in rollouts.filter(|spec| matches!(spec, RolloutSpec::PerKernel { .. })) {
         let target = RolloutTarget::of(spec);
-        let RolloutObject::DaemonSet { namespace, daemon_set, .. } = &target.object else { continue };
-        let object = format!("{namespace}/{daemon_set}");
+        let Some(found) = spec.daemon_set() else { continue };
+        let object = format!("{}/{}", found.namespace, found.daemon_set);
         if !args.objects.is_empty() && !args.objects.contains(&object) {
             continue;
         }

@@ -18,7 +18,8 @@ use prometheus_client::{
 
 use crate::{
     cluster::kube::KubeStats,
-    plan::{self, Plan, Strategy},
+    image::Strategy,
+    plan::{self, Plan},
 };
 
 /// Kernel targets that have a figure of their own; a fleet changes to a few kernels at once.
@@ -86,15 +87,7 @@ const WRITTEN: &[Strategy] =
     &[Strategy::Image, Strategy::PerKernel, Strategy::Union, Strategy::CustomResource, Strategy::File];
 
 fn strategy_label(strategy: Strategy) -> (&'static str, &'static str) {
-    let text = match strategy {
-        Strategy::Image => "image",
-        Strategy::PerKernel => "per-kernel",
-        Strategy::Union => "union",
-        Strategy::PublishOnly => "publish-only",
-        Strategy::CustomResource => "custom-resource",
-        Strategy::File => "file",
-    };
-    ("strategy", text)
+    ("strategy", strategy.as_str())
 }
 
 /// All figures.

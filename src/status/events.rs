@@ -326,9 +326,10 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
 fn target(rollout: &PlannedRollout) -> Option<Regarding> {
     match (&rollout.target.path, &rollout.target.object) {
         (Some(_), _) | (None, RolloutObject::Nothing {}) => None,
-        (None, RolloutObject::DaemonSet { namespace, daemon_set, .. }) => {
-            Some(Regarding::DaemonSet { namespace: namespace.clone(), name: daemon_set.clone() })
-        }
+        (None, RolloutObject::DaemonSet(found)) => Some(Regarding::DaemonSet {
+            namespace: found.namespace.to_string(),
+            name: found.daemon_set.to_string(),
+        }),
         (None, RolloutObject::Resource { resource, name }) => {
             Some(Regarding::Resource { resource: *resource, name: name.clone() })
         }

@@ -20,19 +20,3 @@ mod oci {
     pub use crate::facts::{annotations, media_type};
 }
 use ::kmod;
-
-#[cfg(test)]
-mod schema_dump {
-    #[test]
-    fn dump() {
-        let all = [
-            ("driverimage", schemars::schema_for!(crate::image::DriverImage).to_value()),
-            ("kernelfamily", schemars::schema_for!(crate::kernel::KernelFamily).to_value()),
-            ("announcedkernels", schemars::schema_for!(crate::kernel::AnnouncedKernels).to_value()),
-            ("site", schemars::schema_for!(crate::site::Site).to_value()),
-        ];
-        for (name, value) in all {
-            std::fs::write(format!("/tmp/core/{name}.json"), serde_json::to_string_pretty(&value).unwrap() + "\n").unwrap();
-        }
-    }
-}

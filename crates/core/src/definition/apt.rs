@@ -25,6 +25,7 @@ pub struct AptSuites {
 /// Packages of a Debian-like archive, whose names may depend on the kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schemars(rename = "Apt{P}")]
 pub struct AptPackages<P> {
     /// Package names; `{{release}}` stands for the kernel release.
     pub packages: NonEmpty<P>,

@@ -10,8 +10,8 @@ use crate::{
     definition::{
         ApiVersion, BootstrapSpec, Metadata, NonEmpty, VersionRange,
         checked::{
-            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
-            Reference, TemplateName, VariableName, texts,
+            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine, Reference,
+            TemplateName, VariableName, texts,
         },
     },
     kernel::{AnnouncedKernels, KernelFamily, KernelRelease, KernelTarget},

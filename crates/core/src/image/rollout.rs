@@ -24,24 +24,18 @@ use crate::definition::{
 pub enum RolloutSpec {
     /// A DaemonSet of the cluster whose nodes share one kernel.
     Image {
-        /// The DaemonSet's namespace.
-        namespace: DnsLabel,
-        /// The DaemonSet's name.
-        daemon_set: DnsName,
-        /// The container or init container whose image is set.
-        container: DnsLabel,
+        /// The container whose image is set.
+        #[serde(flatten)]
+        target: DaemonSetContainer,
         /// How long the first pods with a new image may take to get ready before the old image is put back.
         #[serde(default = "default_deadline")]
         deadline: Period,
     },
     /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
     PerKernel {
-        /// The DaemonSet's namespace.
-        namespace: DnsLabel,
-        /// The DaemonSet's name.
-        daemon_set: DnsName,
-        /// The container or init container whose image is set.
-        container: DnsLabel,
+        /// The container whose image is set.
+        #[serde(flatten)]
+        target: DaemonSetContainer,
         /// How long the first pods with a new image may take to get ready before the old image is put back.
         #[serde(default = "default_deadline")]
         deadline: Period,
@@ -51,12 +45,9 @@ pub enum RolloutSpec {
     },
     /// A DaemonSet over mixed or changing kernels: one image holds the modules for all of them.
     Union {
-        /// The DaemonSet's namespace.
-        namespace: DnsLabel,
-        /// The DaemonSet's name.
-        daemon_set: DnsName,
-        /// The container or init container whose image is set.
-        container: DnsLabel,
+        /// The container whose image is set.
+        #[serde(flatten)]
+        target: DaemonSetContainer,
         /// How long the first pods with a new image may take to get ready before the old image is put back.
         #[serde(default = "default_deadline")]
         deadline: Period,
@@ -81,13 +72,22 @@ pub enum RolloutSpec {
     File {
         /// The file or directory, relative to the definitions directory.
         path: LocalPath,
-        /// The DaemonSet's namespace.
-        namespace: DnsLabel,
-        /// The DaemonSet's name.
-        daemon_set: DnsName,
-        /// The container or init container whose image is set.
-        container: DnsLabel,
+        /// The container whose image is set.
+        #[serde(flatten)]
+        target: DaemonSetContainer,
     },
+}
+
+/// A container of a DaemonSet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct DaemonSetContainer {
+    /// The DaemonSet's namespace.
+    pub namespace: DnsLabel,
+    /// The DaemonSet's name.
+    pub daemon_set: DnsName,
+    /// The container or init container whose image is set.
+    pub container: DnsLabel,
 }
 
 /// A kind of resource from which an operator makes a driver DaemonSet (contracts: Network Operator
@@ -253,27 +253,14 @@ fn default_grace() -> Period {
     Period::seconds(86400)
 }
 
-/// A container of a DaemonSet, as rollouts name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DaemonSetContainer<'a> {
-    /// The DaemonSet's namespace.
-    pub namespace: &'a str,
-    /// The DaemonSet's name.
-    pub daemon_set: &'a str,
-    /// The container's name.
-    pub container: &'a str,
-}
-
 impl RolloutSpec {
     /// The DaemonSet's container that it is about; `None` for those that are about no DaemonSet.
-    pub fn daemon_set(&self) -> Option<DaemonSetContainer<'_>> {
+    pub fn daemon_set(&self) -> Option<&DaemonSetContainer> {
         match self {
-            Self::Image { namespace, daemon_set, container, .. }
-            | Self::PerKernel { namespace, daemon_set, container, .. }
-            | Self::Union { namespace, daemon_set, container, .. }
-            | Self::File { namespace, daemon_set, container, .. } => {
-                Some(DaemonSetContainer { namespace, daemon_set, container })
-            }
+            Self::Image { target, .. }
+            | Self::PerKernel { target, .. }
+            | Self::Union { target, .. }
+            | Self::File { target, .. } => Some(target),
             Self::PublishOnly { .. } | Self::CustomResource { .. } => None,
         }
     }
@@ -285,6 +272,18 @@ impl RolloutSpec {
             | Self::PerKernel { deadline, .. }
             | Self::Union { deadline, .. } => Some(*deadline),
             Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } => None,
+        }
+    }
+
+    /// How the target is rewritten.
+    pub fn strategy(&self) -> Strategy {
+        match self {
+            Self::Image { .. } => Strategy::Image,
+            Self::PerKernel { .. } => Strategy::PerKernel,
+            Self::Union { .. } => Strategy::Union,
+            Self::PublishOnly { .. } => Strategy::PublishOnly,
+            Self::CustomResource { .. } => Strategy::CustomResource,
+            Self::File { .. } => Strategy::File,
         }
     }
 }
@@ -305,19 +304,27 @@ struct RolloutForm {
     name: Option<DnsName>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+/// How a target is rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Strategy {
+pub enum Strategy {
+    /// One image in a DaemonSet of the cluster.
     Image,
+    /// A DaemonSet for each kernel.
     PerKernel,
+    /// One image with the modules of all kernels.
     Union,
+    /// Nothing; the tag is enough.
     PublishOnly,
+    /// The resource of an operator.
     CustomResource,
+    /// One image in a directory of manifests.
     File,
 }
 
 impl Strategy {
-    fn name(self) -> &'static str {
+    /// The name in definitions.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Image => "image",
             Self::PerKernel => "per-kernel",
@@ -370,45 +377,33 @@ impl TryFrom<RolloutForm> for RolloutSpec {
         ];
         let known = strategy.fields();
         if let Some((field, _)) = given.iter().find(|(field, given)| *given && !known.contains(field)) {
-            return Err(format!("strategy `{}` has no `{field}`", strategy.name()));
+            return Err(format!("strategy `{}` has no `{field}`", strategy.as_str()));
         }
-        let needed = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.name());
-        let namespace = || namespace.ok_or_else(|| needed("namespace"));
-        let daemon_set = || daemon_set.ok_or_else(|| needed("daemonSet"));
-        let container = || container.ok_or_else(|| needed("container"));
+        let needed = |field: &str| format!("strategy `{}` needs a `{field}`", strategy.as_str());
+        let target = || {
+            Ok::<_, String>(DaemonSetContainer {
+                namespace: namespace.ok_or_else(|| needed("namespace"))?,
+                daemon_set: daemon_set.ok_or_else(|| needed("daemonSet"))?,
+                container: container.ok_or_else(|| needed("container"))?,
+            })
+        };
         let deadline = deadline.unwrap_or_else(default_deadline);
         Ok(match strategy {
-            Strategy::Image => Self::Image {
-                namespace: namespace()?,
-                daemon_set: daemon_set()?,
-                container: container()?,
-                deadline,
-            },
-            Strategy::PerKernel => Self::PerKernel {
-                namespace: namespace()?,
-                daemon_set: daemon_set()?,
-                container: container()?,
-                deadline,
-                retire_after: retire_after.unwrap_or_else(default_grace),
-            },
-            Strategy::Union => Self::Union {
-                namespace: namespace()?,
-                daemon_set: daemon_set()?,
-                container: container()?,
-                deadline,
-                drop_after: drop_after.unwrap_or_else(default_grace),
-            },
+            Strategy::Image => Self::Image { target: target()?, deadline },
+            Strategy::PerKernel => {
+                let retire_after = retire_after.unwrap_or_else(default_grace);
+                Self::PerKernel { target: target()?, deadline, retire_after }
+            }
+            Strategy::Union => {
+                let drop_after = drop_after.unwrap_or_else(default_grace);
+                Self::Union { target: target()?, deadline, drop_after }
+            }
             Strategy::PublishOnly => Self::PublishOnly { resource },
             Strategy::CustomResource => Self::CustomResource {
                 resource: resource.ok_or_else(|| needed("resource"))?,
                 name: name.ok_or_else(|| needed("name"))?,
             },
-            Strategy::File => Self::File {
-                path: path.ok_or_else(|| needed("path"))?,
-                namespace: namespace()?,
-                daemon_set: daemon_set()?,
-                container: container()?,
-            },
+            Strategy::File => Self::File { path: path.ok_or_else(|| needed("path"))?, target: target()? },
         })
     }
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::definition::{
     AptSuites, NonEmpty, VersionRange,
     checked::{
-        Component, Download, ImageName, InnerPattern, LocalPath, Mirror, PackageName,
-        PackageVersion, Sha256, Suite,
+        Component, Download, ImageName, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion, Sha256,
+        Suite,
     },
 };
 

@@ -8,7 +8,8 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, reasons::and_more, skip_reason::explained,
+    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, reasons::and_more,
+    skip_reason::explained,
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName},

@@ -19,10 +19,8 @@ pub fn next_deadline(
     specs
         .filter_map(|spec| Some((spec.daemon_set()?, spec.deadline()?)))
         .flat_map(|(wanted, deadline)| {
-            let named = move |found: &&DaemonSetFacts| {
-                found.namespace == wanted.namespace && found.name == wanted.daemon_set
-            };
-            snapshot.daemon_sets.iter().filter(named).map(move |found| (found, deadline))
+            let named = snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted));
+            named.map(move |found| (found, deadline))
         })
         .flat_map(|(found, deadline)| starts(found, snapshot).into_iter().map(move |at| (at, deadline)))
         .filter_map(|(at, deadline)| {

@@ -36,14 +36,15 @@ impl Interest {
         for image in definitions.images.values() {
             interest.labels.extend(image.spec.nodes.keys().map(str::to_owned));
             for rollout in &image.spec.rollout {
-                if let RolloutSpec::PerKernel { namespace, daemon_set, .. } = rollout {
-                    interest.labels.insert(handover_label(namespace, daemon_set));
+                if let RolloutSpec::PerKernel { target, .. } = rollout {
+                    interest.labels.insert(handover_label(&target.namespace, &target.daemon_set));
                 }
                 match rollout {
-                    RolloutSpec::Image { namespace, daemon_set, .. }
-                    | RolloutSpec::PerKernel { namespace, daemon_set, .. }
-                    | RolloutSpec::Union { namespace, daemon_set, .. } => {
-                        interest.daemon_sets.insert((namespace.to_string(), daemon_set.to_string()));
+                    RolloutSpec::Image { target, .. }
+                    | RolloutSpec::PerKernel { target, .. }
+                    | RolloutSpec::Union { target, .. } => {
+                        let name = (target.namespace.to_string(), target.daemon_set.to_string());
+                        interest.daemon_sets.insert(name);
                     }
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         interest.resources.insert(*resource);

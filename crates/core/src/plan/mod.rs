@@ -77,7 +77,7 @@ pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, NodeChange,
     PlannedRollout, PodRestart, Record, RecordState, ResourceChange, RollbackOutcome, RollbackStep,
-    RolloutDecision, RolloutObject, RolloutTarget, Strategy, handover_label, rollback, rollback_per_kernel,
+    RolloutDecision, RolloutObject, RolloutTarget, handover_label, rollback, rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};

@@ -147,19 +147,25 @@ pub enum HoldReason {
     #[error("it is being deleted")]
     Deleting,
     /// farrier's record in the object cannot be read, so what happened before is not known.
-    #[error("its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew")]
+    #[error(
+        "its annotation {RECORD_ANNOTATION} cannot be read: {detail}; remove the annotation to start anew"
+    )]
     BadRecord {
         /// What is wrong with it.
         detail: String,
     },
     /// Somebody else changed farrier's value back, and would again.
-    #[error("another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}")]
+    #[error(
+        "another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
+    )]
     ChangedBack {
         /// How often.
         times: u32,
     },
     /// The first pods with this image did not get ready, and what was there before was put back.
-    #[error("the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed")]
+    #[error(
+        "the pods did not get ready with the image of {at:.0}, and the one before it was put back: {why}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+    )]
     RolloutFailed {
         /// When the image was set.
         at: jiff::Timestamp,
@@ -167,7 +173,9 @@ pub enum HoldReason {
         why: String,
     },
     /// `farrier rollback` put back what was there before this image.
-    #[error("farrier rollback took back what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed")]
+    #[error(
+        "farrier rollback took back what was set at {at:.0}; it waits for another image, or for the annotation {RECORD_ANNOTATION} to be removed"
+    )]
     RolledBack {
         /// When the image had been set.
         at: jiff::Timestamp,
@@ -182,7 +190,9 @@ pub enum HoldReason {
         detail: String,
     },
     /// None of the image's tags has the form in which the operator computes it.
-    #[error("the operator would look for a tag that ends in {looked_for}, which {image} does not; add {pattern:?} to `tags`")]
+    #[error(
+        "the operator would look for a tag that ends in {looked_for}, which {image} does not; add {pattern:?} to `tags`"
+    )]
     TagForm {
         /// The tag that there is.
         image: ImageReference,
@@ -198,7 +208,9 @@ pub enum HoldReason {
         versions: BTreeMap<String, Vec<String>>,
     },
     /// A field of the resource is not what precompiled drivers need, and can never be changed.
-    #[error("its {field} is not {needed} and can never be changed; make a new resource with {field}: {needed} and delete this one")]
+    #[error(
+        "its {field} is not {needed} and can never be changed; make a new resource with {field}: {needed} and delete this one"
+    )]
     Immutable {
         /// The field.
         field: &'static str,
@@ -219,13 +231,17 @@ pub enum HoldReason {
     #[error("nodes cannot pull from a layout directory")]
     NotPullable,
     /// It was rewritten several times within a minute; said by the loop, which waits until things calm down.
-    #[error("it was rewritten several times within a minute, by a node that flaps or another writer; it waits until things calm down")]
+    #[error(
+        "it was rewritten several times within a minute, by a node that flaps or another writer; it waits until things calm down"
+    )]
     TooOften,
     /// The strategy needs a running cluster.
     #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,
     /// Somebody else takes away again what keeps the DaemonSet off nodes that are handed over.
-    #[error("its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier")]
+    #[error(
+        "its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
+    )]
     FenceUndone {
         /// How often.
         times: u32,
@@ -270,7 +286,23 @@ pub enum HoldReason {
 impl HoldReason {
     /// Is the target broken, rather than of a shape that the strategy is not for or waits for?
     pub fn is_failure(&self) -> bool {
-        !matches!(self, Self::Owned { .. } | Self::Affinity { .. } | Self::NoNodes | Self::UnknownNode { .. } | Self::MixedKernels { .. } | Self::NoImage { .. } | Self::Deleting | Self::RolledBack { .. } | Self::DriverOff { .. } | Self::UpgradeInProgress { .. } | Self::CopiesRolledBack | Self::Chain { .. } | Self::TooOften | Self::NotPullable)
+        !matches!(
+            self,
+            Self::Owned { .. }
+                | Self::Affinity { .. }
+                | Self::NoNodes
+                | Self::UnknownNode { .. }
+                | Self::MixedKernels { .. }
+                | Self::NoImage { .. }
+                | Self::Deleting
+                | Self::RolledBack { .. }
+                | Self::DriverOff { .. }
+                | Self::UpgradeInProgress { .. }
+                | Self::CopiesRolledBack
+                | Self::Chain { .. }
+                | Self::TooOften
+                | Self::NotPullable
+        )
     }
 
     /// Is what the rollout names not there at all?

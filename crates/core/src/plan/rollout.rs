@@ -13,6 +13,7 @@ mod image;
 mod operator;
 mod per_kernel;
 mod publish_only;
+mod reached;
 mod record;
 mod resource;
 mod restart;
@@ -33,7 +34,7 @@ pub use handover::handover_label;
 pub(super) use operator::switches;
 pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
-pub use target::{RolloutObject, RolloutTarget, Strategy};
+pub use target::{RolloutObject, RolloutTarget};
 pub(super) use union::left_kernels;
 
 use super::{
@@ -43,7 +44,7 @@ use super::{
     node::{NodeGroup, group_nodes},
     outcome::Cells,
 };
-use crate::image::{Chains, Definitions, ImageName, RolloutSpec};
+use crate::image::{Chains, Definitions, ImageName, RolloutSpec, Strategy};
 
 /// Decides every rollout of the definitions, those of needed images before those of their dependents. Gives the union
 /// images that they ask for as well.

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{NodeAffinity, READY_FOR, labels::HANDOVER_LABELS};
-use crate::image::{DriverImage, OperatorResource};
+use crate::image::{DaemonSetContainer, DriverImage, OperatorResource};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -247,6 +247,16 @@ impl ClusterSnapshot {
 }
 
 impl DaemonSetFacts {
+    /// Is it the one that a rollout names?
+    pub fn is_named(&self, wanted: &DaemonSetContainer) -> bool {
+        self.namespace == *wanted.namespace && self.name == *wanted.daemon_set
+    }
+
+    /// The image of a container.
+    pub fn image_of(&self, container: &str) -> Option<&str> {
+        self.containers.iter().find(|found| found.name == container).map(|found| found.image.as_str())
+    }
+
     /// May its pods run on this node? Taints are left out of account: the answer is a superset of the
     /// nodes that it runs on, so that a rewrite is held too often rather than too seldom. `None` where
     /// its affinity is not understood.

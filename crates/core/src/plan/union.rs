@@ -83,16 +83,12 @@ pub fn images_in_use(snapshot: &ClusterSnapshot, definitions: &Definitions) -> B
     let mut images = BTreeSet::new();
     for spec in definitions.images.values().flat_map(|image| &image.spec.rollout) {
         let Some(wanted) = spec.daemon_set() else { continue };
-        let named = snapshot
-            .daemon_sets
-            .iter()
-            .filter(|found| found.namespace == wanted.namespace && found.name == wanted.daemon_set);
-        for found in named {
-            let containers = found.containers.iter().filter(|found| found.name == wanted.container);
+        for found in snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted)) {
+            let containers = found.containers.iter().filter(|found| found.name == *wanted.container);
             images.extend(containers.map(|found| found.image.clone()));
             let Some(live) = &found.live else { continue };
             let pods = snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
-            images.extend(pods.filter_map(|pod| pod.images.get(wanted.container).cloned()));
+            images.extend(pods.filter_map(|pod| pod.images.get(&*wanted.container).cloned()));
         }
     }
     images.remove("");

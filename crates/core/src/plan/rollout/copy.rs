@@ -149,8 +149,7 @@ impl FoundCopy<'_> {
 
     /// The container's image.
     pub(super) fn image(&self, container: &str) -> Option<&str> {
-        let found = self.facts.containers.iter().find(|found| found.name == container);
-        found.map(|found| found.image.as_str())
+        self.facts.image_of(container)
     }
 
     /// Does it say all that `manifest` says?

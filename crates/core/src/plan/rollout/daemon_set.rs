@@ -2,8 +2,8 @@
 
 use super::{Context, DaemonSetFacts, HoldReason, PlanInputs, RolloutObject, RolloutTarget};
 use crate::{
-    image::OperatorResource,
-    plan::{Container, LiveDaemonSet, NodeAffinity, Owner, Seen},
+    image::{DaemonSetContainer, OperatorResource},
+    plan::{Container, LiveDaemonSet, Owner, Seen},
 };
 
 /// A container of a DaemonSet.
@@ -15,11 +15,9 @@ pub(super) struct Named<'a> {
 
 /// The DaemonSet that a target names, with its container, where its image is farrier's to set.
 pub(super) fn named<'a>(inputs: &PlanInputs<'a>, target: &RolloutTarget) -> Result<Named<'a>, HoldReason> {
-    let daemon_set = find_daemon_set(inputs, target)?;
-    let RolloutObject::DaemonSet { container: name, .. } = &target.object else {
-        return Err(HoldReason::NotFound);
-    };
-    let mut containers = daemon_set.containers.iter().filter(|found| found.name == *name);
+    let RolloutObject::DaemonSet(wanted) = &target.object else { return Err(HoldReason::NotFound) };
+    let daemon_set = find_daemon_set(inputs, target, wanted)?;
+    let mut containers = daemon_set.containers.iter().filter(|found| found.name == *wanted.container);
     let (Some(container), None) = (containers.next(), containers.next()) else {
         let found = daemon_set.containers.iter().map(|container| container.name.clone()).collect();
         return Err(HoldReason::NoContainer { found });
@@ -53,10 +51,8 @@ pub(super) fn original<'a>(
 fn find_daemon_set<'a>(
     inputs: &PlanInputs<'a>,
     target: &RolloutTarget,
+    wanted: &DaemonSetContainer,
 ) -> Result<&'a DaemonSetFacts, HoldReason> {
-    let RolloutObject::DaemonSet { namespace, daemon_set, container: _ } = &target.object else {
-        return Err(HoldReason::NotFound);
-    };
     if let (None, Some(detail)) = (&target.path, inputs.snapshot.unseen.get(&Seen::DaemonSets)) {
         return Err(HoldReason::Unseen { what: Seen::DaemonSets, detail: detail.clone() });
     }
@@ -70,8 +66,7 @@ fn find_daemon_set<'a>(
             }
         },
     };
-    let mut named =
-        candidates.iter().filter(|found| found.namespace == *namespace && found.name == *daemon_set);
+    let mut named = candidates.iter().filter(|found| found.is_named(wanted));
     match (named.next(), named.count()) {
         (None, _) => Err(HoldReason::NotFound),
         (Some(found), 0) => Ok(found),
@@ -88,13 +83,4 @@ fn remedy(owner: &Owner) -> String {
         ),
         None => format!("change {kind} {name} instead"),
     }
-}
-
-/// Why it is not known which nodes a DaemonSet reaches.
-pub(super) fn not_understood(found: &DaemonSetFacts) -> HoldReason {
-    let detail = match &found.affinity {
-        NodeAffinity::Unsupported(detail) => detail.clone(),
-        NodeAffinity::Any | NodeAffinity::Terms(_) => "a field other than metadata.name".to_owned(),
-    };
-    HoldReason::Affinity { detail }
 }

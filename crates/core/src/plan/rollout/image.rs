@@ -7,19 +7,17 @@ use serde_json::Value;
 use super::{
     Change, Context, DaemonSetChange, DaemonSetFacts, Decided, HoldReason, NodeGroup, Record,
     RolloutDecision, RolloutTarget,
-    daemon_set::{Named, named, not_understood},
+    daemon_set::{Named, named},
     field::{self, Field, Step},
     no_image,
+    reached::Reached,
     record::FieldRecord,
     watch::{Progress, progress},
 };
 use crate::{
     image::ImageReference,
     kernel::KernelTarget,
-    plan::{
-        ClusterSnapshot, Container, LiveDaemonSet, NodeFacts, NodeReason, PER_KERNEL_ANNOTATION, Seen,
-        outcome::State,
-    },
+    plan::{ClusterSnapshot, Container, LiveDaemonSet, PER_KERNEL_ANNOTATION, Seen, outcome::State},
 };
 
 /// Decides one target.
@@ -43,8 +41,7 @@ pub(super) fn set_image(
     container: &str,
     to: ImageReference,
 ) -> Result<Decided, HoldReason> {
-    let found = daemon_set.containers.iter().find(|found| found.name == container);
-    let from = found.map(|found| found.image.clone()).unwrap_or_default();
+    let from = daemon_set.image_of(container).unwrap_or_default().to_owned();
     let Some(live) = &daemon_set.live else {
         if from == to.to_string() {
             return Ok(RolloutDecision::AlreadySet { image: to }.into());
@@ -140,44 +137,15 @@ fn how_pods_do(
 /// The one kernel that every reached node runs.
 fn common_kernel<'a>(
     daemon_set: &DaemonSetFacts,
-    groups: &'a [NodeGroup<'_>],
+    groups: &'a [NodeGroup<'a>],
 ) -> Result<&'a KernelTarget, HoldReason> {
-    let mut kernels: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
-    let mut unknown: Vec<(&str, &NodeReason)> = Vec::new();
-    for group in groups {
-        let reached = reached(daemon_set, group).ok_or_else(|| not_understood(daemon_set))?;
-        match &group.target {
-            _ if reached.is_empty() => {}
-            Ok(kernel) => *kernels.entry(kernel).or_default() += reached.len(),
-            Err(why) => unknown.extend(reached.iter().map(|node| (node.name.as_str(), why))),
-        }
-    }
-    if let Some((node, why)) = unknown.iter().min() {
-        return Err(HoldReason::UnknownNode {
-            node: (*node).to_owned(),
-            count: unknown.len(),
-            why: (*why).clone(),
-        });
-    }
-    let mut distinct = kernels.keys();
-    match (distinct.next(), distinct.next()) {
-        (None, _) => Err(HoldReason::NoNodes),
-        (Some(kernel), None) => Ok(kernel),
-        (Some(_), Some(_)) => Err(HoldReason::MixedKernels {
+    let kernels = Reached::by(daemon_set, groups)?.known()?;
+    match kernels.first_key_value() {
+        Some((kernel, _)) if kernels.len() == 1 => Ok(kernel),
+        _ => Err(HoldReason::MixedKernels {
             kernels: kernels.iter().map(|(kernel, nodes)| (kernel.to_string(), *nodes)).collect(),
         }),
     }
-}
-
-/// The group's nodes that the DaemonSet reaches; `None` where its affinity is not understood.
-pub(super) fn reached<'a>(daemon_set: &DaemonSetFacts, group: &NodeGroup<'a>) -> Option<Vec<&'a NodeFacts>> {
-    if daemon_set.affinity.names_nodes() {
-        let answers = group.nodes.iter().map(|node| daemon_set.reaches(node).map(|yes| (*node, yes)));
-        let answers: Option<Vec<_>> = answers.collect();
-        return answers
-            .map(|nodes| nodes.into_iter().filter_map(|(node, yes)| yes.then_some(node)).collect());
-    }
-    daemon_set.reaches(group.sample).map(|yes| if yes { group.nodes.clone() } else { Vec::new() })
 }
 
 #[cfg(test)]

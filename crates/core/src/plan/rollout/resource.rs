@@ -5,7 +5,7 @@
 //! kernel, or the next one, would get modules that it cannot load. So versions stay tags here, which never change
 //! their content (guarantee 3).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
@@ -13,13 +13,14 @@ use super::{
     Change, Context, Decided, HoldReason, NodeGroup, PlanInputs, Record, ResourceChange, RolloutDecision,
     field::{self, Field, Step},
     no_image, operator,
+    reached::Reached,
     record::FieldRecord,
     watch::Progress,
 };
 use crate::{
     image::{ImageReference, OperatorResource, RolloutSpec},
     kernel::KernelTarget,
-    plan::{Cell, NodeReason, ResourceFacts, Seen, outcome::State},
+    plan::{Cell, ResourceFacts, Seen, outcome::State},
 };
 
 /// The name under which a record holds the fields of a resource.
@@ -72,7 +73,11 @@ pub(super) fn decide(
     }
     let reached: Vec<&NodeGroup<'_>> =
         context.groups.iter().filter(|group| reaches(context, found, group)).collect();
-    match wish(context, kind, &kernels(&reached)?)? {
+    let mut found_nodes = Reached::default();
+    for group in &reached {
+        found_nodes.add(group, group.nodes.clone());
+    }
+    match wish(context, kind, &found_nodes.known()?)? {
         Wish::Pending(on) => Ok(RolloutDecision::Pending { on: on.clone() }.into()),
         Wish::Fields { fields, version, kernels, proof } => {
             let step = step(context, found, driver, &fields)?;
@@ -130,37 +135,16 @@ fn reaches(context: &Context<'_>, found: &ResourceFacts, group: &NodeGroup<'_>) 
     selected && wanted && !operator::leaves_alone(found.kind, labels)
 }
 
-/// What the reached nodes run; each must be known.
-fn kernels<'a>(reached: &[&'a NodeGroup<'_>]) -> Result<BTreeSet<&'a KernelTarget>, HoldReason> {
-    let mut kernels = BTreeSet::new();
-    let mut unknown: Vec<(&str, &NodeReason)> = Vec::new();
-    for group in reached {
-        match &group.target {
-            Ok(kernel) => drop(kernels.insert(kernel)),
-            Err(why) => unknown.extend(group.nodes.iter().map(|node| (node.name.as_str(), why))),
-        }
-    }
-    match unknown.iter().min() {
-        Some((node, why)) => Err(HoldReason::UnknownNode {
-            node: (*node).to_owned(),
-            count: unknown.len(),
-            why: (*why).clone(),
-        }),
-        None if kernels.is_empty() => Err(HoldReason::NoNodes),
-        None => Ok(kernels),
-    }
-}
-
 /// The one version with which the operator finds a published image that passes for each of these kernels.
 fn wish<'a>(
     context: &Context<'a>,
     kind: OperatorResource,
-    kernels: &BTreeSet<&KernelTarget>,
+    kernels: &BTreeMap<&KernelTarget, usize>,
 ) -> Result<Wish<'a>, HoldReason> {
     let mut found: Vec<(&Cell, Vec<(&str, &ImageReference)>)> = Vec::new();
     let mut proof = Vec::new();
     let mut pending = None;
-    for kernel in kernels {
+    for kernel in kernels.keys() {
         let state = context.cells.state(context.image, kernel);
         let cell = match &state {
             State::Published(cell, _) | State::Building(cell) => Some(*cell),

@@ -6,7 +6,7 @@
 use super::{
     Change, Context, DaemonSetFacts, PodRestart,
     handover::{at_once, is_in_maintenance},
-    image::reached,
+    reached::reached,
 };
 use crate::plan::{LiveDaemonSet, PodFacts, UpdateStrategy};
 
@@ -21,15 +21,16 @@ pub(super) fn restarts(
         return Vec::new();
     }
     let contents = &context.inputs.observed.contents;
-    let image = found.containers.iter().find(|found| found.name == container);
-    let Some(new) = image.and_then(|found| contents.get(&found.image)) else { return Vec::new() };
+    let Some(new) = found.image_of(container).and_then(|image| contents.get(image)) else {
+        return Vec::new();
+    };
     let pods = || context.inputs.snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
 
     let mut nodes = 0;
     let mut outdated: Vec<(&PodFacts, &str)> = Vec::new();
     let mut away = pods().filter(|pod| pod.deleting || !pod.ready).count();
     for group in context.groups {
-        let Some(reached) = reached(found, group) else { return Vec::new() };
+        let Ok(reached) = reached(found, group) else { return Vec::new() };
         nodes += reached.len();
         let Ok(kernel) = &group.target else { continue };
         let kernel = kernel.release.as_str();

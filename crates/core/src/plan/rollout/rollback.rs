@@ -86,10 +86,7 @@ fn daemon_sets(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)
             "kubectl annotate daemonset {} --namespace {} {RECORD_ANNOTATION}-",
             found.name, found.namespace
         );
-        let current = |field: &str| {
-            let container = found.containers.iter().find(|container| container.name == field)?;
-            Some(Value::from(container.image.as_str()))
-        };
+        let current = |field: &str| found.image_of(field).map(Value::from);
         let image = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let taken = take_back(Record::of(&live.annotations), current, image);
         let change = |record: &Record, put_back: &[String]| {

@@ -12,7 +12,7 @@ use super::{
     *,
 };
 use crate::{
-    image::Version,
+    image::{DaemonSetContainer, Version},
     kmod::Verdict,
     plan::{NodeAffinity, NodeFacts, Owner, Published},
 };
@@ -142,9 +142,11 @@ fn file_rollouts_look_into_their_own_directory() {
     let path = std::path::PathBuf::from("../gitops");
     world.image("mft").spec.rollout = vec![RolloutSpec::File {
         path: "../gitops".parse().unwrap(),
-        namespace: "kube-system".parse().unwrap(),
-        daemon_set: "mft".parse().unwrap(),
-        container: "driver".parse().unwrap(),
+        target: DaemonSetContainer {
+            namespace: "kube-system".parse().unwrap(),
+            daemon_set: "mft".parse().unwrap(),
+            container: "driver".parse().unwrap(),
+        },
     }];
     let decision = |world: &World| world.plan().rollouts.swap_remove(0).decision;
     assert!(matches!(decision(&world), RolloutDecision::Hold(HoldReason::Unreadable { .. })));

@@ -7,16 +7,17 @@ use jiff::Timestamp;
 
 use super::{
     Change, Context, DaemonSetFacts, Decided, HoldReason, Record, RolloutDecision, RolloutTarget,
-    daemon_set::{not_understood, original},
-    image::{naming, reached, set_image},
+    daemon_set::original,
+    image::{naming, set_image},
     no_image,
+    reached::{Reached, unknown_node},
     restart::restarts,
 };
 use crate::{
     image::{Digest, ImageReference, Period, RolloutSpec},
     kernel::{KernelRelease, KernelTarget},
     plan::{
-        ImageContents, LiveDaemonSet, NodeReason, UpdateStrategy,
+        ImageContents, LiveDaemonSet, NodeFacts, NodeReason, UpdateStrategy,
         guarantee::{MadeFor, passing},
         outcome::State,
         union::{MAX_MEMBERS, PlannedUnion},
@@ -39,13 +40,6 @@ struct Wanted<'a> {
     /// The image, or what is waited for.
     image: Result<PlannedUnion, ImageReference>,
     left: BTreeMap<String, Timestamp>,
-}
-
-/// The kernels of the reached nodes.
-struct Kernels<'a> {
-    live: BTreeSet<&'a KernelTarget>,
-    /// Nodes whose kernel is not known, with what they say that they run.
-    unknown: Vec<(&'a str, &'a str, &'a NodeReason)>,
 }
 
 /// Decides one target, with the union image that it asks for.
@@ -82,15 +76,15 @@ fn set(context: &Context<'_>, wanted: &Wanted<'_>, union: &PlannedUnion) -> Resu
 fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted<'a>, HoldReason> {
     let RolloutSpec::Union { drop_after, .. } = context.spec else { return Err(HoldReason::NotFound) };
     let (found, live, container) = original(context, target)?;
-    let image = found.containers.iter().find(|found| found.name == container);
-    let current = image.and_then(|found| context.inputs.observed.contents.get(&found.image));
-    let kernels = kernels(context, found)?;
-    if kernels.live.is_empty() && kernels.unknown.is_empty() {
+    let image = found.image_of(container);
+    let current = image.and_then(|image| context.inputs.observed.contents.get(image));
+    let Reached { kernels: live_kernels, unknown } = Reached::by(found, context.groups)?;
+    if live_kernels.is_empty() && unknown.is_empty() {
         return Err(HoldReason::NoNodes);
     }
     let mut members = Members::default();
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
-    let all: BTreeSet<&KernelTarget> = kernels.live.iter().copied().chain(announced).collect();
+    let all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().chain(announced).collect();
     for kernel in &all {
         members.add(context, kernel, current)?;
     }
@@ -102,7 +96,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
         live.update == UpdateStrategy::OnDelete
             && current.is_some_and(|current| !current.kernels.contains(kernel))
     };
-    for kernel in kernels.live.iter().filter(|kernel| !members.has(kernel.release.as_str())) {
+    for kernel in live_kernels.keys().filter(|kernel| !members.has(kernel.release.as_str())) {
         match members.building.get(*kernel) {
             _ if spared(kernel.release.as_str()) => {}
             Some(on) => return done(Err(on.clone())),
@@ -112,12 +106,12 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
             }
         }
     }
-    let is_harmed = |(_, release, _): &&(&str, &str, &NodeReason)| {
+    let is_harmed = |(node, _): &(&NodeFacts, &NodeReason)| {
+        let release = &node.kernel_version;
         live.update == UpdateStrategy::RollingUpdate || !(members.has(release) || spared(release))
     };
-    if let Some((node, _, why)) = kernels.unknown.iter().filter(is_harmed).min() {
-        let count = kernels.unknown.iter().filter(is_harmed).count();
-        return Err(HoldReason::UnknownNode { node: (*node).to_owned(), count, why: (*why).clone() });
+    if let Some(why) = unknown_node(unknown.into_iter().filter(is_harmed)) {
+        return Err(why);
     }
     // One rewrite rather than two, where no node waits for the first.
     let is_served = |kernel: &&&KernelTarget| {
@@ -125,28 +119,12 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
             || !members.has(kernel.release.as_str())
     };
     if let Some(on) = members.building.values().next()
-        && kernels.live.iter().all(|kernel| is_served(&kernel))
+        && live_kernels.keys().all(|kernel| is_served(&kernel))
     {
         return done(Err(on.clone()));
     }
     let union = members.union(context, &all)?;
     done(Ok(union))
-}
-
-/// The kernels of the nodes that a DaemonSet reaches.
-fn kernels<'a>(context: &Context<'a>, found: &DaemonSetFacts) -> Result<Kernels<'a>, HoldReason> {
-    let mut kernels = Kernels { live: BTreeSet::new(), unknown: Vec::new() };
-    for group in context.groups {
-        let nodes = reached(found, group).ok_or_else(|| not_understood(found))?;
-        match &group.target {
-            Ok(kernel) if !nodes.is_empty() => drop(kernels.live.insert(kernel)),
-            Ok(_) => {}
-            Err(why) => kernels
-                .unknown
-                .extend(nodes.iter().map(|node| (node.name.as_str(), node.kernel_version.as_str(), why))),
-        }
-    }
-    Ok(kernels)
 }
 
 /// What goes into the image.

@@ -207,8 +207,8 @@ fn what_is_farriers_in_other_containers_stays_named() {
     // A second container of the DaemonSet, with an image of its own.
     let mut second = crate::plan::fixtures::image("second");
     second.spec.rollout = world.image("mft").spec.rollout.clone();
-    let crate::image::RolloutSpec::Image { container, .. } = &mut second.spec.rollout[0] else { panic!() };
-    *container = "init".parse().unwrap();
+    let crate::image::RolloutSpec::Image { target, .. } = &mut second.spec.rollout[0] else { panic!() };
+    target.container = "init".parse().unwrap();
     world.definitions.images.insert(name("second"), second);
     world.resolved.images.insert(name("second"), Ok(crate::plan::fixtures::resolved()));
     let container = Container { name: "init".to_owned(), image: OLD.to_owned(), fixed: None };

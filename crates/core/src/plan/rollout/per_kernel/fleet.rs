@@ -6,10 +6,10 @@ use super::{
     super::{
         DaemonSetFacts,
         copy::{CopyRecord, FoundCopy, read_copy, share_a_name},
-        daemon_set::{not_understood, original},
+        daemon_set::original,
         handover::{HANDED_OVER, handover_label, is_fenced, is_handed_over, without_fence},
-        image::reached,
         no_image,
+        reached::reached,
     },
     Context, HoldReason, RolloutTarget,
 };
@@ -66,7 +66,7 @@ impl<'a> Fleet<'a> {
         let base = DaemonSetFacts { affinity: without_fence(&original.affinity, &label), ..original.clone() };
         let mut members = Vec::new();
         for group in context.groups {
-            for node in reached(&base, group).ok_or_else(|| not_understood(original))? {
+            for node in reached(&base, group)? {
                 members.push(Member {
                     node,
                     target: group.target.clone(),
@@ -91,8 +91,7 @@ impl<'a> Fleet<'a> {
         };
         let ready = copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
         let ready_before = ready_of(&live.version.uid);
-        let image = original.containers.iter().find(|found| found.name == container);
-        let contents = image.and_then(|found| inputs.observed.contents.get(&found.image));
+        let contents = original.image_of(container).and_then(|image| inputs.observed.contents.get(image));
         Ok(Self {
             original,
             live,

@@ -8,7 +8,8 @@ use crate::{
     kmod::Verdict,
     plan::{
         ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
-        ObjectVersion, Operator, PlannedRollout, PodCount, PodFacts, Requirement, SelectorTerm, UpdateStrategy,
+        ObjectVersion, Operator, PlannedRollout, PodCount, PodFacts, Requirement, SelectorTerm,
+        UpdateStrategy,
         fixtures::{World, node},
     },
 };

@@ -1,0 +1,83 @@
+//! Pure: the nodes that a rollout reaches, and what they run.
+
+use std::collections::BTreeMap;
+
+use super::{DaemonSetFacts, HoldReason, NodeGroup};
+use crate::{
+    kernel::KernelTarget,
+    plan::{NodeAffinity, NodeFacts, NodeReason},
+};
+
+/// What the nodes run that a rollout reaches.
+#[derive(Default)]
+pub(super) struct Reached<'a> {
+    /// How many nodes run each kernel.
+    pub(super) kernels: BTreeMap<&'a KernelTarget, usize>,
+    /// Nodes whose kernel is not known.
+    pub(super) unknown: Vec<(&'a NodeFacts, &'a NodeReason)>,
+}
+
+impl<'a> Reached<'a> {
+    /// By a DaemonSet.
+    pub(super) fn by(daemon_set: &DaemonSetFacts, groups: &'a [NodeGroup<'a>]) -> Result<Self, HoldReason> {
+        let mut found = Self::default();
+        for group in groups {
+            found.add(group, reached(daemon_set, group)?);
+        }
+        Ok(found)
+    }
+
+    /// Some or all nodes of a group are reached, too.
+    pub(super) fn add(&mut self, group: &'a NodeGroup<'a>, nodes: Vec<&'a NodeFacts>) {
+        match &group.target {
+            _ if nodes.is_empty() => {}
+            Ok(kernel) => *self.kernels.entry(kernel).or_default() += nodes.len(),
+            Err(why) => self.unknown.extend(nodes.into_iter().map(|node| (node, why))),
+        }
+    }
+
+    /// The kernels, at least one; every node's must be known.
+    pub(super) fn known(self) -> Result<BTreeMap<&'a KernelTarget, usize>, HoldReason> {
+        match unknown_node(self.unknown.into_iter()) {
+            Some(why) => Err(why),
+            None if self.kernels.is_empty() => Err(HoldReason::NoNodes),
+            None => Ok(self.kernels),
+        }
+    }
+}
+
+/// Says the first of these nodes, and how many they are.
+pub(super) fn unknown_node<'a>(
+    nodes: impl Iterator<Item = (&'a NodeFacts, &'a NodeReason)> + Clone,
+) -> Option<HoldReason> {
+    let count = nodes.clone().count();
+    let (node, why) = nodes.min_by_key(|(node, why)| (&node.name, *why))?;
+    Some(HoldReason::UnknownNode { node: node.name.clone(), count, why: why.clone() })
+}
+
+/// The group's nodes that the DaemonSet reaches.
+pub(super) fn reached<'a>(
+    daemon_set: &DaemonSetFacts,
+    group: &NodeGroup<'a>,
+) -> Result<Vec<&'a NodeFacts>, HoldReason> {
+    let reaches = |node: &NodeFacts| daemon_set.reaches(node).ok_or_else(|| not_understood(daemon_set));
+    if !daemon_set.affinity.names_nodes() {
+        return Ok(if reaches(group.sample)? { group.nodes.clone() } else { Vec::new() });
+    }
+    let mut nodes = Vec::new();
+    for node in &group.nodes {
+        if reaches(node)? {
+            nodes.push(*node);
+        }
+    }
+    Ok(nodes)
+}
+
+/// Why it is not known which nodes a DaemonSet reaches.
+fn not_understood(found: &DaemonSetFacts) -> HoldReason {
+    let detail = match &found.affinity {
+        NodeAffinity::Unsupported(detail) => detail.clone(),
+        NodeAffinity::Any | NodeAffinity::Terms(_) => "a field other than metadata.name".to_owned(),
+    };
+    HoldReason::Affinity { detail }
+}
