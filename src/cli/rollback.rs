@@ -9,7 +9,7 @@ use super::{CliError, Exit, env_vars as vars, output, session::Session};
 use crate::{
     cluster::{Cluster, ClusterError},
     fault::chain,
-    image::{Definitions, OperatorResource, RolloutSpec},
+    image::{DaemonSetContainer, Definitions, OperatorResource, RolloutSpec},
     plan::{
         self, Change, HoldReason, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep,
         RolloutTarget, Seen,
@@ -120,7 +120,8 @@ async fn take_back_copies(
     for spec in rollouts.filter(|spec| matches!(spec, RolloutSpec::PerKernel { .. })) {
         let target = RolloutTarget::of(spec);
         let Some(found) = spec.daemon_set() else { continue };
-        let object = format!("{}/{}", found.namespace, found.daemon_set);
+        let DaemonSetContainer { namespace, daemon_set, container: _ } = found;
+        let object = format!("{namespace}/{daemon_set}");
         if !args.objects.is_empty() && !args.objects.contains(&object) {
             continue;
         }

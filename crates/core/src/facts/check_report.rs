@@ -9,7 +9,7 @@ use oci::{Artifact, Digest, ImageError, write};
 use super::{annotations, media_type};
 
 /// Where a payload was built that another kernel takes over.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ReusedFrom {
     /// The kernel that it was built for.
     pub kernel: KernelRelease,
@@ -31,29 +31,19 @@ impl CheckReportDocument<'_> {
     pub fn to_bytes(&self) -> Result<Vec<u8>, ImageError> {
         #[derive(Serialize)]
         #[serde(rename_all = "camelCase")]
-        struct Document {
+        struct Document<'a> {
             report: Value,
             #[serde(skip_serializing_if = "Option::is_none")]
-            reused_from: Option<Origin>,
-        }
-        #[derive(Serialize)]
-        struct Origin {
-            kernel: String,
-            digest: String,
+            reused_from: Option<&'a ReusedFrom>,
         }
         let mut report = serde_json::to_value(self.report)
             .map_err(|source| ImageError::Json { what: "check report", source })?;
         if let Some(boot) = report.get_mut("boot").and_then(Value::as_object_mut) {
             boot.remove("milliseconds");
         }
-        let reused_from = self
-            .reused_from
-            .map(|from| Origin { kernel: from.kernel.to_string(), digest: from.digest.to_string() });
-        write("check report", &Document { report, reused_from })
+        write("check report", &Document { report, reused_from: self.reused_from })
     }
-}
 
-impl CheckReportDocument<'_> {
     /// The check report of the image whose manifest is `subject`.
     pub fn artifact(&self, subject: &[u8], summary: &str) -> Result<Artifact, ImageError> {
         let notes = [

@@ -8,5 +8,5 @@ mod union;
 
 pub use annotations::{FactsError, ImageFacts};
 pub use check_report::{CheckReportDocument, ReusedFrom};
-pub use module_signer::{ModuleSignerError, ModuleSignerFact};
+pub use module_signer::ModuleSignerFact;
 pub use union::{UnionNotes, UnionPart, assemble_union};

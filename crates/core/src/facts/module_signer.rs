@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::{image::Digest, site::Signed};
+use crate::{definition::NotA, image::Digest, site::Signed};
 
 /// Who signed an image's modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,11 +14,6 @@ pub struct ModuleSignerFact {
     /// sha256 over the certificate.
     pub certificate: Digest,
 }
-
-/// Text that says nothing of a signer.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} names no signer of modules")]
-pub struct ModuleSignerError(pub String);
 
 impl fmt::Display for ModuleSignerFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -32,23 +27,23 @@ impl fmt::Display for ModuleSignerFact {
 }
 
 impl FromStr for ModuleSignerFact {
-    type Err = ModuleSignerError;
+    type Err = NotA;
 
-    fn from_str(text: &str) -> Result<Self, ModuleSignerError> {
-        let none = || ModuleSignerError(text.chars().take(80).collect());
-        let mut parts = text.split(' ');
-        let (Some(signed), Some(key_id), Some(certificate), None) =
-            (parts.next(), parts.next(), parts.next(), parts.next())
-        else {
-            return Err(none());
-        };
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        Self::parse(text).ok_or_else(|| NotA::new(text, "a signer of modules"))
+    }
+}
+
+impl ModuleSignerFact {
+    fn parse(text: &str) -> Option<Self> {
+        let [signed, key_id, certificate]: [&str; 3] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
         let signed = match signed {
             "keep" => Signed::Keep,
             "replace" => Signed::Replace,
-            _ => return Err(none()),
+            _ => return None,
         };
         let is_key_id = !key_id.is_empty() && key_id.bytes().all(|b| b.is_ascii_hexdigit() || b == b':');
-        let certificate = certificate.parse().map_err(|_| none())?;
-        if is_key_id { Ok(Self { signed, key_id: key_id.to_owned(), certificate }) } else { Err(none()) }
+        let fact = Self { signed, key_id: key_id.to_owned(), certificate: certificate.parse().ok()? };
+        is_key_id.then_some(fact)
     }
 }

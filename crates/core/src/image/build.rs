@@ -114,29 +114,21 @@ fn thousandths(text: &str) -> Option<u128> {
 
 /// What a suffix multiplies by, and what it divides by.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
-    Some(match suffix {
-        "" => (1, 1),
-        "n" => (1, 1_000_000_000),
-        "u" => (1, 1_000_000),
-        "m" => (1, 1000),
-        "k" => (1000, 1),
-        "M" => (1_000_000, 1),
-        "G" => (1_000_000_000, 1),
-        "T" => (1_000_000_000_000, 1),
-        "P" => (1_000_000_000_000_000, 1),
-        "E" => (1_000_000_000_000_000_000, 1),
-        "Ki" => (1 << 10, 1),
-        "Mi" => (1 << 20, 1),
-        "Gi" => (1 << 30, 1),
-        "Ti" => (1 << 40, 1),
-        "Pi" => (1 << 50, 1),
-        "Ei" => (1 << 60, 1),
-        exponent => {
-            let exponent: i32 = exponent.strip_prefix(['e', 'E'])?.parse().ok()?;
+    let power = |base: u128, units: &[u8], unit: u8| {
+        let place = units.iter().position(|known| *known == unit)?;
+        base.checked_pow(u32::try_from(place).ok()? + 1)
+    };
+    match suffix.as_bytes() {
+        [] => Some((1, 1)),
+        [unit @ (b'm' | b'u' | b'n')] => Some((1, power(1000, b"mun", *unit)?)),
+        [unit] => Some((power(1000, b"kMGTPE", *unit)?, 1)),
+        [unit, b'i'] => Some((power(1024, b"KMGTPE", *unit)?, 1)),
+        _ => {
+            let exponent: i32 = suffix.strip_prefix(['e', 'E'])?.parse().ok()?;
             let power = 10_u128.pow(exponent.unsigned_abs().min(18));
-            if exponent < 0 { (1, power) } else { (power, 1) }
+            Some(if exponent < 0 { (1, power) } else { (power, 1) })
         }
-    })
+    }
 }
 
 impl fmt::Display for Cpus {

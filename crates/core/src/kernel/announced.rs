@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Architecture, KernelRelease, KernelTarget, OsId, OsVersion};
+use super::KernelTarget;
 use crate::definition::{ApiVersion, Metadata, NonEmpty};
 
 /// One file of `announced/`.
@@ -32,26 +32,5 @@ pub enum AnnouncedKernelsKind {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct AnnouncedKernelsSpec {
     /// The kernels.
-    pub kernels: NonEmpty<AnnouncedKernel>,
-}
-
-/// One announced kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct AnnouncedKernel {
-    /// Operating system id (`ID` of os-release).
-    pub os: OsId,
-    /// Operating system version (`VERSION_ID` of os-release).
-    pub os_version: OsVersion,
-    /// Exact kernel release, as `uname -r` will print it.
-    pub release: KernelRelease,
-    /// Processor architecture.
-    pub arch: Architecture,
-}
-
-impl From<AnnouncedKernel> for KernelTarget {
-    fn from(kernel: AnnouncedKernel) -> Self {
-        let AnnouncedKernel { os, os_version, release, arch } = kernel;
-        Self { os, os_version, release, arch }
-    }
+    pub kernels: NonEmpty<KernelTarget>,
 }

@@ -8,7 +8,7 @@ mod image_source;
 mod label;
 mod target;
 
-pub use announced::{AnnouncedKernel, AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
+pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
 pub use compiler::{Compiler, CompilerKind, CompilerTextError};
 pub use family::{
     AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,

@@ -2,19 +2,20 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 use super::{Architecture, KernelRelease, OsId, OsVersion};
 
 /// What a node runs, or is about to: the unit that images are built for.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KernelTarget {
-    /// Operating system id.
+    /// Operating system id (`ID` of os-release).
     pub os: OsId,
-    /// Operating system version.
+    /// Operating system version (`VERSION_ID` of os-release).
     pub os_version: OsVersion,
-    /// Exact kernel release.
+    /// Exact kernel release, as `uname -r` will print it.
     pub release: KernelRelease,
     /// Processor architecture.
     pub arch: Architecture,

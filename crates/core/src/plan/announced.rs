@@ -158,20 +158,20 @@ pub struct UnusedAnnouncement {
     pub why: AnnouncementReason,
 }
 
-/// Which images a kernel is announced for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Audience {
-    /// All whose range holds it.
-    Everyone,
-    /// Those that nodes call for.
-    Some(BTreeSet<ImageName>),
-}
-
 /// One announced kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Announced {
     by: BTreeSet<AnnouncedBy>,
-    images: Audience,
+    /// Is it announced for all images whose range holds it?
+    for_all: bool,
+    /// Those that it is announced for because nodes call for them.
+    images: BTreeSet<ImageName>,
+}
+
+impl Announced {
+    fn is_for(&self, image: &ImageName) -> bool {
+        self.for_all || self.images.contains(image)
+    }
 }
 
 /// The announced kernels.
@@ -195,7 +195,7 @@ impl Announcements {
         for (name, list) in &definitions.announced {
             for kernel in &list.spec.kernels {
                 let by = AnnouncedBy::Configuration { name: name.to_string() };
-                this.add(kernel.clone().into(), by, Audience::Everyone);
+                this.add(kernel.clone(), by, None);
             }
         }
         let platforms = if tracked.is_empty() { BTreeMap::new() } else { called_for(definitions, snapshot) };
@@ -203,7 +203,7 @@ impl Announcements {
             let called = platforms.iter().find(|(platform, _)| platform.is_of(target));
             if let Some((_, images)) = called.filter(|(_, images)| !images.is_empty()) {
                 let by = AnnouncedBy::Tracked { family: family.to_string() };
-                this.add(target.clone(), by, Audience::Some(images.clone()));
+                this.add(target.clone(), by, Some(images.clone()));
             }
         }
         this.tracked = tracked;
@@ -236,22 +236,17 @@ impl Announcements {
             let images = definitions.images.values().filter(calls).map(|image| image.metadata.name.clone());
             let Some(node) = nodes.iter().map(|node| &node.name).min() else { continue };
             let by = AnnouncedBy::Nodes { node: node.clone(), count: nodes.len() };
-            self.add(target, by, Audience::Some(images.collect()));
+            self.add(target, by, Some(images.collect()));
         }
         self.unused.sort();
     }
 
-    fn add(&mut self, target: KernelTarget, by: AnnouncedBy, images: Audience) {
-        let found = self
-            .kernels
-            .entry(target)
-            .or_insert_with(|| Announced { by: BTreeSet::new(), images: Audience::Some(BTreeSet::new()) });
+    /// `images`: for these; `None`: for all.
+    fn add(&mut self, target: KernelTarget, by: AnnouncedBy, images: Option<BTreeSet<ImageName>>) {
+        let found = self.kernels.entry(target).or_default();
         found.by.insert(by);
-        match (&mut found.images, images) {
-            (Audience::Everyone, _) => {}
-            (Audience::Some(known), Audience::Some(more)) => known.extend(more),
-            (known, Audience::Everyone) => *known = Audience::Everyone,
-        }
+        found.for_all |= images.is_none();
+        found.images.extend(images.into_iter().flatten());
     }
 
     /// The announced kernels.
@@ -261,18 +256,18 @@ impl Announcements {
 
     /// Is some kernel announced for this image?
     pub fn call_for(&self, image: &ImageName) -> bool {
-        self.kernels.values().any(|announced| announced.images.holds(image))
+        self.kernels.values().any(|announced| announced.is_for(image))
     }
 
     /// Who announces this kernel; empty for images that it is not announced for.
     pub(super) fn by_for(&self, target: &KernelTarget, image: &ImageName) -> Vec<AnnouncedBy> {
-        let found = self.kernels.get(target).filter(|announced| announced.images.holds(image));
+        let found = self.kernels.get(target).filter(|announced| announced.is_for(image));
         found.map(|announced| announced.by.iter().cloned().collect()).unwrap_or_default()
     }
 
     /// The kernels that are announced for an image.
     pub(super) fn targets_for<'a>(&'a self, image: &'a ImageName) -> impl Iterator<Item = &'a KernelTarget> {
-        self.kernels.iter().filter(|(_, found)| found.images.holds(image)).map(|(target, _)| target)
+        self.kernels.iter().filter(|(_, found)| found.is_for(image)).map(|(target, _)| target)
     }
 
     /// The kernel that a node is to boot next: the one that its annotation names, else the newest tracked one of its
@@ -290,15 +285,6 @@ impl Announcements {
             .iter()
             .find(|tracked| platform.is_of(&tracked.target) && has_flavour(&release, &tracked.flavour))?;
         Some(tracked.target.clone())
-    }
-}
-
-impl Audience {
-    fn holds(&self, image: &ImageName) -> bool {
-        match self {
-            Self::Everyone => true,
-            Self::Some(images) => images.contains(image),
-        }
     }
 }
 

@@ -5,11 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     Material, ModuleFile, Package, Provenance, Role,
-    materials::{debian_url, oci_url},
+    materials::{debian_url, oci_url, without_nulls},
 };
 use crate::image::Digest;
 
@@ -48,7 +48,7 @@ pub fn bill(provenance: &Provenance) -> Value {
                 "name": subject.name,
                 "version": subject.version,
                 "purl": oci_url(&subject.name, &subject.digest),
-                "hashes": hashes(Some(&subject.digest)),
+                "hashes": hashes(&subject.digest),
                 "properties": properties,
             },
         },
@@ -76,26 +76,20 @@ struct Components {
 impl Components {
     fn material(&mut self, material: &Material) {
         let Material { role, name, version, digest, uri, packages } = material;
-        let mut fields = Map::new();
-        fields.insert("type".to_owned(), json!(kind(*role)));
-        fields.insert("name".to_owned(), json!(name));
-        if let Some(version) = version {
-            fields.insert("version".to_owned(), json!(version));
-        }
-        if let Some(digest) = digest {
-            fields.insert("hashes".to_owned(), hashes(Some(digest)));
-        }
-        match uri {
-            Some(url) if url.starts_with("pkg:") => drop(fields.insert("purl".to_owned(), json!(url))),
-            Some(url) => {
-                let reference = json!([{"type": "distribution", "url": url}]);
-                fields.insert("externalReferences".to_owned(), reference);
-            }
-            None => {}
-        }
-        if *role == Role::ModuleCertificate {
-            fields.insert("cryptoProperties".to_owned(), json!({"assetType": "certificate"}));
-        }
+        let (purl, url) = match uri.as_deref() {
+            Some(uri) if uri.starts_with("pkg:") => (Some(uri), None),
+            url => (None, url),
+        };
+        let is_certificate = *role == Role::ModuleCertificate;
+        let fields = json!({
+            "type": kind(*role),
+            "name": name,
+            "version": version,
+            "hashes": digest.as_ref().map(hashes),
+            "purl": purl,
+            "externalReferences": url.map(|url| json!([{"type": "distribution", "url": url}])),
+            "cryptoProperties": is_certificate.then(|| json!({"assetType": "certificate"})),
+        });
         self.add(*role, name, version.as_deref(), fields);
         for package in packages {
             self.package(*role, package);
@@ -104,48 +98,45 @@ impl Components {
 
     fn package(&mut self, role: Role, package: &Package) {
         let Package { name, version, architecture, licences } = package;
-        let mut fields = Map::new();
-        fields.insert("type".to_owned(), json!("library"));
-        fields.insert("name".to_owned(), json!(name));
-        fields.insert("version".to_owned(), json!(version));
-        fields.insert("purl".to_owned(), json!(debian_url(name, version, Some(architecture))));
-        if !licences.is_empty() {
-            fields.insert("licenses".to_owned(), licences.iter().map(|name| licence(name)).collect());
-        }
+        let licences: Option<Value> =
+            (!licences.is_empty()).then(|| licences.iter().map(|name| licence(name)).collect());
+        let fields = json!({
+            "type": "library",
+            "name": name,
+            "version": version,
+            "purl": debian_url(name, version, Some(architecture)),
+            "licenses": licences,
+        });
         self.add(role, name, Some(version), fields);
     }
 
     fn module(&mut self, module: &ModuleFile) {
         let ModuleFile { path, name, version, licence: named, srcversion, digest } = module;
-        let mut fields = Map::new();
-        fields.insert("type".to_owned(), json!("device-driver"));
-        fields.insert("name".to_owned(), json!(name));
-        if let Some(version) = version {
-            fields.insert("version".to_owned(), json!(version));
-        }
-        fields.insert("hashes".to_owned(), hashes(Some(digest)));
-        if let Some(named) = named {
-            fields.insert("licenses".to_owned(), json!([licence(named)]));
-        }
         let mut properties = vec![property("role", "module"), property("path", path)];
         properties.extend(srcversion.as_ref().map(|value| property("srcversion", value)));
-        fields.insert("scope".to_owned(), json!("required"));
-        fields.insert("properties".to_owned(), properties.into());
-        fields.insert("bom-ref".to_owned(), json!(format!("module:{path}")));
-        self.all.push(Value::Object(fields));
+        self.all.push(without_nulls(json!({
+            "type": "device-driver",
+            "name": name,
+            "version": version,
+            "hashes": hashes(digest),
+            "licenses": named.as_ref().map(|named| json!([licence(named)])),
+            "scope": "required",
+            "properties": properties,
+            "bom-ref": format!("module:{path}"),
+        })));
     }
 
     /// With a reference of its own, and what it was for.
-    fn add(&mut self, role: Role, name: &str, version: Option<&str>, mut fields: Map<String, Value>) {
+    fn add(&mut self, role: Role, name: &str, version: Option<&str>, mut fields: Value) {
         let version = version.map(|version| format!("@{version}")).unwrap_or_default();
         let plain = format!("{}:{name}{version}", role.as_str());
         let taken = self.taken.entry(plain.clone()).or_default();
         let reference = if *taken == 0 { plain } else { format!("{plain}#{taken}") };
         *taken += 1;
-        fields.insert("bom-ref".to_owned(), json!(reference));
-        fields.insert("scope".to_owned(), json!(if role.is_in_image() { "required" } else { "excluded" }));
-        fields.insert("properties".to_owned(), json!([property("role", role.as_str())]));
-        self.all.push(Value::Object(fields));
+        fields["bom-ref"] = json!(reference);
+        fields["scope"] = json!(if role.is_in_image() { "required" } else { "excluded" });
+        fields["properties"] = json!([property("role", role.as_str())]);
+        self.all.push(without_nulls(fields));
     }
 }
 
@@ -167,8 +158,8 @@ fn licence(name: &str) -> Value {
     json!({"license": {"name": name}})
 }
 
-fn hashes(digest: Option<&Digest>) -> Value {
-    digest.map(|digest| json!({"alg": "SHA-256", "content": digest.hex()})).into_iter().collect()
+fn hashes(digest: &Digest) -> Value {
+    json!([{"alg": "SHA-256", "content": digest.hex()}])
 }
 
 fn property(name: &str, value: &str) -> Value {

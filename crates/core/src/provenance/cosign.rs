@@ -2,8 +2,7 @@
 //! `ATTESTATION_SPEC.md`): layers of one manifest, under a tag that is made from the image's digest.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     image::{Digest, Tag},
@@ -57,23 +56,10 @@ pub fn simple_signing(repository: &str, image: &Digest) -> Vec<u8> {
 
 /// The image that such bytes, which are not trusted, speak of.
 pub fn signed_digest(payload: &[u8]) -> Option<Digest> {
-    #[derive(Deserialize)]
-    struct Payload {
-        critical: Critical,
-    }
-    #[derive(Deserialize)]
-    struct Critical {
-        image: Image,
-        #[serde(rename = "type")]
-        kind: String,
-    }
-    #[derive(Deserialize)]
-    struct Image {
-        #[serde(rename = "docker-manifest-digest")]
-        digest: String,
-    }
-    let Payload { critical: Critical { image, kind } } = serde_json::from_slice(payload).ok()?;
-    if kind == PAYLOAD_TYPE { image.digest.parse().ok() } else { None }
+    let payload: Value = serde_json::from_slice(payload).ok()?;
+    let text = |path: &str| payload.pointer(path).and_then(Value::as_str);
+    let digest = text("/critical/image/docker-manifest-digest")?;
+    if text("/critical/type")? == PAYLOAD_TYPE { digest.parse().ok() } else { None }
 }
 
 /// The layer for a signed payload.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use serde_json::Value;
+
 use crate::{
     image::{Digest, InputHash},
     kernel::{Architecture, KernelTarget},
@@ -113,6 +115,14 @@ pub(super) fn debian_url(name: &str, version: &str, arch: Option<&str>) -> Strin
 /// wherever the image is copied.
 pub(super) fn oci_url(name: &str, digest: &Digest) -> String {
     format!("pkg:oci/{}@{}", escape(&name.to_lowercase()), escape(digest.as_str()))
+}
+
+/// An object without the fields that have no value.
+pub(super) fn without_nulls(mut object: Value) -> Value {
+    if let Value::Object(fields) = &mut object {
+        fields.retain(|_, value| !value.is_null());
+    }
+    object
 }
 
 /// Percent-encoding of all that a package URL does not have plain.

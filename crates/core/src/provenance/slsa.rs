@@ -1,8 +1,11 @@
 //! Pure: SLSA provenance, version 1: how an image was built and from what (`slsa.dev/spec/v1.0/provenance`).
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Material, Package, Provenance, materials::debian_url};
+use super::{
+    Material, Package, Provenance,
+    materials::{debian_url, without_nulls},
+};
 
 /// The predicate type.
 pub const SLSA_PREDICATE: &str = "https://slsa.dev/provenance/v1";
@@ -14,18 +17,19 @@ const BUILDER: &str = "https://farrier.dev/builder/v1";
 /// The predicate. External parameters are what the user chose; everything else follows from the dependencies.
 pub fn slsa(provenance: &Provenance) -> Value {
     let Provenance { subject, farrier, build_format, materials, modules: _ } = provenance;
-    let mut external = Map::new();
-    external.insert("image".to_owned(), json!(subject.name));
-    external.insert("version".to_owned(), json!(subject.version));
-    external.insert("architecture".to_owned(), json!(subject.architecture.as_str()));
-    if let Some(target) = &subject.target {
-        let kernel = json!({
+    let kernel = subject.target.as_ref().map(|target| {
+        json!({
             "release": target.release.as_str(),
             "os": target.os.to_string(),
             "osVersion": target.os_version.to_string(),
-        });
-        external.insert("kernel".to_owned(), kernel);
-    }
+        })
+    });
+    let external = without_nulls(json!({
+        "image": subject.name,
+        "version": subject.version,
+        "architecture": subject.architecture.as_str(),
+        "kernel": kernel,
+    }));
     let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
     json!({
         "buildDefinition": {
@@ -47,26 +51,14 @@ pub fn slsa(provenance: &Provenance) -> Value {
 /// root file system are notes: the digest of the whole covers them.
 fn dependency(material: &Material) -> Value {
     let Material { role, name, version, digest, uri, packages } = material;
-    let mut own = Map::new();
-    own.insert("name".to_owned(), json!(name));
-    if let Some(uri) = uri {
-        own.insert("uri".to_owned(), json!(uri));
-    }
-    if let Some(digest) = digest {
-        own.insert("digest".to_owned(), json!({"sha256": digest.hex()}));
-    }
-    let mut notes = Map::new();
-    notes.insert("role".to_owned(), json!(role.as_str()));
-    if let Some(version) = version {
-        notes.insert("version".to_owned(), json!(version));
-    }
-    if !packages.is_empty() {
-        let url =
-            |package: &Package| debian_url(&package.name, &package.version, Some(&package.architecture));
-        notes.insert("packages".to_owned(), packages.iter().map(url).collect());
-    }
-    own.insert("annotations".to_owned(), Value::Object(notes));
-    Value::Object(own)
+    let url = |package: &Package| debian_url(&package.name, &package.version, Some(&package.architecture));
+    let packages: Option<Value> = (!packages.is_empty()).then(|| packages.iter().map(url).collect());
+    without_nulls(json!({
+        "name": name,
+        "uri": uri,
+        "digest": digest.as_ref().map(|digest| json!({"sha256": digest.hex()})),
+        "annotations": without_nulls(json!({"role": role.as_str(), "version": version, "packages": packages})),
+    }))
 }
 
 #[cfg(test)]
