@@ -110,6 +110,11 @@ impl OperatorResource {
     pub const ALL: [Self; 4] =
         [Self::NicClusterPolicy, Self::NicNodePolicy, Self::ClusterPolicy, Self::NvidiaDriver];
 
+    /// Is it the GPU Operator's, rather than the Network Operator's?
+    pub fn is_of_gpu_operator(self) -> bool {
+        matches!(self, Self::ClusterPolicy | Self::NvidiaDriver)
+    }
+
     /// The API's `kind`.
     pub fn kind(self) -> &'static str {
         match self {
@@ -122,10 +127,7 @@ impl OperatorResource {
 
     /// The API group.
     pub fn group(self) -> &'static str {
-        match self {
-            Self::NicClusterPolicy | Self::NicNodePolicy => "mellanox.com",
-            Self::ClusterPolicy | Self::NvidiaDriver => "nvidia.com",
-        }
+        if self.is_of_gpu_operator() { "nvidia.com" } else { "mellanox.com" }
     }
 
     /// The API version.
@@ -148,12 +150,10 @@ impl OperatorResource {
 
     /// Key and value of the node label by which the operator finds the nodes for its driver.
     pub fn node_label(self) -> (&'static str, &'static str) {
-        match self {
-            Self::NicClusterPolicy | Self::NicNodePolicy => {
-                ("feature.node.kubernetes.io/pci-15b3.present", "true")
-            }
-            Self::ClusterPolicy | Self::NvidiaDriver => ("nvidia.com/gpu.deploy.driver", "true"),
-        }
+        let gpu = self.is_of_gpu_operator();
+        let key =
+            if gpu { "nvidia.com/gpu.deploy.driver" } else { "feature.node.kubernetes.io/pci-15b3.present" };
+        (key, "true")
     }
 
     /// Where the driver's fields stand below `spec`.

@@ -72,7 +72,7 @@ pub use node::{NodeReason, node_target};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;
 pub use planner::{Plan, plan};
-pub use readiness::{Needed, Next, PlannedNode, Readiness, readiness_table};
+pub use readiness::{Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, NodeChange,
@@ -86,6 +86,6 @@ pub use snapshot::{
     ClusterSnapshot, Container, DaemonSetFacts, LiveDaemonSet, Manifests, NodeFacts, ObjectVersion, Owner,
     PodCount, PodFacts, ResourceFacts, Seen, UpdateStrategy,
 };
-pub use status::{StatusEntry, StatusRow, status, status_entries, status_table};
-pub use table::{counts, sections, summary, table};
+pub use status::{StatusEntry, StatusRow, status, status_entries};
+pub use table::{counts, readiness_table, sections, status_table, summary, table};
 pub use union::{PlannedUnion, UnionMember, images_in_use};

@@ -177,35 +177,5 @@ fn mark(node: &NodeFacts, next: Option<Arc<Next>>) -> Option<PlannedNode> {
     Some(PlannedNode { node: node.name.clone(), next, ready, change })
 }
 
-/// `image: why` of everything that is missing, for people.
-pub(super) fn why_not(next: &Next) -> String {
-    let missing = next.needs.iter().filter_map(|needed| match &needed.state {
-        Readiness::Ready { .. } => None,
-        Readiness::Missing { message } | Readiness::Unknown { message } => {
-            Some(format!("{}: {message}", needed.image))
-        }
-    });
-    missing.collect::<Vec<_>>().join("\n")
-}
-
-/// One kernel's needs as people read them.
-pub fn readiness_table(next: &Next) -> String {
-    let mut table = comfy_table::Table::new();
-    table.load_style(comfy_table::presets::NOTHING).set_header(["IMAGE", "VERDICT", "WHY"]);
-    for Needed { image, reference, state } in &next.needs {
-        let name = reference.as_ref().map(ToString::to_string).unwrap_or_default();
-        let (verdict, why) = match state {
-            Readiness::Ready { verdict } => (verdict.as_str(), name),
-            Readiness::Missing { message } => ("missing", message.clone()),
-            Readiness::Unknown { message } => ("unknown", message.clone()),
-        };
-        table.add_row([image.as_str(), verdict, &why]);
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
-}
-
 #[cfg(test)]
 mod tests;

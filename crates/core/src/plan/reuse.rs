@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use super::Cell;
 use crate::{
-    image::{ImageReference, Tag, Version},
+    image::{Tag, Version},
     kernel::KernelLabel,
     kmod::Verdict,
     oci::{ImageFacts, is_referrers_tag},
@@ -15,17 +15,17 @@ use crate::{
 /// The tags to look up, the likeliest and newest first: those that name the driver's version before others, higher
 /// numbers before lower ones. The cell's own tags and lists of referrers are left out.
 pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
-    let own = |tag: &Tag| {
-        let is_it =
-            |reference: &ImageReference| matches!(&reference.version, Version::Tag(own) if own == tag);
-        cell.references().any(is_it)
-    };
     let about_images = |tag: &Tag| is_referrers_tag(tag) || is_cosign_tag(tag);
-    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !own(tag) && !about_images(tag)).collect();
+    let mut tags: Vec<Tag> =
+        tags.into_iter().filter(|tag| !has_tag(cell, tag) && !about_images(tag)).collect();
     let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
     tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
     tags.truncate(at_most);
     tags
+}
+
+fn has_tag(cell: &Cell, tag: &Tag) -> bool {
+    cell.references().any(|reference| matches!(&reference.version, Version::Tag(own) if own == tag))
 }
 
 /// May an image that says this about itself lend its payload to the cell, if the check agrees? Only one of the
@@ -40,16 +40,13 @@ pub fn may_lend(cell: &Cell, facts: &ImageFacts) -> bool {
 /// The tags under which a payload for the same kernel may stand that is signed otherwise: the cell's own first, then those that
 /// name the kernel, then others.
 pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
-    let own = |tag: &Tag| {
-        cell.references().any(|reference| matches!(&reference.version, Version::Tag(own) if own == tag))
-    };
     let release = cell.target.release.as_str();
     let label = KernelLabel::of(&cell.target.release);
     let names_kernel = |tag: &Tag| {
         tag.as_str().contains(release)
             || label.as_ref().is_some_and(|label| tag.as_str().contains(label.as_str()))
     };
-    let rank = |tag: &Tag| (!own(tag), !names_kernel(tag), !tag.as_str().contains(&cell.version));
+    let rank = |tag: &Tag| (!has_tag(cell, tag), !names_kernel(tag), !tag.as_str().contains(&cell.version));
     let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_referrers_tag(tag)).collect();
     tags.sort_by_key(rank);
     tags.truncate(at_most);

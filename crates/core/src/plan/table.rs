@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use comfy_table::{Table, presets};
 
 use super::{
-    AnnouncedBy, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout, PlannedSignature,
-    RolloutDecision, readiness::why_not,
+    AnnouncedBy, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
+    PlannedSignature, Readiness, RolloutDecision, StatusRow,
 };
+use crate::kmod::Verdict;
 
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;
@@ -125,7 +126,7 @@ fn actions(outcome: &Outcome) -> Vec<(&'static str, String)> {
         }
         Outcome::UpToDate { published, denied, lacking, .. } => {
             let digest = &published.digest;
-            let verdict = published.verdict.map_or("no check report", crate::kmod::Verdict::as_str);
+            let verdict = published.verdict.map_or("no check report", Verdict::as_str);
             let denied = if *denied { ", not accepted: check.unknown is deny" } else { "" };
             let mut actions = vec![("up to date", format!("{digest} ({verdict}{denied})"))];
             if !lacking.is_empty() {
@@ -170,6 +171,54 @@ fn announced(why: String, by: &[AnnouncedBy]) -> String {
     }
     let by: Vec<String> = by.iter().map(ToString::to_string).collect();
     format!("{why}; announced by {}", by.join(" and "))
+}
+
+/// The matrix of [`status`](super::status) as people read it.
+pub fn status_table(rows: &[StatusRow]) -> String {
+    if rows.is_empty() {
+        return "no node calls for a driver image\n".to_owned();
+    }
+    let row = |row: &StatusRow| {
+        let mut last = vec![row.reference.clone()];
+        last.push(row.digest.as_ref().map_or_else(|| row.reason.clone(), |digest| format!("@{digest}")));
+        if !row.needs.is_empty() && row.phase != Phase::Waiting {
+            last.push(format!("needs {}", row.needs.join(", ")));
+        }
+        if !row.announced_by.is_empty() {
+            last.push(format!("announced by {}", row.announced_by.join(" and ")));
+        }
+        last.retain(|line| !line.is_empty());
+        let check = row.verdict.map_or("", Verdict::as_str).to_owned();
+        let phase = row.phase.as_str().to_owned();
+        vec![row.image.clone(), row.kernel.clone(), row.nodes.to_string(), phase, check, last.join("\n")]
+    };
+    lines(&plain(&["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"], rows.iter().map(row)))
+}
+
+/// One kernel's needs as people read them.
+pub fn readiness_table(next: &Next) -> String {
+    let row = |Needed { image, reference, state }: &Needed| {
+        let (verdict, why) = match state {
+            Readiness::Ready { verdict } => {
+                (verdict.as_str(), reference.as_ref().map(ToString::to_string).unwrap_or_default())
+            }
+            Readiness::Missing { message } => ("missing", message.clone()),
+            Readiness::Unknown { message } => ("unknown", message.clone()),
+        };
+        vec![image.to_string(), verdict.to_owned(), why]
+    };
+    lines(&plain(&["IMAGE", "VERDICT", "WHY"], next.needs.iter().map(row)))
+}
+
+/// `image: why` of everything that is missing.
+pub(super) fn why_not(next: &Next) -> String {
+    let missing = next.needs.iter().filter_map(|needed| match &needed.state {
+        Readiness::Ready { .. } => None,
+        Readiness::Missing { message } | Readiness::Unknown { message } => {
+            Some(format!("{}: {message}", needed.image))
+        }
+    });
+    missing.collect::<Vec<_>>().join("\n")
 }
 
 /// One row for each kernel and answer.
@@ -240,9 +289,9 @@ fn plain(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
     table
 }
 
-/// Names and labels come from strangers; a terminal must not take them for commands.
+/// Names and labels come from outside: a terminal must not take them for commands. A cell may have several lines.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
 }
 
 fn lines(table: &Table) -> String {

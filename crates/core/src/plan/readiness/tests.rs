@@ -130,7 +130,7 @@ fn an_image_that_is_not_for_the_kernel_is_missing_there() {
     let plan = world.plan();
     assert!(!plan.nodes[0].ready);
     let next = plan.nodes[0].next.as_ref().unwrap();
-    assert_eq!(why_not(next), "mft: the image is for kernels <6.0");
+    assert_eq!(table::why_not(next), "mft: the image is for kernels <6.0");
     assert_eq!(next.needs[0].image, name("mft"));
 }
 

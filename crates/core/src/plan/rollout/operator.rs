@@ -18,43 +18,32 @@ use crate::{
 pub(super) fn tag_end(kind: OperatorResource, target: &KernelTarget) -> Option<String> {
     let KernelTarget { os, os_version, release, arch } = target;
     let label = KernelLabel::of(release)?;
-    Some(match kind {
-        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
-            format!("-{label}-{os}{os_version}-{}", arch.as_str())
-        }
-        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => {
-            format!("-{label}-{}", target.os_tag())
-        }
+    Some(if kind.is_of_gpu_operator() {
+        format!("-{label}-{}", target.os_tag())
+    } else {
+        format!("-{label}-{os}{os_version}-{}", arch.as_str())
     })
 }
 
 /// A pattern for an image's `tags` that gives tags in the operator's form.
 pub(super) fn tag_pattern(kind: OperatorResource) -> &'static str {
-    match kind {
-        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => {
-            "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}"
-        }
-        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => {
-            "{{version}}-{{kernel_label}}-{{os_tag}}"
-        }
+    if kind.is_of_gpu_operator() {
+        "{{version}}-{{kernel_label}}-{{os_tag}}"
+    } else {
+        "{{version}}-{{kernel_label}}-{{os_id}}{{os_version}}-{{arch}}"
     }
 }
 
 /// The versions that the operator can be given so that it finds this image, each with the name that it then looks
 /// for, in the order of the image's tags.
-pub(super) fn versions(kind: OperatorResource, cell: &Cell) -> Vec<(&str, &ImageReference)> {
+pub(super) fn versions<'a>(kind: OperatorResource, cell: &'a Cell) -> Vec<(&'a str, &'a ImageReference)> {
     let Some(end) = tag_end(kind, &cell.target) else { return Vec::new() };
-    let mut versions = Vec::new();
-    for reference in cell.references() {
-        let Version::Tag(tag) = &reference.version else { continue };
-        versions.extend(
-            tag.as_str()
-                .strip_suffix(end.as_str())
-                .filter(|version| !version.is_empty())
-                .map(|version| (version, reference)),
-        );
-    }
-    versions
+    let version = |reference: &'a ImageReference| {
+        let Version::Tag(tag) = &reference.version else { return None };
+        let version = tag.as_str().strip_suffix(end.as_str()).filter(|version| !version.is_empty())?;
+        Some((version, reference))
+    };
+    cell.references().filter_map(version).collect()
 }
 
 /// The field that makes the operator look for precompiled drivers; `None` where it cannot be set.
@@ -70,10 +59,7 @@ pub(super) fn precompiled_field(kind: OperatorResource) -> Option<&'static str> 
 /// The node label in which the operator says where its replacing of the driver stands.
 pub(super) fn upgrade_label(kind: OperatorResource) -> &'static str {
     let [ofed, gpu] = UPGRADE_STATE_LABELS;
-    match kind {
-        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => ofed,
-        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => gpu,
-    }
+    if kind.is_of_gpu_operator() { gpu } else { ofed }
 }
 
 /// Is a node in this state neither done nor given up? A failed upgrade is at rest: another version may be what ends
@@ -89,13 +75,13 @@ pub(super) fn is_upgrading(state: &str) -> bool {
 pub(in crate::plan) fn switches(
     kind: OperatorResource,
 ) -> &'static [(&'static str, &'static [&'static str])] {
-    match kind {
-        OperatorResource::NicClusterPolicy | OperatorResource::NicNodePolicy => &[],
-        OperatorResource::ClusterPolicy | OperatorResource::NvidiaDriver => &[
-            ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
-            ("nvidia.com/gpu.deploy.operands", &["false"]),
-        ],
+    if !kind.is_of_gpu_operator() {
+        return &[];
     }
+    &[
+        ("nvidia.com/gpu.deploy.driver", &["pre-installed", "false"]),
+        ("nvidia.com/gpu.deploy.operands", &["false"]),
+    ]
 }
 
 /// Does the operator leave the driver of a node with these labels alone?

@@ -18,7 +18,7 @@ use self::{
 use super::{
     Change, Context, DaemonSetCopy, DaemonSetRetirement, Decided, HoldReason, NodeChange, Record,
     RolloutDecision, RolloutTarget,
-    copy::{CopyRecord, WantedCopy, copy_name, manifest},
+    copy::{CopyRecord, FoundCopy, WantedCopy, copy_name, manifest},
     handover::{self, HANDED_OVER},
     image::naming,
 };
@@ -129,9 +129,7 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
             continue;
         }
         let why = match fleet.copies.get(kernel) {
-            None if !matches!(images.get(kernel), Some(Image::Ready(_))) => {
-                "there is no image for its kernel"
-            }
+            None if images.get(kernel).and_then(Image::ready).is_none() => "there is no image for its kernel",
             Some(copy)
                 if copy.record.as_ref().is_some_and(CopyRecord::is_failed)
                     && !fleet.is_ready(copy, &member.node.name) =>
@@ -163,17 +161,14 @@ fn bring_up_to_date(
         if found.is_some_and(|copy| copy.live.deleting || !copy.belongs_to(fleet.live)) {
             continue;
         }
-        let image = match images.get(kernel) {
-            Some(Image::Ready(image)) => Some(image),
-            _ => None,
-        };
+        let image = images.get(kernel).and_then(Image::ready);
         let Some(record) = next_record(context, fleet, found, image, deadline) else { continue };
         let unused_since = match found {
             Some(copy) if !fleet.is_used(context, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,
         };
-        if let (Some(copy), Some(since)) = (found, copy_unused(found))
-            && unused_since.is_some()
+        if let Some(copy) = found
+            && let (Some(since), Some(_)) = (copy.unused_since, unused_since)
             && now.duration_since(since).unsigned_abs() >= retire_after.duration()
             && now > since
         {
@@ -225,11 +220,7 @@ fn bring_up_to_date(
     Ok(())
 }
 
-fn copy_unused(found: Option<&super::copy::FoundCopy<'_>>) -> Option<jiff::Timestamp> {
-    found.and_then(|copy| copy.unused_since)
-}
-
-fn retirement(namespace: &str, copy: &super::copy::FoundCopy<'_>) -> Change {
+fn retirement(namespace: &str, copy: &FoundCopy<'_>) -> Change {
     Change::Retire(DaemonSetRetirement {
         namespace: namespace.to_owned(),
         name: copy.facts.name.clone(),

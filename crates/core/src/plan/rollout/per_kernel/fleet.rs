@@ -29,6 +29,12 @@ pub(super) enum Image {
     No(HoldReason),
 }
 
+impl Image {
+    pub(super) fn ready(&self) -> Option<&ImageReference> {
+        if let Self::Ready(image) = self { Some(image) } else { None }
+    }
+}
+
 /// A node that the original would reach without copies.
 pub(super) struct Member<'a> {
     pub(super) node: &'a NodeFacts,
@@ -86,8 +92,7 @@ impl<'a> Fleet<'a> {
             pods.entry(pod.daemon_set.as_str()).or_default().push(pod);
         }
         let ready_of = |uid: &str| -> HashSet<&'a str> {
-            let pods = pods.get(uid).into_iter().flatten();
-            pods.filter(|pod| pod.ready && !pod.deleting).map(|pod| pod.node.as_str()).collect()
+            ready_nodes(pods.get(uid).into_iter().flatten().copied()).collect()
         };
         let ready = copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
         let ready_before = ready_of(&live.version.uid);
@@ -150,7 +155,7 @@ impl<'a> Fleet<'a> {
     /// Can nodes of this kernel be handed over now?
     pub(super) fn accepts(&self, kernel: &KernelTarget, images: &BTreeMap<KernelTarget, Image>) -> bool {
         let copy = self.copies.get(kernel).filter(|copy| !copy.live.deleting && copy.belongs_to(self.live));
-        matches!(images.get(kernel), Some(Image::Ready(_)))
+        images.get(kernel).and_then(Image::ready).is_some()
             && copy.and_then(|copy| copy.record.as_ref()).is_some_and(|record| !CopyRecord::is_failed(record))
     }
 
@@ -182,7 +187,7 @@ impl<'a> Fleet<'a> {
 
     /// Is the copy's pod on this node ready?
     pub(super) fn is_ready(&self, copy: &FoundCopy<'_>, node: &str) -> bool {
-        self.pods_of(&copy.live.version.uid).any(|pod| pod.node == node && pod.ready && !pod.deleting)
+        ready_nodes(self.pods_of(&copy.live.version.uid)).any(|ready| ready == node)
     }
 
     /// Is a pod of some copy ready on this node?
@@ -197,17 +202,13 @@ impl<'a> Fleet<'a> {
 
     /// How many nodes of a kernel wait for their pod of the copy.
     pub(super) fn trying(&self, copy: &FoundCopy<'_>, kernel: &KernelTarget) -> usize {
-        let ready: HashSet<&str> = self
-            .pods_of(&copy.live.version.uid)
-            .filter(|pod| pod.ready && !pod.deleting)
-            .map(|pod| pod.node.as_str())
-            .collect();
-        let of_kernel = |member: &&Member<'_>| member.handed_over && member.target.as_ref() == Ok(kernel);
-        self.members
-            .iter()
-            .filter(of_kernel)
-            .filter(|member| !ready.contains(member.node.name.as_str()))
-            .count()
+        let ready: HashSet<&str> = ready_nodes(self.pods_of(&copy.live.version.uid)).collect();
+        let waits = |member: &&Member<'_>| {
+            member.handed_over
+                && member.target.as_ref() == Ok(kernel)
+                && !ready.contains(member.node.name.as_str())
+        };
+        self.members.iter().filter(waits).count()
     }
 
     /// Nodes of known kernels that are not handed over, or whose pod is not ready.
@@ -218,6 +219,10 @@ impl<'a> Fleet<'a> {
             .filter(|member| !member.handed_over || !self.has_ready_copy(&member.node.name))
             .map(|member| member.node.name.as_str())
     }
+}
+
+fn ready_nodes<'a>(pods: impl Iterator<Item = &'a PodFacts>) -> impl Iterator<Item = &'a str> {
+    pods.filter(|pod| pod.ready && !pod.deleting).map(|pod| pod.node.as_str())
 }
 
 /// Kernels that were announced and that no node of the image runs.
