@@ -8,7 +8,7 @@ use std::{
         fs::{MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
 };
 
 use fs_err::{self as fs, File};
@@ -33,9 +33,7 @@ pub(super) fn of_file(path: &Path, stop: &AtomicBool) -> Result<String, FetchErr
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 256 << 10];
     loop {
-        if stop.load(Ordering::Relaxed) {
-            return Err(FetchError::Interrupted);
-        }
+        files::go_on(stop)?;
         match file.read(&mut buffer)? {
             0 => return Ok(hex::encode(hasher.finalize())),
             count => hasher.update(&buffer[..count]),

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsString,
     fs::Permissions,
+    io::{self, Read},
     os::unix::fs::PermissionsExt,
     path::Path,
     sync::atomic::{AtomicBool, Ordering},
@@ -16,9 +17,7 @@ use super::FetchError;
 pub(super) fn copy_tree(from: &Path, to: &Path, stop: &AtomicBool) -> Result<(), FetchError> {
     for entry in walkdir::WalkDir::new(from) {
         let entry = entry?;
-        if stop.load(Ordering::Relaxed) {
-            return Err(FetchError::Interrupted);
-        }
+        go_on(stop)?;
         let path = entry.path();
         let dest = match path.strip_prefix(from) {
             Ok(relative) if relative.as_os_str().is_empty() => to.to_owned(),
@@ -87,6 +86,23 @@ pub(super) fn names_in(dir: &Path) -> Result<Vec<OsString>, FetchError> {
     }
     names.sort();
     Ok(names)
+}
+
+/// A file's bytes, no more than so many; `None` when it is not there.
+pub(super) fn read_start(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+/// Goes on, unless the work is to be cut short.
+pub(super) fn go_on(stop: &AtomicBool) -> Result<(), FetchError> {
+    if stop.load(Ordering::Relaxed) { Err(FetchError::Interrupted) } else { Ok(()) }
 }
 
 /// Names for a message, at most twenty.

@@ -4,6 +4,8 @@
 //! A reader of our own: a kernel has 100,000 types, of which two sizes and one structure are asked for, and crates that read
 //! BTF take a whole graph of types into memory.
 
+use serde::{Deserialize, Serialize};
+
 /// `BTF_MAGIC`, little-endian.
 const MAGIC: [u8; 2] = 0xeb9f_u16.to_le_bytes();
 /// The one version that there is (`BTF_VERSION`).
@@ -18,7 +20,7 @@ const FUNC: u32 = 12;
 const FUNC_PROTO: u32 = 13;
 
 /// The measures of a kernel's type information (BTF).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BtfBase {
     /// How many types it has, with `void`, which is number 0.
     pub types: u32,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use derive_more::Display;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{BtfBase, InTree, KernelConfig, SymbolTable, Vermagic};
 use crate::{Architecture, KernelRelease};
@@ -25,7 +25,7 @@ pub struct KernelFacts {
 }
 
 /// What only the kernel itself can tell: its image, its own modules, or the machine that runs it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BeyondHeaders {
     /// `sizeof(struct module)` in bytes.
     pub module_size: Option<Known<u64>>,
@@ -45,7 +45,7 @@ pub struct BeyondHeaders {
 }
 
 /// A fact and who said it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known<T> {
     /// The fact.
     pub value: T,
@@ -54,7 +54,7 @@ pub struct Known<T> {
 }
 
 /// Sources of truth about a kernel, beside its header set.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema, Display)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, Display)]
 #[serde(rename_all = "camelCase")]
 pub enum FactSource {
     /// The type information (BTF) in the kernel image.

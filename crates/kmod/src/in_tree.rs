@@ -2,13 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
+
 use super::module_name;
 
 /// Modules of one kernel. Distribution kernels have about 4,000.
 const MAX_MODULES: usize = 1_000_000;
 
 /// The modules that come with a kernel. Names as `lsmod` shows them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InTree {
     /// Loadable ones, with their files relative to the kernel's module directory.
     pub modules: BTreeMap<String, String>,

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     path::{Component, Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
 };
 
 use fs_err::os::unix::fs::symlink;
@@ -15,7 +15,7 @@ use crate::{
     image::Digest,
     inputs::{
         FetchError,
-        files::{copy_file, exists, make_directory},
+        files::{copy_file, exists, go_on, make_directory},
     },
     kernel::KernelRelease,
     payload,
@@ -81,9 +81,7 @@ fn stage_all(collection: &Collection, stage: &Path, stop: &AtomicBool) -> Result
         }
         for entry in walkdir::WalkDir::new(&from).follow_root_links(false).sort_by_file_name() {
             let entry = entry?;
-            if stop.load(Ordering::Relaxed) {
-                return Err(FetchError::Interrupted);
-            }
+            go_on(stop)?;
             let relative = entry.path().strip_prefix(root).unwrap_or(entry.path()).to_owned();
             let (kind, to) = (entry.file_type(), stage.join(&relative));
             if kind.is_dir() {

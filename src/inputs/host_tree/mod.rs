@@ -3,17 +3,16 @@
 pub mod collect;
 
 use std::{
-    io::Read as _,
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
 };
 
-use fs_err::{self as fs, File};
+use fs_err as fs;
 use serde::{Deserialize, Serialize};
 
 use super::{
     FetchError, Fetcher, Lookup, TREE, digest,
-    files::{copy_tree, name_of},
+    files::{copy_tree, name_of, read_start},
     unpack, with_release,
 };
 use crate::{
@@ -179,8 +178,7 @@ fn kernel_in(symvers: &Path) -> Option<String> {
 
 /// What `#define UTS_RELEASE "..."` says.
 fn utsrelease(path: &Path) -> Result<Option<String>, FetchError> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_UTSRELEASE).read_to_end(&mut text)?;
+    let text = read_start(path, MAX_UTSRELEASE)?.unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
     let said = text.split_once("UTS_RELEASE").and_then(|(_, rest)| rest.split('"').nth(1));
     Ok(said.map(str::to_owned))

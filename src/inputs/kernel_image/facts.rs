@@ -1,7 +1,6 @@
 //! Adapter: what a kernel image, and what comes with it, tell about the kernel.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     fs::File as PlainFile,
     io::{self, BufReader, Read, Write},
     os::unix::fs::MetadataExt,
@@ -9,18 +8,16 @@ use std::{
 };
 
 use fs_err::{self as fs, File};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{KernelImage, KernelImages, unfit};
 use crate::{
     blocking::stoppable,
     cache::Cache,
     fault::chain,
-    inputs::{FetchError, digest},
+    inputs::{FetchError, digest, files::read_start},
     kernel::KernelRelease,
-    kmod::{
-        self, BeyondHeaders, Btf, BtfBase, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names,
-    },
+    kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names},
     payload,
 };
 
@@ -31,45 +28,13 @@ const MAX_INDEX: u64 = 64 << 20;
 /// The kind of the cache's records.
 const KIND: &str = "kernel-facts";
 /// Changes when the same image gives other facts.
-const FORMAT: &str = "kernel-facts-1";
+const FORMAT: &str = "kernel-facts-2";
 
 /// What the image itself tells, as it is kept.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct ImageFacts {
     release: Option<String>,
-    btf: Option<BtfFacts>,
-    exports: Option<BTreeSet<String>>,
-}
-
-/// What comes with the image tells, as it is kept.
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct CompanionFacts {
-    system_map: Option<BTreeSet<String>>,
-    modules: Option<ModuleFacts>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct BtfFacts {
-    types: u32,
-    strings: u32,
-    module_size: Option<u64>,
-}
-
-/// What the kernel's own module directory tells.
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct ModuleFacts {
-    /// Loadable modules by name, with their files.
-    loadable: BTreeMap<String, String>,
-    builtin: BTreeSet<String>,
-    /// One module that was read, to know what the others are like.
-    sample: Option<Sample>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Sample {
-    name: String,
-    vermagic: Option<String>,
-    this_module_size: u64,
+    beyond_headers: BeyondHeaders,
 }
 
 impl KernelImage {
@@ -78,7 +43,7 @@ impl KernelImage {
     pub fn facts(&self) -> Result<BeyondHeaders, FetchError> {
         let image = read_image(&self.vmlinuz)?;
         self.is_of_its_release(&image)?;
-        Ok(combine(image, self.companions()?))
+        Ok(combine(image.beyond_headers, self.companions()?))
     }
 
     fn is_of_its_release(&self, image: &ImageFacts) -> Result<(), FetchError> {
@@ -102,14 +67,17 @@ impl KernelImage {
         self.system_map.iter().cloned().chain(in_modules.filter(|path| path.exists())).collect()
     }
 
-    fn companions(&self) -> Result<CompanionFacts, FetchError> {
+    fn companions(&self) -> Result<BeyondHeaders, FetchError> {
         let Self { release: _, arch: _, vmlinuz: _, system_map, modules, origin: _ } = self;
-        let mut facts = CompanionFacts::default();
+        let mut facts = BeyondHeaders::default();
         if let Some(path) = system_map {
-            let names = exported_names(BufReader::new(File::open(path)?))?;
-            facts.system_map = Some(names).filter(|names| !names.is_empty());
+            let value = exported_names(BufReader::new(File::open(path)?))?;
+            facts.exports =
+                Some(Known { value, source: FactSource::SystemMap }).filter(|known| !known.value.is_empty());
         }
-        facts.modules = modules.as_deref().map(module_facts).transpose()?;
+        if let Some(directory) = modules {
+            add_modules(&mut facts, directory)?;
+        }
         Ok(facts)
     }
 }
@@ -136,12 +104,8 @@ impl KernelImages<'_> {
             let known = image_facts(&cache, &image.vmlinuz)?;
             image.is_of_its_release(&known)?;
             let key = identity("companions", &image.companion_files())?;
-            if let Some(companions) = cache.read_record(KIND, &key)? {
-                return Ok(combine(known, companions));
-            }
-            let companions = image.companions()?;
-            cache.write_record(KIND, &key, &companions)?;
-            Ok(combine(known, companions))
+            let companions = remembered(&cache, &key, || image.companions())?;
+            Ok(combine(known.beyond_headers, companions))
         })
         .await
     }
@@ -155,12 +119,20 @@ impl KernelImages<'_> {
 }
 
 fn image_facts(cache: &Cache, vmlinuz: &PathBuf) -> Result<ImageFacts, FetchError> {
-    let key = identity("image", [vmlinuz])?;
-    if let Some(known) = cache.read_record(KIND, &key)? {
+    remembered(cache, &identity("image", [vmlinuz])?, || read_image(vmlinuz))
+}
+
+/// From a record, else by `read`.
+fn remembered<T: Serialize + DeserializeOwned>(
+    cache: &Cache,
+    key: &str,
+    read: impl FnOnce() -> Result<T, FetchError>,
+) -> Result<T, FetchError> {
+    if let Some(known) = cache.read_record(KIND, key)? {
         return Ok(known);
     }
-    let facts = read_image(vmlinuz)?;
-    cache.write_record(KIND, &key, &facts)?;
+    let facts = read()?;
+    cache.write_record(KIND, key, &facts)?;
     Ok(facts)
 }
 
@@ -176,15 +148,17 @@ fn read_image(path: &Path) -> Result<ImageFacts, FetchError> {
         file = unpacked;
     }
     let mut vmlinux = Vmlinux::open(file).map_err(wrong)?;
-    let section = vmlinux.btf().map_err(wrong)?;
-    let btf = section.map(|section| Btf::parse(&section).map(|btf| BtfFacts::of(&btf))).transpose().map_err(
-        |source| {
+    let mut facts = BeyondHeaders::default();
+    if let Some(section) = vmlinux.btf().map_err(wrong)? {
+        let btf = Btf::parse(&section).map_err(|source| {
             let hint = "the image is damaged, or made by a newer kernel build than farrier knows";
             unfit(&format!("read the type information (BTF) in {}", path.display()), &source, hint)
-        },
-    )?;
-    let (release, exports) = (vmlinux.release().map_err(wrong)?, vmlinux.exports().map_err(wrong)?);
-    Ok(ImageFacts { release, btf, exports })
+        })?;
+        add_btf(&mut facts, &btf, &FactSource::Btf);
+    }
+    let exports = vmlinux.exports().map_err(wrong)?;
+    facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage });
+    Ok(ImageFacts { release: vmlinux.release().map_err(wrong)?, beyond_headers: facts })
 }
 
 /// To a file, not to memory: a kernel is larger than all else that a check holds.
@@ -203,16 +177,16 @@ fn decompress(reader: &mut dyn Read) -> Result<PlainFile, VmlinuzError> {
     }
 }
 
-impl BtfFacts {
-    fn of(btf: &Btf<'_>) -> Self {
-        let BtfBase { types, strings } = btf.base();
-        Self { types, strings, module_size: btf.size_of_struct("module") }
-    }
+/// Takes in what the kernel's type information tells; its word on a size counts more than one module's.
+pub(super) fn add_btf(facts: &mut BeyondHeaders, btf: &Btf<'_>, source: &FactSource) {
+    facts.btf_base = Some(Known { value: btf.base(), source: source.clone() });
+    let size = btf.size_of_struct("module").map(|value| Known { value, source: source.clone() });
+    facts.module_size = size.or(facts.module_size.take());
 }
 
-/// What a kernel's own module directory tells: its index files, or the files themselves where a package leaves
+/// Takes in what a kernel's own module directory tells: its index files, or the files themselves where a package leaves
 /// the index to its installation, and one module. Blocks.
-pub(super) fn module_facts(directory: &Path) -> Result<ModuleFacts, FetchError> {
+pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result<(), FetchError> {
     let mut index = InTree::default();
     for name in ["modules.dep", "modules.order"] {
         if let Some(text) = read_index(&directory.join(name))? {
@@ -237,24 +211,19 @@ pub(super) fn module_facts(directory: &Path) -> Result<ModuleFacts, FetchError> 
             .and_then(|read| read.module.ok()),
         None => None,
     };
-    let sample = sample.map(|module| Sample {
-        vermagic: module.vermagic().map(str::to_owned),
-        this_module_size: module.this_module_size,
-        name: module.name,
-    });
-    let InTree { modules, builtin } = index;
-    Ok(ModuleFacts { loadable: modules, builtin, sample })
+    if let Some(module) = sample {
+        let source = FactSource::InTreeModule(module.name.clone());
+        facts.module_size = Some(Known { value: module.this_module_size, source: source.clone() });
+        facts.vermagic = module.vermagic().map(|text| Known { value: text.to_owned(), source });
+    }
+    if !index.is_empty() {
+        facts.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
+    }
+    Ok(())
 }
 
 fn read_index(path: &Path) -> io::Result<Option<String>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let mut bytes = Vec::new();
-    file.take(MAX_INDEX).read_to_end(&mut bytes)?;
-    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    Ok(read_start(path, MAX_INDEX)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Modules below `kernel/` alone: others were put there later, and are not the kernel's own.
@@ -276,36 +245,12 @@ fn walk(directory: &Path, index: &mut InTree) -> io::Result<()> {
 
 /// The image's own table counts more than `System.map`, and its types more than one module: they are the kernel
 /// itself.
-fn combine(image: ImageFacts, companions: CompanionFacts) -> BeyondHeaders {
-    let ImageFacts { release: _, btf, exports } = image;
-    let CompanionFacts { system_map, modules } = companions;
-    let mut facts = BeyondHeaders::default();
-    if let Some(modules) = modules {
-        modules.add_to(&mut facts);
-    }
-    if let Some(BtfFacts { types, strings, module_size }) = btf {
-        let source = FactSource::Btf;
-        facts.btf_base = Some(Known { value: BtfBase { types, strings }, source: source.clone() });
-        facts.module_size = module_size.map(|value| Known { value, source }).or(facts.module_size);
-    }
-    let map = system_map.map(|value| Known { value, source: FactSource::SystemMap });
-    facts.exports = exports.map(|value| Known { value, source: FactSource::KernelImage }).or(map);
-    facts
-}
-
-impl ModuleFacts {
-    /// Adds them to what is known.
-    pub(super) fn add_to(self, facts: &mut BeyondHeaders) {
-        let Self { loadable, builtin, sample } = self;
-        let index = InTree { modules: loadable, builtin };
-        if !index.is_empty() {
-            facts.in_tree = Some(Known { value: index, source: FactSource::ModuleIndex });
-        }
-        if let Some(Sample { name, vermagic, this_module_size }) = sample {
-            let source = FactSource::InTreeModule(name);
-            facts.module_size = Some(Known { value: this_module_size, source: source.clone() });
-            facts.vermagic = vermagic.map(|value| Known { value, source });
-        }
+fn combine(image: BeyondHeaders, companions: BeyondHeaders) -> BeyondHeaders {
+    BeyondHeaders {
+        btf_base: image.btf_base,
+        module_size: image.module_size.or(companions.module_size),
+        exports: image.exports.or(companions.exports),
+        ..companions
     }
 }
 

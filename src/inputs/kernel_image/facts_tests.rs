@@ -96,14 +96,18 @@ async fn the_facts_are_the_same_from_the_cache_until_a_file_changes() {
 
 #[test]
 fn the_image_itself_counts_most() {
-    let image = ImageFacts {
-        release: None,
-        btf: Some(BtfFacts { types: 7, strings: 9, module_size: Some(896) }),
-        exports: Some(["kfree".to_owned()].into()),
+    let image = BeyondHeaders {
+        module_size: Some(Known { value: 896, source: FactSource::Btf }),
+        exports: Some(Known { value: ["kfree".to_owned()].into(), source: FactSource::KernelImage }),
+        ..BeyondHeaders::default()
     };
-    let sample = Sample { name: "a".to_owned(), vermagic: Some("6.1 SMP".to_owned()), this_module_size: 1 };
-    let modules = ModuleFacts { sample: Some(sample), ..ModuleFacts::default() };
-    let companions = CompanionFacts { system_map: Some(BTreeSet::new()), modules: Some(modules) };
+    let source = FactSource::InTreeModule("a".to_owned());
+    let companions = BeyondHeaders {
+        module_size: Some(Known { value: 1, source: source.clone() }),
+        vermagic: Some(Known { value: "6.1 SMP".to_owned(), source }),
+        exports: Some(Known { value: std::collections::BTreeSet::new(), source: FactSource::SystemMap }),
+        ..BeyondHeaders::default()
+    };
     let facts = combine(image, companions);
     assert_eq!(facts.module_size, Some(Known { value: 896, source: FactSource::Btf }));
     assert_eq!(facts.exports.unwrap().source, FactSource::KernelImage);

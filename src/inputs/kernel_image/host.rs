@@ -8,7 +8,11 @@ use std::{
 
 use fs_err::File;
 
-use super::{KernelImage, facts::module_facts, unfit};
+use super::{
+    KernelImage,
+    facts::{add_btf, add_modules},
+    unfit,
+};
 use crate::{
     inputs::{
         FetchError,
@@ -66,16 +70,14 @@ fn beyond_headers(root: &Path, release: &KernelRelease) -> Result<BeyondHeaders,
     let mut facts = BeyondHeaders::default();
     let modules = ["lib/modules", "usr/lib/modules"].map(|dir| root.join(dir).join(release.as_str()));
     if let Some(directory) = modules.iter().find(|path| path.is_dir()) {
-        module_facts(directory)?.add_to(&mut facts);
+        add_modules(&mut facts, directory)?;
     }
     let path = root.join("sys/kernel/btf/vmlinux");
     if let Some(bytes) = read(&path)? {
         let btf = Btf::parse(&bytes).map_err(|error| {
             unfit(&format!("read the type information (BTF) in {}", path.display()), &error, HINT)
         })?;
-        facts.btf_base = Some(Known { value: btf.base(), source: host.clone() });
-        let size = btf.size_of_struct("module").map(|value| Known { value, source: host.clone() });
-        facts.module_size = size.or(facts.module_size);
+        add_btf(&mut facts, &btf, &host);
     }
     facts.exports = exports(root, release)?;
     facts.enforces_signatures = enforces_signatures(root)?.map(|value| Known { value, source: host });

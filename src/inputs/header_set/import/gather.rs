@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
 };
 
 use fs_err as fs;
@@ -12,7 +12,7 @@ use fs_err as fs;
 use super::{LIMITS, selection, stage::Tree, survey::Survey};
 use crate::{
     archive::links::{self, stays_below},
-    inputs::{FetchError, header_set::layout::part_inside},
+    inputs::{FetchError, files::go_on, header_set::layout::part_inside},
     kernel::{Architecture, KernelRelease},
 };
 
@@ -169,9 +169,7 @@ impl Gatherer<'_> {
         };
         for entry in walk.filter_entry(entered) {
             let entry = entry?;
-            if self.stop.load(Ordering::Relaxed) {
-                return Err(FetchError::Interrupted);
-            }
+            go_on(self.stop)?;
             let relative = entry.path().strip_prefix(&top).unwrap_or(entry.path());
             self.count(&top, entry.depth())?;
             let kind = entry.file_type();

@@ -1,17 +1,15 @@
 //! Finds the build directory among the sources, and the source tree that it was configured from.
 
-use std::{
-    io::{self, Read},
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use fs_err::{self as fs, File};
+use fs_err as fs;
 
 use super::stage::{Staged, Tree, ambiguous};
 use crate::{
     archive::links::resolve,
     inputs::{
         FetchError,
+        files::read_start,
         header_set::layout::usual_places,
         header_tree::{self, TreeError},
     },
@@ -131,14 +129,8 @@ fn find_source(staged: &Staged, build: &Tree) -> Result<Option<Tree>, FetchError
 /// The source tree that a build directory's Makefile names: by `include <tree>/Makefile` (since Linux 4.20, and
 /// Debian's), or by `MAKEARGS := -C <tree>` (before).
 fn included(makefile: &Path) -> Result<Option<PathBuf>, FetchError> {
-    let file = match File::open(makefile) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let mut text = Vec::new();
-    file.take(MAX_STUB).read_to_end(&mut text)?;
-    Ok(named_tree(&String::from_utf8_lossy(&text)))
+    let text = read_start(makefile, MAX_STUB)?;
+    Ok(text.and_then(|text| named_tree(&String::from_utf8_lossy(&text))))
 }
 
 fn named_tree(makefile: &str) -> Option<PathBuf> {

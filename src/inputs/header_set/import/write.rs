@@ -5,7 +5,7 @@ use std::{
     io::{self, BufReader, BufWriter, Read, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::AtomicBool,
     time::SystemTime,
 };
 
@@ -13,7 +13,10 @@ use fs_err::{self as fs, File, os::unix::fs::symlink};
 
 use super::gather::{Entries, Entry};
 use crate::{
-    inputs::{FetchError, files::make_directory},
+    inputs::{
+        FetchError,
+        files::{go_on, make_directory},
+    },
     oci::{EntryKind, Layer, LayerWriter},
 };
 
@@ -33,9 +36,7 @@ pub(super) fn write(
     let out = BufWriter::with_capacity(256 << 10, File::create_new(to)?);
     let mut layer = LayerWriter::artifact(out, MTIME)?;
     for (path, entry) in entries {
-        if stop.load(Ordering::Relaxed) {
-            return Err(FetchError::Interrupted);
-        }
+        go_on(stop)?;
         let place = tree.join(path);
         match entry {
             Entry::Directory => {
