@@ -22,19 +22,26 @@ pub fn relative(directory: &Path, place: &Path) -> PathBuf {
 
 /// Does a link at this relative path stay below `top` on the way to its target, other links left aside?
 pub fn stays_below(top: &Path, link: &Path, target: &Path) -> bool {
-    let mut place: PathBuf = link.parent().unwrap_or(Path::new("")).to_owned();
-    target.components().all(|part| {
-        let inside = match part {
-            Component::Normal(name) => {
-                place.push(name);
-                true
-            }
-            Component::ParentDir => place.pop(),
-            Component::CurDir => true,
-            Component::RootDir | Component::Prefix(_) => false,
-        };
-        inside && place.starts_with(top)
-    })
+    let mut place = link.parent().unwrap_or(Path::new("")).to_owned();
+    target.is_relative() && target.components().all(|part| step(&mut place, part) && place.starts_with(top))
+}
+
+/// Where a link in this directory leads, other links left aside, both relative to the same root; `None` when that is
+/// above it.
+pub fn target_of(directory: &Path, target: &Path) -> Option<PathBuf> {
+    let mut place = if target.is_absolute() { PathBuf::new() } else { directory.to_owned() };
+    target.components().all(|part| step(&mut place, part)).then_some(place)
+}
+
+/// Goes on by one part of a path; `false` where that leads above the root.
+fn step(place: &mut PathBuf, part: Component<'_>) -> bool {
+    match part {
+        Component::Normal(name) => place.push(name),
+        Component::ParentDir => return place.pop(),
+        Component::CurDir | Component::RootDir => {}
+        Component::Prefix(_) => return false,
+    }
+    true
 }
 
 /// Resolves a path inside `root` as if that were `/`. The result is relative to `root` and holds no link; `None` when

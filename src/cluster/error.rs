@@ -60,7 +60,7 @@ pub enum ClusterError {
 }
 
 /// Why a call of the API server failed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ApiError {
     /// It does not answer, or has too much to do, for longer than farrier waits. Transient.
     #[error("the API server is unavailable: {0}")]
@@ -109,37 +109,22 @@ impl ClusterError {
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        let error = match self {
+        let hint = match self {
             Self::Configuration(_) => {
-                return Some(
-                    "name a context with --cluster kube:CONTEXT, set KUBECONFIG, or see that `kubectl cluster-info` \
-                     works; in a pod, mount the service account's token"
-                        .to_owned(),
-                );
+                "name a context with --cluster kube:CONTEXT, set KUBECONFIG, or see that `kubectl cluster-info` \
+                 works; in a pod, mount the service account's token"
             }
-            Self::Api { error, .. } => error,
-            Self::Io(_)
-            | Self::Manifest { .. }
-            | Self::TooLarge { .. }
-            | Self::Conflict { .. }
-            | Self::Refused { .. } => return None,
-        };
-        let hint = match error {
-            ApiError::Unavailable(_) => {
+            Self::Api { error: ApiError::Unavailable(_), .. } => {
                 "see that `kubectl version` reaches the API server from here; farrier tries again with its next pass"
             }
-            ApiError::Unauthorized(_) => {
+            Self::Api { error: ApiError::Unauthorized(_), .. } => {
                 "log in again, or see that the kubeconfig's or service account's token has not run out"
             }
-            ApiError::Forbidden(missing) => return Some(missing.remedy()),
-            ApiError::Disruption(_) => {
+            Self::Api { error: ApiError::Forbidden(missing), .. } => return Some(missing.remedy()),
+            Self::Api { error: ApiError::Disruption(_), .. } => {
                 "the pod is evicted once its PodDisruptionBudget allows it; see `kubectl get pdb -A`"
             }
-            ApiError::Gone
-            | ApiError::Changed(_)
-            | ApiError::Rejected(_)
-            | ApiError::Unwritable(_)
-            | ApiError::Fenced(_) => return None,
+            _ => return None,
         };
         Some(hint.to_owned())
     }

@@ -1,6 +1,7 @@
 //! Adapter: reads what a header set says about its kernel from its unpacked tree.
 
 use std::{
+    error::Error,
     io::{self, Read},
     path::{Path, PathBuf},
 };
@@ -9,8 +10,8 @@ use fs_err::File;
 
 use crate::{
     archive::links::resolve,
-    kernel::{Architecture, Compiler, CompilerTextError, KernelRelease},
-    kmod::{BeyondHeaders, ConfigError, KernelConfig, KernelFacts, SymbolTable, SymbolTableError},
+    kernel::{Architecture, Compiler, KernelRelease},
+    kmod::{BeyondHeaders, KernelConfig, KernelFacts, SymbolTable},
 };
 
 /// Bytes of one file that is read; Debian's `Module.symvers` has 2 MB.
@@ -27,11 +28,13 @@ pub enum TreeError {
         /// The release.
         release: KernelRelease,
     },
-    /// The build directory does not say which release it is for.
-    #[error("{build} holds neither include/generated/utsrelease.h nor include/config/kernel.release")]
-    NoRelease {
+    /// The build directory does not say which release it is for, or how its kernel was configured.
+    #[error("{build} holds neither {files}")]
+    Unprepared {
         /// The build directory.
         build: PathBuf,
+        /// What it would say that in.
+        files: &'static str,
     },
     /// The build directory is of another kernel.
     #[error("{build} is the build directory of {found:?}, not of {wanted}")]
@@ -43,21 +46,6 @@ pub enum TreeError {
         /// What was asked for.
         wanted: KernelRelease,
     },
-    /// The kernel's configuration is missing.
-    #[error("{build} holds neither include/config/auto.conf nor .config")]
-    NoConfig {
-        /// The build directory.
-        build: PathBuf,
-    },
-    /// The kernel's configuration is damaged.
-    #[error("read the configuration in {build}")]
-    Config {
-        /// The build directory.
-        build: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: ConfigError,
-    },
     /// The configuration is for another processor.
     #[error("{build} is configured for another processor than {wanted}")]
     Architecture {
@@ -66,23 +54,16 @@ pub enum TreeError {
         /// What was asked for.
         wanted: Architecture,
     },
-    /// The symbol table is damaged.
-    #[error("read Module.symvers in {build}")]
-    Symbols {
+    /// The kernel's configuration or symbol table is damaged, or the compiler is an unknown one.
+    #[error("read {what} in {build}")]
+    Damaged {
+        /// Which.
+        what: &'static str,
         /// The build directory.
         build: PathBuf,
         /// What is wrong.
         #[source]
-        source: SymbolTableError,
-    },
-    /// The compiler is an unknown one.
-    #[error("read CONFIG_CC_VERSION_TEXT in {build}")]
-    Compiler {
-        /// The build directory.
-        build: PathBuf,
-        /// What is wrong.
-        #[source]
-        source: CompilerTextError,
+        source: Box<dyn Error + Send + Sync>,
     },
     /// A file or link of the tree.
     #[error(transparent)]
@@ -96,10 +77,8 @@ impl TreeError {
             Self::NoBuild { .. } | Self::Release { .. } | Self::Architecture { .. } => {
                 "give the header set of exactly this kernel and architecture"
             }
-            Self::NoRelease { .. } | Self::NoConfig { .. } => {
-                "give a build tree on which `make modules_prepare` was run"
-            }
-            Self::Config { .. } | Self::Symbols { .. } | Self::Compiler { .. } => {
+            Self::Unprepared { .. } => "give a build tree on which `make modules_prepare` was run",
+            Self::Damaged { .. } => {
                 "fetch the header set again; if the file is as its maker left it, report it"
             }
             Self::Io(_) => "look at the file's rights and the disk",
@@ -122,10 +101,12 @@ pub fn read_header_set(
     check_release(&build, release, header.as_deref(), plain.as_deref())?;
     let text = match read("include/config/auto.conf")? {
         Some(text) => text,
-        None => read(".config")?.ok_or_else(|| TreeError::NoConfig { build: build.clone() })?,
+        None => read(".config")?.ok_or_else(|| TreeError::Unprepared {
+            build: build.clone(),
+            files: "include/config/auto.conf nor .config",
+        })?,
     };
-    let config =
-        KernelConfig::parse(&text).map_err(|source| TreeError::Config { build: build.clone(), source })?;
+    let config = KernelConfig::parse(&text).map_err(damaged("the configuration", &build))?;
     let wanted = match arch {
         Architecture::Amd64 => "X86_64",
         Architecture::Arm64 => "ARM64",
@@ -136,16 +117,21 @@ pub fn read_header_set(
     let symbols = read("Module.symvers")?
         .map(|text| SymbolTable::parse(&text))
         .transpose()
-        .map_err(|source| TreeError::Symbols { build: build.clone(), source })?
+        .map_err(damaged("Module.symvers", &build))?
         // Trees that were only prepared hold an empty one, which says nothing.
         .filter(|table| !table.is_empty());
-    let compiler = config
-        .get("CC_VERSION_TEXT")
-        .map(str::parse)
-        .transpose()
-        .map_err(|source| TreeError::Compiler { build, source })?;
+    let compiler = config.get("CC_VERSION_TEXT").map(str::parse::<Compiler>).transpose();
+    let compiler = compiler.map_err(damaged("CONFIG_CC_VERSION_TEXT", &build))?;
     let (release, beyond_headers) = (release.clone(), BeyondHeaders::default());
     Ok((KernelFacts { release, arch, config, symbols, beyond_headers }, compiler))
+}
+
+fn damaged<E: Into<Box<dyn Error + Send + Sync>>>(
+    what: &'static str,
+    build: &Path,
+) -> impl FnOnce(E) -> TreeError {
+    let build = build.to_owned();
+    move |source| TreeError::Damaged { what, build, source: source.into() }
 }
 
 /// The build directory's place below the root, links resolved.
@@ -171,9 +157,12 @@ fn check_release(
         let line = text.lines().find_map(|line| line.trim().strip_prefix("#define UTS_RELEASE"))?;
         Some(line.trim().trim_matches('"').to_owned())
     });
-    let found = defined
-        .or_else(|| release.map(|text| text.trim().to_owned()))
-        .ok_or_else(|| TreeError::NoRelease { build: build.to_owned() })?;
+    let found = defined.or_else(|| release.map(|text| text.trim().to_owned())).ok_or_else(|| {
+        TreeError::Unprepared {
+            build: build.to_owned(),
+            files: "include/generated/utsrelease.h nor include/config/kernel.release",
+        }
+    })?;
     if found == wanted.as_str() {
         Ok(())
     } else {
@@ -280,16 +269,20 @@ mod tests {
     fn what_is_missing_or_wrong_is_told() {
         let tree = Tree::debian();
         tree.write("usr/src/h/Module.symvers", "<html>\n");
-        assert!(matches!(tree.read(), Err(TreeError::Symbols { .. })));
+        assert!(matches!(tree.read(), Err(TreeError::Damaged { what: "Module.symvers", .. })));
         tree.write("usr/src/h/include/config/auto.conf", "CONFIG_ARM64=y\n");
         assert!(matches!(tree.read(), Err(TreeError::Architecture { .. })));
         tree.write("usr/src/h/include/config/auto.conf", "nothing");
-        assert!(matches!(tree.read(), Err(TreeError::Config { .. })));
+        assert!(matches!(tree.read(), Err(TreeError::Damaged { what: "the configuration", .. })));
         tree.remove("usr/src/h/include/config/auto.conf");
-        assert!(matches!(tree.read(), Err(TreeError::NoConfig { .. })));
+        assert_eq!(
+            tree.read().unwrap_err().to_string(),
+            "usr/src/h holds neither include/config/auto.conf nor .config"
+        );
         tree.remove("usr/src/h/include/config/kernel.release");
         tree.remove("usr/src/h/include/generated/utsrelease.h");
-        assert!(matches!(tree.read(), Err(TreeError::NoRelease { .. })));
+        let release = "include/generated/utsrelease.h nor include/config/kernel.release";
+        assert_eq!(tree.read().unwrap_err().to_string(), format!("usr/src/h holds neither {release}"));
         tree.remove(&format!("lib/modules/{RELEASE}/build"));
         assert!(matches!(tree.read(), Err(TreeError::NoBuild { .. })));
     }
@@ -300,7 +293,7 @@ mod tests {
         fs::write(outside.path().join("secret"), "CONFIG_X86_64=y\n").unwrap();
         let tree = Tree::debian();
         tree.link(&format!("{}/secret", outside.path().display()), "usr/src/h/include/config/auto.conf");
-        assert!(matches!(tree.read(), Err(TreeError::NoConfig { .. })));
+        assert!(matches!(tree.read(), Err(TreeError::Unprepared { files, .. }) if files.contains(".config")));
         let climb = "../".repeat(64) + outside.path().strip_prefix("/").unwrap().to_str().unwrap();
         tree.link(&climb, &format!("lib/modules/{RELEASE}/build"));
         assert!(matches!(tree.read(), Err(TreeError::NoBuild { .. })));

@@ -70,6 +70,16 @@ pub(super) async fn output(command: Command, program: &'static str) -> Result<Ou
     Ok(Output { status, stdout, stderr })
 }
 
+/// The same, where a failure is an error: `action` says what the program was to do.
+pub(super) async fn run(
+    command: Command,
+    program: &'static str,
+    action: impl FnOnce() -> String,
+) -> Result<Output, FetchError> {
+    let output = output(command, program).await?;
+    if output.status.success() { Ok(output) } else { Err(failure(action(), &output.stderr)) }
+}
+
 /// What a program writes into a pipe, until it closes that.
 pub(super) async fn read_text(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
     let mut bytes = Vec::new();

@@ -57,8 +57,7 @@ pub struct Sources<'a>(pub(super) &'a Fetcher);
 enum Content {
     Package(Package),
     Download { url: String, sha256: String },
-    File { path: PathBuf, sha256: String },
-    Directory { path: PathBuf, sha256: String },
+    Local { path: PathBuf, sha256: String, is_dir: bool },
 }
 
 impl Sources<'_> {
@@ -88,7 +87,7 @@ impl Sources<'_> {
         }
         let content = self.content(from, root).await?;
         let origin = identity(spec, &content);
-        if let (Content::Directory { path, .. }, None) = (&content, unpack) {
+        if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
             // Used where it lies: the user's own tree, which the build only reads.
             let (path, subdir) = (path.clone(), subdir.clone());
             let root = stoppable(move |_| pick(&path, subdir.as_deref())).await?;
@@ -96,7 +95,7 @@ impl Sources<'_> {
         }
         let key = content_key(&origin);
         // What lies on this machine is not fetched from another one.
-        let is_here = matches!(content, Content::File { .. } | Content::Directory { .. });
+        let is_here = matches!(content, Content::Local { .. });
         let make = |dir| self.lay_out(spec, content, dir);
         let place = if is_here {
             fetcher.cache.get_or_make(PLACE, &key, make).await?
@@ -151,7 +150,7 @@ impl Sources<'_> {
                 let downloaded = download(self.0, &what, &url, &sha256).await;
                 self.0.unless_kept(downloaded, || format!("{what} ({url})"), CARRY)?
             }
-            Content::File { path, .. } | Content::Directory { path, .. } => path,
+            Content::Local { path, .. } => path,
         };
         let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
         stoppable(move |stop| lay_out(stop, &file, &dir, inner.as_deref(), subdir.as_deref())).await
@@ -177,8 +176,7 @@ impl Sources<'_> {
                             wanted: wanted.to_ascii_lowercase(),
                         })
                     }
-                    _ if known.is_dir => Ok(Content::Directory { path, sha256: known.digest }),
-                    _ => Ok(Content::File { path, sha256: known.digest }),
+                    _ => Ok(Content::Local { path, sha256: known.digest, is_dir: known.is_dir }),
                 }
             }
         }
@@ -189,10 +187,8 @@ fn identity(spec: &SourceSpec, content: &Content) -> String {
     let SourceSpec { name: _, from: _, unpack, subdir } = spec;
     let mut text = match content {
         Content::Package(package) => package.identity(),
-        Content::Download { url: _, sha256 } | Content::File { path: _, sha256 } => {
-            format!("sha256:{sha256}")
-        }
-        Content::Directory { path: _, sha256 } => format!("tree sha256:{sha256}"),
+        Content::Local { path: _, sha256, is_dir: true } => format!("tree sha256:{sha256}"),
+        Content::Download { sha256, .. } | Content::Local { sha256, .. } => format!("sha256:{sha256}"),
     };
     for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
         if let Some(value) = value {

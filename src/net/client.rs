@@ -81,21 +81,18 @@ impl Net {
         special: Option<(usize, &Host)>,
         versions: &'static [&'static SupportedProtocolVersion],
     ) -> Result<Client, NetError> {
-        let Some((at, entry)) = special else {
-            return make(&self.0, None, None, versions).await.map_err(|reason| wrong("TLS", reason));
-        };
-        let key = match &entry.client_key {
-            Some(key) => Some(
-                self.0
-                    .secrets
-                    .read(key)
-                    .await
-                    .map_err(|source| NetError::Secret { host: entry.host.to_string(), source })?,
-            ),
+        let entry = special.map(|(_, entry)| entry);
+        let key = match entry.and_then(|entry| Some((&entry.host, entry.client_key.as_ref()?))) {
+            Some((host, key)) => {
+                let read = self.0.secrets.read(key).await;
+                Some(read.map_err(|source| NetError::Secret { host: host.to_string(), source })?)
+            }
             None => None,
         };
-        let made = make(&self.0, Some(at), key, versions).await;
-        made.map_err(|reason| wrong(&format!("site.yaml, host {}", entry.host), reason))
+        make(&self.0, special.map(|(at, _)| at), key, versions).await.map_err(|reason| NetError::Options {
+            what: entry.map_or_else(|| "TLS".to_owned(), |entry| format!("site.yaml, host {}", entry.host)),
+            reason,
+        })
     }
 
     /// Does the server refuse our certificate, or the lack of one? With TLS 1.3 it says so after the handshake only, and
@@ -126,10 +123,6 @@ fn bare(client: &Client, request: &mut Request) -> Result<(), NetError> {
         request.headers_mut().entry(AUTHORIZATION).or_insert(value.clone());
     }
     Ok(())
-}
-
-fn wrong(what: &str, reason: String) -> NetError {
-    NetError::Options { what: what.to_owned(), reason }
 }
 
 fn refused(reason: &str) -> NetError {

@@ -74,22 +74,19 @@ impl fmt::Display for Asker<'_> {
 }
 
 /// HTTP clients, made when they are needed first.
+#[derive(Default)]
 struct Clients {
     general: OnceCell<Client>,
     /// One for each of the site's hosts.
     hosts: Vec<OnceCell<Client>>,
 }
 
-impl Clients {
-    fn new(hosts: usize) -> Self {
-        Self { general: OnceCell::new(), hosts: (0..hosts).map(|_| OnceCell::new()).collect() }
-    }
-}
-
-/// How hosts are reached. A clone shares connections and names.
-#[derive(Clone)]
+/// How hosts are reached. A clone shares connections and names. By default every host may be asked, directly, with the
+/// system's certificates.
+#[derive(Clone, Default)]
 pub struct Net(Arc<Inner>);
 
+#[derive(Default)]
 struct Inner {
     mirrors: Vec<MirrorRule>,
     hosts: Vec<Host>,
@@ -103,25 +100,6 @@ struct Inner {
     root: PathBuf,
     clients: Clients,
     trusted: tls::Trusted,
-}
-
-impl Default for Net {
-    /// Every host may be asked, directly, with the system's certificates.
-    fn default() -> Self {
-        Self(Arc::new(Inner {
-            mirrors: Vec::new(),
-            hosts: Vec::new(),
-            insecure: Vec::new(),
-            proxy: Proxy::default(),
-            environment: false,
-            site_proxy: false,
-            policy: RwLock::default(),
-            secrets: SecretReader::new(PathBuf::new(), KubeOptions::default()),
-            root: PathBuf::new(),
-            clients: Clients::new(0),
-            trusted: tls::Trusted::default(),
-        }))
-    }
 }
 
 impl Net {
@@ -148,7 +126,7 @@ impl Net {
         plain.extend(hosts.iter().filter(|host| host.plain_http).map(|host| host.host.clone()));
         let trusted = tls::Trusted::read(ca_file.as_deref(), &hosts, &root)?;
         Ok(Self(Arc::new(Inner {
-            clients: Clients::new(hosts.len()),
+            clients: Clients { hosts: hosts.iter().map(|_| OnceCell::new()).collect(), ..Clients::default() },
             environment: proxy.is_none() && environment != Proxy::default(),
             site_proxy: proxy.is_some(),
             proxy: proxy.unwrap_or(environment),

@@ -20,7 +20,7 @@ use crate::{
 const MAX_SECRET: u64 = 1 << 20;
 
 /// Reads secrets. A clone shares the connection, which is made when a Secret is read first.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct SecretReader {
     root: PathBuf,
     options: KubeOptions,
@@ -119,12 +119,6 @@ fn words(error: &kube::Error) -> String {
     match error {
         kube::Error::Api(status) => status.message.clone(),
         other => other.to_string(),
-    }
-}
-
-impl Default for SecretReader {
-    fn default() -> Self {
-        Self::new(PathBuf::new(), KubeOptions::default())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::oci::{
 };
 
 /// Larger than all modules of any distribution's kernel together.
-pub(super) const MAX_MODULE_BYTES: u64 = 8 << 30;
+const MAX_MODULE_BYTES: u64 = 8 << 30;
 
 /// An engine's image as files.
 #[derive(Clone, Debug)]
@@ -55,18 +55,21 @@ pub fn import_docker_archive(archive: &Path, work_dir: &Path) -> Result<ArchiveI
 /// Writes the modules (`*.ko`, also compressed) under any `lib/modules/` of an image archive into `dest`, as
 /// the stacked layers leave them; `usr/lib/modules` becomes `lib/modules`. Returns how many. Blocks.
 pub fn extract_modules(archive: &Path, dest: &Path) -> Result<usize, PayloadError> {
-    let mut file = File::open(archive)?;
-    let image = ImageArchive::open(BufReader::new(&file))?;
-    let mut left = MAX_MODULE_BYTES;
-    for extent in &image.layers {
-        let blob = part(&mut file, *extent)?;
-        let tar = LayerReader::new(blob)?;
-        apply_layer(tar, dest, &mut left, &|path| {
-            if is_module(path) { Keep::Content } else { Keep::Nothing }
-        })?;
-    }
+    apply_layers(&ImageLayers::Archive(archive.to_owned()), dest, &|path| {
+        let is_module = has_module_name(path) && below(path, ["lib", "modules"]).is_some();
+        if is_module { Keep::Content } else { Keep::Nothing }
+    })?;
     let is_file = |found: &walkdir::DirEntry| found.file_type().is_file();
     Ok(walkdir::WalkDir::new(dest).into_iter().filter_map(Result::ok).filter(is_file).count())
+}
+
+/// Where an image's layers are.
+#[derive(Clone, Debug)]
+pub enum ImageLayers {
+    /// Each a file, the lowest first.
+    Files(Vec<PathBuf>),
+    /// All in a `docker save` archive.
+    Archive(PathBuf),
 }
 
 /// What is wanted of a file of an image.
@@ -80,9 +83,33 @@ pub(super) enum Keep {
     Content,
 }
 
+/// Puts what `keep` wants of all layers into `dest`, the lowest first.
+pub(super) fn apply_layers(
+    layers: &ImageLayers,
+    dest: &Path,
+    keep: &dyn Fn(&Path) -> Keep,
+) -> Result<(), PayloadError> {
+    let mut left = MAX_MODULE_BYTES;
+    match layers {
+        ImageLayers::Files(files) => {
+            for path in files {
+                apply_layer(LayerReader::new(File::open(path)?)?, dest, &mut left, keep)?;
+            }
+        }
+        ImageLayers::Archive(path) => {
+            let mut file = File::open(path)?;
+            let image = ImageArchive::open(BufReader::new(&file))?;
+            for extent in &image.layers {
+                apply_layer(LayerReader::new(part(&mut file, *extent)?)?, dest, &mut left, keep)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Puts what `keep` wants of a layer over what lower layers left in `dest`. Only directories and regular files are
 /// ever made below `dest`, so no path leads out of it.
-pub(super) fn apply_layer(
+fn apply_layer(
     tar: impl io::Read,
     dest: &Path,
     left: &mut u64,
@@ -108,16 +135,19 @@ pub(super) fn apply_layer(
         };
         let path = without_usr(named);
         let place = dest.join(&path);
-        match whiteout(&path) {
-            Some(Whiteout::Opaque) => {
+        // A deletion (OCI image spec, `layer.md`, "whiteouts").
+        let name = path.file_name().and_then(|name| name.to_str());
+        match name.and_then(|name| name.strip_prefix(".wh.")) {
+            Some(".wh..opq") => {
                 clear(place.parent().unwrap_or(dest), &written)?;
                 continue;
             }
-            Some(Whiteout::Entry(name)) => {
+            // Such names would lead up and out of the directory.
+            Some("" | "." | "..") | None => {}
+            Some(name) => {
                 remove(&place.with_file_name(name))?;
                 continue;
             }
-            None => {}
         }
         let source = hard_link.map(|target| dest.join(target));
         if source.as_deref() == Some(&place) {
@@ -154,23 +184,6 @@ pub(super) fn apply_layer(
     Ok(())
 }
 
-/// A deletion (OCI image spec, `layer.md`, "whiteouts").
-enum Whiteout {
-    /// Of what lower layers have in this directory.
-    Opaque,
-    /// Of one name beside the marker.
-    Entry(String),
-}
-
-fn whiteout(path: &Path) -> Option<Whiteout> {
-    match path.file_name()?.to_str()?.strip_prefix(".wh.")? {
-        ".wh..opq" => Some(Whiteout::Opaque),
-        // Such names would lead up and out of the directory.
-        "" | "." | ".." => None,
-        name => Some(Whiteout::Entry(name.to_owned())),
-    }
-}
-
 /// Removes the files of lower layers below a directory.
 fn clear(directory: &Path, keep: &HashSet<PathBuf>) -> Result<(), PayloadError> {
     for found in walkdir::WalkDir::new(directory).into_iter().filter_map(Result::ok) {
@@ -186,11 +199,6 @@ fn without_usr(path: PathBuf) -> PathBuf {
         Ok(rest) if rest.starts_with("lib") => rest.to_owned(),
         _ => path,
     }
-}
-
-/// A module below a `lib/modules` directory.
-fn is_module(path: &Path) -> bool {
-    has_module_name(path) && below(path, ["lib", "modules"]).is_some()
 }
 
 /// Does a file go by a module's name?

@@ -41,7 +41,7 @@ impl Entrypoint {
     /// Reads the binary and sees that it runs without anything beside it. Blocks.
     pub fn read(path: &Path) -> Result<Self, PayloadError> {
         let failed = |source| PayloadError::Entrypoint { path: path.to_owned(), source };
-        let unfit = |why| PayloadError::Unfit { path: path.to_owned(), why };
+        let unfit = |why: &str| PayloadError::Unfit { path: path.to_owned(), why: why.to_owned() };
         let mut bytes = Vec::new();
         File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
         if bytes.len() as u64 > LIMIT {
@@ -56,7 +56,8 @@ impl Entrypoint {
         if self.arch == wanted {
             return Ok(());
         }
-        Err(PayloadError::Architecture { path: self.path.clone(), found: self.arch, wanted })
+        let why = format!("it is for {}, the image for {wanted}", self.arch);
+        Err(PayloadError::Unfit { path: self.path.clone(), why })
     }
 
     /// The layer and its bytes: the same for every image and kernel.

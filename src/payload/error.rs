@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use crate::{
     archive::UnpackError,
-    kernel::{Architecture, KernelRelease},
+    kernel::KernelRelease,
     oci::{LayerError, docker_archive::ArchiveError},
     signing::SigningError,
 };
@@ -106,17 +106,7 @@ pub enum PayloadError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        why: &'static str,
-    },
-    /// `driver-entrypoint` is for other machines than the image.
-    #[error("use {path} as driver-entrypoint: it is for {found}, the image for {wanted}")]
-    Architecture {
-        /// The file.
-        path: PathBuf,
-        /// What it is for.
-        found: Architecture,
-        /// What the image is for.
-        wanted: Architecture,
+        why: String,
     },
     /// A module cannot be signed.
     #[error("sign module {}", .path.display())]
@@ -145,7 +135,7 @@ impl PayloadError {
             Self::Link { .. } => "let the template link to a place inside the payload, or copy the target",
             Self::Merged(_) => "let the template install it below /out/usr instead",
             Self::Conflict { .. } | Self::HidesBase(_) => "let the template install below /out/usr instead",
-            Self::Entrypoint { .. } | Self::Unfit { .. } | Self::Architecture { .. } => {
+            Self::Entrypoint { .. } | Self::Unfit { .. } => {
                 "build it for the image's architecture with `cargo build --profile entrypoint` in \
                  crates/driver-entrypoint/, and put it beside farrier or name it with --entrypoint"
             }

@@ -1,20 +1,22 @@
 //! Adapter: what a payload offers to the drivers that are compiled against it: headers and symbol tables.
 
 use std::{
-    collections::BTreeMap,
     fs::Metadata,
     os::unix::fs::PermissionsExt as _,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
-use fs_err::{self as fs, File, os::unix::fs::symlink};
+use fs_err::{self as fs, os::unix::fs::symlink};
 use walkdir::WalkDir;
 
-use super::{error::PayloadError, layer::MERGED};
+use super::{
+    error::PayloadError,
+    layer::{self, MERGED},
+};
 use crate::{
     archive::{self, UnpackError, links},
     image::{Digest, checked::fits},
-    oci::{EntryKind, TreeDigester, plain_path},
+    oci::plain_path,
 };
 
 /// The name of a symbol table, wherever it lies in an exposed tree.
@@ -186,7 +188,7 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), P
     let target = fs::read_link(&place)?;
     let refuse = |why| PayloadError::Link { link: Path::new("/").join(link), target: target.clone(), why };
     let parent = link.parent().unwrap_or(Path::new(""));
-    let meant = inside(parent, &target).ok_or_else(|| refuse("it leads out of the payload"))?;
+    let meant = links::target_of(parent, &target).ok_or_else(|| refuse("it leads out of the payload"))?;
     let is_there = |path: &Path| fs::symlink_metadata(payload.join(path)).is_ok();
     let meant = match meant.strip_prefix(OUT) {
         Ok(below) if target.is_absolute() && !is_there(&meant) && is_there(below) => below.to_owned(),
@@ -202,35 +204,27 @@ fn settle_link(payload: &Path, link: &Path, exposed: &[PathBuf]) -> Result<(), P
     Ok(())
 }
 
-/// Where a link in this directory leads, relative to the payload's root; `None` when that is above it.
-fn inside(directory: &Path, target: &Path) -> Option<PathBuf> {
-    let mut place = if target.is_absolute() { PathBuf::new() } else { directory.to_owned() };
-    for component in target.components() {
-        match component {
-            Component::Normal(name) => place.push(name),
-            Component::ParentDir => {
-                if !place.pop() {
-                    return None;
-                }
-            }
-            Component::CurDir | Component::RootDir => {}
-            Component::Prefix(_) => return None,
-        }
-    }
-    Some(place)
-}
-
 fn exposed_of(tree: &Path, paths: Vec<PathBuf>) -> Result<Exposed, PayloadError> {
-    let mut entries: BTreeMap<PathBuf, Metadata> = BTreeMap::new();
+    let (mut entries, mut tables) = (layer::Tree::new(), Vec::new());
     for path in &paths {
         each_entry(tree, path, |path, metadata| {
-            entries.insert(path.to_owned(), metadata.clone());
+            // The modes that survive packing and unpacking on any machine.
+            let mode = match metadata.permissions().mode() {
+                _ if metadata.is_symlink() => 0o777,
+                mode if metadata.is_dir() || mode & 0o111 != 0 => 0o755,
+                _ => 0o644,
+            };
+            if metadata.is_file() && is_symbol_table(path) {
+                tables.push(path.to_owned());
+            }
+            let mut entry = layer::Entry::of(&tree.join(path), metadata)?;
+            entry.mode = mode;
+            entries.insert(path.to_owned(), entry);
             Ok(())
         })?;
     }
-    let tables = entries.iter().filter(|(path, metadata)| metadata.is_file() && is_symbol_table(path));
-    let tables = tables.map(|(path, _)| path.clone()).collect();
-    Ok(Exposed { digest: digest(tree, &entries)?, paths, tables })
+    tables.sort();
+    Ok(Exposed { digest: layer::digest(&entries)?, paths, tables })
 }
 
 /// Visits an entry and all below it.
@@ -251,25 +245,6 @@ fn each_entry(
         visit(path, &metadata)?;
     }
     Ok(())
-}
-
-/// As a layer's digest, but with the modes that survive packing and unpacking on any machine.
-fn digest(tree: &Path, entries: &BTreeMap<PathBuf, Metadata>) -> Result<Digest, PayloadError> {
-    let mut digester = TreeDigester::new(0);
-    for (path, metadata) in entries {
-        let place = tree.join(path);
-        if metadata.is_dir() {
-            digester.entry(path, 0o755, EntryKind::Directory)?;
-        } else if metadata.is_symlink() {
-            let target = fs::read_link(&place)?;
-            digester.entry(path, 0o777, EntryKind::Symlink { target: &target })?;
-        } else {
-            let mode = if metadata.permissions().mode() & 0o111 == 0 { 0o644 } else { 0o755 };
-            let mut file = File::open(&place)?;
-            digester.entry(path, mode, EntryKind::File { size: metadata.len(), content: &mut file })?;
-        }
-    }
-    Ok(digester.finish()?)
 }
 
 #[cfg(test)]

@@ -1,33 +1,12 @@
 //! Adapter: the modules of any image, for a check of images that farrier did not build.
 
-use std::{
-    collections::BTreeSet,
-    io::BufReader,
-    path::{Path, PathBuf},
-};
-
-use fs_err::File;
+use std::{collections::BTreeSet, path::Path};
 
 use super::{
-    archive_image::{Keep, MAX_MODULE_BYTES, apply_layer, below, has_module_name},
+    archive_image::{ImageLayers, Keep, apply_layers, below, has_module_name},
     error::PayloadError,
 };
-use crate::{
-    kernel::KernelRelease,
-    oci::{
-        LayerReader,
-        docker_archive::{ImageArchive, part},
-    },
-};
-
-/// Where an image's layers are.
-#[derive(Clone, Debug)]
-pub enum ImageLayers {
-    /// Each a file, the lowest first.
-    Files(Vec<PathBuf>),
-    /// All in a `docker save` archive.
-    Archive(PathBuf),
-}
+use crate::kernel::KernelRelease;
 
 /// What an image holds for kernels.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -53,25 +32,7 @@ pub fn unpack_image(
         }
         if below(path, ["lib", "firmware"]).is_some() { Keep::Name } else { Keep::Nothing }
     };
-    let mut left = MAX_MODULE_BYTES;
-    match layers {
-        ImageLayers::Files(files) => {
-            for path in files {
-                let file = File::open(path)?;
-                let tar = LayerReader::new(file)?;
-                apply_layer(tar, dest, &mut left, &keep)?;
-            }
-        }
-        ImageLayers::Archive(path) => {
-            let mut file = File::open(path)?;
-            let image = ImageArchive::open(BufReader::new(&file))?;
-            for extent in &image.layers {
-                let blob = part(&mut file, *extent)?;
-                let tar = LayerReader::new(blob)?;
-                apply_layer(tar, dest, &mut left, &keep)?;
-            }
-        }
-    }
+    apply_layers(layers, dest, &keep)?;
     list(dest)
 }
 
@@ -95,7 +56,10 @@ fn list(dest: &Path) -> Result<ImageTree, PayloadError> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::{self, File};
+    use std::{
+        fs::{self, File},
+        path::PathBuf,
+    };
 
     use super::*;
 

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    fs::Metadata,
     io::{self, BufWriter},
     os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
@@ -34,16 +35,34 @@ pub struct PayloadLayer {
 
 /// One entry of the payload.
 pub(super) struct Entry {
-    /// Where it lies on this machine; `None` for a directory that only the layer has.
-    source: Option<PathBuf>,
-    mode: u32,
+    pub(super) mode: u32,
     kind: Kind,
 }
 
 enum Kind {
     Directory,
-    File { size: u64 },
-    Symlink { target: PathBuf },
+    /// `source` is where it lies on this machine.
+    File {
+        source: PathBuf,
+        size: u64,
+    },
+    Symlink {
+        target: PathBuf,
+    },
+}
+
+impl Entry {
+    /// What lies at a place of this machine: a directory, a symbolic link or a file.
+    pub(super) fn of(place: &Path, metadata: &Metadata) -> Result<Self, PayloadError> {
+        let kind = if metadata.is_dir() {
+            Kind::Directory
+        } else if metadata.is_symlink() {
+            Kind::Symlink { target: fs::read_link(place)? }
+        } else {
+            Kind::File { source: place.to_owned(), size: metadata.len() }
+        };
+        Ok(Self { mode: metadata.mode(), kind })
+    }
 }
 
 pub(super) type Tree = BTreeMap<PathBuf, Entry>;
@@ -74,16 +93,10 @@ pub(super) fn walk(payload: &Path) -> Result<Tree, PayloadError> {
         let path = found.path();
         let metadata = fs::symlink_metadata(path)?;
         let relative = path.strip_prefix(payload).unwrap_or(path).to_owned();
-        let kind = if metadata.is_dir() {
-            Kind::Directory
-        } else if metadata.is_file() {
-            Kind::File { size: metadata.len() }
-        } else if metadata.is_symlink() {
-            Kind::Symlink { target: fs::read_link(path)? }
-        } else {
+        if !(metadata.is_dir() || metadata.is_file() || metadata.is_symlink()) {
             return Err(PayloadError::Kind(relative));
-        };
-        tree.insert(relative, Entry { source: Some(path.to_owned()), mode: metadata.mode(), kind });
+        }
+        tree.insert(relative, Entry::of(path, &metadata)?);
     }
     Ok(tree)
 }
@@ -130,7 +143,7 @@ fn usr_merge(tree: Tree) -> Result<Tree, PayloadError> {
     }
     match merged.get(usr) {
         None => {
-            merged.insert(usr.to_owned(), Entry { source: None, mode: 0o755, kind: Kind::Directory });
+            merged.insert(usr.to_owned(), Entry { mode: 0o755, kind: Kind::Directory });
         }
         Some(Entry { kind: Kind::Directory, .. }) => {}
         Some(_) => return Err(PayloadError::HidesBase(usr.to_owned())),
@@ -173,15 +186,13 @@ fn each_entry(
     mut write: impl FnMut(&Path, u32, EntryKind<'_>) -> Result<(), LayerError>,
 ) -> Result<(), PayloadError> {
     for (path, entry) in tree {
-        match (&entry.kind, &entry.source) {
-            (Kind::File { size }, Some(source)) => {
+        match &entry.kind {
+            Kind::File { source, size } => {
                 let mut file = File::open(source)?;
                 write(path, entry.mode, EntryKind::File { size: *size, content: &mut file })?;
             }
-            (Kind::Symlink { target }, _) => write(path, entry.mode, EntryKind::Symlink { target })?,
-            (Kind::Directory, _) | (Kind::File { .. }, None) => {
-                write(path, entry.mode, EntryKind::Directory)?;
-            }
+            Kind::Symlink { target } => write(path, entry.mode, EntryKind::Symlink { target })?,
+            Kind::Directory => write(path, entry.mode, EntryKind::Directory)?,
         }
     }
     Ok(())

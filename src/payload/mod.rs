@@ -10,13 +10,13 @@ mod modules;
 mod reuse;
 mod sign;
 
-pub use archive_image::{ArchiveImage, extract_modules, import_docker_archive};
+pub use archive_image::{ArchiveImage, ImageLayers, extract_modules, import_docker_archive};
 pub use entrypoint::Entrypoint;
 #[cfg(test)]
 pub use entrypoint::elf_program;
 pub use error::PayloadError;
 pub use exposed::{Exposed, expose, read_exposed, read_symbol_tables, unpack_exposed, unpack_modules};
-pub use image_tree::{ImageLayers, ImageTree, unpack_image};
+pub use image_tree::{ImageTree, unpack_image};
 pub use layer::{PayloadLayer, is_usr_merged, write_payload_layer};
 pub use modules::{is_module_file, open_module, read_module, read_modules};
 pub use reuse::{move_to_kernel, unpack_layer};

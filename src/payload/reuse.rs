@@ -1,13 +1,12 @@
 //! Adapter: a published payload, unpacked and put under another kernel's module directory.
 
 use std::{
-    io::Read,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
 use fs_err::{self as fs, File};
 use regex::bytes::Regex;
-use sha2::{Digest as _, Sha256};
 use walkdir::WalkDir;
 
 use super::{
@@ -17,9 +16,8 @@ use super::{
 };
 use crate::{
     archive::{Options, unpack_file},
-    image::Digest,
     kernel::KernelRelease,
-    oci::LayerReader,
+    oci::{Hashing, LayerReader},
 };
 
 /// Where a payload has its modules, each above a directory that is named as the kernel is.
@@ -30,19 +28,10 @@ const CHUNK: usize = 1 << 20;
 /// Unpacks a payload layer into an empty directory, so that packing it again gives the same layer. Blocks.
 pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), PayloadError> {
     unpack_file(layer, tree, &Options::default())?;
-    let mut tar = LayerReader::new(File::open(layer)?)?;
-    let (mut hash, mut buffer) = (Sha256::new(), vec![0; CHUNK]);
-    loop {
-        match tar.read(&mut buffer)? {
-            0 => break,
-            count => hash.update(buffer.get(..count).unwrap_or_default()),
-        }
-    }
-    if digest(&walk(tree)?)? == Digest::from_sha256(&hash.finalize().into()) {
-        Ok(())
-    } else {
-        Err(PayloadError::Lossy)
-    }
+    let mut tar = Hashing::new(LayerReader::new(File::open(layer)?)?);
+    io::copy(&mut tar, &mut io::sink())?;
+    let (_, packed, _) = tar.into_parts();
+    if digest(&walk(tree)?)? == packed { Ok(()) } else { Err(PayloadError::Lossy) }
 }
 
 /// Renames the module directory, after a look at everything else: a payload that names its kernel anywhere but in

@@ -85,21 +85,31 @@ pub enum LayerError {
     Finish(#[source] io::Error),
 }
 
-/// Hashes and counts what passes through.
-pub(super) struct Hashing<W> {
-    inner: W,
+/// Hashes and counts what passes through, read or written.
+pub struct Hashing<T> {
+    inner: T,
     hash: Sha256,
     bytes: u64,
 }
 
-impl<W> Hashing<W> {
-    pub(super) fn new(inner: W) -> Self {
+impl<T> Hashing<T> {
+    /// Nothing has passed yet.
+    pub fn new(inner: T) -> Self {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// The writer, the digest of what went through, and how many bytes that were.
-    pub(super) fn into_parts(self) -> (W, Digest, u64) {
+    /// What it was made of, the sha256 of what has passed, and how many bytes that were.
+    pub fn into_parts(self) -> (T, Digest, u64) {
         (self.inner, Digest::from_sha256(&self.hash.finalize().into()), self.bytes)
+    }
+}
+
+impl<R: Read> Read for Hashing<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.hash.update(&buffer[..count]);
+        self.bytes += count as u64;
+        Ok(count)
     }
 }
 

@@ -40,41 +40,22 @@ impl Caller {
         fence.as_ref().and_then(|fence| fence.closed()).map_or(Ok(()), |reason| Err(ApiError::Fenced(reason)))
     }
 
-    /// Makes a call that changes nothing, which any process may make. `right` is what a `403` says is missing.
-    pub(super) async fn read<T, F>(
+    /// Makes a call. `right` is what a `403` says is missing. Any process may read; before each try of any other call the
+    /// fence is asked.
+    pub(super) async fn call<T, F>(
         &self,
         right: &MissingRight,
         request: impl Fn() -> F,
-    ) -> Result<T, ApiError>
-    where
-        F: Future<Output = kube::Result<T>>,
-    {
-        self.call(right, || Ok(request())).await
-    }
-
-    /// Makes a call that changes something. The fence is asked before each try.
-    pub(super) async fn write<T, F>(
-        &self,
-        right: &MissingRight,
-        request: impl Fn() -> F,
-    ) -> Result<T, ApiError>
-    where
-        F: Future<Output = kube::Result<T>>,
-    {
-        self.call(right, || self.check_fence().map(|()| request())).await
-    }
-
-    async fn call<T, F>(
-        &self,
-        right: &MissingRight,
-        request: impl Fn() -> Result<F, ApiError>,
     ) -> Result<T, ApiError>
     where
         F: Future<Output = kube::Result<T>>,
     {
         let mut attempt = 0;
         loop {
-            let (reason, wait) = match tokio::time::timeout(TRY, request()?).await {
+            if !matches!(right.verb, "get" | "list") {
+                self.check_fence()?;
+            }
+            let (reason, wait) = match tokio::time::timeout(TRY, request()).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => match judge(right, &error) {
                     Verdict::Final(error) => return Err(error),

@@ -103,7 +103,7 @@ impl KubeCluster {
         let api: Api<DynamicObject> = Api::all_with(self.client(), resource);
         let mut page = ListParams::default().limit(PAGE);
         loop {
-            let list = self.caller.read(&right, || api.list(&page)).await?;
+            let list = self.caller.call(&right, || api.list(&page)).await?;
             for item in list.items {
                 let text = serde_json::to_string(&item).map_err(|e| ApiError::Rejected(e.to_string()))?;
                 images.mentioned_in(&text, mentioned);
@@ -139,9 +139,7 @@ impl Cluster for KubeCluster {
                         return Ok(store.snapshot());
                     }
                     Readiness::Waiting => {}
-                    Readiness::Forbidden(right) => return Err(failed(ApiError::Forbidden(Box::new(right)))),
-                    Readiness::Unauthorized(reason) => return Err(failed(ApiError::Unauthorized(reason))),
-                    Readiness::Failing(reason) => return Err(failed(ApiError::Unavailable(reason))),
+                    Readiness::Failed(error) => return Err(failed(error)),
                 }
             }
             tokio::select! {

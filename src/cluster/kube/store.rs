@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use kube::runtime::watcher::Event;
 
 use super::{
-    super::error::MissingRight,
+    super::error::{ApiError, MissingRight},
     facts::pod_selector,
     object::{Facts, Kept, Key, Object},
     target::{Target, Trouble, WatchScope},
@@ -86,11 +86,8 @@ fn asks_for(interest: &Interest, key: &Key, facts: &Facts) -> bool {
 pub(super) enum Readiness {
     Ready,
     Waiting,
-    /// What everything needs cannot be read.
-    Forbidden(MissingRight),
-    Unauthorized(String),
-    /// A first list has failed too often.
-    Failing(String),
+    /// What everything needs cannot be read, or a first list has failed too often.
+    Failed(ApiError),
 }
 
 #[derive(Debug, Default)]
@@ -121,10 +118,8 @@ impl Store {
     fn daemon_sets(&self) -> impl Iterator<Item = &DaemonSetFacts> {
         let watched = self.watched.get(&Target::DaemonSets);
         watched.into_iter().flat_map(|watched| watched.objects.values()).filter_map(|kept| {
-            match &kept.object.facts {
-                Facts::DaemonSet(facts) => Some(&**facts),
-                Facts::Node(_) | Facts::Pod(_) | Facts::Resource(_) => None,
-            }
+            let Facts::DaemonSet(facts) = &kept.object.facts else { return None };
+            Some(&**facts)
         })
     }
 
@@ -245,7 +240,7 @@ impl Store {
         let is_news = match (&trouble, &watched.trouble) {
             (Trouble::Forbidden(_), Some(Trouble::Forbidden(_)))
             | (Trouble::Absent, Some(Trouble::Absent))
-            | (Trouble::Unauthorized { .. } | Trouble::Failing { .. }, _) => false,
+            | (Trouble::Failing { .. }, _) => false,
             (Trouble::Forbidden(_) | Trouble::Absent, _) => true,
         };
         if matches!(trouble, Trouble::Absent) {
@@ -267,16 +262,12 @@ impl Store {
                 waiting = true;
                 continue;
             };
-            let failed = |attempts: u32| attempts >= ATTEMPTS && !watched.synced;
             match &watched.trouble {
                 Some(Trouble::Forbidden(right)) if target == Target::Nodes => {
-                    return Readiness::Forbidden(right.clone());
+                    return Readiness::Failed(ApiError::Forbidden(Box::new(right.clone())));
                 }
-                Some(Trouble::Unauthorized { attempts, reason }) if failed(*attempts) => {
-                    return Readiness::Unauthorized(reason.clone());
-                }
-                Some(Trouble::Failing { attempts, reason }) if failed(*attempts) => {
-                    return Readiness::Failing(reason.clone());
+                Some(Trouble::Failing { attempts, error }) if *attempts >= ATTEMPTS && !watched.synced => {
+                    return Readiness::Failed(error.clone());
                 }
                 _ => waiting |= !watched.settled(),
             }
@@ -329,11 +320,8 @@ impl Store {
     /// Is this pod going, or gone?
     pub(super) fn pod_ends(&self, uid: &str) -> bool {
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
-        let mut pods = objects.filter_map(|kept| match &kept.object.facts {
-            Facts::Pod(pod) => Some(pod),
-            Facts::Node(_) | Facts::DaemonSet(_) | Facts::Resource(_) => None,
-        });
-        pods.find(|pod| pod.version.uid == uid).is_none_or(|pod| pod.deleting)
+        let mut facts = objects.map(|kept| &kept.object.facts);
+        !facts.any(|facts| matches!(facts, Facts::Pod(pod) if pod.version.uid == uid && !pod.deleting))
     }
 }
 

@@ -253,19 +253,23 @@ fn what_may_not_be_read_is_named_until_it_may() {
     assert!(store.snapshot().unseen.is_empty());
     let forbidden = Trouble::Forbidden(right());
     store.trouble(&Target::Nodes, epochs[&Target::Nodes], forbidden);
-    assert!(matches!(store.readiness(), Readiness::Forbidden(_)), "without nodes there is no plan");
+    assert!(
+        matches!(store.readiness(), Readiness::Failed(ApiError::Forbidden(_))),
+        "without nodes there is no plan"
+    );
 }
 
 #[test]
 fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
-    let failing = |attempts| Trouble::Failing { attempts, reason: "refused".to_owned() };
+    let failing =
+        |attempts| Trouble::Failing { attempts, error: ApiError::Unavailable("refused".to_owned()) };
     let mut store = Store::new(interest(&[]));
     let (first, _) = store.reconcile();
     let ds = epoch(&first, &Target::DaemonSets);
     store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS - 1));
     assert!(matches!(store.readiness(), Readiness::Waiting));
     store.trouble(&Target::DaemonSets, ds, failing(ATTEMPTS));
-    assert!(matches!(store.readiness(), Readiness::Failing(_)));
+    assert!(matches!(store.readiness(), Readiness::Failed(ApiError::Unavailable(_))));
     let (mut store, epochs) = synced();
     store.trouble(&Target::Nodes, epochs[&Target::Nodes], failing(99));
     assert!(matches!(store.readiness(), Readiness::Ready), "what was seen stays");

@@ -8,7 +8,10 @@ use k8s_openapi::api::{
 };
 use kube::api::{ApiResource, GroupVersionKind};
 
-use super::{super::error::MissingRight, object::Key};
+use super::{
+    super::error::{ApiError, MissingRight},
+    object::Key,
+};
 use crate::{image::OperatorResource, plan::Seen};
 
 /// What one watch is for.
@@ -75,15 +78,10 @@ impl WatchScope {
 #[derive(Clone, Debug)]
 pub(super) enum Trouble {
     Forbidden(MissingRight),
-    /// The credentials are not accepted.
-    Unauthorized {
-        attempts: u32,
-        reason: String,
-    },
-    /// No answer, or not the right one.
+    /// No answer, or not the right one; or the credentials are not accepted.
     Failing {
         attempts: u32,
-        reason: String,
+        error: ApiError,
     },
     /// The API does not serve this kind.
     Absent,

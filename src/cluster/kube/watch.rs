@@ -23,7 +23,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::error::{MissingRight, Scope},
+    super::error::{ApiError, MissingRight, Scope},
     errors::{causes, one_line},
     facts,
     object::{Facts, Object},
@@ -232,10 +232,7 @@ impl Watch {
     fn judge(&self, error: &watcher::Error, attempts: u32) -> Trouble {
         let verb = match error {
             watcher::Error::InitialListFailed(_) => "list",
-            watcher::Error::WatchStartFailed(_)
-            | watcher::Error::WatchError(_)
-            | watcher::Error::WatchFailed(_)
-            | watcher::Error::NoResourceVersion => "watch",
+            _ => "watch",
         };
         let reason = one_line(&causes(error));
         match status(error).map(|status| status.code) {
@@ -247,9 +244,9 @@ impl Watch {
                 };
                 Trouble::Forbidden(self.shared.right(verb, &self.target.resource(), scope, READ))
             }
-            Some(401) => Trouble::Unauthorized { attempts, reason },
+            Some(401) => Trouble::Failing { attempts, error: ApiError::Unauthorized(reason) },
             Some(404) if matches!(self.target, Target::Resources(_)) => Trouble::Absent,
-            _ => Trouble::Failing { attempts, reason },
+            _ => Trouble::Failing { attempts, error: ApiError::Unavailable(reason) },
         }
     }
 }
@@ -260,10 +257,7 @@ fn status(error: &watcher::Error) -> Option<&Status> {
         | watcher::Error::InitialListFailed(kube::Error::Api(status))
         | watcher::Error::WatchStartFailed(kube::Error::Api(status))
         | watcher::Error::WatchFailed(kube::Error::Api(status)) => Some(status),
-        watcher::Error::InitialListFailed(_)
-        | watcher::Error::WatchStartFailed(_)
-        | watcher::Error::WatchFailed(_)
-        | watcher::Error::NoResourceVersion => None,
+        _ => None,
     }
 }
 

@@ -96,7 +96,7 @@ impl KubeCluster {
     /// The state of a DaemonSet that farrier made before and has not seen since; `None` where there is none. One that
     /// another client made is a conflict.
     async fn own_copy(&self, object: &Written) -> Result<Option<ObjectVersion>, ApiError> {
-        let found = self.caller.read(&object.right, || object.api.get_opt(&object.key.1)).await?;
+        let found = self.caller.call(&object.right, || object.api.get_opt(&object.key.1)).await?;
         let Some(DynamicObject { metadata, .. }) = found else { return Ok(None) };
         if metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(COPY_OF_LABEL)) {
             return Ok(Some(facts::version(&metadata)));
@@ -114,7 +114,7 @@ impl KubeCluster {
                 uid: Some(present.uid),
                 resource_version: Some(present.resource_version),
             });
-            self.caller.write(&written.right, || written.api.delete(name, &params)).await
+            self.caller.call(&written.right, || written.api.delete(name, &params)).await
         };
         let present = |kept: &Kept| {
             check_state(kept, Some(version))?;
@@ -143,7 +143,7 @@ impl KubeCluster {
         let api: Api<Pod> = Api::namespaced(self.client(), namespace);
         let (params, body) = (PostParams::default(), bodies::eviction(restart));
         let evict = || api.create_subresource::<_, Status>("eviction", name, &params, &body);
-        self.caller.write(&right, evict).await?;
+        self.caller.call(&right, evict).await?;
         self.await_store(|store| store.pod_ends(uid)).await;
         Ok(())
     }
@@ -159,7 +159,7 @@ impl KubeCluster {
         let right = self.right("patch", &resource, None, PATCHED);
         let api: Api<NodeObject> = Api::all_with(self.client(), &resource);
         let (params, patch) = (PatchParams::apply(MANAGER), Patch::Merge(bodies::node(change)));
-        let node = self.caller.write(&right, || api.patch(name, &params, &patch)).await?;
+        let node = self.caller.call(&right, || api.patch(name, &params, &patch)).await?;
         self.keep(&Target::Nodes, facts::node(node));
         Ok(())
     }
@@ -248,7 +248,7 @@ impl KubeCluster {
         // Force takes over a field that another client has set: the plan has looked at its value, and leaves alone what
         // was changed back.
         let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(body));
-        let answer = self.caller.write(right, || api.patch(&key.1, &params, &patch)).await?;
+        let answer = self.caller.call(right, || api.patch(&key.1, &params, &patch)).await?;
         let answer = match target {
             Target::Resources(kind) => facts::resource(*kind, answer),
             Target::DaemonSets | Target::Nodes | Target::Pods { .. } => facts::daemon_set(answer)

@@ -101,10 +101,8 @@ impl AptArchive {
         let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-cache");
         command.args(["pkgnames", prefix]);
-        let output = process::output(command, "apt-cache").await?;
-        if !output.status.success() {
-            return Err(process::failure(format!("list packages of {}", self.suites), &output.stderr));
-        }
+        let action = || format!("list packages of {}", self.suites);
+        let output = process::run(command, "apt-cache", action).await?;
         Ok(output.stdout.lines().filter(|name| control::is_package_name(name)).map(str::to_owned).collect())
     }
 
@@ -230,11 +228,8 @@ impl AptArchive {
         let lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
         let mut command = self.command("apt-get");
         command.args(["--quiet", "--quiet", "download"]).arg(format!("{name}={version}")).current_dir(&dir);
-        let output = process::output(command, "apt-get").await?;
+        process::run(command, "apt-get", || format!("download package {name}={version}")).await?;
         drop(lock);
-        if !output.status.success() {
-            return Err(process::failure(format!("download package {name}={version}"), &output.stderr));
-        }
         let (wanted, what) = (sha256.clone(), format!("package {name}={version}"));
         stoppable(move |stop| {
             let file = only_file(&dir)?;

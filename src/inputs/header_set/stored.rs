@@ -3,7 +3,6 @@
 //! They come before a family's own source. What the store answered is believed for as long as package lists are.
 
 use std::{
-    io::{self, Read},
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
     time::{SystemTime, UNIX_EPOCH},
@@ -11,7 +10,6 @@ use std::{
 
 use fs_err::File;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 
 use super::{HeaderLookup, HeaderSet, Headers, KIND, verify};
 use crate::{
@@ -25,7 +23,7 @@ use crate::{
     },
     kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
     kmod::KernelFacts,
-    oci::{LayerReader, annotations},
+    oci::{Hashing, LayerReader, annotations},
     store::{InputKind, StoredInput, header_tag},
 };
 
@@ -368,28 +366,14 @@ fn unpack_content(
     stop: &AtomicBool,
 ) -> Result<(), FetchError> {
     let inner = Stoppable { inner: LayerReader::new(File::open(layer)?)?, stop };
-    let mut tar = Hashed { inner, hash: Sha256::new() };
+    let mut tar = Hashing::new(inner);
     archive::unpack_tar(&mut tar, root, &LIMITS)
         .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })?;
-    let found = Digest::from_sha256(&tar.hash.finalize().into()).to_string();
-    if found == content {
+    let (_, found, _) = tar.into_parts();
+    if found.as_str() == content {
         return Ok(());
     }
     Err(unfit(what, &format!("their content is {found}, its annotation says {content}")))
-}
-
-/// Hashes what passes through.
-struct Hashed<R> {
-    inner: R,
-    hash: Sha256,
-}
-
-impl<R: Read> Read for Hashed<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.inner.read(buffer)?;
-        self.hash.update(buffer.get(..count).unwrap_or_default());
-        Ok(count)
-    }
 }
 
 fn local_key(release: &str, arch: Architecture) -> String {
