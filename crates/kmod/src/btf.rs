@@ -146,7 +146,7 @@ impl SplitBtf {
             self.highest_type = self.highest_type.max(own.size);
         }
         for (word, bytes) in own.words.iter().cycle().zip(own.rest.chunks_exact(4)) {
-            match (word, number(bytes, 0).unwrap_or_default()) {
+            match (word, u32_at(bytes, 0).unwrap_or_default()) {
                 (Word::Name, offset) => self.highest_name = self.highest_name.max(offset),
                 (Word::Type, number) => self.highest_type = self.highest_type.max(number),
                 (Word::Other, _) => {}
@@ -241,7 +241,7 @@ impl<'a> Types<'a> {
         // Own types are counted from 1.
         let id = self.id;
         let truncated = || BtfError(format!("ends within a type ({id})"));
-        let field = |at| number(self.rest, at).ok_or_else(truncated);
+        let field = |at| u32_at(self.rest, at).ok_or_else(truncated);
         let (name, info, size) = (field(0)?, field(4)?, field(8)?);
         let kind = info >> 24 & 0x1f;
         let (words, repeated) = following(kind)
@@ -282,7 +282,7 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
         }
         _ => return Err(outside()),
     }
-    let field = |at: usize| number(section, at).map(place).ok_or_else(outside);
+    let field = |at: usize| u32_at(section, at).map(place).ok_or_else(outside);
     let header = field(4)?;
     let part = |offset: usize, size: usize| {
         let start = header.checked_add(offset)?;
@@ -293,7 +293,8 @@ fn parts(section: &[u8]) -> Result<(&[u8], &[u8]), BtfError> {
     if strings.last().is_some_and(|&last| last != 0) { Err(without_end()) } else { Ok((types, strings)) }
 }
 
-fn number(bytes: &[u8], at: usize) -> Option<u32> {
+/// A little-endian number.
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     let bytes = bytes.get(at..at.checked_add(4)?)?;
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    CheckReport, CheckRequest, Finding, ModuleAbout, ModuleError, ModuleReport, PayloadModule, Rule, Verdict,
+    CheckReport, CheckRequest, Finding, ModuleAbout, ModuleReport, PayloadModule, Rule, Verdict,
     load_order::{LoadOrder, load_order},
     module_name,
     resolve::{Import, Provider, Resolver},
@@ -35,7 +35,11 @@ pub fn check(request: &CheckRequest<'_>) -> CheckReport {
                     rules::apply(&Subject { kernel, module, imports, tainted_by }),
                 )
             },
-            Err(error) => report(payload, module_name(&payload.path), vec![unreadable(error)]),
+            Err(error) => {
+                let unreadable =
+                    Finding::new(Rule::Elf, error.verdict(), "file", error.to_string(), error.remedy());
+                report(payload, module_name(&payload.path), vec![unreadable])
+            }
         })
         .collect();
     follow_dependencies(&mut reports, &order, &needs);
@@ -68,10 +72,6 @@ fn report(payload: &PayloadModule, name: String, findings: Vec<Finding>) -> Modu
         findings,
         about: ModuleAbout::default(),
     }
-}
-
-fn unreadable(error: &ModuleError) -> Finding {
-    Finding::new(Rule::Elf, error.verdict(), "file", error.to_string(), error.remedy())
 }
 
 fn payload_needs(imports: &[Import<'_>]) -> BTreeSet<usize> {

@@ -14,7 +14,7 @@ use object::{
     pod::from_bytes,
 };
 
-use super::{Btf, VmlinuzError};
+use super::{Btf, VmlinuzError, btf::u32_at};
 
 /// Bytes of one section that is read into memory. A distribution kernel's BTF has 6 MB.
 const MAX_SECTION: u64 = 64 << 20;
@@ -95,10 +95,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         if self.sections.is_empty() {
             return self.find_btf();
         }
-        match self.section(".BTF") {
-            Some(section) => self.contents(&section).map(Some),
-            None => Ok(None),
-        }
+        self.section(".BTF").map(|section| self.contents(&section)).transpose()
     }
 
     /// `X` of the `Linux version X` that it prints when it starts.
@@ -207,7 +204,7 @@ impl<F: Read + Seek> Vmlinux<F> {
     fn find_btf(&mut self) -> Result<Option<Vec<u8>>, VmlinuzError> {
         self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, at| {
             let header = vmlinux.read_up_to(at, 24)?;
-            let field = |at: usize| Some(u32::from_le_bytes(header.get(at..at + 4)?.try_into().ok()?));
+            let field = |at| u32_at(&header, at);
             let (Some(0), Some(types), Some(names), Some(size)) = (field(8), field(12), field(16), field(20))
             else {
                 return Ok(None);

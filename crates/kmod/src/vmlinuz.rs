@@ -9,6 +9,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 use liblzma::stream::Stream;
 
+use super::btf::u32_at;
+
 /// Bytes of the start of an image in which all forms can be told.
 const START: u64 = 1024;
 /// Memory that an xz or lzma stream may ask for: the kernel's own build asks for a dictionary of at most
@@ -196,10 +198,6 @@ fn read_at(file: &mut (impl Read + Seek), offset: u64, count: u64) -> io::Result
     let mut bytes = Vec::new();
     file.take(count).read_to_end(&mut bytes)?;
     Ok(bytes)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use derive_more::Display;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// A repository: `host[:port]/path`, or only `path` inside a layout directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Display)]
@@ -11,13 +11,11 @@ pub struct Repository(String);
 
 /// A tag: 1 to 128 characters of `[A-Za-z0-9_.-]`, not starting with `.` or `-` (OCI distribution spec).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Display)]
-#[serde(try_from = "String")]
-pub struct Tag(String);
+pub struct Tag(#[serde(deserialize_with = "text_of::<Tag, _>")] String);
 
 /// `sha256:` and 64 lower-case hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Display)]
-#[serde(try_from = "String")]
-pub struct Digest(String);
+pub struct Digest(#[serde(deserialize_with = "text_of::<Digest, _>")] String);
 
 /// By what an image is named within its repository. It is shown with its separator.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Display)]
@@ -218,20 +216,9 @@ impl FromStr for Digest {
     }
 }
 
-impl TryFrom<String> for Tag {
-    type Error = ReferenceError;
-
-    fn try_from(text: String) -> Result<Self, ReferenceError> {
-        text.parse()
-    }
-}
-
-impl TryFrom<String> for Digest {
-    type Error = ReferenceError;
-
-    fn try_from(text: String) -> Result<Self, ReferenceError> {
-        text.parse()
-    }
+fn text_of<'de, T: FromStr<Err = ReferenceError>, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse::<T>().map(|_| text).map_err(D::Error::custom)
 }
 
 impl FromStr for ImageReference {

@@ -27,14 +27,17 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
+    /// Each with the ending of its files, and as `/sys/module/compression` calls it.
+    const ALL: [(Self, &str, &str); 4] = [
+        (Self::None, ".ko", "none"),
+        (Self::Gzip, ".ko.gz", "gzip"),
+        (Self::Xz, ".ko.xz", "xz"),
+        (Self::Zstd, ".ko.zst", "zstd"),
+    ];
+
     /// As `/sys/module/compression` calls it.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Gzip => "gzip",
-            Self::Xz => "xz",
-            Self::Zstd => "zstd",
-        }
+        Self::ALL.iter().find(|(one, ..)| *one == self).map_or("", |(.., name)| name)
     }
 }
 
@@ -59,13 +62,7 @@ impl ModuleFile {
     /// The module's name and file, if a path ends as those of modules do.
     pub(crate) fn of(path: &Path, origin: Origin) -> Option<(String, Self)> {
         let name = path.file_name()?.to_str()?;
-        let endings = [
-            (".ko", Compression::None),
-            (".ko.gz", Compression::Gzip),
-            (".ko.xz", Compression::Xz),
-            (".ko.zst", Compression::Zstd),
-        ];
-        endings.into_iter().find_map(|(ending, compression)| {
+        Compression::ALL.into_iter().find_map(|(compression, ending, _)| {
             let name = name.strip_suffix(ending).filter(|name| !name.is_empty())?;
             Some((kernel_name(name), Self { path: path.to_owned(), compression, origin }))
         })

@@ -25,22 +25,15 @@ const DEFAULT_LIFETIME: u64 = 60;
 /// Tokens are renewed this much earlier, for clocks and slow requests.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// What a request does to the repository.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What a request does to the repository, shown as the actions of the token specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, derive_more::Display)]
 pub(super) enum Scope {
+    #[display("pull")]
     Pull,
+    #[display("pull,push")]
     Push,
+    #[display("delete,pull")]
     Delete,
-}
-
-impl Scope {
-    fn actions(self) -> &'static str {
-        match self {
-            Self::Pull => "pull",
-            Self::Push => "pull,push",
-            Self::Delete => "delete,pull",
-        }
-    }
 }
 
 /// A header's value, and until when it is good.
@@ -177,7 +170,7 @@ struct TokenQuery<'a> {
 impl TokenQuery<'_> {
     async fn send(&self, transport: &Transport, credential: Option<Credential>) -> Result<Grant> {
         let url = self.realm(transport)?;
-        let scope = format!("repository:{}:{}", self.name.path, self.scope.actions());
+        let scope = format!("repository:{}:{}", self.name.path, self.scope);
         let mut request;
         match credential {
             // OAuth2 form of the token specification; identity tokens cannot be sent in the other one.

@@ -3,6 +3,7 @@
 use std::{error::Error, io};
 
 use rustls::{AlertDescription, CertificateError};
+use serde_json::Value;
 
 use crate::Digest;
 
@@ -228,25 +229,11 @@ pub fn chain(error: &dyn Error) -> String {
 
 /// The start of an answer's body in printable form: a registry's own words, a proxy's page, garbage.
 pub fn excerpt(body: &[u8]) -> String {
-    #[derive(serde::Deserialize)]
-    struct Answer {
-        errors: Vec<Entry>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Entry {
-        #[serde(default)]
-        code: String,
-        #[serde(default)]
-        message: String,
-    }
-    let text = match serde_json::from_slice::<Answer>(body) {
-        Ok(Answer { errors }) if !errors.is_empty() => errors
-            .iter()
-            .map(|Entry { code, message }| format!("{code}: {message}"))
-            .collect::<Vec<_>>()
-            .join("; "),
-        _ => String::from_utf8_lossy(body).into_owned(),
-    };
+    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+    let word = |error: &Value, key: &str| error[key].as_str().unwrap_or_default().to_owned();
+    let errors = answer["errors"].as_array().into_iter().flatten();
+    let errors: Vec<_> = errors.map(|e| format!("{}: {}", word(e, "code"), word(e, "message"))).collect();
+    let text = if errors.is_empty() { String::from_utf8_lossy(body).into_owned() } else { errors.join("; ") };
     let printable = |c: char| if c.is_control() || c == char::REPLACEMENT_CHARACTER { ' ' } else { c };
     let words: String = text.chars().take(2000).map(printable).collect();
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");

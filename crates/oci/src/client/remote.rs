@@ -8,6 +8,7 @@ use reqwest::{
     header::{ACCEPT, CONTENT_TYPE, HeaderName},
 };
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use super::{
     auth::Scope,
@@ -261,14 +262,9 @@ impl Registry for RemoteRegistry {
 
 /// A manifest's own word, else the header's; `None` when the bytes are no JSON object.
 fn media_type_of(bytes: &[u8], said: Option<&str>) -> Option<String> {
-    #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Shape {
-        media_type: Option<String>,
-        #[serde(rename = "schemaVersion")]
-        _schema_version: serde::de::IgnoredAny,
-    }
-    let shape: Shape = serde_json::from_slice(bytes).ok()?;
-    let said = said.filter(|said| media_type::MANIFESTS.contains(said)).map(str::to_owned);
-    Some(shape.media_type.or(said).unwrap_or_else(|| media_type::OCI_MANIFEST.to_owned()))
+    let manifest: Map<String, Value> = serde_json::from_slice(bytes).ok()?;
+    manifest.get("schemaVersion")?;
+    let own = manifest.get("mediaType").and_then(Value::as_str);
+    let said = said.filter(|said| media_type::MANIFESTS.contains(said));
+    Some(own.or(said).unwrap_or(media_type::OCI_MANIFEST).to_owned())
 }

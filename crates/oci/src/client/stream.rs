@@ -46,7 +46,10 @@ pub(super) async fn save(stream: BlobStream, digest: &Digest, to: &Path, action:
 /// The same from a reader. Returns how many bytes there are.
 pub(super) fn write_verified(from: impl Read, digest: &Digest, to: &Path, action: &str) -> Result<u64> {
     let copied = copy_verified(from, temporary_beside(to)?, digest, action);
-    let (temporary, size) = copied.map_err(|error| of_file(error, to))?;
+    let (temporary, size) = copied.map_err(|error| match error {
+        RegistryError::Io(error) => named(&error, to).into(),
+        error => error,
+    })?;
     persist(temporary, to)?;
     Ok(size)
 }
@@ -104,13 +107,6 @@ fn persist(temporary: NamedTempFile, place: &Path) -> Result<()> {
 
 fn named(error: &io::Error, place: &Path) -> io::Error {
     io::Error::new(error.kind(), format!("write {}: {error}", place.display()))
-}
-
-fn of_file(error: RegistryError, place: &Path) -> RegistryError {
-    match error {
-        RegistryError::Io(error) => named(&error, place).into(),
-        error => error,
-    }
 }
 
 /// Work on files, away from the asynchronous threads.

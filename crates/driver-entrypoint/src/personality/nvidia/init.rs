@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     error::Error,
-    files::{entries, text},
+    files::{self, entries, text},
     lock::Lock,
     modules::{load::Loader, loaded::Loaded, parameters::Parameters},
     mounts,
@@ -40,7 +40,7 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         // In use, it is left as it is.
         daemons::stop(node)?;
         driver::unload(node)?;
-        state::forget_digest(node)?;
+        files::remove(node, state::DIGEST)?;
     }
     // Of a container that was killed. Firmware must not be copied into that one.
     mounts::conceal(node, state::ROOT)?;
@@ -61,7 +61,8 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
 /// The operator's digest covers all that it configures, the image's name too; the modules' own hash covers an image
 /// whose content is another under that name.
 fn has_same_configuration(node: &Node<'_>, loader: &Loader<'_>, settings: &Settings) -> Result<bool, Error> {
-    let is_same = settings.config_digest.is_some() && settings.config_digest == state::stored_digest(node);
+    let stored = text(node.paths.at(state::DIGEST));
+    let is_same = settings.config_digest.is_some() && settings.config_digest == stored;
     Ok(is_same && driver::is_loaded(node, loader.index)?)
 }
 

@@ -30,19 +30,9 @@ pub(crate) fn set_ready(node: &Node<'_>, digest: Option<&str>) -> Result<(), Err
     files::write(node, DAEMONS, "Ready\n")
 }
 
-/// Forgets with which configuration the driver was loaded: it is going to be loaded with another.
-pub(crate) fn forget_digest(node: &Node<'_>) -> Result<(), Error> {
-    files::remove(node, DIGEST).map(drop)
-}
-
 /// Says nothing any more.
 pub(crate) fn clear(node: &Node<'_>) -> Result<(), Error> {
     [DIGEST, DAEMONS, PID_FILE].iter().try_for_each(|path| files::remove(node, path).map(drop))
-}
-
-/// The configuration that the loaded driver was loaded with.
-pub(crate) fn stored_digest(node: &Node<'_>) -> Option<String> {
-    files::text(node.paths.at(DIGEST))
 }
 
 /// May peer memory stand upon the GPU driver? `probed` for a pod whose driver container has the operator's startup
