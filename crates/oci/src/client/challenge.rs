@@ -1,7 +1,5 @@
 //! Pure: `WWW-Authenticate` headers (RFC 9110, section 11.6.1).
 
-use http_auth::ChallengeRef;
-
 /// What a registry wants to see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Challenge {
@@ -17,21 +15,61 @@ pub(super) enum Challenge {
     },
 }
 
-/// The challenges of one header, in its order, up to where it is damaged; unknown schemes are left out.
+/// The challenges of one header, in its order; unknown schemes are left out.
 pub(super) fn parse(header: &str) -> Vec<Challenge> {
-    let challenges = http_auth::ChallengeParser::new(header).map_while(Result::ok);
-    let known = challenges.filter_map(|ChallengeRef { scheme, params }| {
-        let find = |name: &str| {
-            let found = params.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
-            found.map(|(_, value)| value.to_unescaped())
-        };
-        match scheme.to_ascii_lowercase().as_str() {
-            "basic" => Some(Challenge::Basic),
-            "bearer" => Some(Challenge::Bearer { realm: find("realm")?, service: find("service") }),
-            _ => None,
+    let mut challenges = Vec::new();
+    let mut current: Option<(String, Vec<(String, String)>)> = None;
+    let mut rest = header;
+    loop {
+        rest = rest.trim_start_matches([' ', '\t', ',']);
+        let end = rest.find([' ', '\t', ',', '=']).unwrap_or(rest.len());
+        let (word, after) = rest.split_at(end);
+        if word.is_empty() {
+            // Nothing left, or a `=` where none can be: what follows cannot be understood.
+            break;
         }
-    });
-    known.collect()
+        let next = after.trim_start_matches([' ', '\t']);
+        if let Some(value) = next.strip_prefix('=') {
+            let (value, after_value) = value_of(value.trim_start_matches([' ', '\t']));
+            if let Some((_, parameters)) = &mut current {
+                parameters.push((word.to_ascii_lowercase(), value));
+            }
+            rest = after_value;
+        } else {
+            challenges.extend(current.take().and_then(finish));
+            current = Some((word.to_ascii_lowercase(), Vec::new()));
+            rest = after;
+        }
+    }
+    challenges.extend(current.and_then(finish));
+    challenges
+}
+
+/// A token or quoted string, and what follows it.
+fn value_of(text: &str) -> (String, &str) {
+    let Some(quoted) = text.strip_prefix('"') else {
+        let end = text.find([' ', '\t', ',']).unwrap_or(text.len());
+        return (text[..end].to_owned(), &text[end..]);
+    };
+    let mut value = String::new();
+    let mut characters = quoted.char_indices();
+    while let Some((at, character)) = characters.next() {
+        match character {
+            '"' => return (value, &quoted[at + 1..]),
+            '\\' => value.extend(characters.next().map(|(_, escaped)| escaped)),
+            _ => value.push(character),
+        }
+    }
+    (value, "")
+}
+
+fn finish((scheme, parameters): (String, Vec<(String, String)>)) -> Option<Challenge> {
+    let find = |name: &str| parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+    match scheme.as_str() {
+        "basic" => Some(Challenge::Basic),
+        "bearer" => Some(Challenge::Bearer { realm: find("realm")?, service: find("service") }),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
