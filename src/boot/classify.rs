@@ -1,6 +1,7 @@
 //! Pure: what became of each module, from the report and from how the virtual machine ended.
 
 use driver_entrypoint::report::{Ended, ReadBack, Record};
+use nix::errno::Errno;
 
 use super::{
     BootError,
@@ -107,13 +108,15 @@ fn loaded(
         Ended::Done if read_back.listed && read_back.state == "live" => BootOutcome::Loaded,
         Ended::Done => BootOutcome::Failed { error: "it is not live in /proc/modules".to_owned(), messages },
         Ended::Error(number) => {
-            let error = name(number);
-            match (initialised, means_no_hardware(number)) {
+            let (error, known) = (name(number), Errno::from_raw(number));
+            match (initialised, means_no_hardware(known)) {
                 (true, true) => BootOutcome::NotPresent { error, messages },
                 (true, false) => BootOutcome::Failed { error, messages },
                 // Neither is an answer of the loader itself (kernel/module/main.c): the module gave it, on a
                 // kernel that does not trace initialisations.
-                (false, _) if matches!(number, ENXIO | ENODEV) => BootOutcome::NotPresent { error, messages },
+                (false, _) if matches!(known, Errno::ENXIO | Errno::ENODEV) => {
+                    BootOutcome::NotPresent { error, messages }
+                }
                 (false, _) => BootOutcome::Refused { error, messages },
             }
         }
@@ -124,53 +127,17 @@ fn shown(first: &[String], messages: &[String]) -> Vec<String> {
     first.iter().chain(messages.iter().filter(|message| !is_trace(message))).cloned().collect()
 }
 
-const ENOENT: i32 = 2;
-const ENXIO: i32 = 6;
-const ENODEV: i32 = 19;
-const EOPNOTSUPP: i32 = 95;
-
 /// What initialisations answer where the device, its firmware or the processor's feature is missing.
-fn means_no_hardware(number: i32) -> bool {
-    matches!(number, ENOENT | ENXIO | ENODEV | EOPNOTSUPP)
+fn means_no_hardware(number: Errno) -> bool {
+    matches!(number, Errno::ENOENT | Errno::ENXIO | Errno::ENODEV | Errno::EOPNOTSUPP)
 }
 
-/// Names of the errors that the loader and initialisations return; the numbers are the same on x86 and arm64
-/// (`include/uapi/asm-generic/errno*.h`).
+/// An error number by its name, as people look it up.
 fn name(number: i32) -> String {
-    const NAMES: [(i32, &str); 30] = [
-        (1, "EPERM"),
-        (ENOENT, "ENOENT"),
-        (3, "ESRCH"),
-        (4, "EINTR"),
-        (5, "EIO"),
-        (ENXIO, "ENXIO"),
-        (7, "E2BIG"),
-        (8, "ENOEXEC"),
-        (11, "EAGAIN"),
-        (12, "ENOMEM"),
-        (13, "EACCES"),
-        (14, "EFAULT"),
-        (16, "EBUSY"),
-        (17, "EEXIST"),
-        (ENODEV, "ENODEV"),
-        (22, "EINVAL"),
-        (26, "ETXTBSY"),
-        (27, "EFBIG"),
-        (28, "ENOSPC"),
-        (34, "ERANGE"),
-        (38, "ENOSYS"),
-        (65, "ENOPKG"),
-        (74, "EBADMSG"),
-        (80, "ELIBBAD"),
-        (EOPNOTSUPP, "EOPNOTSUPP"),
-        (110, "ETIMEDOUT"),
-        (126, "ENOKEY"),
-        (127, "EKEYEXPIRED"),
-        (128, "EKEYREVOKED"),
-        (129, "EKEYREJECTED"),
-    ];
-    let known = NAMES.iter().find(|(known, _)| *known == number);
-    known.map_or_else(|| format!("errno {number}"), |(_, name)| (*name).to_owned())
+    match Errno::from_raw(number) {
+        Errno::UnknownErrno => format!("errno {number}"),
+        known => format!("{known:?}"),
+    }
 }
 
 #[cfg(test)]
@@ -231,8 +198,8 @@ mod tests {
         );
         assert_eq!(answer(22, true), BootOutcome::Failed { error: error("EINVAL"), messages: messages() });
         assert_eq!(
-            answer(99, false),
-            BootOutcome::Refused { error: error("errno 99"), messages: messages() }
+            answer(524, false),
+            BootOutcome::Refused { error: error("errno 524"), messages: messages() }
         );
     }
 

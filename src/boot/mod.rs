@@ -113,7 +113,7 @@ fn report(
     modules.sort_by_key(|(index, _)| *index);
     Ok(BootReport {
         kernel: kernel.to_owned(),
-        accelerator: accelerator.name().to_owned(),
+        accelerator: accelerator.to_string(),
         milliseconds: u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
         modules: modules.into_iter().map(|(_, module)| module).collect(),
     })

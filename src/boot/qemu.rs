@@ -20,22 +20,13 @@ const KVM_HELLO: Duration = Duration::from_secs(3);
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What executes the guest's instructions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Accelerator {
     /// The processor.
     Kvm,
     /// Software.
     Tcg,
-}
-
-impl Accelerator {
-    /// QEMU's name for it.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Kvm => "kvm",
-            Self::Tcg => "tcg",
-        }
-    }
 }
 
 /// The device of the port that the report goes to, as the guest names it.
@@ -162,7 +153,7 @@ impl Machine<'_> {
         command
             .args(["-nodefaults", "-no-user-config", "-no-reboot"])
             .args(["-display", "none", "-nic", "none", "-machine", machine])
-            .args(["-accel", accelerator.name(), "-cpu", "max", "-smp", "1"])
+            .args(["-accel", &accelerator.to_string(), "-cpu", "max", "-smp", "1"])
             .args(["-m", &self.memory.to_string(), "-kernel"])
             .arg(&self.kernel.vmlinuz)
             .arg("-initrd")

@@ -37,18 +37,8 @@ struct Lender {
     manifest: ImageManifest,
 }
 
-/// Why a payload was not reused; a normal build follows.
-#[derive(Debug, thiserror::Error)]
-enum NotReused {
-    #[error("no image of the same recipe is published for another kernel")]
-    NoLender,
-    #[error("the payload of {kernel} cannot be used: {why}")]
-    Payload { kernel: KernelRelease, why: String },
-    #[error("the payload of {kernel}: the check says {verdict}: {summary}")]
-    Check { kernel: KernelRelease, verdict: Verdict, summary: String },
-    #[error("the payload of {kernel}: in the boot check {summary}")]
-    Boot { kernel: KernelRelease, summary: String },
-}
+/// A checked payload, or why it was not reused; then a normal build follows.
+type Borrowed = Result<CheckedPayload, String>;
 
 /// A checked payload of an image that is published. That there is none is noted and no error; nor is a registry that
 /// does not answer, because a build needs none.
@@ -112,7 +102,7 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
     job.stage(Stage::Reuse);
     let reason = match try_lenders(job, against).await {
         Ok(Ok(checked)) => return Ok(Some(checked)),
-        Ok(Err(reason)) => reason.to_string(),
+        Ok(Err(reason)) => reason,
         Err(error @ TargetError::Registry(_)) => chain(&error),
         Err(error) => return Err(error),
     };
@@ -122,10 +112,7 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
 }
 
 /// Tries one after the other. The reason is that of the newest.
-async fn try_lenders(
-    job: &Job<'_>,
-    against: &Against,
-) -> Result<Result<CheckedPayload, NotReused>, TargetError> {
+async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed, TargetError> {
     let mut first = None;
     for (kernel, lender) in lenders(job).await? {
         match borrow(job, against, &kernel, &lender).await? {
@@ -136,7 +123,7 @@ async fn try_lenders(
             }
         }
     }
-    Ok(Err(first.unwrap_or(NotReused::NoLender)))
+    Ok(Err(first.unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned())))
 }
 
 /// Published images that may lend, the newest kernel first, each payload once.
@@ -169,14 +156,15 @@ async fn borrow(
     against: &Against,
     kernel: &KernelRelease,
     lender: &Lender,
-) -> Result<Result<CheckedPayload, NotReused>, TargetError> {
+) -> Result<Borrowed, TargetError> {
     let (from, to) = (kernel.clone(), job.cell.target.release.clone());
     let kernel = || kernel.clone();
-    let unusable = |why: PayloadError| Ok(Err(NotReused::Payload { kernel: kernel(), why: chain(&why) }));
     let unpacked = lender.unpack(job, move |tree| payload::move_to_kernel(tree, &from, &to)).await?;
     let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel()))) {
         Ok(work) => work,
-        Err(why) => return unusable(why),
+        Err(why) => {
+            return Ok(Err(format!("the payload of {} cannot be used: {}", kernel(), chain(&why))));
+        }
     };
     let payload = lender.payload(work, kernel());
 
@@ -184,14 +172,14 @@ async fn borrow(
     let report = check::static_check(job, against, signing.as_ref(), &payload.tree).await?;
     if report.verdict != Verdict::Loads {
         let (verdict, summary) = (report.verdict, report.summary());
-        return Ok(Err(NotReused::Check { kernel: kernel(), verdict, summary }));
+        return Ok(Err(format!("the payload of {}: the check says {verdict}: {summary}", kernel())));
     }
     sign::sign(job, signing, &payload.tree).await?;
     let report = check::boot(job, against, &payload.tree, report).await?;
     if report.verdict != Verdict::Loads {
         let summary = report.boot.as_ref().and_then(BootReport::failure);
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
-        return Ok(Err(NotReused::Boot { kernel: kernel(), summary }));
+        return Ok(Err(format!("the payload of {}: in the boot check {summary}", kernel())));
     }
     Ok(Ok(CheckedPayload { payload, headers: against.headers.origin.clone(), report }))
 }

@@ -11,8 +11,11 @@ use crate::{
 };
 
 /// What a manifest is to the site that gets it. In the order in which a site needs them: what others name comes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, strum::Display,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum ContentKind {
     /// The definitions directory.
     Definitions,

@@ -12,11 +12,12 @@ use super::{
     BundleError, Content, Meter, Phase, Verified,
     collect::{blobs_of, children},
     index::Blob,
+    referrers::repository,
 };
 use crate::{
     image::{Digest, Repository, Version},
     oci::AnyManifest,
-    registry::{BlobContent, BlobSource, Registry, RegistryError, RegistryLocation, Upload},
+    registry::{BlobContent, BlobSource, Registry, RegistryLocation, Upload},
 };
 
 /// Uploads at the same time: one is packed out while another waits for the registry.
@@ -150,10 +151,7 @@ fn manifests_of<'a>(verified: &'a Verified, digest: &'a Digest) -> Vec<&'a Diges
 
 impl Target {
     fn repository(&self, name: &str) -> Result<Repository, BundleError> {
-        self.location.repository(name).map_err(|error| {
-            let what = format!("repository {name}");
-            RegistryError::Options { what, reason: error.to_string() }.into()
-        })
+        repository(&self.location, name)
     }
 
     /// Is there anything to do about it? What is under its tag already is whole: registries see to that.

@@ -127,14 +127,14 @@ impl BundleIndex {
         ])
     }
 
+    fn manifests(&self) -> BTreeMap<&Digest, &Blob> {
+        let manifests = self.blobs.iter().filter(|blob| blob.manifest.is_some());
+        manifests.map(|blob| (&blob.digest, blob)).collect()
+    }
+
     /// The layout's index: each of the contents by its name.
     fn layout_index(&self) -> ImageIndex {
-        let manifests: BTreeMap<&Digest, &Blob> = self
-            .blobs
-            .iter()
-            .filter(|blob| blob.manifest.is_some())
-            .map(|blob| (&blob.digest, blob))
-            .collect();
+        let manifests = self.manifests();
         let descriptor = |listed: &Listed| {
             let Content { kind, repository, tag, digest } = &listed.content;
             let name = match tag {
@@ -142,7 +142,7 @@ impl BundleIndex {
                 None => format!("{repository}@{digest}"),
             };
             let blob = manifests.get(digest)?;
-            let notes = [(REF_NAME.to_owned(), name), (KIND.to_owned(), kind_name(*kind).to_owned())];
+            let notes = [(REF_NAME.to_owned(), name), (KIND.to_owned(), kind.to_string())];
             Some(Descriptor {
                 artifact_type: listed.artifact_type.clone(),
                 annotations: notes.into(),
@@ -179,15 +179,10 @@ impl BundleIndex {
             };
             return Some(format!("blob {digest} {wrong}"));
         }
-        let manifests: BTreeMap<&Digest, &BTreeSet<String>> = self
-            .blobs
-            .iter()
-            .filter(|blob| blob.manifest.is_some())
-            .map(|blob| (&blob.digest, &blob.repositories))
-            .collect();
+        let manifests = self.manifests();
         let mut names = BTreeSet::new();
         for Listed { content: Content { kind: _, repository, tag, digest }, .. } in &self.contents {
-            if !manifests.get(digest).is_some_and(|held| held.contains(repository)) {
+            if !manifests.get(digest).is_some_and(|held| held.repositories.contains(repository)) {
                 return Some(format!("the manifest {digest} of {repository} is missing"));
             }
             if let Some(tag) = tag
@@ -202,19 +197,3 @@ impl BundleIndex {
 
 /// 1 TiB: more than registries take, less than what sums of sizes overflow at.
 const MAX_BLOB: u64 = 1 << 40;
-
-/// The kind as it stands in the index.
-pub fn kind_name(kind: super::ContentKind) -> &'static str {
-    use super::ContentKind as Kind;
-    match kind {
-        Kind::Definitions => "definitions",
-        Kind::Headers => "headers",
-        Kind::Source => "source",
-        Kind::RootFs => "root-fs",
-        Kind::Mirror => "mirror",
-        Kind::Farrier => "farrier",
-        Kind::Image => "image",
-        Kind::Referrer => "referrer",
-        Kind::Signature => "signature",
-    }
-}

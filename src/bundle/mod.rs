@@ -28,7 +28,7 @@ pub use definitions::write_definitions;
 pub use error::BundleError;
 pub use export::{Exported, export};
 pub use import::{Imported, Taken, Target, import};
-pub use index::{Base, Blob, BundleIndex, FORMAT, Listed, kind_name};
+pub use index::{Base, Blob, BundleIndex, FORMAT, Listed};
 pub use meter::{Meter, Phase};
 pub use read::Bundle;
 pub use referrers::with_referrers;

@@ -4,9 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{BundleError, Content, ContentKind};
 use crate::{
-    image::{Repository, Tag, Version},
+    image::{ReferenceError, Repository, Tag, Version},
     registry::{Registry, RegistryError, RegistryLocation},
 };
+
+/// A repository below the registry's prefix.
+pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repository, BundleError> {
+    let wrong = |error: ReferenceError| {
+        RegistryError::Options { what: format!("repository {name}"), reason: error.to_string() }.into()
+    };
+    location.repository(name).map_err(wrong)
+}
 
 /// Adds everything that refers to the images among the contents: what the registry lists as such, and what stands under
 /// tags made from their digests (`sha256-<hex>.sig` and its like, cosign's "Signature Storage"), and what refers to that.
@@ -26,10 +34,7 @@ pub async fn with_referrers(
             ContentKind::Image | ContentKind::Farrier | ContentKind::Referrer | ContentKind::Signature
         );
         if refers_or_may_be_referred_to && asked.insert((name.clone(), digest.clone())) {
-            let repository = location.repository(name).map_err(|error| RegistryError::Options {
-                what: format!("repository {name}"),
-                reason: error.to_string(),
-            })?;
+            let repository = repository(location, name)?;
             for found in registry.referrers(&repository, digest, None).await? {
                 let (kind, digest) = (ContentKind::Referrer, found.digest);
                 waiting.push(Content { kind, repository: name.clone(), tag: None, digest });

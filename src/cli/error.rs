@@ -1,6 +1,6 @@
 //! Exit codes, and errors as people read them.
 
-use std::{error::Error, fmt, io, process::ExitCode};
+use std::{error::Error, io, process::ExitCode};
 
 use crate::{
     boot::BootError,
@@ -47,50 +47,39 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// What an error means for the command that it ends.
-pub trait Ending: Error + Send + Sync + 'static {
-    /// The exit code.
-    fn exit(&self) -> Exit;
-
-    /// What to do about it.
-    fn hint(&self) -> Option<String>;
-}
-
 /// What ends a command early.
 #[derive(Debug)]
-pub struct CliError(Box<dyn Ending>);
-
-impl<E: Ending> From<E> for CliError {
-    fn from(error: E) -> Self {
-        Self(Box::new(error))
-    }
+pub struct CliError {
+    error: Box<dyn Error + Send + Sync>,
+    exit: Exit,
+    hint: Option<String>,
 }
 
 impl CliError {
     /// An argument, or a file that it names, is wrong.
     pub fn usage(message: impl Into<String>) -> Self {
-        Usage { message: message.into(), hint: None }.into()
+        Self { error: message.into().into(), exit: Exit::Wrong, hint: None }
     }
 
     /// The same, with what to do about it.
     pub fn hinted(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        Usage { message: message.into(), hint: Some(hint.into()) }.into()
+        Self { hint: Some(hint.into()), ..Self::usage(message) }
     }
 
     /// Names the image that the error is about.
     #[must_use]
     pub fn of_image(self, image: &str) -> Self {
-        OfImage { image: image.to_owned(), source: self.0 }.into()
+        Self { error: Box::new(OfImage { image: image.to_owned(), source: self.error }), ..self }
     }
 
     /// The exit code of a command that ends with this error.
     pub fn exit(&self) -> Exit {
-        self.0.exit()
+        self.exit
     }
 
     /// The error as people read it: what failed, its causes, details, and what to do.
     pub fn render(&self) -> String {
-        let error: &(dyn Error + 'static) = self.0.as_ref();
+        let error: &(dyn Error + 'static) = self.error.as_ref();
         if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {
             return errors.render();
         }
@@ -99,39 +88,20 @@ impl CliError {
             text.push_str("\n  ");
             text.push_str(&line);
         }
-        if let Some(hint) = self.0.hint() {
+        if let Some(hint) = &self.hint {
             text.push_str("\nhint: ");
-            text.push_str(&hint);
+            text.push_str(hint);
         }
         text
     }
 }
 
-/// An argument, or what it names, is wrong.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-struct Usage {
-    message: String,
-    hint: Option<String>,
-}
-
 /// An image cannot be checked.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("check image {image}")]
 struct OfImage {
     image: String,
-    source: Box<dyn Ending>,
-}
-
-impl fmt::Display for OfImage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "check image {}", self.image)
-    }
-}
-
-impl Error for OfImage {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        Some(self.source.as_ref())
-    }
+    source: Box<dyn Error + Send + Sync>,
 }
 
 /// Nothing can be written to standard output.
@@ -142,22 +112,17 @@ pub struct OutputError(#[from] pub io::Error);
 /// The exit code and the hint of each error.
 macro_rules! endings {
     ($($error:ty: $exit:expr, $hint:expr;)+) => {$(
-        impl Ending for $error {
-            fn exit(&self) -> Exit {
-                let exit: fn(&Self) -> Exit = $exit;
-                exit(self)
-            }
-
-            fn hint(&self) -> Option<String> {
-                let hint: fn(&Self) -> Option<String> = $hint;
-                hint(self)
+        impl From<$error> for CliError {
+            fn from(error: $error) -> Self {
+                let exit: fn(&$error) -> Exit = $exit;
+                let hint: fn(&$error) -> Option<String> = $hint;
+                Self { exit: exit(&error), hint: hint(&error), error: Box::new(error) }
             }
         }
     )+};
 }
 
 endings! {
-    Usage: |_| Exit::Wrong, |error| error.hint.clone();
     DefinitionErrors: |_| Exit::Wrong, |_| None;
     NetError: |_| Exit::Wrong, NetError::hint;
     SigningError: |_| Exit::Wrong, SigningError::hint;
@@ -205,7 +170,6 @@ endings! {
         ),
         error => error.hint(),
     };
-    OfImage: |error| error.source.exit(), |error| error.source.hint();
     ImageError: |_| Exit::Failed, |_| None;
     PayloadError: |_| Exit::Failed, |_| None;
     CacheError: |_| Exit::Failed, |_| None;

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     cluster::{Fence, KubeCluster},
-    controller::live::{Live, LiveContext, LiveOptions, StatusSink},
+    controller::live::{Live, LiveContext, StatusSink},
     parts::{Parts, Reporter, Stage},
     runtime::{
         Configuration, Health, HttpServer, Metrics,
@@ -71,7 +71,7 @@ pub async fn serve(
     if let Some(kube) = &kube {
         metrics.add_api(kube.stats());
     }
-    let resync = interval.unwrap_or(if kube.is_some() { 60 } else { 30 });
+    let resync = Duration::from_secs(interval.unwrap_or(if kube.is_some() { 60 } else { 30 }));
     parts.reporter = Arc::new(Logs);
     let configuration = definitions(session, &parts, &around);
     let identity = identity();
@@ -80,10 +80,9 @@ pub async fn serve(
         let place = Place { namespace: kube.namespace().to_owned(), instance: identity };
         Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
-    let options = LiveOptions { resync: Duration::from_secs(resync) };
     tracing::info!(cluster = cluster.describe(), "watching");
-    let context = LiveContext { cluster, configuration, leads, status, metrics, health };
-    Live::new(parts, options, context).run().await;
+    let context = LiveContext { resync, cluster, configuration, leads, status, metrics, health };
+    Live::new(parts, context).run().await;
     // Only now: until here a write may have been under way.
     if let Some(lease) = lease {
         lease.release().await;

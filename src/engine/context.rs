@@ -2,7 +2,7 @@
 
 use std::{
     fs::Metadata,
-    io::{self, Write},
+    io::{self, Read as _, Write},
     path::{Component, Path, PathBuf},
 };
 
@@ -60,34 +60,13 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
         tar.append_data(&mut header, dest, io::empty())
     } else {
         // A file that shrinks or grows meanwhile would shift all that follows: the header's size holds.
-        let file = fs::File::open(from)?;
-        let mut exact = Exact { left: metadata.len(), file };
-        tar.append_data(&mut header, dest, &mut exact)
-    }
-}
-
-/// Reads exactly as many bytes as the header says, or fails.
-struct Exact {
-    left: u64,
-    file: fs::File,
-}
-
-impl io::Read for Exact {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let limit = usize::try_from(self.left).unwrap_or(usize::MAX).min(into.len());
-        if limit == 0 {
-            return Ok(0);
+        let mut exact = fs::File::open(from)?.take(metadata.len());
+        tar.append_data(&mut header, dest, &mut exact)?;
+        if exact.limit() > 0 {
+            let reason = format!("{} became shorter while it was read", from.display());
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
-        match self.file.read(&mut into[..limit])? {
-            0 => {
-                let reason = format!("{} became shorter while it was read", self.file.path().display());
-                Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason))
-            }
-            count => {
-                self.left -= count as u64;
-                Ok(count)
-            }
-        }
+        Ok(())
     }
 }
 

@@ -1,53 +1,28 @@
 //! Pure: from chunks of terminal output to lines.
 
+use anstream::adapter::strip_bytes;
+
 /// Longest line that is kept whole; the rest of a longer one comes as further lines.
 const MAX_LINE: usize = 64 * 1024;
 
-/// Cuts output into lines: partial ones are held until their end comes, colour and cursor codes are
+/// Cuts output into lines: partial ones are held until their end comes, colour and cursor codes (ECMA-48) are
 /// dropped, and a lone carriage return (progress bars) ends a line too.
 #[derive(Debug, Default)]
 pub(super) struct LineSplitter {
     pending: Vec<u8>,
-    escape: Escape,
-}
-
-/// Where in an ANSI escape sequence (ECMA-48) the input is.
-#[derive(Debug, Default, PartialEq, Eq)]
-enum Escape {
-    #[default]
-    None,
-    Start,
-    /// `ESC [`: until a byte of `@`..`~`.
-    Control,
-    /// `ESC ]`: until BEL or `ESC \`.
-    Command,
-    CommandEnd,
 }
 
 impl LineSplitter {
     /// Takes a chunk and hands on each line that it completes.
     pub(super) fn feed(&mut self, chunk: &[u8], mut line: impl FnMut(&str)) {
         for &byte in chunk {
-            match (&self.escape, byte) {
-                (Escape::Start, b'[') => self.escape = Escape::Control,
-                (Escape::Start, b']') => self.escape = Escape::Command,
-                (Escape::Control, b'@'..=b'~') | (Escape::Command, 0x07) => self.escape = Escape::None,
-                (Escape::Command, 0x1b) => self.escape = Escape::CommandEnd,
-                (Escape::Start | Escape::CommandEnd, _) if byte != b'\n' => self.escape = Escape::None,
-                (Escape::Control | Escape::Command, _) if byte != b'\n' => {}
-                (_, b'\n') => {
-                    self.escape = Escape::None;
-                    self.flush(&mut line);
-                }
-                (_, 0x1b) => self.escape = Escape::Start,
-                (_, b'\r') => {
-                    if !self.pending.is_empty() {
-                        self.pending.push(b'\r');
-                    }
-                }
+            match byte {
+                b'\n' => self.flush(&mut line),
+                b'\r' if self.pending.is_empty() => {}
+                b'\r' => self.pending.push(byte),
                 _ => {
                     if self.pending.last() == Some(&b'\r') || self.pending.len() >= MAX_LINE {
-                        self.flush(&mut line);
+                        self.flush_text(&mut line);
                     }
                     self.pending.push(byte);
                 }
@@ -57,17 +32,26 @@ impl LineSplitter {
 
     /// Hands on what is left at the end of the output.
     pub(super) fn finish(&mut self, mut line: impl FnMut(&str)) {
-        if !self.pending.is_empty() {
-            self.flush(&mut line);
-        }
+        self.flush_text(&mut line);
+    }
+
+    /// The same where no line end asks for a line: codes alone are none.
+    fn flush_text(&mut self, line: &mut impl FnMut(&str)) {
+        self.flush(&mut |text: &str| {
+            if !text.is_empty() {
+                line(text);
+            }
+        });
     }
 
     fn flush(&mut self, line: &mut impl FnMut(&str)) {
         while self.pending.last() == Some(&b'\r') {
             self.pending.pop();
         }
-        line(&String::from_utf8_lossy(&self.pending));
+        // Line by line: a code that was cut off does not swallow what follows.
+        let text = strip_bytes(&self.pending).into_vec();
         self.pending.clear();
+        line(&String::from_utf8_lossy(&text));
     }
 }
 

@@ -25,21 +25,13 @@ pub use error::EngineError;
 pub use file_log::FileLog;
 
 /// Which engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum EngineKind {
     /// Docker's API, on Docker's or Podman's socket.
     Docker,
     /// The buildah command.
     Buildah,
-}
-
-impl fmt::Display for EngineKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Docker => "docker",
-            Self::Buildah => "buildah",
-        })
-    }
 }
 
 /// One thing in the build context.
@@ -92,9 +84,6 @@ impl fmt::Debug for Credentials {
 /// Runs Dockerfiles. `RUN` has no network.
 #[async_trait::async_trait]
 pub trait Engine: Send + Sync {
-    /// Which engine.
-    fn kind(&self) -> EngineKind;
-
     /// One line for people: the engine, its version, where it listens.
     fn describe(&self) -> String;
 

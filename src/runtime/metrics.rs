@@ -15,6 +15,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::{Metric, Registry, Unit},
 };
+use strum::{IntoStaticStr, VariantArray};
 
 use crate::{
     cluster::kube::KubeStats,
@@ -33,53 +34,46 @@ type DecimalGauge = Gauge<f64, AtomicU64>;
 
 type Labels<const N: usize> = [(&'static str, &'static str); N];
 
-/// Enums whose variants are the values of one label.
-macro_rules! outcomes {
-    ($($(#[$doc:meta])+ $type:ident { $($(#[$of:meta])+ $variant:ident => $text:literal),+ $(,)? })+) => {$(
-        $(#[$doc])+
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $type { $($(#[$of])+ $variant),+ }
-
-        impl $type {
-            const ALL: &[Self] = &[$(Self::$variant),+];
-
-            fn label(self) -> (&'static str, &'static str) {
-                ("outcome", match self { $(Self::$variant => $text),+ })
-            }
-        }
-    )+};
+/// How a build ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
+pub enum BuildOutcomeLabel {
+    /// Compiled and published.
+    Built,
+    /// Published with another kernel's payload.
+    Reused,
+    /// Failed, and will again with the same inputs.
+    Failed,
+    /// Met a fault that may pass.
+    Faulted,
+    /// Was stopped.
+    Stopped,
 }
 
-outcomes! {
-    /// How a build ended.
-    BuildOutcomeLabel {
-        /// Compiled and published.
-        Built => "built",
-        /// Published with another kernel's payload.
-        Reused => "reused",
-        /// Failed, and will again with the same inputs.
-        Failed => "failed",
-        /// Met a fault that may pass.
-        Faulted => "faulted",
-        /// Was stopped.
-        Stopped => "stopped",
-    }
-    /// How a rewrite ended.
-    RewriteOutcomeLabel {
-        /// It was made.
-        Made => "made",
-        /// It was refused, or could not be made.
-        Failed => "failed",
-    }
-    /// How a pass ended.
-    PassOutcomeLabel {
-        /// Everything was seen.
-        Done => "done",
-        /// Something was out of reach.
-        Unreachable => "unreachable",
-        /// There was no pass.
-        Failed => "failed",
-    }
+/// How a rewrite ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
+pub enum RewriteOutcomeLabel {
+    /// It was made.
+    Made,
+    /// It was refused, or could not be made.
+    Failed,
+}
+
+/// How a pass ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "lowercase")]
+pub enum PassOutcomeLabel {
+    /// Everything was seen.
+    Done,
+    /// Something was out of reach.
+    Unreachable,
+    /// There was no pass.
+    Failed,
+}
+
+fn label(outcome: impl Into<&'static str>) -> (&'static str, &'static str) {
+    ("outcome", outcome.into())
 }
 
 /// The strategies that write.
@@ -166,15 +160,15 @@ impl Metrics {
         };
         metrics.configuration_valid.set(1);
         // A counter that appears with its first event has no increase to alert on.
-        for outcome in BuildOutcomeLabel::ALL {
-            let _ = metrics.builds.get_or_create(&[outcome.label()]);
+        for outcome in BuildOutcomeLabel::VARIANTS {
+            let _ = metrics.builds.get_or_create(&[label(outcome)]);
         }
-        for outcome in PassOutcomeLabel::ALL {
-            let _ = metrics.passes.get_or_create(&[outcome.label()]);
+        for outcome in PassOutcomeLabel::VARIANTS {
+            let _ = metrics.passes.get_or_create(&[label(outcome)]);
         }
         for strategy in WRITTEN {
-            for outcome in RewriteOutcomeLabel::ALL {
-                let _ = metrics.rewrites.get_or_create(&[strategy_label(*strategy), outcome.label()]);
+            for outcome in RewriteOutcomeLabel::VARIANTS {
+                let _ = metrics.rewrites.get_or_create(&[strategy_label(*strategy), label(outcome)]);
             }
         }
         metrics
@@ -217,7 +211,7 @@ impl Metrics {
 
     /// A build ended.
     pub fn build(&self, outcome: BuildOutcomeLabel, took: Duration) {
-        self.builds.get_or_create(&[outcome.label()]).inc();
+        self.builds.get_or_create(&[label(outcome)]).inc();
         if outcome != BuildOutcomeLabel::Stopped {
             self.build_seconds.observe(took.as_secs_f64());
         }
@@ -231,12 +225,12 @@ impl Metrics {
 
     /// A rewrite was tried.
     pub fn rewrite(&self, strategy: Strategy, outcome: RewriteOutcomeLabel) {
-        self.rewrites.get_or_create(&[strategy_label(strategy), outcome.label()]).inc();
+        self.rewrites.get_or_create(&[strategy_label(strategy), label(outcome)]).inc();
     }
 
     /// A pass ended.
     pub fn pass(&self, outcome: PassOutcomeLabel, took: Duration) {
-        self.passes.get_or_create(&[outcome.label()]).inc();
+        self.passes.get_or_create(&[label(outcome)]).inc();
         self.pass_seconds.observe(took.as_secs_f64());
     }
 

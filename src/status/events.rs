@@ -27,7 +27,7 @@ const MOST: usize = 50;
 const NOTE: usize = 250;
 
 /// An Event's reason.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
 pub enum EventReason {
     /// A rollout target was rewritten.
     Rewritten,
@@ -58,56 +58,21 @@ pub enum EventReason {
 }
 
 impl EventReason {
-    /// The reason as the API writes it.
-    pub fn as_str(self) -> &'static str {
+    /// What farrier did or tried, and whether it is something to see to.
+    pub fn action(self) -> (&'static str, bool) {
         match self {
-            Self::Rewritten => "Rewritten",
-            Self::RewriteFailed => "RewriteFailed",
-            Self::RolloutConflict => "RolloutConflict",
-            Self::RolloutPutBack => "RolloutPutBack",
-            Self::RolloutHeld => "RolloutHeld",
-            Self::BuildStarted => "BuildStarted",
-            Self::BuildFailed => "BuildFailed",
-            Self::Published => "Published",
-            Self::PublicationLost => "PublicationLost",
-            Self::ReadyForKernel => "ReadyForKernel",
-            Self::NotReadyForKernel => "NotReadyForKernel",
-            Self::NodeWaits => "NodeWaits",
-            Self::AnnouncementNotUsed => "AnnouncementNotUsed",
-        }
-    }
-
-    /// What farrier did or tried.
-    pub fn action(self) -> &'static str {
-        match self {
-            Self::Rewritten
-            | Self::RewriteFailed
-            | Self::RolloutConflict
-            | Self::RolloutPutBack
-            | Self::RolloutHeld => "RollOut",
-            Self::BuildStarted | Self::BuildFailed => "Build",
-            Self::Published | Self::PublicationLost => "Publish",
-            Self::ReadyForKernel | Self::NotReadyForKernel => "MarkNode",
-            Self::NodeWaits | Self::AnnouncementNotUsed => "Observe",
-        }
-    }
-
-    /// Is it something to see to?
-    pub fn is_warning(self) -> bool {
-        match self {
-            Self::Rewritten
-            | Self::BuildStarted
-            | Self::Published
-            | Self::ReadyForKernel
-            | Self::NodeWaits => false,
-            Self::RewriteFailed
-            | Self::RolloutConflict
-            | Self::RolloutPutBack
-            | Self::RolloutHeld
-            | Self::BuildFailed
-            | Self::PublicationLost
-            | Self::NotReadyForKernel
-            | Self::AnnouncementNotUsed => true,
+            Self::Rewritten => ("RollOut", false),
+            Self::RewriteFailed | Self::RolloutConflict | Self::RolloutPutBack | Self::RolloutHeld => {
+                ("RollOut", true)
+            }
+            Self::BuildStarted => ("Build", false),
+            Self::BuildFailed => ("Build", true),
+            Self::Published => ("Publish", false),
+            Self::PublicationLost => ("Publish", true),
+            Self::ReadyForKernel => ("MarkNode", false),
+            Self::NotReadyForKernel => ("MarkNode", true),
+            Self::NodeWaits => ("Observe", false),
+            Self::AnnouncementNotUsed => ("Observe", true),
         }
     }
 }
@@ -162,12 +127,8 @@ pub struct StatusEvent {
 pub struct EventHistory {
     /// Phase, digest and attempts of each DriverBuild.
     builds: BTreeMap<String, (Phase, Option<String>, u32)>,
-    /// Kernels that nodes are ready for.
-    ready: BTreeMap<String, String>,
-    /// Nodes that wait, and why.
-    waiting: BTreeMap<String, String>,
-    /// Nodes whose announcement is not used, and why.
-    unused: BTreeMap<String, String>,
+    /// What is true of nodes: kernels that they are ready for, why they wait, why their announcement is not used.
+    nodes: BTreeMap<(EventReason, String), String>,
     /// Why rollout targets are held, or their rewrite failed.
     held: BTreeMap<Regarding, (EventReason, String)>,
     /// When what was told last.
@@ -237,7 +198,7 @@ fn states(view: &PassView, told: &mut EventHistory) {
     }
     for node in &view.plan.nodes {
         if let (Some(next), true) = (&node.next, node.ready) {
-            told.ready.insert(node.node.clone(), next.kernel.to_string());
+            told.nodes.insert((EventReason::ReadyForKernel, node.node.clone()), next.kernel.to_string());
         }
     }
     for left in &view.plan.left_alone {
@@ -246,11 +207,11 @@ fn states(view: &PassView, told: &mut EventHistory) {
             NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
         );
         if contradicts {
-            told.waiting.insert(left.node.clone(), left.why.to_string());
+            told.nodes.insert((EventReason::NodeWaits, left.node.clone()), left.why.to_string());
         }
     }
     for unused in &view.plan.unused_announcements {
-        told.unused.insert(unused.node.clone(), unused.why.to_string());
+        told.nodes.insert((EventReason::AnnouncementNotUsed, unused.node.clone()), unused.why.to_string());
     }
     for rollout in &view.plan.rollouts {
         let RolloutDecision::Hold(why) = &rollout.decision else { continue };
@@ -300,25 +261,25 @@ fn of_builds(before: &EventHistory, now: &EventHistory, view: &PassView, found: 
 }
 
 fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<StatusEvent>) {
-    let about = |name: &String| Regarding::Node(name.clone());
-    for (name, kernel) in now.ready.iter().filter(|(name, kernel)| before.ready.get(*name) != Some(*kernel)) {
-        let note = format!("every image that it will need for {kernel} is published");
-        found.insert(event(EventReason::ReadyForKernel, about(name), &note));
+    let mut tell = |reason, node: &String, note: &str| {
+        found.insert(event(reason, Regarding::Node(node.clone()), note));
+    };
+    for (key, what) in now.nodes.iter().filter(|(key, what)| before.nodes.get(*key) != Some(*what)) {
+        let (reason, node) = key;
+        match reason {
+            EventReason::ReadyForKernel => {
+                tell(*reason, node, &format!("every image that it will need for {what} is published"));
+            }
+            EventReason::NodeWaits => tell(*reason, node, &format!("left alone until they agree: {what}")),
+            _ => tell(*reason, node, what),
+        }
     }
-    for (name, kernel) in before.ready.iter().filter(|(name, _)| !now.ready.contains_key(*name)) {
-        let note =
-            format!("an image that it would need for {kernel} is missing, or the kernel is not announced");
-        found.insert(event(EventReason::NotReadyForKernel, about(name), &note));
-    }
-    for (name, why) in now.waiting.iter().filter(|(name, why)| before.waiting.get(*name) != Some(*why)) {
-        found.insert(event(
-            EventReason::NodeWaits,
-            about(name),
-            &format!("left alone until they agree: {why}"),
-        ));
-    }
-    for (name, why) in now.unused.iter().filter(|(name, why)| before.unused.get(*name) != Some(*why)) {
-        found.insert(event(EventReason::AnnouncementNotUsed, about(name), why));
+    for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
+        if let (EventReason::ReadyForKernel, node) = key {
+            let note = "an image that it would need for";
+            let note = format!("{note} {kernel} is missing, or the kernel is not announced");
+            tell(EventReason::NotReadyForKernel, node, &note);
+        }
     }
 }
 

@@ -199,17 +199,18 @@ impl KubeStatus {
         let regarding = self.reference(state, &event.regarding).await;
         let namespace = regarding.namespace.clone().unwrap_or_else(|| "default".to_owned());
         let object: String = regarding.name.iter().flat_map(|name| name.chars()).take(200).collect();
-        let kind = if event.reason.is_warning() { "Warning" } else { "Normal" };
+        let (action, is_warning) = event.reason.action();
+        let kind = if is_warning { "Warning" } else { "Normal" };
         let body = Event {
             metadata: ObjectMeta {
                 name: Some(format!("{object}.{}", unique(event, now))),
                 namespace: Some(namespace.clone()),
                 ..ObjectMeta::default()
             },
-            action: Some(event.reason.action().to_owned()),
+            action: Some(action.to_owned()),
             event_time: Some(MicroTime(now)),
             note: Some(event.note.clone()),
-            reason: Some(event.reason.as_str().to_owned()),
+            reason: Some(event.reason.to_string()),
             regarding: Some(regarding),
             reporting_controller: Some(MANAGER.to_owned()),
             reporting_instance: Some(self.place.instance.chars().take(128).collect()),

@@ -11,8 +11,7 @@ use std::{
 use farrier::{
     archive::UnpackError,
     engine::{
-        BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, EngineKind, FileLog,
-        connect,
+        BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, FileLog, connect,
     },
 };
 use tokio_util::sync::CancellationToken;
@@ -137,17 +136,22 @@ impl Bench {
         self.engine.build_payload(job, &dest).await.map(|()| dest)
     }
 
+    /// The command that looks into the engine; Docker's reads Podman's socket, too.
+    fn tool(&self) -> &'static str {
+        if self.engine.describe().starts_with("buildah ") { "buildah" } else { "docker" }
+    }
+
     /// What this test's images and jobs left in the engine, the base apart. Other tests run beside this one.
     fn leftovers(&self) -> Vec<String> {
         let pid = std::process::id().to_string();
-        match self.engine.kind() {
-            EngineKind::Docker => {
+        match self.tool() {
+            "docker" => {
                 let label = format!("label=farrier.dev/build=test-modules-{pid}");
                 let list = |args: &[&str]| run(Command::new("docker").args(args).args(["--filter", &label]));
                 let found = list(&["ps", "-aq"]) + &list(&["images", "-aq"]);
                 found.lines().map(str::to_owned).collect()
             }
-            EngineKind::Buildah => {
+            _ => {
                 let format = ["containers", "-a", "--noheading", "--format", "{{.ImageName}}"];
                 let containers = run(Command::new("buildah").args(format));
                 let dirs = fs::read_dir("/var/lib/containers").unwrap();
@@ -167,11 +171,7 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let tool = match self.engine.kind() {
-            EngineKind::Docker => "docker",
-            EngineKind::Buildah => "buildah",
-        };
-        let _ = Command::new(tool).args(["rmi", "--force", &self.base]).output();
+        let _ = Command::new(self.tool()).args(["rmi", "--force", &self.base]).output();
     }
 }
 

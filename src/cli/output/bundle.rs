@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::indented_table;
 use crate::{
-    bundle::{Bundle, BundleIndex, Content, Imported, Listed, Taken, kind_name},
+    bundle::{Bundle, BundleIndex, Content, ContentKind, Imported, Listed, Taken},
     image::Digest,
     registry::RegistryLocation,
 };
@@ -84,7 +84,7 @@ impl<'a> ImportReport<'a> {
 pub fn listing(bundle: &Bundle) -> String {
     let rows = bundle.index().contents.iter().map(|Listed { content, kernel, size, artifact_type: _ }| {
         let kernel = kernel.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
-        [kind_name(content.kind).to_owned(), name(content), kernel, HumanBytes(*size).to_string()]
+        [content.kind.to_string(), name(content), kernel, HumanBytes(*size).to_string()]
     });
     format!("{}\n{}", indented_table(["KIND", "NAME", "KERNEL", "SIZE"], rows), summary(bundle))
 }
@@ -93,9 +93,9 @@ pub fn listing(bundle: &Bundle) -> String {
 pub fn summary(bundle: &Bundle) -> String {
     let index = bundle.index();
     let (carried, in_base) = index.bytes();
-    let mut kinds: Vec<(&str, usize)> = Vec::new();
+    let mut kinds: Vec<(ContentKind, usize)> = Vec::new();
     for listed in &index.contents {
-        let kind = kind_name(listed.content.kind);
+        let kind = listed.content.kind;
         match kinds.last_mut() {
             Some((last, count)) if *last == kind => *count += 1,
             _ => kinds.push((kind, 1)),
@@ -125,7 +125,7 @@ pub fn imported(imported: &Imported) -> String {
             Taken::Moved { held } => format!("pushed; the tag held {held} before"),
             Taken::Conflict { holds } => format!("conflict: the tag holds {holds}"),
         };
-        [kind_name(content.kind).to_owned(), name(content), outcome]
+        [content.kind.to_string(), name(content), outcome]
     });
     let table = indented_table(["KIND", "NAME", "OUTCOME"], rows);
     let Imported { blobs, sent, .. } = imported;

@@ -1,8 +1,6 @@
 //! Colours for check reports.
 
-use std::fmt::Write as _;
-
-use crate::kmod::Verdict;
+use regex::{Captures, Regex};
 
 const RED: &str = "\u{1b}[31m";
 const YELLOW: &str = "\u{1b}[33m";
@@ -10,66 +8,31 @@ const GREEN: &str = "\u{1b}[32m";
 const DIM: &str = "\u{1b}[2m";
 const RESET: &str = "\u{1b}[0m";
 
-/// A check report with a terminal's colours (ANSI escape sequences) for verdicts and help. They are put on the finished
-/// text, so that they cannot change its columns.
+/// What gets a colour: words before reasons, verdicts in their column and at the end of the first line, and what to do.
+/// Columns stand two blanks apart.
+const PAINTED: [&str; 3] = [
+    r"(?m)(^|  )(refused:|unknown:|warning[:,])()",
+    r"(?m)(\A.*: |  )(loads|unknown|refused)(  |$)",
+    r"(?m)(^|  )(help: .*)($)",
+];
+
+/// The report with colours, and not a letter changed.
 pub fn coloured(text: &str) -> String {
-    let columns = text.lines().find_map(|line| Some((line.find("VERDICT")?, line.find("REASON")?)));
-    let mut out = String::with_capacity(text.len() * 2);
-    for (number, line) in text.lines().enumerate() {
-        match columns {
-            _ if number == 0 => match line.rsplit_once(": ") {
-                Some((start, verdict)) => {
-                    let _ = write!(out, "{start}: {}", painted(verdict));
-                }
-                None => out.push_str(line),
-            },
-            Some((verdict, reason)) if line.get(..verdict).is_some() => {
-                let (name, rest) = line.split_at(verdict);
-                let width = (reason - verdict).min(rest.len());
-                let (word, tail) = rest.split_at_checked(width).unwrap_or((rest, ""));
-                let word_painted = if word.trim().is_empty() { word.to_owned() } else { painted(word) };
-                if is_verdict(word.trim_end()) || word.trim().is_empty() {
-                    let _ = write!(out, "{}{word_painted}{}", start_painted(name), start_painted(tail));
-                } else {
-                    out.push_str(&start_painted(line));
-                }
-            }
-            _ => out.push_str(&start_painted(line)),
-        }
-        out.push('\n');
-    }
-    out
-}
-
-fn is_verdict(word: &str) -> bool {
-    word.parse::<Verdict>().is_ok()
-}
-
-/// A verdict in its colour, the spaces after it without.
-fn painted(word: &str) -> String {
-    let colour = match word.trim_end().parse() {
-        Ok(Verdict::Loads) => GREEN,
-        Ok(Verdict::Unknown) => YELLOW,
-        Ok(Verdict::Refused) => RED,
-        Err(_) => return word.to_owned(),
-    };
-    let trimmed = word.trim_end();
-    format!("{colour}{trimmed}{RESET}{}", word.get(trimmed.len()..).unwrap_or(""))
-}
-
-/// A line whose first word says what it is, that word in its colour; help is dim.
-fn start_painted(line: &str) -> String {
-    if line.trim_start().starts_with("help: ") {
-        return format!("{DIM}{line}{RESET}");
-    }
-    for (word, colour) in
-        [("refused:", RED), ("unknown:", YELLOW), ("warning:", YELLOW), ("warning,", YELLOW)]
-    {
-        if let Some(rest) = line.strip_prefix(word) {
-            return format!("{colour}{word}{RESET}{rest}");
-        }
-    }
-    line.to_owned()
+    PAINTED.into_iter().filter_map(|pattern| Regex::new(pattern).ok()).fold(
+        text.to_owned(),
+        |text, pattern| {
+            let paint = |found: &Captures<'_>| {
+                let colour = match found[2].as_bytes()[0] {
+                    b'r' => RED,
+                    b'l' => GREEN,
+                    b'h' => DIM,
+                    _ => YELLOW,
+                };
+                format!("{}{colour}{}{RESET}{}", &found[1], &found[2], &found[3])
+            };
+            pattern.replace_all(&text, paint).into_owned()
+        },
+    )
 }
 
 #[cfg(test)]

@@ -45,16 +45,11 @@ const TURN: Duration = Duration::from_secs(10);
 /// How long the last status may take at the end.
 const LAST_STATUS: Duration = Duration::from_secs(5);
 
-/// How the loop runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LiveOptions {
+/// What the loop works with beside [`Parts`].
+pub struct LiveContext {
     /// A pass comes after this long at the latest, and asks for everything anew: also how long it may take until a
     /// tag that the registry has lost is missed.
     pub resync: Duration,
-}
-
-/// What the loop works with beside [`Parts`].
-pub struct LiveContext {
     /// Where nodes and rollout targets are.
     pub cluster: Arc<dyn Cluster>,
     /// The definitions, and what is wrong with those on disk. A sender that is gone means that they do not change.
@@ -72,13 +67,8 @@ pub struct LiveContext {
 /// The loop.
 pub struct Live {
     parts: Parts,
-    options: LiveOptions,
-    cluster: Arc<dyn Cluster>,
-    configuration: watch::Receiver<Configuration>,
-    leads: watch::Receiver<bool>,
+    context: LiveContext,
     status: Option<StatusWorker>,
-    metrics: Arc<Metrics>,
-    health: Arc<Health>,
     builds: Builds,
     wake: Wake,
     memory: Memory,
@@ -101,24 +91,18 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 
 impl Live {
     /// A loop that has not begun.
-    pub fn new(parts: Parts, options: LiveOptions, context: LiveContext) -> Self {
+    pub fn new(parts: Parts, context: LiveContext) -> Self {
         let queue = Queue::new(parts.limits);
-        Self::with_queue(parts, options, context, queue)
+        Self::with_queue(parts, context, queue)
     }
 
-    fn with_queue(parts: Parts, options: LiveOptions, context: LiveContext, queue: Queue) -> Self {
-        let LiveContext { cluster, configuration, leads, status, metrics, health } = context;
+    fn with_queue(parts: Parts, mut context: LiveContext, queue: Queue) -> Self {
         let builds = Builds::new(queue, parts.cancel.child_token());
         let now = Instant::now();
         Self {
             parts,
-            options,
-            cluster,
-            configuration,
-            leads,
-            status: status.map(StatusWorker::start),
-            metrics,
-            health,
+            status: context.status.take().map(StatusWorker::start),
+            context,
             builds,
             wake: Wake::new(now),
             memory: Memory::default(),
@@ -135,10 +119,10 @@ impl Live {
     /// nothing is written any more.
     pub async fn run(mut self) {
         let cancel = self.parts.cancel.clone();
-        self.metrics.leader(*self.leads.borrow_and_update());
+        self.context.metrics.leader(*self.context.leads.borrow_and_update());
         self.take_configuration();
         while !cancel.is_cancelled() {
-            self.health.beat();
+            self.context.health.beat();
             self.turn(&cancel).await;
         }
         self.builds.stop().await;
@@ -157,8 +141,8 @@ impl Live {
         tokio::select! {
             biased;
             () = cancel.cancelled() => {}
-            () = changed(&mut self.leads) => self.take_leadership(),
-            () = changed(&mut self.configuration) => {
+            () = changed(&mut self.context.leads) => self.take_leadership(),
+            () = changed(&mut self.context.configuration) => {
                 self.take_configuration();
                 self.wake.changed(Instant::now());
             }
@@ -168,7 +152,7 @@ impl Live {
                 self.wake.changed(Instant::now());
             }
             () = tokio::time::sleep_until(due) => self.run_due(cancel).await,
-            () = self.cluster.changed(), if calm => self.wake.changed(Instant::now()),
+            () = self.context.cluster.changed(), if calm => self.wake.changed(Instant::now()),
         }
     }
 
@@ -176,7 +160,7 @@ impl Live {
     async fn run_due(&mut self, cancel: &CancellationToken) {
         let now = Instant::now();
         self.start_builds();
-        self.metrics.kernels(self.kernels.waiting(now));
+        self.context.metrics.kernels(self.kernels.waiting(now));
         if self.wake.due().is_some_and(|due| due <= now) {
             self.pass(cancel).await;
         }
@@ -186,7 +170,7 @@ impl Live {
     async fn pass(&mut self, cancel: &CancellationToken) {
         let began = Instant::now();
         self.wake.begin(began);
-        if began - self.remembered_since >= self.options.resync {
+        if began - self.remembered_since >= self.context.resync {
             self.memory = Memory::default();
             self.remembered_since = began;
         }
@@ -195,13 +179,13 @@ impl Live {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
-            tracing::warn!(error = chain(&error), cluster = self.cluster.describe(), "no pass");
+            tracing::warn!(error = chain(&error), cluster = self.context.cluster.describe(), "no pass");
             PassOutcomeLabel::Failed
         });
         tracing::debug!(took = ?began.elapsed(), ?outcome, "pass made");
-        self.metrics.pass(outcome, began.elapsed());
+        self.context.metrics.pass(outcome, began.elapsed());
         let now = Instant::now();
-        self.wake.by(self.remembered_since.max(began) + self.options.resync);
+        self.wake.by(self.remembered_since.max(began) + self.context.resync);
         self.faulted = match outcome {
             PassOutcomeLabel::Done => 0,
             PassOutcomeLabel::Unreachable | PassOutcomeLabel::Failed => self.faulted.saturating_add(1),
@@ -223,7 +207,7 @@ impl Live {
             rollouts = self.roll_out(&mut planned, cancel).await?;
             targets = self.complete(&planned.plan).await;
             targets.extend(self.unite(&planned.plan).await);
-            label_nodes(&self.parts, self.cluster.as_ref(), &mut planned.plan.nodes).await;
+            label_nodes(&self.parts, self.context.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.parts.definitions);
             self.start_builds();
             // Last: nothing waits for it.
@@ -231,8 +215,8 @@ impl Live {
         }
         let now = Instant::now();
         self.kernels.update(&planned.plan, now);
-        self.metrics.plan(&planned.plan);
-        self.metrics.kernels(self.kernels.waiting(now));
+        self.context.metrics.plan(&planned.plan);
+        self.context.metrics.kernels(self.kernels.waiting(now));
         if let Some(wait) = deadline {
             self.wake.by(now + wait);
         }
@@ -247,29 +231,29 @@ impl Live {
     async fn plan(&mut self, cancel: &CancellationToken) -> Result<Option<Planned>, TargetError> {
         self.memory.forget_faults();
         let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
-        self.health.set_ready();
+        self.context.health.set_ready();
         let planned = self.parts.plan_for(snapshot, &mut self.memory).await?;
-        self.health.beat();
+        self.context.health.beat();
         Ok(Some(planned))
     }
 
     /// The cluster as it is; `None` when the loop is to end. A cluster that is away for minutes is waited for: that is
     /// no hang, and a restart would not help.
     async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, TargetError> {
-        let mut snapshot = self.cluster.snapshot();
+        let mut snapshot = self.context.cluster.snapshot();
         loop {
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => return Ok(None),
                 outcome = &mut snapshot => return Ok(outcome.map(Some)?),
-                () = tokio::time::sleep(TURN) => self.health.beat(),
+                () = tokio::time::sleep(TURN) => self.context.health.beat(),
             }
         }
     }
 
     /// Leads, and still may write.
     fn may_act(&self) -> bool {
-        *self.leads.borrow() && self.parts.may_write().is_ok()
+        *self.context.leads.borrow() && self.parts.may_write().is_ok()
     }
 
     /// Makes what the plan says of rollouts; the plan then says how things stand. Ends early when a rewrite would
@@ -305,8 +289,8 @@ impl Live {
                 tracing::info!("nodes have changed since the plan was made; it is made anew");
                 break;
             }
-            let error = self.parts.roll_out(self.cluster.as_ref(), rollout).await.err();
-            self.health.beat();
+            let error = self.parts.roll_out(self.context.cluster.as_ref(), rollout).await.err();
+            self.context.health.beat();
             if let Some(error) = &error {
                 broken.note(rollout, error);
             }
@@ -354,7 +338,7 @@ impl Live {
             }
         };
         if sets_image {
-            self.metrics.rewrite(rollout.target.strategy, outcome);
+            self.context.metrics.rewrite(rollout.target.strategy, outcome);
         }
     }
 
@@ -397,7 +381,7 @@ impl Live {
 
     /// Logs what became of an image that was published already, or of one for several kernels.
     fn logged(&self, report: TargetReport) -> TargetReport {
-        self.health.beat();
+        self.context.health.beat();
         match &report {
             _ if self.builds.is_single_run() => {}
             TargetReport::Tagged { subject, references } => {
@@ -419,14 +403,14 @@ impl Live {
     /// Takes note of a build's end: what the registry said before is not so any more.
     fn note_build(&mut self, ended: &EndedBuild) {
         self.memory.forget(ended.cell.references());
-        self.builds.note(ended, &self.metrics);
+        self.builds.note(ended, &self.context.metrics);
     }
 
     fn start_builds(&mut self) {
         if self.may_act() && !self.parts.cancel.is_cancelled() {
             self.builds.start(&self.parts);
         }
-        self.metrics.queue(self.builds.running(), self.builds.waiting());
+        self.context.metrics.queue(self.builds.running(), self.builds.waiting());
         if let Some(due) = self.builds.next_due() {
             self.wake.by(due);
         }
@@ -442,26 +426,26 @@ impl Live {
                 plan,
                 activity: self.builds.activity(),
                 rollouts,
-                configuration_error: self.configuration.borrow().error.clone(),
+                configuration_error: self.context.configuration.borrow().error.clone(),
                 now: Timestamp::now(),
             });
         }
     }
 
     fn take_configuration(&mut self) {
-        let Configuration { definitions, error } = self.configuration.borrow_and_update().clone();
-        self.metrics.configuration(error.is_none());
+        let Configuration { definitions, error } = self.context.configuration.borrow_and_update().clone();
+        self.context.metrics.configuration(error.is_none());
         if self.parts.definitions != *definitions {
             self.parts.definitions = definitions.as_ref().clone();
-            self.cluster.set_interest(&Interest::of(&self.parts.definitions));
+            self.context.cluster.set_interest(&Interest::of(&self.parts.definitions));
             self.memory = Memory::default();
             self.remembered_since = Instant::now();
         }
     }
 
     fn take_leadership(&mut self) {
-        let leads = *self.leads.borrow_and_update();
-        self.metrics.leader(leads);
+        let leads = *self.context.leads.borrow_and_update();
+        self.context.metrics.leader(leads);
         if leads {
             // Another one may have published and rewritten meanwhile.
             self.memory = Memory::default();

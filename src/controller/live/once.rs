@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Live, LiveContext, LiveOptions,
+    Live, LiveContext,
     builds::{BROKE_OFF, EndedBuild},
     queue::Queue,
 };
@@ -24,6 +24,7 @@ use crate::{
 pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassReport, TargetError> {
     let definitions = Arc::new(parts.definitions.clone());
     let context = LiveContext {
+        resync: Duration::from_hours(1),
         cluster,
         configuration: watch::channel(Configuration { definitions, error: None }).1,
         leads: watch::channel(true).1,
@@ -32,8 +33,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
         health: Arc::new(Health::new()),
     };
     let (cancel, queue) = (parts.cancel.clone(), Queue::once(parts.limits));
-    let options = LiveOptions { resync: Duration::from_hours(1) };
-    Live::with_queue(parts, options, context, queue).until_idle(&cancel).await
+    Live::with_queue(parts, context, queue).until_idle(&cancel).await
 }
 
 impl Live {
@@ -62,7 +62,7 @@ impl Live {
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, cancel, &mut report).await?;
         }
-        label_nodes(&self.parts, self.cluster.as_ref(), &mut planned.plan.nodes).await;
+        label_nodes(&self.parts, self.context.cluster.as_ref(), &mut planned.plan.nodes).await;
         self.parts.record_kernels(&planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;
         report.plan = planned.plan;

@@ -97,8 +97,8 @@ impl Running {
         let cancel = bench.parts.cancel.clone();
         let live = Live::new(
             bench.parts.clone(),
-            LiveOptions { resync: Duration::from_mins(1) },
             LiveContext {
+                resync: Duration::from_mins(1),
                 cluster: Arc::clone(&fleet) as Arc<dyn Cluster>,
                 configuration: configuration.subscribe(),
                 leads: leads.subscribe(),

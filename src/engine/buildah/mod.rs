@@ -209,10 +209,6 @@ impl BuildahEngine {
 
 #[async_trait::async_trait]
 impl Engine for BuildahEngine {
-    fn kind(&self) -> EngineKind {
-        EngineKind::Buildah
-    }
-
     fn describe(&self) -> String {
         format!(
             "buildah {} ({}), storage {}",

@@ -222,10 +222,6 @@ impl DockerEngine {
 
 #[async_trait::async_trait]
 impl Engine for DockerEngine {
-    fn kind(&self) -> EngineKind {
-        EngineKind::Docker
-    }
-
     fn describe(&self) -> String {
         self.description.clone()
     }

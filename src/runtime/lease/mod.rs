@@ -37,19 +37,10 @@ pub struct LeaseOptions {
 }
 
 /// Why a lease was not read or written.
-#[derive(Debug, thiserror::Error)]
-enum LeaseError {
-    #[error("{action}: {}", causes(.answer))]
-    Api {
-        action: String,
-        // Part of the message above, and so no cause: `source` would be taken for one.
-        answer: Box<kube::Error>,
-    },
-    #[error("{action}: no answer within {} ms", .waited.as_millis())]
-    NoAnswer { action: String, waited: Duration },
-    /// Another client wrote it in between.
-    #[error("{0}: another replica wrote it first")]
-    Overtaken(String),
+struct LeaseFault {
+    message: String,
+    /// The API server's answer, where it gave one: 409 where another client wrote the lease in between.
+    code: Option<u16>,
 }
 
 /// Holds the lease, or waits for it. A clone is the same leadership.
@@ -160,7 +151,7 @@ impl Candidate {
         loop {
             match self.look().await {
                 Ok(()) => self.reported = None,
-                Err(error) => self.report(&error),
+                Err(error) => self.report(error),
             }
             self.settle();
             let next = Instant::now() + self.options.timing.retry;
@@ -176,11 +167,11 @@ impl Candidate {
     }
 
     /// Looks at the lease; once more where another client wrote it meanwhile, to know at once who holds it.
-    async fn look(&mut self) -> Result<(), LeaseError> {
+    async fn look(&mut self) -> Result<(), LeaseFault> {
         for _ in 0..2 {
             match self.turn().await {
-                Err(LeaseError::Overtaken(action)) => {
-                    tracing::debug!(action, "lease was written by another client");
+                Err(LeaseFault { message, code: Some(409) }) => {
+                    tracing::debug!(message, "lease was written by another client");
                 }
                 outcome => return outcome,
             }
@@ -189,7 +180,7 @@ impl Candidate {
     }
 
     /// Makes, takes or renews the lease where that is right.
-    async fn turn(&mut self) -> Result<(), LeaseError> {
+    async fn turn(&mut self) -> Result<(), LeaseFault> {
         let lease = match self.held.take() {
             Some(lease) => Some(lease),
             None => self.request("read", self.api.get_opt(&self.options.name)).await?,
@@ -275,7 +266,7 @@ impl Candidate {
         let replace = self.api.replace(&self.options.name, &parameters, &lease);
         match self.request("give back", replace).await {
             Ok(_) => tracing::info!(lease = self.shared.lease, "lease given back"),
-            Err(error) => self.report(&error),
+            Err(error) => self.report(error),
         }
     }
 
@@ -284,40 +275,41 @@ impl Candidate {
         &self,
         action: &'static str,
         request: impl Future<Output = kube::Result<T>>,
-    ) -> Result<T, LeaseError> {
+    ) -> Result<T, LeaseFault> {
         let action = format!("{action} lease {}", self.shared.lease);
         let (now, half) = (Instant::now(), self.options.timing.renew_deadline / 2);
         let waited = self.election.leads_until(now).map_or(half, |until| half.min(until - now));
         match tokio::time::timeout(waited, request).await {
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(kube::Error::Api(status))) if status.code == 409 => Err(LeaseError::Overtaken(action)),
-            Ok(Err(error)) => Err(LeaseError::Api { action, answer: Box::new(error) }),
-            Err(_) => Err(LeaseError::NoAnswer { action, waited }),
+            Ok(Err(error)) => {
+                let code = match &error {
+                    kube::Error::Api(status) => Some(status.code),
+                    _ => None,
+                };
+                Err(LeaseFault { message: format!("{action}: {}", causes(&error)), code })
+            }
+            Err(_) => {
+                let message = format!("{action}: no answer within {} ms", waited.as_millis());
+                Err(LeaseFault { message, code: None })
+            }
         }
     }
 
-    fn report(&mut self, error: &LeaseError) {
-        let text = error.to_string();
-        if self.reported.as_ref() == Some(&text) {
-            tracing::debug!(error = text, "lease");
+    fn report(&mut self, fault: LeaseFault) {
+        let LeaseFault { message, code } = fault;
+        if self.reported.as_ref() == Some(&message) {
+            tracing::debug!(error = message, "lease");
             return;
         }
-        let code = match error {
-            LeaseError::Api { answer, .. } => match &**answer {
-                kube::Error::Api(status) => status.code,
-                _ => 0,
-            },
-            LeaseError::NoAnswer { .. } | LeaseError::Overtaken(_) => 0,
-        };
         let hint = match code {
-            403 => {
+            Some(403) => {
                 "add apiGroups [coordination.k8s.io], resources [leases], verbs [get, create, update] to farrier's Role"
             }
-            404 => "create the namespace, or name another one with --lease-namespace",
+            Some(404) => "create the namespace, or name another one with --lease-namespace",
             _ => "it is tried again",
         };
-        tracing::warn!(error = text, hint, "lease");
-        self.reported = Some(text);
+        tracing::warn!(error = message, hint, "lease");
+        self.reported = Some(message);
     }
 }
 

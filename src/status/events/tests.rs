@@ -35,8 +35,7 @@ impl Story {
     }
 
     fn lines(&mut self, plan: &Plan) -> String {
-        let line =
-            |event: &StatusEvent| format!("{} {}: {}", event.reason.as_str(), event.regarding, event.note);
+        let line = |event: &StatusEvent| format!("{} {}: {}", event.reason, event.regarding, event.note);
         self.next(plan, &[]).0.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 }
