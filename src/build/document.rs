@@ -18,6 +18,7 @@ use crate::{
     images::{BaseImage, Claim, Documents, FARRIER, base_image, bootstrap_reference, layer_files},
     kernel::{Architecture, BootstrapSpec, Toolchain},
     kmod::CheckReport,
+    oci::Hashing,
     parts::{Parts, TargetError},
     plan::BUILD_FORMAT,
     provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
@@ -235,29 +236,16 @@ fn modules(tree: &Path, report: &CheckReport) -> Result<Vec<ModuleFile>, TargetE
         report.modules.iter().map(|module| (module.path.as_str(), module)).collect();
     let mut files = Vec::new();
     for module in by_path.values() {
-        let mut hasher = Sha256::new();
-        io::copy(&mut fs_err::File::open(tree.join(&module.path))?, &mut Hashing(&mut hasher))?;
+        let mut file = Hashing::new(fs_err::File::open(tree.join(&module.path))?);
+        io::copy(&mut file, &mut io::sink())?;
         files.push(ModuleFile {
             path: module.path.clone(),
             name: module.name.clone(),
             version: module.about.version.clone(),
             licence: module.about.licence.clone(),
             srcversion: module.about.srcversion.clone(),
-            digest: Digest::from_sha256(&hasher.finalize().into()),
+            digest: file.into_parts().1,
         });
     }
     Ok(files)
-}
-
-struct Hashing<'a>(&'a mut Sha256);
-
-impl io::Write for Hashing<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

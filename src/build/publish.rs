@@ -3,7 +3,7 @@
 use super::{assemble::Image, job::Job};
 use crate::{
     image::{Digest, ImageReference, Repository, Version},
-    images::{BaseImage, Documents, push_document, sign_image},
+    images::{BaseImage, Documents, StoredImage, push_document},
     oci::{Descriptor, media_type},
     parts::{Parts, Stage, TargetError},
     plan::Cell,
@@ -32,8 +32,8 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
     for artifact in &documents.artifacts {
         sent += push_document(parts, repository, artifact).await?;
     }
-    sent +=
-        sign_image(parts, repository, &assembled.digest, job.cell.image.as_str(), &documents.claims).await?;
+    let stored = StoredImage { parts, repository, digest: &assembled.digest };
+    sent += stored.sign(job.cell.image.as_str(), &documents.claims).await?;
     for reference in job.cell.references() {
         push_tag(job, reference, &assembled.manifest).await?;
     }

@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     build::testing::{Bench, K9, K10, K11, SYMBOLS, module},
     engine::EngineError,
-    images::{CHECK_REPORT, find_document},
+    images::{CHECK_REPORT, StoredImage},
     kmod::{BootOutcome, BootReport, ModuleBoot, testing::ModuleFile},
 };
 
@@ -81,7 +81,8 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
     // Where it was built is part of the proof.
     let reference = bench.cell(K10).await.reference;
     let image = bench.parts.manifest(&reference).await.unwrap().unwrap().digest;
-    let stored = find_document(&bench.parts, &reference.repository, &image, &CHECK_REPORT).await.unwrap();
+    let stored = StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &image };
+    let stored = stored.find_document(&CHECK_REPORT).await.unwrap();
     let document: serde_json::Value = serde_json::from_slice(&stored.unwrap().content).unwrap();
     assert_eq!(document["reusedFrom"]["kernel"], K9);
     assert_eq!(document["reusedFrom"]["digest"], first.digest.as_str());

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
-    images::ensure_signed,
+    images::StoredImage,
     kernel::KernelTarget,
     kmod::Verdict,
     parts::{Parts, TargetError},
@@ -64,7 +64,8 @@ async fn build_alone(
         && let Some(digest) = published_already(parts, &cell, image).await?
         && !force
     {
-        ensure_signed(parts, name.as_str(), &cell.reference.repository, &digest).await?;
+        let stored = StoredImage { parts, repository: &cell.reference.repository, digest: &digest };
+        stored.ensure_signed(name.as_str()).await?;
         return Ok(BuildOutcome { cell, digest, built: None });
     }
     if !force

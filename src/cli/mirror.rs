@@ -48,7 +48,7 @@ pub async fn mirror(session: &Session, args: MirrorArgs) -> Result<Exit, CliErro
     session
         .show(&reports, |reports| output::table(["WHAT", "OUTCOME", "REFERENCE"], reports.iter().map(row)))?;
     let exit = |report: &MirrorReport| match report {
-        MirrorReport::Kept(_) => Exit::Done,
+        MirrorReport::Stored(_) => Exit::Done,
         MirrorReport::Failed(missing) if missing.unreachable => Exit::Unreachable,
         MirrorReport::Failed(_) => Exit::Failed,
     };
@@ -69,10 +69,10 @@ pub fn selection(args: &CarryArgs, parts: &Parts) -> Result<Selection, CliError>
 /// One line as each is done.
 fn tell(report: &MirrorReport) {
     output::message(&match report {
-        MirrorReport::Kept(MirroredInput { what, content: _, new: true }) => {
+        MirrorReport::Stored(MirroredInput { what, content: _, new: true }) => {
             format!("{what}: put into the registry")
         }
-        MirrorReport::Kept(MirroredInput { what, content: _, new: false }) => {
+        MirrorReport::Stored(MirroredInput { what, content: _, new: false }) => {
             format!("{what}: there already")
         }
         MirrorReport::Failed(MissingInput { what, error, .. }) => format!("{what}: failed: {error}"),
@@ -81,7 +81,7 @@ fn tell(report: &MirrorReport) {
 
 fn row(report: &MirrorReport) -> [String; 3] {
     match report {
-        MirrorReport::Kept(MirroredInput { what, content, new }) => {
+        MirrorReport::Stored(MirroredInput { what, content, new }) => {
             let tag = content.tag.as_ref().map(|tag| format!(":{tag}")).unwrap_or_default();
             let outcome = if *new { "stored" } else { "there already" };
             [what.clone(), outcome.to_owned(), format!("{}{tag}", content.repository)]

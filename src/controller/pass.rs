@@ -7,8 +7,8 @@ use crate::{
     build::{self, BuildOptions, Built, add_needs, record_outcome},
     cluster::{Cluster, Directory},
     fault::chain,
-    image::{DriverImage, RolloutSpec},
-    images::{LastRecord, contents, publish_union, record_kernels, sign_published},
+    image::{DriverImage, RolloutSpec, Version},
+    images::{LastRecord, StoredImage, contents, publish_union, record_kernels},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     parts::{Parts, TargetError, image_location},
@@ -173,14 +173,21 @@ impl Parts {
     pub(super) async fn sign_planned(&self, planned: &PlannedSignature) -> TargetReport {
         let PlannedSignature { image, reference } = planned;
         let subject = format!("{image}, {reference}");
-        match sign_published(self, image.as_str(), reference).await {
+        let signed = match &reference.version {
+            Version::Digest(digest) => {
+                let stored = StoredImage { parts: self, repository: &reference.repository, digest };
+                stored.sign_published(image.as_str()).await
+            }
+            Version::Tag(_) => Ok(()),
+        };
+        match signed {
             Ok(()) => TargetReport::Signed { subject, image: reference.to_string() },
             Err(error) => TargetReport::failed(subject, &error),
         }
     }
 
     /// Puts the payloads of several kernels together in one image.
-    pub(super) async fn unite(&self, union: &PlannedUnion) -> TargetReport {
+    pub(super) async fn publish_planned_union(&self, union: &PlannedUnion) -> TargetReport {
         let kernels: Vec<String> = union.members.iter().map(|member| member.kernel.to_string()).collect();
         let subject = format!("{} for {} kernels", union.image, kernels.len());
         match publish_union(self, union).await {

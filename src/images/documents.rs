@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 
+use super::signatures::StoredImage;
 use crate::{
     image::{Digest, Repository, Version},
     oci::{Artifact, Descriptor, ImageError, ImageManifest, annotations, media_type},
@@ -109,43 +110,41 @@ pub(crate) async fn push_document(
     Ok(sent)
 }
 
-/// The document of one kind about an image; `None` where there is none beside it. Of several, the one that was
-/// stored last, as far as the registry tells.
-pub(crate) async fn find_document(
-    parts: &Parts,
-    repository: &Repository,
-    subject: &Digest,
-    kind: &DocumentKind,
-) -> Result<Option<Document>, TargetError> {
-    let registry = parts.registry_of(repository);
-    for referrer in registry.referrers(repository, subject, Some(kind.media_type)).await?.into_iter().rev() {
-        if let Some(found) = read_document(parts, repository, subject, &referrer.digest, kind).await? {
-            return Ok(Some(found));
+impl StoredImage<'_> {
+    /// The document of one kind about an image; `None` where there is none beside it. Of several, the one that was
+    /// stored last, as far as the registry tells.
+    pub(crate) async fn find_document(self, kind: &DocumentKind) -> Result<Option<Document>, TargetError> {
+        let Self { parts, repository, digest } = self;
+        let registry = parts.registry_of(repository);
+        for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
+        {
+            if let Some(found) = self.read_document(&referrer.digest, kind).await? {
+                return Ok(Some(found));
+            }
         }
+        Ok(None)
     }
-    Ok(None)
-}
 
-/// `None` for a list's entry that is gone, or that is about something else: lists are kept by clients.
-async fn read_document(
-    parts: &Parts,
-    repository: &Repository,
-    subject: &Digest,
-    digest: &Digest,
-    kind: &DocumentKind,
-) -> Result<Option<Document>, TargetError> {
-    let version = Version::Digest(digest.clone());
-    let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {
-        return Ok(None);
-    };
-    let manifest = ImageManifest::parse(&stored.bytes)?;
-    // Others put statements beside images, too.
-    let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
-    let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
-    let about = manifest.subject.as_ref().map(|subject| &subject.digest);
-    let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
-    let layer = manifest.layers.iter().find(is_it);
-    let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
-    let content = parts.small_blob(repository, layer, kind.name).await?;
-    Ok(Some(Document { digest: stored.digest, content }))
+    /// `None` for a list's entry that is gone, or that is about something else: lists are kept by clients.
+    async fn read_document(
+        self,
+        digest: &Digest,
+        kind: &DocumentKind,
+    ) -> Result<Option<Document>, TargetError> {
+        let Self { parts, repository, digest: subject } = self;
+        let version = Version::Digest(digest.clone());
+        let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {
+            return Ok(None);
+        };
+        let manifest = ImageManifest::parse(&stored.bytes)?;
+        // Others put statements beside images, too.
+        let claimed = manifest.annotations.get(annotations::PREDICATE_TYPE).map(String::as_str);
+        let is_other = *kind == PROVENANCE && claimed != Some(kind.predicate_type);
+        let about = manifest.subject.as_ref().map(|subject| &subject.digest);
+        let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
+        let layer = manifest.layers.iter().find(is_it);
+        let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
+        let content = parts.small_blob(repository, layer, kind.name).await?;
+        Ok(Some(Document { digest: stored.digest, content }))
+    }
 }

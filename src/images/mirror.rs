@@ -39,7 +39,8 @@ pub struct MirroredInput {
 #[serde(rename_all = "camelCase", tag = "outcome")]
 pub enum MirrorReport {
     /// The registry has it.
-    Kept(MirroredInput),
+    #[serde(rename = "kept")]
+    Stored(MirroredInput),
     /// It could not be put there.
     Failed(MissingInput),
 }
@@ -96,7 +97,7 @@ pub async fn mirror_inputs(
             return reports;
         }
         let report = match mirror_input(parts, input).await {
-            Ok(kept) => MirrorReport::Kept(kept),
+            Ok(kept) => MirrorReport::Stored(kept),
             Err(error) => MirrorReport::Failed(missing_of(input.what(), &error)),
         };
         tell(&report);
@@ -218,7 +219,7 @@ async fn keep_own_definitions(parts: &Parts) -> Option<MirrorReport> {
                 let text = "holds a private key or credentials: it stays here, and is not in the registry";
                 parts.reporter.note(&path.display().to_string(), text);
             }
-            MirrorReport::Kept(mirrored(&kept))
+            MirrorReport::Stored(mirrored(&kept))
         }
         Err(error) => MirrorReport::Failed(missing_of("definitions".to_owned(), &error.into())),
     })

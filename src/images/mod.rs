@@ -15,7 +15,7 @@ mod verify;
 
 pub(crate) use contents::contents;
 #[cfg(test)]
-pub(crate) use documents::{CHECK_REPORT, find_document};
+pub(crate) use documents::CHECK_REPORT;
 pub(crate) use documents::{Claim, Documents, push_document};
 pub use gc::{GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
 pub use kernel_record::REPOSITORY as KERNEL_RECORD;
@@ -26,8 +26,7 @@ pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inpu
 pub(crate) use root_fs::{
     BaseImage, base_image, bootstrap_reference, layer_files, root_fs_layer, runtime_base,
 };
-pub(crate) use sign::{ensure_signed, sign_image, sign_published};
-pub(crate) use signatures::look_up_signatures;
+pub(crate) use signatures::{StoredImage, look_up_signatures};
 pub use union::publish_union;
 pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};
 

@@ -1,136 +1,109 @@
 //! Adapter: signs images and statements about them, where `cosign` looks for signatures.
 
 use super::{
-    documents::{BILL, CHECK_REPORT, Claim, PROVENANCE, find_document, parse_json},
+    documents::{BILL, CHECK_REPORT, Claim, PROVENANCE, parse_json},
     keys::{ImageSigner, own_key},
-    signatures::{attested, manifest_under, must_be_signed, remember_signature, signed_by},
+    signatures::StoredImage,
 };
 use crate::{
-    image::{Digest, ImageReference, Repository, Tag, Version},
+    image::{Tag, Version},
     oci::{Descriptor, ImageError, media_type},
-    parts::{Parts, TargetError},
+    parts::TargetError,
     provenance::{self, Envelope, Statement},
     registry::{MAX_TRIES, pause_before},
 };
 
-/// Signs the claims about an image, then the image itself, where the site signs. What is signed already by the
-/// same key is not signed again. Returns the bytes sent.
-pub(crate) async fn sign_image(
-    parts: &Parts,
-    repository: &Repository,
-    image: &Digest,
-    name: &str,
-    claims: &[Claim],
-) -> Result<u64, TargetError> {
-    let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
-    let mut sent = attest(parts, &signer, repository, image, name, claims).await?;
-    let own = std::slice::from_ref(&signer.public);
-    if signed_by(parts, repository, image, own).await?.is_ok() {
-        return Ok(sent);
-    }
-    let payload = provenance::simple_signing(repository.as_str(), image);
-    let signature = signer.sign(payload.clone()).await?;
-    let layer = provenance::signature_layer(&payload, &signature);
-    sent += parts.registry.push_bytes(repository, &payload).await?.bytes();
-    sent += add_layers(parts, repository, provenance::signature_tag(image), &[layer]).await?;
-    remember_signature(parts, repository, image, &signer.public)?;
-    Ok(sent)
-}
-
-async fn attest(
-    parts: &Parts,
-    signer: &ImageSigner,
-    repository: &Repository,
-    image: &Digest,
-    name: &str,
-    claims: &[Claim],
-) -> Result<u64, TargetError> {
-    let known = attested(parts, repository, image, std::slice::from_ref(&signer.public)).await?;
-    let (mut sent, mut new) = (0, Vec::new());
-    for Claim { predicate_type, predicate } in claims {
-        let is_it =
-            |known: &Statement| known.predicate_type == *predicate_type && known.predicate == *predicate;
-        if known.iter().any(is_it) {
-            continue;
-        }
-        let payload = provenance::statement(name, image, predicate_type, predicate);
-        let signature = signer.sign(provenance::pre_authentication(&payload)).await?;
-        let envelope = Envelope::write(&payload, &signature).map_err(|error| ImageError::Unusable {
-            what: "attestation",
-            reason: format!("of {repository}@{image}: {error}"),
-        })?;
-        sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
-        new.push(provenance::attestation_layer(&envelope, predicate_type));
-    }
-    if !new.is_empty() {
-        sent += add_layers(parts, repository, provenance::attestation_tag(image), &new).await?;
-    }
-    Ok(sent)
-}
-
-/// Adds layers to a tag's manifest, and looks whether they are in it: the protocol has no way to make other
-/// writers wait, and one that read the tag before may write it without them.
-async fn add_layers(
-    parts: &Parts,
-    repository: &Repository,
-    tag: Option<Tag>,
-    layers: &[Descriptor],
-) -> Result<u64, TargetError> {
-    let Some(tag) = tag else { return Ok(0) };
-    let version = Version::Tag(tag.clone());
-    let mut sent = 0;
-    for attempt in 0..=MAX_TRIES {
-        let before = manifest_under(parts, repository, &tag).await?;
-        let held = before.as_ref().map(|manifest| manifest.layers.as_slice()).unwrap_or_default();
-        if layers.iter().all(|layer| held.contains(layer)) {
+impl StoredImage<'_> {
+    /// Signs the claims about the image, then the image itself, where the site signs. What is signed already by the
+    /// same key is not signed again. Returns the bytes sent.
+    pub(crate) async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64, TargetError> {
+        let Self { parts, repository, digest } = self;
+        let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
+        let mut sent = self.attest(&signer, name, claims).await?;
+        if self.signed_by(std::slice::from_ref(&signer.public)).await?.is_ok() {
             return Ok(sent);
         }
-        pause_before(attempt).await;
-        let made = provenance::layered(before.as_ref(), layers)?;
-        sent += parts.registry.push_bytes(repository, &made.config).await?.bytes();
-        parts.may_write()?;
-        let kind = media_type::OCI_MANIFEST;
-        parts.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
+        let payload = provenance::simple_signing(repository.as_str(), digest);
+        let signature = signer.sign(payload.clone()).await?;
+        let layer = provenance::signature_layer(&payload, &signature);
+        sent += parts.registry.push_bytes(repository, &payload).await?.bytes();
+        sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
+        self.remember_signature(&signer.public)?;
+        Ok(sent)
     }
-    let message =
-        format!("{repository}:{tag} lacks what was added to it, {MAX_TRIES} times: others write it, too");
-    Err(TargetError::unmet(message, "run again; what is there is kept"))
-}
 
-/// Signs a published image and the documents beside it.
-pub(crate) async fn sign_published(
-    parts: &Parts,
-    name: &str,
-    reference: &ImageReference,
-) -> Result<(), TargetError> {
-    let ImageReference { repository, version: Version::Digest(image) } = reference else { return Ok(()) };
-    parts.may_write()?;
-    let mut claims = Vec::new();
-    for kind in [&CHECK_REPORT, &BILL, &PROVENANCE] {
-        let Some(found) = find_document(parts, repository, image, kind).await? else { continue };
-        let mut predicate = parse_json(kind.name, &found.content)?;
-        if *kind == PROVENANCE {
-            predicate = predicate["predicate"].take();
+    async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64, TargetError> {
+        let Self { parts, repository, digest } = self;
+        let known = self.attested(std::slice::from_ref(&signer.public)).await?;
+        let (mut sent, mut new) = (0, Vec::new());
+        for Claim { predicate_type, predicate } in claims {
+            let is_it =
+                |known: &Statement| known.predicate_type == *predicate_type && known.predicate == *predicate;
+            if known.iter().any(is_it) {
+                continue;
+            }
+            let payload = provenance::statement(name, digest, predicate_type, predicate);
+            let signature = signer.sign(provenance::pre_authentication(&payload)).await?;
+            let envelope = Envelope::write(&payload, &signature).map_err(|error| ImageError::Unusable {
+                what: "attestation",
+                reason: format!("of {repository}@{digest}: {error}"),
+            })?;
+            sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
+            new.push(provenance::attestation_layer(&envelope, predicate_type));
         }
-        claims.push(Claim { predicate_type: kind.predicate_type, predicate });
+        if !new.is_empty() {
+            sent += self.add_layers(provenance::attestation_tag(digest), &new).await?;
+        }
+        Ok(sent)
     }
-    sign_image(parts, repository, image, name, &claims).await.map(drop)
-}
 
-/// Signs an image that was there already, where the site signs and it is not signed yet.
-pub(crate) async fn ensure_signed(
-    parts: &Parts,
-    name: &str,
-    repository: &Repository,
-    image: &Digest,
-) -> Result<(), TargetError> {
-    let Some(signing) = &parts.definitions.site.image_signing else { return Ok(()) };
-    let Some(own) = own_key(parts).await? else { return Ok(()) };
-    if !signing.existing.signs()
-        || must_be_signed(parts, repository, image, std::slice::from_ref(&own)).await.is_ok()
-    {
-        return Ok(());
+    /// Adds layers to a tag's manifest, and looks whether they are in it: the protocol has no way to make other
+    /// writers wait, and one that read the tag before may write it without them.
+    async fn add_layers(self, tag: Option<Tag>, layers: &[Descriptor]) -> Result<u64, TargetError> {
+        let Self { parts, repository, .. } = self;
+        let Some(tag) = tag else { return Ok(0) };
+        let version = Version::Tag(tag.clone());
+        let mut sent = 0;
+        for attempt in 0..=MAX_TRIES {
+            let before = self.manifest_under(&tag).await?;
+            let held = before.as_ref().map(|manifest| manifest.layers.as_slice()).unwrap_or_default();
+            if layers.iter().all(|layer| held.contains(layer)) {
+                return Ok(sent);
+            }
+            pause_before(attempt).await;
+            let made = provenance::layered(before.as_ref(), layers)?;
+            sent += parts.registry.push_bytes(repository, &made.config).await?.bytes();
+            parts.may_write()?;
+            let kind = media_type::OCI_MANIFEST;
+            parts.registry.push_manifest(repository, &version, kind, &made.manifest).await?;
+        }
+        let message =
+            format!("{repository}:{tag} lacks what was added to it, {MAX_TRIES} times: others write it, too");
+        Err(TargetError::unmet(message, "run again; what is there is kept"))
     }
-    let version = Version::Digest(image.clone());
-    sign_published(parts, name, &ImageReference { repository: repository.clone(), version }).await
+
+    /// Signs the published image and the documents beside it.
+    pub(crate) async fn sign_published(self, name: &str) -> Result<(), TargetError> {
+        self.parts.may_write()?;
+        let mut claims = Vec::new();
+        for kind in [&CHECK_REPORT, &BILL, &PROVENANCE] {
+            let Some(found) = self.find_document(kind).await? else { continue };
+            let mut predicate = parse_json(kind.name, &found.content)?;
+            if *kind == PROVENANCE {
+                predicate = predicate["predicate"].take();
+            }
+            claims.push(Claim { predicate_type: kind.predicate_type, predicate });
+        }
+        self.sign(name, &claims).await.map(drop)
+    }
+
+    /// Signs an image that was there already, where the site signs and it is not signed yet.
+    pub(crate) async fn ensure_signed(self, name: &str) -> Result<(), TargetError> {
+        let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
+        let Some(own) = own_key(self.parts).await? else { return Ok(()) };
+        if !signing.existing.signs() || self.must_be_signed(std::slice::from_ref(&own)).await.is_ok() {
+            return Ok(());
+        }
+        self.sign_published(name).await
+    }
 }

@@ -21,83 +21,111 @@ const MAX_LAYERS: usize = 100;
 /// What [`signed_by`] says where there is nothing to verify.
 pub(super) const NO_SIGNATURE: &str = "it has no signature";
 
-/// The manifest of a tag with signatures or attestations; `None` for other content too, which is replaced.
-pub(super) async fn manifest_under(
-    parts: &Parts,
-    repository: &Repository,
-    tag: &Tag,
-) -> Result<Option<ImageManifest>, TargetError> {
-    let version = Version::Tag(tag.clone());
-    let stored = parts.registry_of(repository).manifest(repository, &version).await?;
-    Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
+/// An image as it stands in a repository.
+#[derive(Clone, Copy)]
+pub(crate) struct StoredImage<'a> {
+    pub(crate) parts: &'a Parts,
+    pub(crate) repository: &'a Repository,
+    pub(crate) digest: &'a Digest,
 }
 
-/// The layers of one kind under a tag, each with its bytes, or why they cannot be read.
-async fn layers_under(
-    parts: &Parts,
-    repository: &Repository,
-    tag: Option<Tag>,
-    (media_type, what): (&str, &str),
-) -> Result<Vec<(Descriptor, Result<Vec<u8>, String>)>, TargetError> {
-    let mut found = Vec::new();
-    let Some(tag) = tag else { return Ok(found) };
-    let Some(manifest) = manifest_under(parts, repository, &tag).await? else { return Ok(found) };
-    let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
-    for layer in layers.take(MAX_LAYERS) {
-        match parts.small_blob(repository, &layer, what).await {
-            Ok(bytes) => found.push((layer, Ok(bytes))),
-            Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
-                tracing::warn!(%repository, %tag, error = %chain(&error), "{what} cannot be read");
-                found.push((layer, Err(chain(&error))));
+impl StoredImage<'_> {
+    /// The manifest of a tag with signatures or attestations; `None` for other content too, which is replaced.
+    pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>, TargetError> {
+        let version = Version::Tag(tag.clone());
+        let stored = self.parts.registry_of(self.repository).manifest(self.repository, &version).await?;
+        Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
+    }
+
+    /// The layers of one kind under a tag, each with its bytes, or why they cannot be read.
+    async fn layers_under(
+        self,
+        tag: Option<Tag>,
+        (media_type, what): (&str, &str),
+    ) -> Result<Vec<(Descriptor, Result<Vec<u8>, String>)>, TargetError> {
+        let mut found = Vec::new();
+        let Some(tag) = tag else { return Ok(found) };
+        let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(found) };
+        let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
+        for layer in layers.take(MAX_LAYERS) {
+            let repository = self.repository;
+            match self.parts.small_blob(repository, &layer, what).await {
+                Ok(bytes) => found.push((layer, Ok(bytes))),
+                Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
+                    tracing::warn!(%repository, %tag, error = %chain(&error), "{what} cannot be read");
+                    found.push((layer, Err(chain(&error))));
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) => return Err(error),
         }
+        Ok(found)
     }
-    Ok(found)
-}
 
-/// Which of the keys signed the image; why none of them did, as a value.
-pub(super) async fn signed_by<'a>(
-    parts: &Parts,
-    repository: &Repository,
-    image: &Digest,
-    keys: &'a [PublicKey],
-) -> Result<Result<&'a PublicKey, String>, TargetError> {
-    let tag = provenance::signature_tag(image);
-    let mut others = 0;
-    for (layer, payload) in layers_under(parts, repository, tag, (SIMPLE_SIGNING, "signed payload")).await? {
-        let Some(signature) = provenance::layer_signature(&layer) else { continue };
-        let payload = match payload {
-            Ok(payload) => payload,
-            Err(why) => return Ok(Err(format!("its signature cannot be read: {why}"))),
+    /// Which of the keys signed the image; why none of them did, as a value.
+    pub(super) async fn signed_by<'k>(
+        self,
+        keys: &'k [PublicKey],
+    ) -> Result<Result<&'k PublicKey, String>, TargetError> {
+        let tag = provenance::signature_tag(self.digest);
+        let mut others = 0;
+        for (layer, payload) in self.layers_under(tag, (SIMPLE_SIGNING, "signed payload")).await? {
+            let Some(signature) = provenance::layer_signature(&layer) else { continue };
+            let payload = match payload {
+                Ok(payload) => payload,
+                Err(why) => return Ok(Err(format!("its signature cannot be read: {why}"))),
+            };
+            // A good signature of another image may be put where this one's are looked for.
+            let is_this = provenance::signed_digest(&payload).is_some_and(|signed| signed == *self.digest);
+            match keys.iter().find(|key| is_this && key.verifies(&payload, &signature)) {
+                Some(key) => return Ok(Ok(key)),
+                None => others += 1,
+            }
+        }
+        Ok(Err(match others {
+            0 => NO_SIGNATURE.to_owned(),
+            1 => "its signature is not by an accepted key, or not over this image".to_owned(),
+            many => format!("none of its {many} signatures is by an accepted key and over this image"),
+        }))
+    }
+
+    /// Statements about the image that one of the keys signed.
+    pub(super) async fn attested(self, keys: &[PublicKey]) -> Result<Vec<Statement>, TargetError> {
+        let tag = provenance::attestation_tag(self.digest);
+        let layers = self.layers_under(tag, (DSSE, "attestation")).await?;
+        let envelopes = layers.iter().filter_map(|(_, bytes)| Envelope::parse(bytes.as_ref().ok()?).ok());
+        let signed = envelopes.filter(|envelope| keys.iter().any(|key| envelope.is_signed_by(key)));
+        let statements = signed.filter_map(|envelope| Statement::parse(&envelope.payload).ok());
+        Ok(statements.filter(|statement| provenance::is_about(statement, self.digest)).collect())
+    }
+
+    /// Fails where none of the keys signed the image. What was found good once is not looked up again.
+    pub(super) async fn must_be_signed(self, keys: &[PublicKey]) -> Result<(), String> {
+        let remembered = |key: &PublicKey| {
+            let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
+            record.is_ok_and(|found| found == Some(true))
         };
-        // A good signature of another image may be put where this one's are looked for.
-        let is_this = provenance::signed_digest(&payload).is_some_and(|signed| signed == *image);
-        match keys.iter().find(|key| is_this && key.verifies(&payload, &signature)) {
-            Some(key) => return Ok(Ok(key)),
-            None => others += 1,
+        if keys.iter().any(remembered) {
+            return Ok(());
+        }
+        match self.signed_by(keys).await {
+            Ok(Ok(key)) => {
+                // A record that cannot be written is only a look-up more the next time.
+                let _ = self.remember_signature(key);
+                Ok(())
+            }
+            Ok(Err(why)) => Err(why),
+            Err(error) => Err(chain(&error)),
         }
     }
-    Ok(Err(match others {
-        0 => NO_SIGNATURE.to_owned(),
-        1 => "its signature is not by an accepted key, or not over this image".to_owned(),
-        many => format!("none of its {many} signatures is by an accepted key and over this image"),
-    }))
-}
 
-/// Statements about the image that one of the keys signed.
-pub(super) async fn attested(
-    parts: &Parts,
-    repository: &Repository,
-    image: &Digest,
-    keys: &[PublicKey],
-) -> Result<Vec<Statement>, TargetError> {
-    let tag = provenance::attestation_tag(image);
-    let layers = layers_under(parts, repository, tag, (DSSE, "attestation")).await?;
-    let envelopes = layers.iter().filter_map(|(_, bytes)| Envelope::parse(bytes.as_ref().ok()?).ok());
-    let signed = envelopes.filter(|envelope| keys.iter().any(|key| envelope.is_signed_by(key)));
-    let statements = signed.filter_map(|envelope| Statement::parse(&envelope.payload).ok());
-    Ok(statements.filter(|statement| provenance::is_about(statement, image)).collect())
+    pub(super) fn remember_signature(self, key: &PublicKey) -> Result<(), TargetError> {
+        Ok(self.parts.cache.write_record(SIGNED, &self.record_key(key), &true)?)
+    }
+
+    fn record_key(self, key: &PublicKey) -> String {
+        let Self { repository, digest, .. } = self;
+        Digest::of(format!("{repository}@{digest} {}", key.fingerprint()).as_bytes()).hex().to_owned()
+    }
 }
 
 /// Looks up the signatures of images about which nothing is known yet. Says whether there were any.
@@ -125,16 +153,15 @@ pub(crate) async fn look_up_signatures(
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);
             async move {
+                let image = StoredImage { parts, repository: &repository, digest: &digest };
                 let ours = match own {
-                    Ok(Some(key)) => {
-                        must_be_signed(parts, &repository, &digest, std::slice::from_ref(key)).await.is_ok()
-                    }
+                    Ok(Some(key)) => image.must_be_signed(std::slice::from_ref(key)).await.is_ok(),
                     Ok(None) => true,
                     Err(_) => false,
                 };
                 let refused = match required {
                     Ok(keys) if keys.is_empty() => None,
-                    Ok(keys) => must_be_signed(parts, &repository, &digest, keys).await.err(),
+                    Ok(keys) => image.must_be_signed(keys).await.err(),
                     Err(error) => Some(error.clone()),
                 };
                 (digest, SignatureState { ours, refused })
@@ -145,42 +172,4 @@ pub(crate) async fn look_up_signatures(
         .await;
     known.extend(found);
     true
-}
-
-/// Fails where none of the keys signed the image. What was found good once is not looked up again.
-pub(super) async fn must_be_signed(
-    parts: &Parts,
-    repository: &Repository,
-    image: &Digest,
-    keys: &[PublicKey],
-) -> Result<(), String> {
-    let remembered = |key: &PublicKey| {
-        let record = parts.cache.read_record::<bool>(SIGNED, &record_key(repository, image, key));
-        record.is_ok_and(|found| found == Some(true))
-    };
-    if keys.iter().any(remembered) {
-        return Ok(());
-    }
-    match signed_by(parts, repository, image, keys).await {
-        Ok(Ok(key)) => {
-            // A record that cannot be written is only a look-up more the next time.
-            let _ = remember_signature(parts, repository, image, key);
-            Ok(())
-        }
-        Ok(Err(why)) => Err(why),
-        Err(error) => Err(chain(&error)),
-    }
-}
-
-pub(super) fn remember_signature(
-    parts: &Parts,
-    repository: &Repository,
-    image: &Digest,
-    key: &PublicKey,
-) -> Result<(), TargetError> {
-    Ok(parts.cache.write_record(SIGNED, &record_key(repository, image, key), &true)?)
-}
-
-fn record_key(repository: &Repository, image: &Digest, key: &PublicKey) -> String {
-    Digest::of(format!("{repository}@{image} {}", key.fingerprint()).as_bytes()).hex().to_owned()
 }

@@ -5,7 +5,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 
 use super::{
     documents::{Documents, push_document},
-    sign::sign_image,
+    signatures::StoredImage,
 };
 use crate::{
     image::{ImageReference, Repository, Version},
@@ -48,7 +48,8 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     for artifact in &documents.artifacts {
         push_document(parts, repository, artifact).await?;
     }
-    sign_image(parts, repository, &made.digest, union.image.as_str(), &documents.claims).await?;
+    let image = StoredImage { parts, repository, digest: &made.digest };
+    image.sign(union.image.as_str(), &documents.claims).await?;
     parts.may_write()?;
     registry.push_manifest(repository, &union.reference.version, kind, &made.manifest).await?;
     let stored = parts.look_up(&union.reference).await?;

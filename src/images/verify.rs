@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    documents::{BILL, CHECK_REPORT, Document, DocumentKind, PROVENANCE, find_document},
-    signatures::{NO_SIGNATURE, attested, signed_by},
+    documents::{BILL, CHECK_REPORT, Document, DocumentKind, PROVENANCE},
+    signatures::{NO_SIGNATURE, StoredImage},
 };
 use crate::{
     fault::chain,
@@ -166,7 +166,7 @@ pub async fn verify(
     checks.add("blobs", check_blobs(parts, repository, &manifest, deep).await?);
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
-    let statements = attested(parts, repository, &stored.digest, keys).await?;
+    let statements = StoredImage { parts, repository, digest: &stored.digest }.attested(keys).await?;
     let unknown = accepts_unknown(parts, repository);
     let subject = Subject { repository, digest: stored.digest, facts, unknown, keys, statements };
     check_signature(parts, &subject, &mut checks).await?;
@@ -252,7 +252,7 @@ async fn check_signature(
     }
     checks.add(
         "signature",
-        match signed_by(parts, repository, digest, keys).await? {
+        match (StoredImage { parts, repository, digest }).signed_by(keys).await? {
             Ok(key) => Ok(format!("by key {}", key.fingerprint())),
             Err(why) if why == NO_SIGNATURE => Err(Finding::absent(why, SIGN)),
             Err(why) => Err(Finding::failed(why, SIGN)),
@@ -269,7 +269,7 @@ async fn read_document(
     about: &Digest,
     kind: &DocumentKind,
 ) -> Result<Result<Option<Document>, Finding>, TargetError> {
-    match find_document(parts, subject.repository, about, kind).await {
+    match (StoredImage { parts, repository: subject.repository, digest: about }).find_document(kind).await {
         Ok(found) => Ok(Ok(found)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
             Ok(Err(Finding::failed(format!("it cannot be read: {}", chain(&error)), NOT_AS_STORED)))

@@ -105,36 +105,24 @@ fn take_over(current: &watch::Sender<Configuration>, loaded: Result<Definitions,
 
 /// A digest over names and contents of all files of the definitions.
 fn fingerprint(directory: &Path) -> Digest {
+    let listings = PARTS.iter().filter_map(|part| fs::read_dir(directory.join(part)).ok());
+    let mut files: Vec<PathBuf> = listings.flatten().flatten().map(|entry| entry.path()).collect();
+    files.push(directory.join(SITE));
+    files.sort();
     let mut text = Vec::new();
-    let site = vec![directory.join(SITE)];
-    let of_parts = PARTS.map(|part| {
-        let listing = fs::read_dir(directory.join(part)).into_iter().flatten().flatten();
-        let mut files: Vec<PathBuf> = listing.map(|entry| entry.path()).collect();
-        files.sort();
-        files
-    });
-    for files in std::iter::once(site).chain(of_parts) {
-        for path in files {
-            let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-            let Ok(metadata) = fs::metadata(&path) else { continue };
-            if hidden || !metadata.is_file() {
-                continue;
-            }
-            let content = if metadata.len() > MAX_FILE {
-                Err(metadata.len().to_string())
-            } else {
-                // What cannot be read is reported by the loader; here it only has to differ from what can.
-                fs::read(&path).map_err(|error| error.to_string())
-            };
-            let digest = match &content {
-                Ok(bytes) => Digest::of(bytes).to_string(),
-                Err(what) => what.clone(),
-            };
-            text.extend_from_slice(path.as_os_str().as_encoded_bytes());
-            text.push(0);
-            text.extend_from_slice(digest.as_bytes());
-            text.push(0);
+    for path in files {
+        let hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let Ok(metadata) = fs::metadata(&path) else { continue };
+        if hidden || !metadata.is_file() {
+            continue;
         }
+        let content = if metadata.len() > MAX_FILE {
+            metadata.len().to_string()
+        } else {
+            // What cannot be read is reported by the loader; here it only has to differ from what can.
+            fs::read(&path).map_or_else(|error| error.to_string(), |bytes| Digest::of(&bytes).to_string())
+        };
+        text.extend([path.as_os_str().as_encoded_bytes(), b"\0", content.as_bytes(), b"\0"].concat());
     }
     Digest::of(&text)
 }

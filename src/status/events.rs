@@ -172,20 +172,19 @@ fn rewrites(view: &PassView, found: &mut BTreeSet<StatusEvent>) {
     for report in view.rollouts.iter().filter(|report| !report.planned.changes.is_empty()) {
         let Some(regarding) = target(&report.planned) else { continue };
         let image = &report.planned.image;
-        found.insert(match (&report.error, &report.planned.decision) {
-            (Some(error), _) => event(EventReason::RewriteFailed, regarding, &format!("{image}: {error}")),
+        let (reason, what) = match (&report.error, &report.planned.decision) {
+            (Some(error), _) => (EventReason::RewriteFailed, error.clone()),
             (None, RolloutDecision::Rewrite { from, to }) => {
-                event(EventReason::Rewritten, regarding, &format!("{image}: {from} -> {to}"))
+                (EventReason::Rewritten, format!("{from} -> {to}"))
             }
-            (None, RolloutDecision::Steps { now }) => {
-                event(EventReason::Rewritten, regarding, &format!("{image}: {}", now.join("; ")))
-            }
+            (None, RolloutDecision::Steps { now }) => (EventReason::Rewritten, now.join("; ")),
             (None, _) => {
                 let objects: BTreeSet<String> = report.planned.changes.iter().map(Change::object).collect();
                 let objects: Vec<String> = objects.into_iter().collect();
-                event(EventReason::Rewritten, regarding, &format!("{image}: changed {}", objects.join(", ")))
+                (EventReason::Rewritten, format!("changed {}", objects.join(", ")))
             }
-        });
+        };
+        found.insert(event(reason, regarding, &format!("{image}: {what}")));
     }
 }
 

@@ -206,7 +206,7 @@ impl Live {
         if self.may_act() {
             rollouts = self.roll_out(&mut planned, cancel).await?;
             targets = self.complete(&planned.plan).await;
-            targets.extend(self.unite(&planned.plan).await);
+            targets.extend(self.publish_unions(&planned.plan).await);
             label_nodes(&self.parts, self.context.cluster.as_ref(), &mut planned.plan.nodes).await;
             self.builds.update(&planned.plan, &self.parts.definitions);
             self.start_builds();
@@ -356,32 +356,29 @@ impl Live {
         }
         for planned in &plan.signatures {
             let report = self.parts.sign_planned(planned).await;
-            if !matches!(report, TargetReport::Failed { .. }) {
-                // The next pass looks the signature up, and rolls out what waited for it.
-                self.wake.changed(Instant::now());
-            }
             reports.push(self.logged(report));
         }
         reports
     }
 
     /// Publishes images for several kernels.
-    async fn unite(&mut self, plan: &Plan) -> Vec<TargetReport> {
+    async fn publish_unions(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         for union in &plan.unions {
-            let report = self.parts.unite(union).await;
+            let report = self.parts.publish_planned_union(union).await;
             self.memory.forget([&union.reference]);
-            if !matches!(report, TargetReport::Failed { .. }) {
-                self.wake.changed(Instant::now());
-            }
             reports.push(self.logged(report));
         }
         reports
     }
 
     /// Logs what became of an image that was published already, or of one for several kernels.
-    fn logged(&self, report: TargetReport) -> TargetReport {
+    fn logged(&mut self, report: TargetReport) -> TargetReport {
         self.context.health.beat();
+        if matches!(report, TargetReport::Signed { .. } | TargetReport::United { .. }) {
+            // The next pass looks it up, and rolls out what waited for it.
+            self.wake.changed(Instant::now());
+        }
         match &report {
             _ if self.builds.is_single_run() => {}
             TargetReport::Tagged { subject, references } => {

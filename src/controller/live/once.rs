@@ -47,7 +47,7 @@ impl Live {
             planned = self.plan_again(planned, cancel, &mut report).await?;
         }
         if !planned.plan.unions.is_empty() && !cancel.is_cancelled() {
-            report.targets.extend(self.unite(&planned.plan).await);
+            report.targets.extend(self.publish_unions(&planned.plan).await);
             planned = self.plan_again(planned, cancel, &mut report).await?;
         }
         loop {
