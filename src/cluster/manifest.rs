@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use granit_parser::ScalarStyle;
 
 use crate::{
-    plan::{Container, DaemonSetFacts, NodeAffinity, NodeFacts, Operator, Owner, Requirement, SelectorTerm},
+    plan::{Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm},
     yaml::{Node, Scalar, YamlError, documents},
 };
 
@@ -148,7 +148,7 @@ fn affinity(pod: &Node) -> Result<NodeAffinity, YamlError> {
         for (list, key) in lists.iter_mut().zip(["matchExpressions", "matchFields"]) {
             for item in sequence(&term, key)? {
                 let operator = text(&item, "operator")?;
-                let Some(operator) = Operator::parse(&operator) else {
+                let Ok(operator) = operator.parse() else {
                     return Ok(NodeAffinity::Unsupported(format!("operator {operator:?}")));
                 };
                 let values = sequence(&item, "values")?;

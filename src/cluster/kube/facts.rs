@@ -23,8 +23,8 @@ use super::object::{Facts, Object};
 use crate::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Operator, Owner,
-        PodCount, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy,
+        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner, PodCount,
+        Requirement, ResourceFacts, SelectorTerm, UpdateStrategy,
     },
 };
 
@@ -177,7 +177,7 @@ fn requirement(requirement: &NodeSelectorRequirement) -> Result<Requirement, Str
     let NodeSelectorRequirement { key, operator, values } = requirement;
     Ok(Requirement {
         key: key.clone(),
-        operator: Operator::parse(operator).ok_or_else(|| operator.clone())?,
+        operator: operator.parse().map_err(|_| operator.clone())?,
         values: values.clone().unwrap_or_default(),
     })
 }

@@ -18,10 +18,6 @@ pub struct ModuleSignerFact {
 impl fmt::Display for ModuleSignerFact {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { signed, key_id, certificate } = self;
-        let signed = match signed {
-            Signed::Keep => "keep",
-            Signed::Replace => "replace",
-        };
         write!(f, "{signed} {key_id} {certificate}")
     }
 }
@@ -37,13 +33,8 @@ impl FromStr for ModuleSignerFact {
 impl ModuleSignerFact {
     fn parse(text: &str) -> Option<Self> {
         let [signed, key_id, certificate]: [&str; 3] = text.split(' ').collect::<Vec<_>>().try_into().ok()?;
-        let signed = match signed {
-            "keep" => Signed::Keep,
-            "replace" => Signed::Replace,
-            _ => return None,
-        };
         let is_key_id = !key_id.is_empty() && key_id.bytes().all(|b| b.is_ascii_hexdigit() || b == b':');
-        let fact = Self { signed, key_id: key_id.to_owned(), certificate: certificate.parse().ok()? };
-        is_key_id.then_some(fact)
+        let (signed, certificate) = (signed.parse().ok()?, certificate.parse().ok()?);
+        is_key_id.then(|| Self { signed, key_id: key_id.to_owned(), certificate })
     }
 }

@@ -20,7 +20,7 @@ pub struct MinimalSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
     /// The package that has a statically linked `busybox`.
-    #[serde(default = "busybox")]
+    #[serde(default = "PackageName::busybox")]
     pub package: PackageName,
     /// Its exact version; the suites' newest when absent, so that an update of busybox is a new base.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -31,10 +31,6 @@ pub struct MinimalSpec {
     /// Keyring that signs the archive; that of the host's entry when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<LocalPath>,
-}
-
-fn busybox() -> PackageName {
-    PackageName::busybox()
 }
 
 impl MinimalSpec {

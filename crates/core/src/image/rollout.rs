@@ -92,7 +92,21 @@ pub struct DaemonSetContainer {
 
 /// A kind of resource from which an operator makes a driver DaemonSet (contracts: Network Operator
 /// `mellanox.com/v1alpha1`, GPU Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    strum::Display,
+    strum::IntoStaticStr,
+)]
 pub enum OperatorResource {
     /// `mellanox.com/v1alpha1`, `spec.ofedDriver`.
     NicClusterPolicy,
@@ -102,6 +116,7 @@ pub enum OperatorResource {
     ClusterPolicy,
     /// `nvidia.com/v1alpha1`, fields in `spec` itself, with a `nodeSelector`.
     #[serde(rename = "NVIDIADriver")]
+    #[strum(to_string = "NVIDIADriver")]
     NvidiaDriver,
 }
 
@@ -117,12 +132,7 @@ impl OperatorResource {
 
     /// The API's `kind`.
     pub fn kind(self) -> &'static str {
-        match self {
-            Self::NicClusterPolicy => "NicClusterPolicy",
-            Self::NicNodePolicy => "NicNodePolicy",
-            Self::ClusterPolicy => "ClusterPolicy",
-            Self::NvidiaDriver => "NVIDIADriver",
-        }
+        self.into()
     }
 
     /// The API group.
@@ -163,12 +173,6 @@ impl OperatorResource {
             Self::ClusterPolicy => &["driver"],
             Self::NvidiaDriver => &[],
         }
-    }
-}
-
-impl fmt::Display for OperatorResource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.kind())
     }
 }
 
@@ -305,8 +309,11 @@ struct RolloutForm {
 }
 
 /// How a target is rewritten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, strum::IntoStaticStr,
+)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Strategy {
     /// One image in a DaemonSet of the cluster.
     Image,
@@ -325,14 +332,7 @@ pub enum Strategy {
 impl Strategy {
     /// The name in definitions.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Image => "image",
-            Self::PerKernel => "per-kernel",
-            Self::Union => "union",
-            Self::PublishOnly => "publish-only",
-            Self::CustomResource => "custom-resource",
-            Self::File => "file",
-        }
+        self.into()
     }
 
     /// Fields that this strategy has beside `strategy`.

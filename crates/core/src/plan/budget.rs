@@ -2,7 +2,7 @@
 
 use crate::image::{BuildSpec, Cpus, Memory};
 
-/// What builds may take together; by default, what the machine has.
+/// What builds may take started; by default, what the machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Processors.
@@ -28,12 +28,12 @@ impl Budget {
     /// How many builds at the head of the queue start now. None overtakes another: a large one gets its turn when those
     /// before it are done, however many small ones come after it.
     pub fn starts(&self, running: &[BuildSpec], queue: &[BuildSpec]) -> usize {
-        let mut together = running.to_vec();
+        let mut started = running.to_vec();
         queue
             .iter()
             .take_while(|next| {
-                let admitted = self.admits(&together, next);
-                together.push(**next);
+                let admitted = self.admits(&started, next);
+                started.push(**next);
                 admitted
             })
             .count()

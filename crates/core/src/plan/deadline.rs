@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{ClusterSnapshot, DaemonSetFacts, RECORD_ANNOTATION, Record, RecordState};
+use super::{ClusterSnapshot, DaemonSetFacts, Record, RecordState};
 use crate::image::Definitions;
 
 /// How long it is until the first deadline of a watched rollout passes; `None` where none is ahead.
@@ -35,9 +35,8 @@ pub fn next_deadline(
 /// From when deadlines count: the rewrite, and each pod that is not ready yet.
 fn starts(daemon_set: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
     let Some(live) = &daemon_set.live else { return Vec::new() };
-    let record = live.annotations.get(RECORD_ANNOTATION);
     // An annotation that another writer changed says nothing.
-    let record = record.and_then(|text| serde_json::from_str::<Record>(text).ok()).unwrap_or_default();
+    let record = Record::of(&live.annotations).unwrap_or_default();
     let set = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
     let late = snapshot
         .pods
@@ -52,7 +51,9 @@ mod tests {
     use std::{collections::BTreeMap, sync::Arc};
 
     use super::*;
-    use crate::plan::{LiveDaemonSet, ObjectVersion, PodCount, PodFacts, UpdateStrategy, fixtures::World};
+    use crate::plan::{
+        LiveDaemonSet, ObjectVersion, PodCount, PodFacts, RECORD_ANNOTATION, UpdateStrategy, fixtures::World,
+    };
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

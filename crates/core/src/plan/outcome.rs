@@ -111,8 +111,9 @@ pub enum Outcome {
 }
 
 /// Where one image for one kernel stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, strum::IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Phase {
     /// In the registry, with these inputs.
     Published,
@@ -141,19 +142,7 @@ pub enum Phase {
 impl Phase {
     /// The phase in lower case.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Published => "published",
-            Self::Building => "building",
-            Self::Queued => "queued",
-            Self::Retrying => "retrying",
-            Self::Missing => "missing",
-            Self::Waiting => "waiting",
-            Self::Failed => "failed",
-            Self::Conflict => "conflict",
-            Self::Unknown => "unknown",
-            Self::Skipped => "skipped",
-            Self::OwnDriver => "own-driver",
-        }
+        self.into()
     }
 }
 

@@ -173,7 +173,7 @@ impl Serialize for Plan {
             left_alone,
             own_drivers,
             unions,
-            unheard: unused_announcements,
+            unused_announcements,
             rollouts,
             nodes,
         }
@@ -200,8 +200,8 @@ struct Document<'a> {
     own_drivers: &'a [OwnDriver],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     unions: &'a [PlannedUnion],
-    #[serde(skip_serializing_if = "<[_]>::is_empty")]
-    unheard: &'a [UnusedAnnouncement],
+    #[serde(rename = "unheard", skip_serializing_if = "<[_]>::is_empty")]
+    unused_announcements: &'a [UnusedAnnouncement],
     rollouts: &'a [PlannedRollout],
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     nodes: &'a [PlannedNode],

@@ -109,7 +109,7 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNod
             continue;
         }
         let Some(target) = inputs.announced.next_of(node) else {
-            planned.extend(mark(node, None));
+            planned.extend(planned_node(node, None));
             continue;
         };
         let called: Vec<bool> = images.iter().map(|image| node.calls_for(image)).collect();
@@ -118,7 +118,7 @@ pub(super) fn nodes(inputs: &PlanInputs<'_>, cells: Cells<'_>) -> Vec<PlannedNod
             let needs = called_for.map(|(image, _)| needed(inputs, &cells, image, target)).collect();
             Arc::new(Next { kernel: target.clone(), needs })
         });
-        planned.extend(mark(node, Some(Arc::clone(next))));
+        planned.extend(planned_node(node, Some(Arc::clone(next))));
     }
     if inputs.snapshot.read_only_nodes {
         planned.retain(|node| node.next.is_some());
@@ -159,7 +159,7 @@ fn needed(inputs: &PlanInputs<'_>, cells: &Cells<'_>, image: &DriverImage, targe
 }
 
 /// Compares what a node says with what it should say.
-fn mark(node: &NodeFacts, next: Option<Arc<Next>>) -> Option<PlannedNode> {
+fn planned_node(node: &NodeFacts, next: Option<Arc<Next>>) -> Option<PlannedNode> {
     let said = [node.annotations.get(READY_FOR), node.labels.get(READY_FOR)];
     let label = next.as_ref().and_then(|next| KernelLabel::of(&next.kernel.release));
     let ready = next.as_ref().is_some_and(|next| next.is_ready());

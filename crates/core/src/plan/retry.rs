@@ -2,30 +2,22 @@
 
 use std::time::Duration;
 
-const FIRST_BUILD: Duration = Duration::from_secs(10);
-const LONGEST_BUILD: Duration = Duration::from_mins(10);
-
 /// How long the loop waits before it builds again after the given number of failed attempts (1 is the first): ten
 /// seconds, doubling to ten minutes. A build never gives up on a fault that may pass. `jitter`, anywhere in
 /// `0.0..1.0`, takes off up to half of the wait, so that many farriers that met the same fault do not come back together.
 pub fn build_delay(failed: u32, jitter: f64) -> Duration {
-    let doublings = failed.saturating_sub(1).min(10);
-    let full = FIRST_BUILD.saturating_mul(1 << doublings).min(LONGEST_BUILD);
-    shortened(full, jitter)
+    delay(Duration::from_secs(10), Duration::from_mins(10), failed, jitter)
 }
-
-const FIRST_PASS: Duration = Duration::from_secs(1);
-const LONGEST_PASS: Duration = Duration::from_mins(1);
 
 /// How long the loop waits for its next pass after the given number of passes in a row (1 is the first) that met a
 /// fault, when nothing else wakes it: a second, doubling to a minute. `jitter` is as in [`build_delay`].
 pub fn pass_delay(failed: u32, jitter: f64) -> Duration {
-    let doublings = failed.saturating_sub(1).min(10);
-    let full = FIRST_PASS.saturating_mul(1 << doublings).min(LONGEST_PASS);
-    shortened(full, jitter)
+    delay(Duration::from_secs(1), Duration::from_mins(1), failed, jitter)
 }
 
-fn shortened(full: Duration, jitter: f64) -> Duration {
+fn delay(first: Duration, longest: Duration, failed: u32, jitter: f64) -> Duration {
+    let doublings = failed.saturating_sub(1).min(10);
+    let full = first.saturating_mul(1 << doublings).min(longest);
     let jitter = if jitter.is_finite() { jitter.clamp(0.0, 1.0) } else { 0.0 };
     full.mul_f64(1.0 - jitter / 2.0)
 }

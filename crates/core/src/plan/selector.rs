@@ -40,7 +40,7 @@ pub struct Requirement {
 }
 
 /// How a requirement compares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString)]
 pub enum Operator {
     /// One of the values.
     In,
@@ -54,21 +54,6 @@ pub enum Operator {
     Gt,
     /// An integer below the value.
     Lt,
-}
-
-impl Operator {
-    /// From the API's spelling.
-    pub fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "In" => Self::In,
-            "NotIn" => Self::NotIn,
-            "Exists" => Self::Exists,
-            "DoesNotExist" => Self::DoesNotExist,
-            "Gt" => Self::Gt,
-            "Lt" => Self::Lt,
-            _ => return None,
-        })
-    }
 }
 
 impl Requirement {

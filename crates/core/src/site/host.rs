@@ -4,6 +4,7 @@
 use core::net::IpAddr;
 use std::{fmt, str::FromStr};
 
+use ipnet::IpNet;
 use oci::is_docker_hub;
 use schemars::{Schema, json_schema};
 use serde::{Serialize, Serializer};
@@ -145,10 +146,8 @@ pub enum NoProxy {
     },
     /// `10.0.0.0/8`, `10.1.2.3`, `[fd00::]/8`.
     Network {
-        /// Its address.
-        address: IpAddr,
-        /// Bits of the address that count.
-        bits: u8,
+        /// The network, or a single address.
+        network: IpNet,
         /// Only at this port.
         port: Option<u16>,
     },
@@ -164,24 +163,12 @@ impl NoProxy {
                 let below = host.name.strip_suffix(name.as_str());
                 at(port) && below.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
             }
-            Self::Network { address, bits, port } => {
-                at(port) && host.name.parse().is_ok_and(|other| is_in(address, *bits, &other))
+            Self::Network { network, port } => {
+                at(port)
+                    && host.name.parse().is_ok_and(|other: IpAddr| network.contains(&other.to_canonical()))
             }
         }
     }
-}
-
-/// Do the first bits agree?
-fn is_in(network: &IpAddr, bits: u8, address: &IpAddr) -> bool {
-    let (wide, network, address): (u8, u128, u128) = match (network, address.to_canonical()) {
-        (IpAddr::V4(network), IpAddr::V4(address)) => {
-            (32, u32::from(*network).into(), u32::from(address).into())
-        }
-        (IpAddr::V6(network), IpAddr::V6(address)) => (128, (*network).into(), address.into()),
-        _ => return false,
-    };
-    let differ = network ^ address;
-    bits == 0 || differ.checked_shr(u32::from(wide - bits.min(wide))).unwrap_or(0) == 0
 }
 
 const A_DIRECT_HOST: &str = "a host that is reached directly: a name, a domain (`.example.org`), an address, a network \
@@ -196,19 +183,16 @@ impl FromStr for NoProxy {
             return Ok(Self::All);
         }
         if let Some((address, bits)) = text.split_once('/') {
-            let address: IpAddr = address.trim_matches(['[', ']']).parse().map_err(|_| refused())?;
-            let most = if address.is_ipv4() { 32 } else { 128 };
-            let bits = bits.parse().ok().filter(|bits| *bits <= most).ok_or_else(refused)?;
-            return Ok(Self::Network { address, bits, port: None });
+            let network = format!("{}/{bits}", address.trim_matches(['[', ']']));
+            return Ok(Self::Network { network: network.parse().map_err(|_| refused())?, port: None });
         }
         if let Ok(address) = text.parse::<IpAddr>() {
-            let bits = if address.is_ipv4() { 32 } else { 128 };
-            return Ok(Self::Network { address, bits, port: None });
+            return Ok(Self::Network { network: address.into(), port: None });
         }
         let inner = text.strip_prefix("*.").or_else(|| text.strip_prefix('.')).unwrap_or(text);
         let HostPort { name, port } = inner.parse().map_err(|_| refused())?;
         Ok(match name.parse::<IpAddr>() {
-            Ok(address) => Self::Network { bits: if address.is_ipv4() { 32 } else { 128 }, address, port },
+            Ok(address) => Self::Network { network: address.into(), port },
             Err(_) => Self::Domain { name, port },
         })
     }
@@ -222,12 +206,13 @@ impl fmt::Display for NoProxy {
                 f.write_str(name)?;
                 port
             }
-            Self::Network { address, bits, port } => {
-                let whole = *bits == if address.is_ipv4() { 32 } else { 128 };
-                match (whole, address.is_ipv6() && port.is_some()) {
+            Self::Network { network, port } => {
+                let address = network.addr();
+                match (network.prefix_len() == network.max_prefix_len(), address.is_ipv6() && port.is_some())
+                {
                     (true, true) => write!(f, "[{address}]")?,
                     (true, false) => write!(f, "{address}")?,
-                    (false, _) => write!(f, "{address}/{bits}")?,
+                    (false, _) => write!(f, "{network}")?,
                 }
                 port
             }

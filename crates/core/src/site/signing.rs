@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use strum::{Display, EnumString};
 
 use super::{SecretKey, SecretSource};
 use crate::definition::checked::LocalPath;
@@ -23,8 +24,11 @@ pub enum KeySource {
 }
 
 /// What becomes of a module that is signed already.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, Display, EnumString,
+)]
 #[serde(rename_all = "camelCase")]
+#[strum(serialize_all = "camelCase")]
 pub enum Signed {
     /// It keeps its signature, unless that is farrier's own from an earlier key.
     #[default]

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::kernel::{KernelLabel, KernelTarget};
 
 /// What a template may name. An unknown variable is an error.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TemplateContext {
     /// `{{toolchain}}`: the local name of an image that holds the compiler and, at its natural paths,
     /// the header set (`/lib/modules/<release>/build`).
@@ -70,11 +70,7 @@ impl TemplateContext {
             os: map(&[("id", os.to_string()), ("version", os_version.to_string())]),
             arch: arch.to_string(),
             image: map(&[("name", image.0.to_owned()), ("version", image.1.to_owned())]),
-            modules: Vec::new(),
-            sources: Vec::new(),
-            needs: Vec::new(),
-            patches: Vec::new(),
-            vars: BTreeMap::new(),
+            ..Self::default()
         }
     }
 

@@ -76,14 +76,14 @@ fn readable(text: &str) -> String {
 fn a_chain_is_built_in_order_and_goes_out_together() {
     let mut world = World::chain(&[K47]);
     let first = world.plan();
-    let mut told = table(&first);
+    let mut text = table(&first);
     assert!(!first.is_idle() && !first.has_failures());
     for cell in built_cells(&world) {
         world.publish_cell(&cell, Verdict::Loads);
     }
     assert_eq!(built(&world), ["peer for 6.1.0-47-amd64"]);
-    told += "\n";
-    told += &table(&world.plan());
+    text += "\n";
+    text += &table(&world.plan());
     assert!(matches!(decision(&world, "mft"), RolloutDecision::Rewrite { .. }), "it is no part of the chain");
     settle(&mut world);
     for image in ["mofed", "gpu", "peer"] {
@@ -92,9 +92,9 @@ fn a_chain_is_built_in_order_and_goes_out_together() {
     let plan = world.plan();
     let order: Vec<&str> = plan.rollouts.iter().map(|rollout| rollout.image.as_str()).collect();
     assert_eq!(order, ["gpu", "mofed", "peer", "mft"]);
-    told += "\n";
-    told += &status_table(&status(&plan));
-    insta::assert_snapshot!(readable(&told));
+    text += "\n";
+    text += &status_table(&status(&plan));
+    insta::assert_snapshot!(readable(&text));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn dependents_call_for_their_needs_where_no_node_does() {
 
 #[test]
 fn what_cannot_be_compiled_against_says_why() {
-    let mut told = Vec::new();
+    let mut text = Vec::new();
     let mut tell = |change: &dyn Fn(&mut World)| {
         let mut world = World::chain(&[K47]);
         world.publish(Verdict::Loads);
@@ -180,7 +180,7 @@ fn what_cannot_be_compiled_against_says_why() {
         let skipped = skipped(&world, "peer");
         assert!(!world.plan().cells_in(Phase::Missing).any(|build| build.image == name("peer")));
         assert!(!matches!(decision(&world, "gpu"), RolloutDecision::Rewrite { .. }) || skipped.is_finding());
-        told.push(skipped.to_string());
+        text.push(skipped.to_string());
     };
     let of_mofed = |world: &mut World, change: &dyn Fn(&mut Published)| {
         let all = world.observed.published.iter_mut();
@@ -216,7 +216,7 @@ fn what_cannot_be_compiled_against_says_why() {
         let why = "host: no such directory".to_owned();
         world.resolved.trees.insert((name("peer"), name("host"), target), Err(why));
     });
-    insta::assert_snapshot!(readable(&told.join("\n")));
+    insta::assert_snapshot!(readable(&text.join("\n")));
 }
 
 #[test]

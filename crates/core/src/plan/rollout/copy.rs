@@ -221,8 +221,11 @@ pub(super) fn manifest(wanted: &WantedCopy<'_>) -> Option<Arc<Value>> {
         },
         "spec": spec,
     });
+    // Keys in order at every level, whether or not serde_json was built to keep their order.
+    let mut canonical = object.clone();
+    canonical.sort_all_objects();
     let mut hash = InputHasher::new("farrier.dev/copy/1");
-    hash.add("object", canonical(&object).to_string());
+    hash.add("object", canonical.to_string());
     let mut notes = json!({
         RELEASE: target.release.as_str(),
         APPLIED: hash.finish().to_string(),
@@ -308,19 +311,6 @@ fn keep_apart(affinity: &mut Map<String, Value>, sibling: &Map<String, Value>) -
         "topologyKey": "kubernetes.io/hostname",
     }));
     Some(())
-}
-
-/// Keys in order at every level, whether or not serde_json was built to keep their order.
-fn canonical(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => {
-            let mut keys: Vec<&String> = map.keys().collect();
-            keys.sort();
-            Value::Object(keys.into_iter().map(|key| (key.clone(), canonical(&map[key]))).collect())
-        }
-        Value::Array(values) => Value::Array(values.iter().map(canonical).collect()),
-        other => other.clone(),
-    }
 }
 
 #[cfg(test)]

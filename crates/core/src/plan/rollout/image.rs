@@ -65,8 +65,8 @@ pub(super) fn set_image(
         now: context.inputs.now,
     };
     let step = field::decide(&field, |set| how_pods_do(context, live, container, set));
-    let change = |noted: FieldRecord, value: Option<&str>| {
-        let mut change = naming(daemon_set, &record.with(container, noted));
+    let change = |entry: FieldRecord, value: Option<&str>| {
+        let mut change = naming(daemon_set, &record.with(container, entry));
         if let Some(value) = value {
             change.expected.insert(container.to_owned(), from.clone());
             change.images.insert(container.to_owned(), value.to_owned());
@@ -75,19 +75,19 @@ pub(super) fn set_image(
     };
     let (decision, change) = match step {
         Step::Keep => (RolloutDecision::AlreadySet { image: to }, None),
-        Step::Note(noted) => (RolloutDecision::AlreadySet { image: to }, Some(change(noted, None))),
-        Step::Set(noted) => {
-            let mut change = change(noted, Some(&to.to_string()));
+        Step::Note(entry) => (RolloutDecision::AlreadySet { image: to }, Some(change(entry, None))),
+        Step::Set(entry) => {
+            let mut change = change(entry, Some(&to.to_string()));
             change.proof.push(to.clone());
             (RolloutDecision::Rewrite { from: from.clone(), to }, Some(change))
         }
         // The earlier image is not looked up: better an image that may have gone than one that does not
         // come up.
-        Step::PutBack(noted, why) => {
-            let before = noted.replaced.as_str().map(str::to_owned);
-            (RolloutDecision::Hold(why), Some(change(noted, before.as_deref())))
+        Step::PutBack(entry, why) => {
+            let before = entry.replaced.as_str().map(str::to_owned);
+            (RolloutDecision::Hold(why), Some(change(entry, before.as_deref())))
         }
-        Step::Leave(noted, why) => (RolloutDecision::Hold(why), noted.map(|noted| change(noted, None))),
+        Step::Leave(entry, why) => (RolloutDecision::Hold(why), entry.map(|entry| change(entry, None))),
     };
     Ok(Decided { decision, changes: change.into_iter().map(Change::DaemonSet).collect() })
 }

@@ -81,13 +81,8 @@ impl Record {
     /// The record among an object's annotations; an empty one where there is none. A record that cannot be read is
     /// no reason to forget what it may say.
     pub fn of(annotations: &BTreeMap<String, String>) -> Result<Self, HoldReason> {
-        annotations.get(RECORD_ANNOTATION).map_or_else(
-            || Ok(Self::default()),
-            |text| {
-                serde_json::from_str(text)
-                    .map_err(|error| HoldReason::BadRecord { detail: error.to_string() })
-            },
-        )
+        let Some(text) = annotations.get(RECORD_ANNOTATION) else { return Ok(Self::default()) };
+        serde_json::from_str(text).map_err(|error| HoldReason::BadRecord { detail: error.to_string() })
     }
 
     /// The record with one field's entry replaced.

@@ -256,20 +256,21 @@ fn carry_out(
     how: String,
     proof: Vec<ImageReference>,
 ) -> Result<Decided, HoldReason> {
-    let (decision, noted, proof) = match step {
+    let (decision, entry, proof) = match step {
         Step::Keep => return Ok(RolloutDecision::Settled { how }.into()),
-        Step::Note(noted) => (RolloutDecision::Settled { how }, noted, Vec::new()),
-        Step::Set(noted) => {
+        Step::Note(entry) => (RolloutDecision::Settled { how }, entry, Vec::new()),
+        Step::Set(entry) => {
             let path = field_path(found.kind);
-            let now = vec![format!("set {path}: {} -> {}", in_words(&noted, driver), said(&noted.set))];
-            (RolloutDecision::Steps { now }, noted, proof)
+            let now =
+                vec![format!("set {path}: {} -> {}", said(&values(&entry.set, driver)), said(&entry.set))];
+            (RolloutDecision::Steps { now }, entry, proof)
         }
         Step::Leave(None, why) => return Err(why),
-        Step::PutBack(noted, why) | Step::Leave(Some(noted), why) => {
-            (RolloutDecision::Hold(why), noted, Vec::new())
+        Step::PutBack(entry, why) | Step::Leave(Some(entry), why) => {
+            (RolloutDecision::Hold(why), entry, Vec::new())
         }
     };
-    let change = change(found, driver, noted, proof)?;
+    let change = change(found, driver, entry, proof)?;
     Ok(Decided { decision, changes: vec![Change::Resource(change)] })
 }
 
@@ -277,11 +278,11 @@ fn carry_out(
 pub(super) fn change(
     found: &ResourceFacts,
     driver: &Map<String, Value>,
-    noted: FieldRecord,
+    entry: FieldRecord,
     proof: Vec<ImageReference>,
 ) -> Result<ResourceChange, HoldReason> {
     let record = Record::of(&found.annotations)?;
-    let fields: Map<String, Value> = if let Some(value) = noted.written() {
+    let fields: Map<String, Value> = if let Some(value) = entry.written() {
         // What was not there before is not named, and so removed.
         writable(value).collect()
     } else {
@@ -300,7 +301,7 @@ pub(super) fn change(
         name: found.name.clone(),
         version: found.version.clone(),
         spec: nested,
-        annotations: record.with(FIELD, noted).annotations(&found.annotations),
+        annotations: record.with(FIELD, entry).annotations(&found.annotations),
         proof,
     })
 }
@@ -317,10 +318,6 @@ fn writable(value: &Value) -> impl Iterator<Item = (String, Value)> {
 /// `spec.driver`, or `spec`.
 pub(super) fn field_path(kind: OperatorResource) -> String {
     std::iter::once(FIELD).chain(kind.driver_path().iter().copied()).collect::<Vec<_>>().join(".")
-}
-
-fn in_words(noted: &FieldRecord, driver: &Map<String, Value>) -> String {
-    said(&values(&noted.set, driver))
 }
 
 /// `repository/image, version V` and the flags, for people.

@@ -1,7 +1,7 @@
 //! Pure: taking rewrites back.
 //!
-//! Each strategy that writes has a function in [`SOURCES`], which gives the steps for the objects that it wrote. What
-//! was before is put back without a look into the registry: it was there, and a person asks for it.
+//! A function for each kind of object names all that the cluster has, with a step for those that have a record. What was
+//! before is put back without a look into the registry: it was there, and a person asks for it.
 
 use std::collections::BTreeMap;
 
@@ -57,18 +57,12 @@ pub struct RollbackStep {
     pub change: Option<Change>,
 }
 
-/// One strategy's objects: all that the cluster has, with a step for those that have a record.
-type Source = fn(&ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)>;
-
-const SOURCES: &[Source] = &[daemon_sets, resources];
-
 /// The steps that take back what farrier has set: in the selected objects, or in all that have a record.
 ///
 /// # Errors
 /// Selected names that the cluster does not have.
 pub fn rollback(snapshot: &ClusterSnapshot, selected: &[String]) -> Result<Vec<RollbackStep>, Vec<String>> {
-    let objects: Vec<(String, Option<RollbackStep>)> =
-        SOURCES.iter().flat_map(|source| source(snapshot)).collect();
+    let objects = [daemon_sets(snapshot), resources(snapshot)].concat();
     let unknown: Vec<String> =
         selected.iter().filter(|name| !objects.iter().any(|(found, _)| found == *name)).cloned().collect();
     if !unknown.is_empty() {
@@ -116,9 +110,9 @@ fn resources(snapshot: &ClusterSnapshot) -> Vec<(String, Option<RollbackStep>)> 
         };
         let taken = take_back(record, current, resource::said);
         let change = |record: &Record, _: &[String]| {
-            let noted = record.0.get(FIELD)?.clone();
+            let entry = record.0.get(FIELD)?.clone();
             let driver = resource::section(found)?;
-            resource::change(found, driver, noted, Vec::new()).ok().map(Change::Resource)
+            resource::change(found, driver, entry, Vec::new()).ok().map(Change::Resource)
         };
         (object.clone(), taken.step(object, resume, change))
     };
@@ -169,7 +163,7 @@ fn take_back(
     for (name, field) in &record.0 {
         let nothing = |why: &str| RollbackOutcome::Nothing { why: why.to_owned() };
         let rolled_back = FieldRecord { state: RecordState::RolledBack, ..field.clone() };
-        let (outcome, noted) = match (field.state, current(name)) {
+        let (outcome, entry) = match (field.state, current(name)) {
             (_, None) => (nothing("it is not there any more"), field.clone()),
             (RecordState::RolledBack, _) => (nothing("it was rolled back before"), field.clone()),
             (RecordState::Failed, _) => {
@@ -186,7 +180,7 @@ fn take_back(
             }
         };
         taken.outcomes.insert(name.clone(), outcome);
-        taken.record.0.insert(name.clone(), noted);
+        taken.record.0.insert(name.clone(), entry);
     }
     taken
 }

@@ -101,7 +101,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
             _ if spared(kernel.release.as_str()) => {}
             Some(on) => return done(Err(on.clone())),
             None => {
-                let reason = members.lacking.remove(*kernel);
+                let reason = members.missing.remove(*kernel);
                 return Err(reason.unwrap_or_else(|| no_image(kernel, String::new())));
             }
         }
@@ -132,7 +132,7 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
 struct Members {
     images: BTreeMap<KernelRelease, Digest>,
     building: BTreeMap<KernelTarget, ImageReference>,
-    lacking: BTreeMap<KernelTarget, HoldReason>,
+    missing: BTreeMap<KernelTarget, HoldReason>,
 }
 
 impl Members {
@@ -164,7 +164,7 @@ impl Members {
                 no_image(kernel, absence.why)
             }
         };
-        self.lacking.insert(kernel.clone(), reason);
+        self.missing.insert(kernel.clone(), reason);
         Ok(())
     }
 
@@ -191,7 +191,7 @@ impl Members {
         let Some(current) = current else { return BTreeMap::new() };
         let is_alike =
             self.images.iter().any(|(kernel, digest)| current.members.get(kernel.as_str()) == Some(digest));
-        let noted = left_kernels(&live.annotations);
+        let before = left_kernels(&live.annotations);
         let now = context.inputs.now;
         let mut left = BTreeMap::new();
         for (release, digest) in current.members.iter().filter(|_| is_alike) {
@@ -204,7 +204,7 @@ impl Members {
                 .groups
                 .iter()
                 .any(|group| group.target.is_err() && group.sample.kernel_version == *release);
-            let since = noted.get(release).copied().unwrap_or(now);
+            let since = before.get(release).copied().unwrap_or(now);
             let is_over = now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
             if may_run || !is_over {
                 self.images.insert(kernel, digest.clone());
@@ -235,7 +235,7 @@ impl Members {
         }
         let cell = context.cells.of(context.image).find_map(|planned| planned.outcome.cell());
         let (Some(cell), Some(kernel), false) = (cell, kernels.first(), self.images.is_empty()) else {
-            return Err(self.lacking.values().next().cloned().unwrap_or(HoldReason::NoNodes));
+            return Err(self.missing.values().next().cloned().unwrap_or(HoldReason::NoNodes));
         };
         PlannedUnion::new(context.image, &cell.version, &cell.reference.repository, kernel.arch, &self.images)
             .ok_or_else(|| HoldReason::NoUnion { detail: format!("version {:?} gives no tag", cell.version) })

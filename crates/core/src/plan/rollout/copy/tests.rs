@@ -72,8 +72,9 @@ fn spec() -> Value {
 
 #[test]
 fn a_copy_is_its_original_with_another_image_and_other_nodes() {
-    let manifest = made(&original("mft", &spec())).unwrap();
-    insta::assert_snapshot!(serde_json::to_string_pretty(&canonical(&manifest)).unwrap());
+    let mut manifest = (*made(&original("mft", &spec())).unwrap()).clone();
+    manifest.sort_all_objects();
+    insta::assert_snapshot!(serde_json::to_string_pretty(&manifest).unwrap());
 }
 
 #[test]

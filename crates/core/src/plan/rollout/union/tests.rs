@@ -41,7 +41,7 @@ fn world(releases: &[&str], update: UpdateStrategy) -> World {
 }
 
 /// The registry gets the union image that the plan asks for.
-fn unite(world: &mut World) {
+fn publish_union(world: &mut World) {
     for union in world.plan().unions {
         let published = Published {
             digest: Digest::of(union.input_hash.to_string().as_bytes()),
@@ -101,7 +101,7 @@ fn one_image_for_all_kernels() {
     assert!(
         matches!(&plan.rollouts[0].decision, RolloutDecision::Pending { on } if *on == plan.unions[0].reference)
     );
-    unite(&mut world);
+    publish_union(&mut world);
     let RolloutDecision::Rewrite { to, .. } = decision(&world) else { panic!("not rewritten") };
     assert!(matches!(to.version, crate::image::Version::Digest(_)));
     apply(&mut world);
@@ -112,7 +112,7 @@ fn one_image_for_all_kernels() {
 #[test]
 fn a_kernel_that_left_is_dropped_after_its_grace_time() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
-    unite(&mut world);
+    publish_union(&mut world);
     apply(&mut world);
     let both = world.snapshot.daemon_sets[0].containers[0].image.clone();
     world.snapshot.nodes[0] = node("n0", K48);
@@ -129,7 +129,7 @@ fn a_kernel_that_left_is_dropped_after_its_grace_time() {
     assert!(world.plan().is_idle());
     assert_eq!(world.snapshot.daemon_sets[0].containers[0].image, both);
     world.now += jiff::SignedDuration::from_hours(2);
-    unite(&mut world);
+    publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world), [K48.to_owned()].into());
     assert!(world.plan().is_idle(), "{:?}", world.plan().rollouts);
@@ -141,7 +141,7 @@ fn an_announced_kernel_is_in_the_image_before_a_node_runs_it() {
     world.announce(K48);
     assert!(matches!(decision(&world), RolloutDecision::Pending { .. }));
     world.publish(Verdict::Loads);
-    unite(&mut world);
+    publish_union(&mut world);
     apply(&mut world);
     assert_eq!(held(&world), [K47.to_owned(), K48.to_owned()].into());
 }
@@ -164,7 +164,7 @@ fn a_kernel_without_an_image_holds_what_could_harm_its_nodes() {
         if let Some(old) = old {
             old_holds(&mut world, old);
         }
-        unite(&mut world);
+        publish_union(&mut world);
         let decision = decision(&world);
         assert_eq!(
             matches!(decision, RolloutDecision::Hold(HoldReason::NotPassed { .. })),
@@ -215,7 +215,7 @@ fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
 fn after_upgrades() -> World {
     let mut world = world(&[K48, K48, K47, K48], UpdateStrategy::OnDelete);
     old_holds(&mut world, &[K47]);
-    unite(&mut world);
+    publish_union(&mut world);
     apply(&mut world);
     world.snapshot.pods = (0..4).map(|n| pod(&format!("n{n}"), OLD, true)).collect();
     world

@@ -8,8 +8,7 @@ use crate::{
     kmod::Verdict,
     plan::{
         ARCH_LABEL, Change, Container, DaemonSetFacts, ImageContents, LiveDaemonSet, NodeAffinity, NodeFacts,
-        ObjectVersion, Operator, PlannedRollout, PodCount, PodFacts, Requirement, SelectorTerm,
-        UpdateStrategy,
+        ObjectVersion, PlannedRollout, PodCount, PodFacts, Requirement, SelectorTerm, UpdateStrategy,
         fixtures::{World, node},
     },
 };
@@ -243,7 +242,7 @@ fn facts(object: &Value) -> DaemonSetFacts {
     let terms = &pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"];
     let requirement = |found: &Value| Requirement {
         key: text(&found["key"]),
-        operator: Operator::parse(found["operator"].as_str().unwrap()).unwrap(),
+        operator: found["operator"].as_str().unwrap().parse().unwrap(),
         values: found["values"].as_array().into_iter().flatten().map(text).collect(),
     };
     let requirements = |found: &Value| -> Vec<Requirement> {
