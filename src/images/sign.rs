@@ -11,6 +11,7 @@ use crate::{
     parts::TargetError,
     provenance::{self, Envelope, Statement},
     registry::{MAX_TRIES, pause_before},
+    site::Existing,
 };
 
 impl StoredImage<'_> {
@@ -101,7 +102,9 @@ impl StoredImage<'_> {
     pub(crate) async fn ensure_signed(self, name: &str) -> Result<(), TargetError> {
         let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
         let Some(own) = own_key(self.parts).await? else { return Ok(()) };
-        if !signing.existing.signs() || self.must_be_signed(std::slice::from_ref(&own)).await.is_ok() {
+        if signing.existing == Existing::Leave
+            || self.must_be_signed(std::slice::from_ref(&own)).await.is_ok()
+        {
             return Ok(());
         }
         self.sign_published(name).await

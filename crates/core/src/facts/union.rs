@@ -78,13 +78,12 @@ pub fn assemble_union(parts: &[UnionPart], notes: &UnionNotes<'_>) -> Result<Ass
         ..ImageFacts::default()
     };
     let mut all = facts.to_annotations();
-    for (key, value) in [
+    let own = [
         (annotations::TITLE, notes.title),
         (annotations::VERSION, notes.version),
         (annotations::CREATED, CREATED),
-    ] {
-        all.insert(key.to_owned(), value.to_owned());
-    }
+    ];
+    all.extend(own.map(|(key, value)| (key.to_owned(), value.to_owned())));
     assemble(&Assembly {
         base: Some(&whole),
         entrypoint_layer: None,

@@ -92,21 +92,7 @@ pub struct DaemonSetContainer {
 
 /// A kind of resource from which an operator makes a driver DaemonSet (contracts: Network Operator
 /// `mellanox.com/v1alpha1`, GPU Operator `nvidia.com/v1` and `nvidia.com/v1alpha1`).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    strum::Display,
-    strum::IntoStaticStr,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum OperatorResource {
     /// `mellanox.com/v1alpha1`, `spec.ofedDriver`.
     NicClusterPolicy,
@@ -116,7 +102,6 @@ pub enum OperatorResource {
     ClusterPolicy,
     /// `nvidia.com/v1alpha1`, fields in `spec` itself, with a `nodeSelector`.
     #[serde(rename = "NVIDIADriver")]
-    #[strum(to_string = "NVIDIADriver")]
     NvidiaDriver,
 }
 
@@ -132,7 +117,12 @@ impl OperatorResource {
 
     /// The API's `kind`.
     pub fn kind(self) -> &'static str {
-        self.into()
+        match self {
+            Self::NicClusterPolicy => "NicClusterPolicy",
+            Self::NicNodePolicy => "NicNodePolicy",
+            Self::ClusterPolicy => "ClusterPolicy",
+            Self::NvidiaDriver => "NVIDIADriver",
+        }
     }
 
     /// The API group.
@@ -173,6 +163,12 @@ impl OperatorResource {
             Self::ClusterPolicy => &["driver"],
             Self::NvidiaDriver => &[],
         }
+    }
+}
+
+impl fmt::Display for OperatorResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())
     }
 }
 

@@ -3,7 +3,8 @@
 use std::{fmt, str::FromStr};
 
 /// Which compiler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum CompilerKind {
     /// GNU C.
     Gcc,
@@ -82,11 +83,7 @@ fn major(version: &str) -> Option<u32> {
 impl fmt::Display for Compiler {
     /// `gcc 12`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kind = match self.kind {
-            CompilerKind::Gcc => "gcc",
-            CompilerKind::Clang => "clang",
-        };
-        write!(f, "{kind} {}", self.major)
+        write!(f, "{} {}", self.kind, self.major)
     }
 }
 

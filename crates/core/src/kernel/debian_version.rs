@@ -8,8 +8,8 @@ use std::cmp::Ordering;
 /// Orders two versions as dpkg does.
 pub fn compare(a: &str, b: &str) -> Ordering {
     let ((epoch_a, upstream_a, revision_a), (epoch_b, upstream_b, revision_b)) = (split(a), split(b));
-    digits(epoch_a)
-        .cmp(&digits(epoch_b))
+    number(epoch_a)
+        .cmp(&number(epoch_b))
         .then_with(|| compare_part(upstream_a, upstream_b))
         .then_with(|| compare_part(revision_a, revision_b))
 }
@@ -26,7 +26,7 @@ fn split(version: &str) -> (&str, &str, &str) {
 }
 
 /// A number of any length, comparable: zeros in front do not count.
-fn digits(text: &str) -> (usize, &str) {
+pub(crate) fn number(text: &str) -> (usize, &str) {
     let text = text.trim_start_matches('0');
     (text.len(), text)
 }
@@ -36,15 +36,19 @@ fn compare_part(mut a: &str, mut b: &str) -> Ordering {
     while !(a.is_empty() && b.is_empty()) {
         let (text_a, rest_a) = take(a, |c| !c.is_ascii_digit());
         let (text_b, rest_b) = take(b, |c| !c.is_ascii_digit());
-        let (number_a, rest_a) = take(rest_a, |c| c.is_ascii_digit());
-        let (number_b, rest_b) = take(rest_b, |c| c.is_ascii_digit());
-        let order = compare_text(text_a, text_b).then_with(|| digits(number_a).cmp(&digits(number_b)));
+        let ((number_a, rest_a), (number_b, rest_b)) = (leading_digits(rest_a), leading_digits(rest_b));
+        let order = compare_text(text_a, text_b).then_with(|| number(number_a).cmp(&number(number_b)));
         if order.is_ne() {
             return order;
         }
         (a, b) = (rest_a, rest_b);
     }
     Ordering::Equal
+}
+
+/// The digits that a text begins with, and the rest.
+pub(crate) fn leading_digits(text: &str) -> (&str, &str) {
+    take(text, |c| c.is_ascii_digit())
 }
 
 fn take(text: &str, belongs: impl Fn(char) -> bool) -> (&str, &str) {

@@ -7,7 +7,7 @@ use super::{
     labels::TARGET_LABELS,
     rollout::{handover_label, switches},
 };
-use crate::image::{Definitions, OperatorResource, RolloutSpec};
+use crate::image::{Definitions, OperatorResource, RolloutSpec, Strategy};
 
 /// What the definitions ask about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,25 +36,21 @@ impl Interest {
         for image in definitions.images.values() {
             interest.labels.extend(image.spec.nodes.keys().map(str::to_owned));
             for rollout in &image.spec.rollout {
-                if let RolloutSpec::PerKernel { target, .. } = rollout {
-                    interest.labels.insert(handover_label(&target.namespace, &target.daemon_set));
+                if let Some(target) = rollout.daemon_set().filter(|_| rollout.strategy() != Strategy::File) {
+                    let name = (target.namespace.to_string(), target.daemon_set.to_string());
+                    interest.daemon_sets.insert(name);
                 }
                 match rollout {
-                    RolloutSpec::Image { target, .. }
-                    | RolloutSpec::PerKernel { target, .. }
-                    | RolloutSpec::Union { target, .. } => {
-                        let name = (target.namespace.to_string(), target.daemon_set.to_string());
-                        interest.daemon_sets.insert(name);
+                    RolloutSpec::PerKernel { target, .. } => {
+                        interest.labels.insert(handover_label(&target.namespace, &target.daemon_set));
                     }
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         interest.resources.insert(*resource);
                         interest.labels.insert(resource.node_label().0.to_owned());
                         interest.labels.extend(switches(*resource).iter().map(|(key, _)| (*key).to_owned()));
                     }
-                    RolloutSpec::PublishOnly { resource: Some(resource) } => {
-                        interest.resources.insert(*resource);
-                    }
-                    RolloutSpec::PublishOnly { resource: None } | RolloutSpec::File { .. } => {}
+                    RolloutSpec::PublishOnly { resource } => interest.resources.extend(*resource),
+                    RolloutSpec::Image { .. } | RolloutSpec::Union { .. } | RolloutSpec::File { .. } => {}
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{
     Cell, CellInputs, CellNeed, NeedReason, Outcome, PlannedCell, SkipReason,
-    new_cell::{cell_with, family_for},
+    new_cell::{cell_with, family_for, looked_up},
 };
 use crate::{
     image::{DriverImage, ImageName, Need},
@@ -136,14 +136,9 @@ fn tree(
     target: &KernelTarget,
 ) -> Result<CellNeed, NeedReason> {
     let key = (image.metadata.name.clone(), need.clone(), target.clone());
-    match inputs.resolved.trees.get(&key) {
-        Some(Ok(exposed)) => {
-            let (name, exposed) = (need.clone(), exposed.clone());
-            // What a host has says no version.
-            let version = exposed.hex().chars().take(12).collect();
-            Ok(CellNeed { name, version, exposed, image: None })
-        }
-        Some(Err(detail)) => Err(NeedReason::Tree { detail: detail.clone() }),
-        None => Err(NeedReason::Tree { detail: "its tree was not looked up".to_owned() }),
-    }
+    let exposed = looked_up(&inputs.resolved.trees, &key, "its tree was not looked up")
+        .map_err(|detail| NeedReason::Tree { detail })?;
+    // What a host has says no version.
+    let version = exposed.hex().chars().take(12).collect();
+    Ok(CellNeed { name: need.clone(), version, exposed: exposed.clone(), image: None })
 }

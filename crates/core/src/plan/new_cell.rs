@@ -9,8 +9,7 @@ use super::{
 };
 use crate::{
     image::{
-        Definitions, DriverImage, ImageName, ImageReference, InputHasher, PatchSpec, TagInputs, Version,
-        render_tags,
+        Definitions, DriverImage, ImageReference, InputHasher, PatchSpec, TagInputs, Version, render_tags,
     },
     kernel::{KernelFamily, KernelTarget, match_family},
     template::Templates,
@@ -56,13 +55,11 @@ fn rendered<'a>(
 ) -> Result<Rendered<'a>, SkipReason> {
     let CellInputs { definitions, resolved, published: _, location: _ } = *inputs;
     let family = family_for(definitions, image, target)?;
-    let unresolved = |detail: String| SkipReason::Unresolved { detail };
-    let image_found = match resolved.images.get(&image.metadata.name) {
-        Some(Ok(found)) => found,
-        Some(Err(detail)) => return Err(unresolved(detail.clone())),
-        None => return Err(unresolved("its sources were not looked up".to_owned())),
-    };
-    let toolchain = toolchain_identity(&resolved.toolchains, family)?;
+    let image_found = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
+        .map_err(|detail| SkipReason::Unresolved { detail })?;
+    let family_name = &family.metadata.name;
+    let toolchain = looked_up(&resolved.toolchains, family_name, "it was not looked up")
+        .map_err(|detail| SkipReason::Toolchain { family: family_name.to_string(), detail })?;
     let mut headers = canonical("headers", &family.spec.headers)?;
     match resolved.headers.get(target) {
         Some(Ok(digest)) => headers.push_str(digest.as_deref().unwrap_or_default()),
@@ -120,19 +117,13 @@ pub(super) fn cell_with(
     })
 }
 
-fn toolchain_identity<'a>(
-    toolchains: &'a BTreeMap<ImageName, Result<String, String>>,
-    family: &KernelFamily,
-) -> Result<&'a str, SkipReason> {
-    let failed = |detail: &str| SkipReason::Toolchain {
-        family: family.metadata.name.to_string(),
-        detail: detail.to_owned(),
-    };
-    match toolchains.get(&family.metadata.name) {
-        Some(Ok(identity)) => Ok(identity),
-        Some(Err(detail)) => Err(failed(detail)),
-        None => Err(failed("it was not looked up")),
-    }
+/// What was found out about this key, or why it was not.
+pub(super) fn looked_up<'a, K: Ord, T>(
+    found: &'a BTreeMap<K, Result<T, String>>,
+    key: &K,
+    missing: &str,
+) -> Result<&'a T, String> {
+    found.get(key).ok_or_else(|| missing.to_owned())?.as_ref().map_err(Clone::clone)
 }
 
 fn dockerfile(

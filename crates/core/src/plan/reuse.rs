@@ -5,7 +5,10 @@ use std::cmp::Ordering;
 use super::Cell;
 use crate::{
     image::{Tag, Version},
-    kernel::KernelLabel,
+    kernel::{
+        KernelLabel,
+        debian_version::{leading_digits, number},
+    },
     kmod::Verdict,
     oci::{ImageFacts, is_referrers_tag},
     provenance::is_cosign_tag,
@@ -74,34 +77,25 @@ fn can_sign_over(cell: &Cell, facts: &ImageFacts) -> bool {
 }
 
 /// Orders texts as people order versions: runs of digits by their value, the rest by its characters.
-pub fn by_numbers(a: &str, b: &str) -> Ordering {
-    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+pub fn by_numbers(mut a: &str, mut b: &str) -> Ordering {
     loop {
-        let digits = |text: &[u8]| text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-        let (in_a, in_b) = (digits(a), digits(b));
-        let order = if in_a > 0 && in_b > 0 {
-            let ((run_a, rest_a), (run_b, rest_b)) = (a.split_at(in_a), b.split_at(in_b));
-            (a, b) = (rest_a, rest_b);
-            let (run_a, run_b) = (without_zeros(run_a), without_zeros(run_b));
-            run_a.len().cmp(&run_b.len()).then_with(|| run_a.cmp(run_b))
-        } else {
-            match (a.split_first(), b.split_first()) {
-                (Some((first_a, rest_a)), Some((first_b, rest_b))) => {
-                    (a, b) = (rest_a, rest_b);
-                    first_a.cmp(first_b)
-                }
-                (first, second) => return first.is_some().cmp(&second.is_some()),
+        let ((run_a, rest_a), (run_b, rest_b)) = (leading_digits(a), leading_digits(b));
+        let order = if run_a.is_empty() || run_b.is_empty() {
+            let (mut chars_a, mut chars_b) = (a.chars(), b.chars());
+            let (first_a, first_b) = (chars_a.next(), chars_b.next());
+            if first_a.is_none() || first_b.is_none() {
+                return first_a.is_some().cmp(&first_b.is_some());
             }
+            (a, b) = (chars_a.as_str(), chars_b.as_str());
+            first_a.cmp(&first_b)
+        } else {
+            (a, b) = (rest_a, rest_b);
+            number(run_a).cmp(&number(run_b))
         };
-        if order != Ordering::Equal {
+        if order.is_ne() {
             return order;
         }
     }
-}
-
-fn without_zeros(digits: &[u8]) -> &[u8] {
-    let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
-    digits.get(zeros..).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{PlanInputs, Questions};
 use crate::{
     image::{ImageName, ImageReference},
-    site::SiteSpec,
+    site::{Existing, SiteSpec},
 };
 
 /// A published image to sign.
@@ -24,7 +24,7 @@ pub fn asks_for_signatures(site: &SiteSpec) -> bool {
 }
 
 fn signs_existing(site: &SiteSpec) -> bool {
-    site.image_signing.as_ref().is_some_and(|signing| signing.existing.signs())
+    site.image_signing.as_ref().is_some_and(|signing| signing.existing == Existing::Sign)
 }
 
 /// The published images among these that are to be signed. Asks how they are signed, where that is not known.

@@ -81,10 +81,3 @@ pub enum Existing {
     /// They stay as they are. Only what this farrier publishes is signed.
     Leave,
 }
-
-impl Existing {
-    /// Are they signed?
-    pub fn signs(self) -> bool {
-        self == Self::Sign
-    }
-}

@@ -313,16 +313,10 @@ fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result
             });
         }
     }
-    if let Some(on) = images.values().find_map(|image| match image {
-        Image::Building(on) => Some(on),
-        Image::Ready(_) | Image::No(_) => None,
-    }) {
+    if let Some(Image::Building(on)) = images.values().find(|image| matches!(image, Image::Building(_))) {
         return Ok(RolloutDecision::Pending { on: on.clone() }.into());
     }
-    if let Some(reason) = images.values().find_map(|image| match image {
-        Image::No(reason) => Some(reason),
-        Image::Ready(_) | Image::Building(_) => None,
-    }) {
+    if let Some(Image::No(reason)) = images.values().find(|image| matches!(image, Image::No(_))) {
         return Err(reason.clone());
     }
     let unfinished: Vec<&str> = fleet.unfinished().collect();
