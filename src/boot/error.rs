@@ -78,9 +78,6 @@ pub enum BootError {
     /// The user, or whoever called, ended it.
     #[error("the boot check was cancelled")]
     Cancelled,
-    /// farrier ends.
-    #[error("the preparation of the virtual machine was interrupted")]
-    Interrupted,
 }
 
 impl BootError {
@@ -93,7 +90,7 @@ impl BootError {
                  or name it with --entrypoint"
             }
             Self::Start { .. } => "look at the program's permissions",
-            Self::Read(_) | Self::Cancelled | Self::Interrupted => "start the check again",
+            Self::Read(_) | Self::Cancelled => "start the check again",
             Self::Io(_) | Self::Payload(_) => "look at the file, its permissions and its disk",
             Self::Module { .. } => "check the payload without the boot, which says more",
             Self::Memory { .. } => {

@@ -32,7 +32,10 @@ use tokio_util::sync::CancellationToken;
 pub use error::BootError;
 pub use request::{BootLimits, BootRequest};
 
-use crate::kmod::{BootReport, ModuleBoot};
+use crate::{
+    blocking::blocking,
+    kmod::{BootReport, ModuleBoot},
+};
 use initramfs::Initramfs;
 use qemu::{Accelerator, Machine, Run};
 use steps::PlannedStep;
@@ -58,8 +61,7 @@ pub async fn boot_check(request: &BootRequest, cancel: &CancellationToken) -> Re
 
 async fn uncancelled(request: &BootRequest) -> Result<BootReport, BootError> {
     let preparation = request.clone();
-    let prepared = tokio::task::spawn_blocking(move || prepare(&preparation));
-    let prepared = prepared.await.map_err(|_| BootError::Interrupted)??;
+    let prepared = blocking(move || prepare(&preparation)).await?;
     let machine = Machine {
         kernel: &request.kernel,
         initramfs: &prepared.initramfs,

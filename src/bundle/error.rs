@@ -1,6 +1,9 @@
 //! Why a bundle was not written, read or taken over.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::{
     image::Digest,
@@ -19,47 +22,15 @@ pub enum BundleError {
         /// What it has or lacks.
         reason: String,
     },
-    /// A bundle in a form of later farriers.
-    #[error("{path} has format {version}, made by {made_by}; this farrier reads formats up to {known}")]
-    Newer {
+    /// A bundle that is not whole, not as it was written, or in a form of later farriers.
+    #[error("{path} {message}")]
+    Unusable {
         /// The file.
         path: PathBuf,
-        /// Its format.
-        version: u64,
-        /// Who made it.
-        made_by: String,
-        /// The newest format that is read.
-        known: u32,
-    },
-    /// A bundle whose end is missing.
-    #[error("{path} is truncated: it has {bytes} bytes and {reason}")]
-    Truncated {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        bytes: u64,
-        /// How that is known.
-        reason: &'static str,
-    },
-    /// A bundle that is not as it was written.
-    #[error("{path} is damaged at byte {at}, in {what}: {reason}")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Where the part begins.
-        at: u64,
-        /// Which part.
-        what: String,
         /// What is wrong with it.
-        reason: String,
-    },
-    /// A bundle that was made with something missing or wrong in it.
-    #[error("{path} contradicts itself: {reason}")]
-    Inconsistent {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
+        message: String,
+        /// What to do.
+        hint: &'static str,
     },
     /// A delta whose base is not there.
     #[error(
@@ -127,41 +98,51 @@ pub enum BundleError {
 }
 
 impl BundleError {
+    pub(super) fn truncated(path: &Path, bytes: u64, reason: &str) -> Self {
+        let message = format!("is truncated: it has {bytes} bytes and {reason}");
+        let hint =
+            "copy it again, or run the same `farrier bundle export` again: it goes on where it stopped";
+        Self::Unusable { path: path.to_owned(), message, hint }
+    }
+
+    /// A part of it, which begins at that byte, is not as it was written.
+    pub(super) fn damaged(path: &Path, at: u64, what: &str, reason: &str) -> Self {
+        let message = format!("is damaged at byte {at}, in {what}: {reason}");
+        let hint = "copy it again and compare its sha256; nothing was pushed";
+        Self::Unusable { path: path.to_owned(), message, hint }
+    }
+
+    /// It was made with something missing or wrong in it.
+    pub(super) fn inconsistent(path: &Path, reason: &str) -> Self {
+        let hint = "export it again; nothing was pushed";
+        Self::Unusable { path: path.to_owned(), message: format!("contradicts itself: {reason}"), hint }
+    }
+
     /// What to do about it, where that is clear.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
-            Self::NotABundle { .. } => "name a file that `farrier bundle export` has written".to_owned(),
-            Self::Newer { .. } => {
-                "use a farrier that is at least as new as the one that made it, or export it again with this one"
-                    .to_owned()
-            }
-            Self::Truncated { .. } => {
-                "copy it again, or run the same `farrier bundle export` again: it goes on where it stopped".to_owned()
-            }
-            Self::Damaged { .. } => "copy it again and compare its sha256; nothing was pushed".to_owned(),
-            Self::Inconsistent { .. } => "export it again; nothing was pushed".to_owned(),
-            Self::BaseMissing { .. } => "import that bundle first, or export again without --since".to_owned(),
+            Self::NotABundle { .. } => "name a file that `farrier bundle export` has written",
+            Self::Unusable { hint, .. } => hint,
+            Self::BaseMissing { .. } => "import that bundle first, or export again without --since",
             Self::Absent(_) => {
-                "publish it first: `farrier prebuild`, or `farrier plan` to see what is missing".to_owned()
+                "publish it first: `farrier prebuild`, or `farrier plan` to see what is missing"
             }
-            Self::Nothing(_) => "publish images for the kernel first (`farrier prebuild --kernel ...`), or \
-                                 name another kernel or image"
-                .to_owned(),
-            Self::Exists(_) => "remove it, or write to another file with --to".to_owned(),
-            Self::Busy(_) => "wait for it, or write to another file with --to".to_owned(),
-            Self::Since { .. } => {
-                "name a bundle, or what `farrier bundle inspect -o json` printed of it".to_owned()
+            Self::Nothing(_) => {
+                "publish images for the kernel first (`farrier prebuild --kernel ...`), or name another kernel or image"
             }
+            Self::Exists(_) => "remove it, or write to another file with --to",
+            Self::Busy(_) => "wait for it, or write to another file with --to",
+            Self::Since { .. } => "name a bundle, or what `farrier bundle inspect -o json` printed of it",
             Self::Differs { .. } => {
-                "name an empty directory and compare, or pass --overwrite to take those of the bundle".to_owned()
+                "name an empty directory and compare, or pass --overwrite to take those of the bundle"
             }
             Self::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
-                "free some space and run the same command again: it goes on after what is whole".to_owned()
+                "free some space and run the same command again: it goes on after what is whole"
             }
             Self::Registry(error) => return registry::hint(error),
             Self::Io(_) | Self::Manifest { .. } | Self::Unpack(_) => return None,
         };
-        Some(text)
+        Some(text.to_owned())
     }
 
     /// Is an argument at fault, rather than what it leads to?

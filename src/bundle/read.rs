@@ -47,18 +47,13 @@ impl Bundle {
         }
         let length = metadata.len();
         let index_bytes = index_bytes(path, &file, length)?;
-        let damaged = |at: u64, what: &str, reason: String| BundleError::Damaged {
-            path: path.to_owned(),
-            at,
-            what: what.to_owned(),
-            reason,
-        };
+        let damaged = |at: u64, what: &str, reason: &str| BundleError::damaged(path, at, what, reason);
         check_version(path, &index_bytes)?;
-        let truncated = |reason| BundleError::Truncated { path: path.to_owned(), bytes: length, reason };
+        let truncated = |reason| BundleError::truncated(path, length, reason);
         let end = length.checked_sub(FIXED as u64).ok_or_else(|| truncated("is shorter than any bundle"))?;
         let wrong_end = |error: NoTrailer| match error {
             NoTrailer::Truncated => truncated("does not end as a bundle of this length does"),
-            NoTrailer::Damaged(reason) => damaged(end, "its end", reason.to_owned()),
+            NoTrailer::Damaged(reason) => damaged(end, "its end", reason),
         };
         let mut last = [0; FIXED];
         file.read_exact_at(&mut last, end)?;
@@ -70,20 +65,17 @@ impl Bundle {
         let id = Digest::of(&index_bytes);
         if id != trailer.index {
             let reason = format!("its sha256 is {id}, the end of the file says {}", trailer.index);
-            return Err(damaged(0, "its index", reason));
+            return Err(damaged(0, "its index", &reason));
         }
         let index: BundleIndex = serde_json::from_slice(&index_bytes)
-            .map_err(|error| damaged(0, "its index", error.to_string()))?;
-        let inconsistent = |reason| BundleError::Inconsistent { path: path.to_owned(), reason };
+            .map_err(|error| damaged(0, "its index", &error.to_string()))?;
         if let Some(reason) = index.contradiction() {
-            return Err(inconsistent(reason));
+            return Err(BundleError::inconsistent(path, &reason));
         }
         let expected = HEAD + index.carried().count() + 1;
         if trailer.frames.len() != expected {
-            return Err(inconsistent(format!(
-                "it has {} frames, and entries for {expected}",
-                trailer.frames.len()
-            )));
+            let reason = format!("it has {} frames, and entries for {expected}", trailer.frames.len());
+            return Err(BundleError::inconsistent(path, &reason));
         }
         let mut offsets = vec![0];
         offsets.extend(trailer.frames.iter().scan(0, |at, length| {
@@ -153,12 +145,8 @@ impl Bundle {
     }
 
     pub(super) fn damaged(&self, frame: usize, what: &str, reason: &str) -> BundleError {
-        BundleError::Damaged {
-            path: self.path.clone(),
-            at: self.offsets.get(frame).copied().unwrap_or_default(),
-            what: what.to_owned(),
-            reason: reason.to_owned(),
-        }
+        let at = self.offsets.get(frame).copied().unwrap_or_default();
+        BundleError::damaged(&self.path, at, what, reason)
     }
 
     /// The blob of a frame, to be read as often as wanted. It is not compared with its digest.
@@ -177,17 +165,8 @@ fn index_bytes(path: &Path, file: &Arc<File>, length: u64) -> Result<Vec<u8>, Bu
     let mut at = 0;
     for _ in 0..HEAD {
         let wrong = |error: io::Error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => BundleError::Truncated {
-                path: path.to_owned(),
-                bytes: length,
-                reason: "ends within its head",
-            },
-            _ => BundleError::Damaged {
-                path: path.to_owned(),
-                at,
-                what: "its head".to_owned(),
-                reason: error.to_string(),
-            },
+            io::ErrorKind::UnexpectedEof => BundleError::truncated(path, length, "ends within its head"),
+            _ => BundleError::damaged(path, at, "its head", &error.to_string()),
         };
         let mut reader = FrameReader::new(Section::new(Arc::clone(file), at, length)).map_err(wrong)?;
         let mut header = tar::Header::new_old();
@@ -218,15 +197,22 @@ fn check_version(path: &Path, index: &[u8]) -> Result<(), BundleError> {
         #[serde(default)]
         made_by: String,
     }
-    let version: Version = serde_json::from_slice(index).map_err(|error| BundleError::NotABundle {
-        path: path.to_owned(),
-        reason: format!("{INDEX_NAME}: {error}"),
-    })?;
-    if version.format_version <= u64::from(FORMAT) {
+    let path = path.to_owned();
+    let Version { format_version, made_by } = match serde_json::from_slice(index) {
+        Ok(version) => version,
+        Err(error) => {
+            return Err(BundleError::NotABundle { path, reason: format!("{INDEX_NAME}: {error}") });
+        }
+    };
+    if format_version <= u64::from(FORMAT) {
         return Ok(());
     }
-    let made_by = version.made_by.chars().filter(|c| !c.is_control()).take(80).collect();
-    Err(BundleError::Newer { path: path.to_owned(), version: version.format_version, made_by, known: FORMAT })
+    let made_by: String = made_by.chars().filter(|c| !c.is_control()).take(80).collect();
+    let message =
+        format!("has format {format_version}, made by {made_by}; this farrier reads formats up to {FORMAT}");
+    let hint =
+        "use a farrier that is at least as new as the one that made it, or export it again with this one";
+    Err(BundleError::Unusable { path, message, hint })
 }
 
 /// Reads the frame of a blob, compares its digest, and gives the frame's length.

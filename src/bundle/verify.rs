@@ -84,8 +84,8 @@ impl Bundle {
         Ok(Verified { manifests, frames, bundle: self })
     }
 
-    fn inconsistent(&self, reason: String) -> BundleError {
-        BundleError::Inconsistent { path: self.path.clone(), reason }
+    fn inconsistent(&self, reason: &str) -> BundleError {
+        BundleError::inconsistent(&self.path, reason)
     }
 
     fn parse(
@@ -98,13 +98,13 @@ impl Bundle {
                 continue;
             };
             let manifest = AnyManifest::parse(bytes)
-                .map_err(|error| self.inconsistent(format!("manifest {}: {error}", blob.digest)))?;
+                .map_err(|error| self.inconsistent(&format!("manifest {}: {error}", blob.digest)))?;
             let own = match &manifest {
                 AnyManifest::Image(image) => image.media_type.as_ref(),
                 AnyManifest::Index(index) => index.media_type.as_ref(),
             };
             if own.is_some_and(|own| own != media_type) {
-                return Err(self.inconsistent(format!("manifest {} is no {media_type}", blob.digest)));
+                return Err(self.inconsistent(&format!("manifest {} is no {media_type}", blob.digest)));
             }
             let (bytes, media_type) = (bytes.clone(), media_type.clone());
             parsed.insert(blob.digest.clone(), Manifest { bytes, media_type, parsed: manifest });
@@ -126,7 +126,7 @@ impl Bundle {
                         && (!is_manifest || blob.manifest.is_some())
                 });
                 if !fits {
-                    return Err(self.inconsistent(format!(
+                    return Err(self.inconsistent(&format!(
                         "manifest {digest} names {} of {} bytes, which is missing",
                         wanted.digest, wanted.size
                     )));

@@ -18,7 +18,7 @@ use crate::{
 const SIGNED: &str = "signed";
 /// Layers of one tag that are looked at.
 const MAX_LAYERS: usize = 100;
-/// What [`signed_by`] says where there is nothing to verify.
+/// What [`StoredImage::signed_by`] says where there is nothing to verify.
 pub(super) const NO_SIGNATURE: &str = "it has no signature";
 
 /// An image as it stands in a repository.
@@ -128,12 +128,12 @@ impl StoredImage<'_> {
     }
 }
 
-/// Looks up the signatures of images about which nothing is known yet. Says whether there were any.
+/// Looks up the signatures of images about which nothing is known yet.
 pub(crate) async fn look_up_signatures(
     parts: &Parts,
     images: &BTreeSet<ImageReference>,
     known: &mut BTreeMap<Digest, SignatureState>,
-) -> bool {
+) {
     let wanted: Vec<(Repository, Digest)> = images
         .iter()
         .filter_map(|reference| match &reference.version {
@@ -144,7 +144,7 @@ pub(crate) async fn look_up_signatures(
         })
         .collect();
     if wanted.is_empty() {
-        return false;
+        return;
     }
     // A key that cannot be loaded signs nothing; whoever then tries to sign says why.
     let own = own_key(parts).await;
@@ -171,5 +171,4 @@ pub(crate) async fn look_up_signatures(
         .collect::<Vec<_>>()
         .await;
     known.extend(found);
-    true
 }
