@@ -6,7 +6,7 @@ use object::{
     pod::slice_from_bytes,
 };
 
-use super::ModuleError;
+use super::{ModuleError, error::Result};
 
 const LE: LittleEndian = LittleEndian;
 
@@ -23,7 +23,8 @@ pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
 /// The section headers of a relocatable object, each section lying within the file.
 pub(super) struct Elf<'d, R> {
     data: R,
-    machine: u16,
+    /// `e_machine`.
+    pub machine: u16,
     headers: &'d [SectionHeader64<LittleEndian>],
     names: &'d [u8],
 }
@@ -56,7 +57,7 @@ pub(super) struct Symbol<'d> {
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     /// Follows `elf_validity_check` of `kernel/module/main.c` (Linux 6.1), step by step. The object's length is
     /// that of the file without a signature, because the loader takes the signature off first.
-    pub fn parse(data: R, length: u64) -> Result<Self, ModuleError> {
+    pub fn parse(data: R, length: u64) -> Result<Self> {
         let ident = data.read_bytes_at(0, 6).unwrap_or_default();
         if !ident.starts_with(&elf::ELFMAG) {
             return Err(ModuleError::damaged("the file is no ELF object"));
@@ -114,11 +115,6 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Ok(elf)
     }
 
-    /// `e_machine`.
-    pub fn machine(&self) -> u16 {
-        self.machine
-    }
-
     /// A section's name; empty where it has none.
     pub fn name(&self, index: usize) -> &'d [u8] {
         let offset = self.headers.get(index).map_or(0, |header| header.sh_name.get(LE) as usize);
@@ -145,7 +141,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     }
 
     /// A section's bytes; none for one that has none in the file.
-    pub fn contents(&self, index: usize) -> Result<&'d [u8], ModuleError> {
+    pub fn contents(&self, index: usize) -> Result<&'d [u8]> {
         let Some(header) = self.headers.get(index) else { return Ok(&[]) };
         if header.sh_type.get(LE) == elf::SHT_NOBITS {
             return Ok(&[]);
@@ -165,7 +161,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     }
 
     /// The module's symbols. The kernel takes a module with exactly one table (`elf_validity_cache_index_sym`).
-    pub fn symbols(&self) -> Result<Symbols<'d>, ModuleError> {
+    pub fn symbols(&self) -> Result<Symbols<'d>> {
         let mut tables =
             self.headers.iter().enumerate().filter(|(_, h)| h.sh_type.get(LE) == elf::SHT_SYMTAB);
         let (index, header) = tables.next().ok_or_else(no_symbols)?;
@@ -199,12 +195,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         }
     }
 
-    fn check_range(
-        &self,
-        index: usize,
-        header: &SectionHeader64<LittleEndian>,
-        length: u64,
-    ) -> Result<(), ModuleError> {
+    fn check_range(&self, index: usize, header: &SectionHeader64<LittleEndian>, length: u64) -> Result<()> {
         let (offset, size) = (header.sh_offset.get(LE), header.sh_size.get(LE));
         match offset.checked_add(size) {
             Some(end) if end <= length => Ok(()),
@@ -218,7 +209,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
 
 impl<'d> Symbols<'d> {
     /// All but the null symbol.
-    pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>, ModuleError>> {
+    pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>>> {
         let names = self.names;
         self.entries.iter().skip(1).map(move |entry| {
             let name = string_at(names, entry.st_name.get(LE) as usize)

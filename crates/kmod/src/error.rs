@@ -4,6 +4,9 @@ use std::fmt;
 
 use super::Verdict;
 
+/// What reading a module gives.
+pub(super) type Result<T, E = ModuleError> = std::result::Result<T, E>;
+
 /// Why a file is no module that a kernel would take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]

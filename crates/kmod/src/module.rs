@@ -7,6 +7,7 @@ use object::{ReadRef, elf};
 use super::{
     BtfError, ModuleError, Signature, SplitBtf,
     elf::{BUILD_FOR_NODE, Elf, Place, Symbol, string_at},
+    error::Result,
     signature,
 };
 use crate::Architecture;
@@ -81,11 +82,11 @@ pub fn module_name(path: &str) -> String {
 impl Module {
     /// Reads a module's facts. `data` is the plain (decompressed) file: an [`object::read::ReadCache`] over
     /// an open file, of which only the tables that matter are read, or bytes in memory.
-    pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self, ModuleError> {
+    pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self> {
         let length = data.len().map_err(|()| ModuleError::read("the file's length"))?;
         let (signature, length) = signature::read(data, length);
         let elf = Elf::parse(data, length)?;
-        let arch = match elf::Machine(elf.machine()) {
+        let arch = match elf::Machine(elf.machine) {
             elf::EM_X86_64 => Architecture::Amd64,
             elf::EM_AARCH64 => Architecture::Arm64,
             elf::Machine(other) => {
@@ -192,7 +193,7 @@ fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
 }
 
 /// The extended table where there is one, because it alone holds long names; else the fixed-size one.
-fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap<String, u32>>, ModuleError> {
+fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap<String, u32>>> {
     let extended = elf.find("__version_ext_crcs").zip(elf.find("__version_ext_names"));
     if let Some((crcs, names)) = extended {
         let (crc_bytes, name_bytes) = (elf.contents(crcs)?, elf.contents(names)?);
@@ -234,15 +235,13 @@ struct ExportParts<'d> {
     namespaces: BTreeMap<&'d [u8], Symbol<'d>>,
 }
 
-fn read_symbols<'d, R: ReadRef<'d>>(
-    elf: &Elf<'d, R>,
-) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>), ModuleError> {
+fn read_symbols<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>)> {
     let mut undefined = BTreeMap::new();
     let mut parts = ExportParts::default();
     for symbol in elf.symbols()?.iter() {
         let symbol = symbol?;
         match symbol.place {
-            Place::Undefined if ignored(elf.machine(), symbol.name) => {}
+            Place::Undefined if ignored(elf.machine, symbol.name) => {}
             Place::Undefined => {
                 // One strong use makes it needed.
                 let weak = undefined.entry(symbol.name).or_insert(true);
@@ -283,7 +282,7 @@ impl<'d> ExportParts<'d> {
         }
     }
 
-    fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>) -> Result<Vec<ModuleExport>, ModuleError> {
+    fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>) -> Result<Vec<ModuleExport>> {
         let Self { tables, crcs, namespaces } = self;
         let mut exports = Vec::with_capacity(tables.len());
         for (name, table) in tables {
@@ -309,17 +308,14 @@ impl<'d> ExportParts<'d> {
 
 /// A version is the symbol's own value (until Linux 5.18 on most machines), or lies where it points: since
 /// 5.19 in `__kcrctab`, before that with `CONFIG_MODULE_REL_CRCS` in `.rodata`.
-fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>, ModuleError> {
+fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<u32>> {
     if symbol.place == Place::Absolute {
         return Ok(u32::try_from(symbol.value).ok());
     }
     Ok(bytes_at(elf, symbol)?.and_then(|bytes| bytes.get(..4)).map(u32_of))
 }
 
-fn bytes_at<'d, R: ReadRef<'d>>(
-    elf: &Elf<'d, R>,
-    symbol: &Symbol<'d>,
-) -> Result<Option<&'d [u8]>, ModuleError> {
+fn bytes_at<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<&'d [u8]>> {
     let Place::Section(index) = symbol.place else { return Ok(None) };
     let Ok(offset) = usize::try_from(symbol.value) else { return Ok(None) };
     Ok(elf.contents(index)?.get(offset..))

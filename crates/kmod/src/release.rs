@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 #[derive(
     Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema, Display,
 )]
-#[serde(try_from = "String", into = "String")]
-#[schemars(!try_from, !into)]
+#[serde(try_from = "String")]
+#[schemars(!try_from)]
 pub struct KernelRelease(#[schemars(regex(pattern = r"^[0-9]+\.[0-9]+[A-Za-z0-9._+~-]{0,61}$"))] String);
 
 /// Why a string is not a kernel release.
@@ -59,12 +59,6 @@ impl TryFrom<String> for KernelRelease {
 
     fn try_from(text: String) -> Result<Self, ReleaseError> {
         text.parse()
-    }
-}
-
-impl From<KernelRelease> for String {
-    fn from(release: KernelRelease) -> Self {
-        release.0
     }
 }
 

@@ -14,7 +14,7 @@ use object::{
     pod::from_bytes,
 };
 
-use super::{Btf, VmlinuzError, btf::u32_at};
+use super::{Btf, VmlinuzError, btf::u32_at, vmlinuz::Result};
 
 /// Bytes of one section that is read into memory. A distribution kernel's BTF has 6 MB.
 const MAX_SECTION: u64 = 64 << 20;
@@ -48,7 +48,7 @@ struct Section {
 
 impl<F: Read + Seek> Vmlinux<F> {
     /// Reads the section headers, if it has any.
-    pub fn open(mut file: F) -> Result<Self, VmlinuzError> {
+    pub fn open(mut file: F) -> Result<Self> {
         let length = file.seek(SeekFrom::End(0))?;
         let mut vmlinux = Self { file, length, sections: Vec::new() };
         if vmlinux.read_up_to(0, 4)? == b"\x7fELF" {
@@ -57,7 +57,7 @@ impl<F: Read + Seek> Vmlinux<F> {
         Ok(vmlinux)
     }
 
-    fn read_sections(&mut self) -> Result<Vec<Section>, VmlinuzError> {
+    fn read_sections(&mut self) -> Result<Vec<Section>> {
         let start = self.read(0, size_of::<FileHeader64<LE>>() as u64)?;
         let damaged = VmlinuzError::Damaged;
         let (header, _) =
@@ -91,7 +91,7 @@ impl<F: Read + Seek> Vmlinux<F> {
     }
 
     /// The kernel's type information; `None` where it was built without.
-    pub fn btf(&mut self) -> Result<Option<Vec<u8>>, VmlinuzError> {
+    pub fn btf(&mut self) -> Result<Option<Vec<u8>>> {
         if self.sections.is_empty() {
             return self.find_btf();
         }
@@ -99,7 +99,7 @@ impl<F: Read + Seek> Vmlinux<F> {
     }
 
     /// `X` of the `Linux version X` that it prints when it starts.
-    pub fn release(&mut self) -> Result<Option<String>, VmlinuzError> {
+    pub fn release(&mut self) -> Result<Option<String>> {
         let (start, size) = match self.section(".rodata") {
             Some(section) => (section.offset, section.size),
             None => (0, self.length),
@@ -116,7 +116,7 @@ impl<F: Read + Seek> Vmlinux<F> {
 
     /// Names that the kernel exports, from its own table of exports; `None` for a raw image, and for a table of an
     /// unknown form.
-    pub fn exports(&mut self) -> Result<Option<BTreeSet<String>>, VmlinuzError> {
+    pub fn exports(&mut self) -> Result<Option<BTreeSet<String>>> {
         let Some(strings) = self.section("__ksymtab_strings") else { return Ok(None) };
         // `__ksymtab`, `__ksymtab_gpl`, and up to Linux 5.11 `__ksymtab_unused` and its like.
         let is_table =
@@ -147,12 +147,12 @@ impl<F: Read + Seek> Vmlinux<F> {
         self.sections.iter().find(|section| section.name == name).cloned()
     }
 
-    fn contents(&mut self, section: &Section) -> Result<Vec<u8>, VmlinuzError> {
+    fn contents(&mut self, section: &Section) -> Result<Vec<u8>> {
         self.read(section.offset, section.size)
     }
 
     /// Exactly these bytes.
-    fn read(&mut self, offset: u64, size: u64) -> Result<Vec<u8>, VmlinuzError> {
+    fn read(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
         if size > MAX_SECTION {
             return Err(VmlinuzError::TooLarge(MAX_SECTION));
         }
@@ -164,7 +164,7 @@ impl<F: Read + Seek> Vmlinux<F> {
     }
 
     /// These bytes, or as many of them as there are.
-    fn read_up_to(&mut self, offset: u64, size: u64) -> Result<Vec<u8>, VmlinuzError> {
+    fn read_up_to(&mut self, offset: u64, size: u64) -> Result<Vec<u8>> {
         self.file.seek(SeekFrom::Start(offset))?;
         let mut bytes = Vec::new();
         (&mut self.file).take(size).read_to_end(&mut bytes)?;
@@ -177,8 +177,8 @@ impl<F: Read + Seek> Vmlinux<F> {
         start: u64,
         size: u64,
         wanted: &[u8],
-        mut accept: impl FnMut(&mut Self, u64) -> Result<Option<T>, VmlinuzError>,
-    ) -> Result<Option<T>, VmlinuzError> {
+        mut accept: impl FnMut(&mut Self, u64) -> Result<Option<T>>,
+    ) -> Result<Option<T>> {
         let end = start.saturating_add(size).min(self.length);
         let mut chunk = vec![0; CHUNK];
         let mut at = start;
@@ -201,7 +201,7 @@ impl<F: Read + Seek> Vmlinux<F> {
     }
 
     /// Looks for BTF by its header, as there are no sections.
-    fn find_btf(&mut self) -> Result<Option<Vec<u8>>, VmlinuzError> {
+    fn find_btf(&mut self) -> Result<Option<Vec<u8>>> {
         self.search(0, u64::MAX, b"\x9f\xeb\x01\x00\x18\0\0\0", |vmlinux, at| {
             let header = vmlinux.read_up_to(at, 24)?;
             let field = |at| u32_at(&header, at);

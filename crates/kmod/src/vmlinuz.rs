@@ -48,6 +48,9 @@ pub enum Method {
     Lzo,
 }
 
+/// What reading a kernel image gives.
+pub(super) type Result<T, E = VmlinuzError> = std::result::Result<T, E>;
+
 /// Why a file is no kernel image that can be read.
 #[derive(Debug, thiserror::Error)]
 pub enum VmlinuzError {
@@ -84,7 +87,7 @@ impl VmlinuzError {
 }
 
 /// Finds the kernel in a bootable image.
-pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload, VmlinuzError> {
+pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload> {
     let length = image.seek(SeekFrom::End(0))?;
     let start = read_at(image, 0, START)?;
     let is_at = |at: usize, magic: &[u8]| start.get(at..).is_some_and(|rest| rest.starts_with(magic));
@@ -107,7 +110,7 @@ pub fn locate(image: &mut (impl Read + Seek)) -> Result<Payload, VmlinuzError> {
     }
 }
 
-fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload, VmlinuzError> {
+fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload> {
     let byte = |at: usize| start.get(at).copied();
     let short = VmlinuzError::Damaged("it ends in its header");
     let (Some(sectors), Some(low), Some(high)) = (byte(0x1f1), byte(0x206), byte(0x207)) else {
@@ -123,19 +126,14 @@ fn bz_image(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result
     compressed(image, offset, u64::from(size), length)
 }
 
-fn zboot(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload, VmlinuzError> {
+fn zboot(image: &mut (impl Read + Seek), start: &[u8], length: u64) -> Result<Payload> {
     let (Some(offset), Some(size)) = (u32_at(start, 8), u32_at(start, 12)) else {
         return Err(VmlinuzError::Damaged("it ends in its header"));
     };
     compressed(image, u64::from(offset), u64::from(size), length)
 }
 
-fn compressed(
-    image: &mut (impl Read + Seek),
-    offset: u64,
-    size: u64,
-    length: u64,
-) -> Result<Payload, VmlinuzError> {
+fn compressed(image: &mut (impl Read + Seek), offset: u64, size: u64, length: u64) -> Result<Payload> {
     if offset.checked_add(size).is_none_or(|end| end > length) {
         return Err(VmlinuzError::Damaged("its payload lies outside the file"));
     }
@@ -164,10 +162,7 @@ impl Method {
 
 /// The kernel itself, decompressed as it is read. It ends where the compressed stream does: what follows it in a
 /// payload, such as the kernel's size, is no part of it.
-pub fn kernel<'r>(
-    image: &'r mut (impl Read + Seek),
-    payload: &Payload,
-) -> Result<Box<dyn Read + 'r>, VmlinuzError> {
+pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Result<Box<dyn Read + 'r>> {
     image.seek(SeekFrom::Start(payload.offset))?;
     let bytes = io::BufReader::with_capacity(128 << 10, image.take(payload.length));
     let lzma = |stream: Result<Stream, _>| stream.map_err(io::Error::from);

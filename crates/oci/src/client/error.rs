@@ -97,6 +97,11 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
+    /// There is no connection, or it broke.
+    pub fn unreachable(host: &str, action: &str, source: impl Error + Send + Sync + 'static) -> Self {
+        Self::Unreachable { host: host.to_owned(), action: action.to_owned(), source: Box::new(source) }
+    }
+
     /// An answer that cannot be used.
     pub fn protocol(
         host: impl Into<String>,

@@ -123,22 +123,14 @@ fn address(name: &RemoteName, text: &str) -> Result<Url> {
 
 fn silent(host: &str, action: &str) -> RegistryError {
     let message = format!("nothing moved for {} seconds", IDLE_TIMEOUT.as_secs());
-    RegistryError::Unreachable {
-        host: host.to_owned(),
-        action: action.to_owned(),
-        source: Box::new(io::Error::new(io::ErrorKind::TimedOut, message)),
-    }
+    RegistryError::unreachable(host, action, io::Error::new(io::ErrorKind::TimedOut, message))
 }
 
 /// The next part of an answer's body.
 pub(super) async fn next_chunk(response: &mut Response, host: &str, action: &str) -> Result<Option<Bytes>> {
     let chunk = timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(|_| silent(host, action))?;
-    chunk.map_err(|error| RegistryError::Unreachable {
-        host: host.to_owned(),
-        action: action.to_owned(),
-        // The address may hold a signature that grants access.
-        source: Box::new(error.without_url()),
-    })
+    // The address may hold a signature that grants access.
+    chunk.map_err(|error| RegistryError::unreachable(host, action, error.without_url()))
 }
 
 /// The first bytes of a body; for errors, whose own errors do not matter.
