@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     blocking::blocking,
-    image::{Digest, checked::texts},
+    image::checked::texts,
     images::{BaseImage, runtime_base},
     oci::{
         self, Artifact, Assembled, Assembly, CheckReportDocument, Descriptor, ImageFacts, ImageManifest,
@@ -112,19 +112,8 @@ pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<
 /// An image that the engine made, in the form that bases have: its configuration and layers are kept,
 /// annotations are added.
 fn engine_made(made: &payload::ArchiveImage, cell: &Cell) -> Result<BaseImage, TargetError> {
-    let manifest = ImageManifest {
-        schema_version: 2,
-        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
-        artifact_type: None,
-        config: Descriptor::new(media_type::OCI_CONFIG, Digest::of(&made.config), made.config.len() as u64),
-        layers: made
-            .layers
-            .iter()
-            .map(|(_, layer)| Descriptor::new(layer.media_type, layer.digest.clone(), layer.size))
-            .collect(),
-        subject: None,
-        annotations: BTreeMap::new(),
-    };
+    let layers = made.layers.iter().map(|(_, layer)| layer.descriptor()).collect();
+    let manifest = ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &made.config), layers);
     let image = oci::Base::parse(&manifest.to_bytes()?, &made.config, cell.target.arch.as_str())?;
     Ok(BaseImage { image, repository: cell.reference.repository.clone(), usr_merged: false })
 }

@@ -13,7 +13,7 @@ use jiff::{Timestamp, civil::Date, tz::TimeZone};
 
 use crate::{
     fault::chain,
-    image::{Digest, Repository, Version},
+    image::{Repository, Version},
     oci::{self, Descriptor, ImageManifest, annotations, media_type},
     parts::{Parts, TargetError},
     plan::{KernelKey, KernelRecord},
@@ -107,20 +107,16 @@ fn place_of_record(parts: &Parts) -> Result<(Repository, Version), TargetError> 
 }
 
 fn manifest(record: &KernelRecord) -> Result<Vec<u8>, TargetError> {
-    let empty = || Descriptor::new(media_type::OCI_EMPTY, Digest::of(oci::EMPTY), oci::EMPTY.len() as u64);
+    let empty = || Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY);
     let notes = [
         (annotations::CREATED, oci::CREATED.to_owned()),
         (annotations::TITLE, "when each kernel was last seen".to_owned()),
         (annotations::KERNELS_SEEN, record.to_text()),
     ];
     let manifest = ImageManifest {
-        schema_version: 2,
-        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
         artifact_type: Some(media_type::KERNEL_RECORD.to_owned()),
-        config: empty(),
-        layers: vec![empty()],
-        subject: None,
         annotations: notes.into_iter().map(|(key, note)| (key.to_owned(), note)).collect::<BTreeMap<_, _>>(),
+        ..ImageManifest::new(empty(), vec![empty()])
     };
     Ok(manifest.to_bytes()?)
 }

@@ -17,7 +17,7 @@ use crate::{
     cache::Scratch,
     image::{AptSource, MinimalSpec, SourceOrigin, SourceSpec, Tag},
     kernel::Architecture,
-    oci::{Descriptor, Layer, annotations},
+    oci::{Layer, annotations},
     payload::write_payload_layer,
     store::{self, InputKind, NewInput, PackedDefinitions, Store, StoredInput},
 };
@@ -116,7 +116,7 @@ impl Fetcher {
     /// The same for content that the store lacks.
     pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder, FetchError> {
         let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
-        let layer = Descriptor::new(layer.media_type, layer.digest, layer.size);
+        let layer = layer.descriptor();
         let item = NewInput { kind: input.kind, tag: &input.tag, file: &file, layer: &layer, annotations };
         let stored = self.required_store()?.put(&item).await?;
         self.name(input, stored, true).await

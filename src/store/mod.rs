@@ -217,13 +217,9 @@ fn manifest(kind: InputKind, layer: &Descriptor, notes: &BTreeMap<String, String
     let mut annotations = notes.clone();
     annotations.insert(annotations::CREATED.to_owned(), oci::CREATED.to_owned());
     ImageManifest {
-        schema_version: 2,
-        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
         artifact_type: Some(kind.media_type().to_owned()),
-        config: Descriptor::new(media_type::OCI_EMPTY, Digest::of(oci::EMPTY), oci::EMPTY.len() as u64),
-        layers: vec![layer.clone()],
-        subject: None,
         annotations,
+        ..ImageManifest::new(Descriptor::of(media_type::OCI_EMPTY, oci::EMPTY), vec![layer.clone()])
     }
 }
 

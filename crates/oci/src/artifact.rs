@@ -27,21 +27,19 @@ impl Artifact {
         content: Vec<u8>,
         notes: &[(&str, &str)],
     ) -> Result<Self, ImageError> {
-        let blob =
-            |media_type, bytes: &[u8]| Descriptor::new(media_type, Digest::of(bytes), bytes.len() as u64);
         let created = (annotations::CREATED, super::CREATED);
         let manifest = ImageManifest {
-            schema_version: 2,
-            media_type: Some(media_type::OCI_MANIFEST.to_owned()),
             artifact_type: Some(kind.to_owned()),
-            config: blob(media_type::OCI_EMPTY, EMPTY),
-            layers: vec![blob(kind, &content)],
-            subject: Some(blob(media_type::OCI_MANIFEST, subject)),
+            subject: Some(Descriptor::of(media_type::OCI_MANIFEST, subject)),
             annotations: notes
                 .iter()
                 .chain([&created])
                 .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
                 .collect(),
+            ..ImageManifest::new(
+                Descriptor::of(media_type::OCI_EMPTY, EMPTY),
+                vec![Descriptor::of(kind, &content)],
+            )
         }
         .to_bytes()?;
         Ok(Self { content, config: EMPTY, digest: Digest::of(&manifest), manifest })
@@ -56,7 +54,7 @@ impl ImageManifest {
         Descriptor {
             artifact_type: Some(artifact_type),
             annotations: self.annotations.clone(),
-            ..Descriptor::new(media_type::OCI_MANIFEST, Digest::of(bytes), bytes.len() as u64)
+            ..Descriptor::of(media_type::OCI_MANIFEST, bytes)
         }
     }
 }

@@ -63,26 +63,18 @@ pub fn assemble(assembly: &Assembly<'_>) -> Result<Assembled, ImageError> {
     let config = write("image configuration", &configuration(assembly))?;
     let config_digest = Digest::of(&config);
 
-    let descriptor = |media_type, digest: &Digest, size| Descriptor::new(media_type, digest.clone(), size);
     let mut layers: Vec<_> = assembly.base.map(|base| base.layers.clone()).unwrap_or_default();
     let own = assembly.entrypoint_layer.into_iter().chain(assembly.layers);
     // The payload last: `ImageManifest::payload_layer` is where it is looked for.
-    layers.extend(own.map(|l| descriptor(l.media_type, &l.digest, l.size)));
+    layers.extend(own.map(Layer::descriptor));
 
     let mut notes = assembly.annotations.clone();
     if let Some(base) = assembly.base {
         notes.entry(annotations::BASE_DIGEST.to_owned()).or_insert_with(|| base.digest.to_string());
     }
-    let manifest = ImageManifest {
-        schema_version: 2,
-        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
-        artifact_type: None,
-        config: descriptor(media_type::OCI_CONFIG, &config_digest, config.len() as u64),
-        layers,
-        subject: None,
-        annotations: notes,
-    }
-    .to_bytes()?;
+    let descriptor = Descriptor::of(media_type::OCI_CONFIG, &config);
+    let manifest =
+        ImageManifest { annotations: notes, ..ImageManifest::new(descriptor, layers) }.to_bytes()?;
     let digest = Digest::of(&manifest);
     Ok(Assembled { config, config_digest, manifest, digest })
 }

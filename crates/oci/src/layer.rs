@@ -10,7 +10,7 @@ use flate2::{Compression, GzBuilder, write::GzEncoder};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 
-use super::media_type;
+use super::{Descriptor, media_type};
 use crate::Digest;
 
 /// gzip's own default. Part of what makes layers reproducible: changing it changes every digest.
@@ -29,6 +29,13 @@ pub struct Layer {
     pub size: u64,
     /// Media type of the blob.
     pub media_type: &'static str,
+}
+
+impl Layer {
+    /// Points to it.
+    pub fn descriptor(&self) -> Descriptor {
+        Descriptor::new(self.media_type, self.digest.clone(), self.size)
+    }
 }
 
 /// What an entry is.

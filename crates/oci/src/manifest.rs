@@ -161,9 +161,29 @@ impl Descriptor {
             annotations: BTreeMap::new(),
         }
     }
+
+    /// Points to these bytes.
+    pub fn of(media_type: &str, bytes: &[u8]) -> Self {
+        Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
+    }
 }
 
 impl ImageManifest {
+    /// An OCI manifest that says nothing but what the image consists of.
+    pub fn new(config: Descriptor, layers: Vec<Descriptor>) -> Self {
+        let media_type = Some(media_type::OCI_MANIFEST.to_owned());
+        let annotations = BTreeMap::new();
+        Self {
+            schema_version: 2,
+            media_type,
+            artifact_type: None,
+            config,
+            layers,
+            subject: None,
+            annotations,
+        }
+    }
+
     /// The layer with the payload of an image for one kernel that farrier made: the last one. Below it are the base's
     /// layers and the one with `driver-entrypoint`, where there are any; [`super::assemble`] puts them so, and what
     /// reads published payloads relies on it. An engine-made image (`output: image`) has no such layer, and a union

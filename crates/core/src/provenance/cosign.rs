@@ -64,7 +64,7 @@ pub fn signed_digest(payload: &[u8]) -> Option<Digest> {
 
 /// The layer for a signed payload.
 pub fn signature_layer(payload: &[u8], signature: &[u8]) -> Descriptor {
-    let mut layer = Descriptor::new(SIMPLE_SIGNING, Digest::of(payload), payload.len() as u64);
+    let mut layer = Descriptor::of(SIMPLE_SIGNING, payload);
     layer.annotations.insert(SIGNATURE.to_owned(), STANDARD.encode(signature));
     layer
 }
@@ -96,20 +96,15 @@ pub fn layered(before: Option<&ImageManifest>, new: &[Descriptor]) -> Result<Lay
     });
     let config = config.to_string().into_bytes();
     let manifest = ImageManifest {
-        schema_version: 2,
-        media_type: Some(media_type::OCI_MANIFEST.to_owned()),
-        artifact_type: None,
-        config: Descriptor::new(media_type::OCI_CONFIG, Digest::of(&config), config.len() as u64),
-        layers,
-        subject: None,
         annotations: before.map(|manifest| manifest.annotations.clone()).unwrap_or_default(),
+        ..ImageManifest::new(Descriptor::of(media_type::OCI_CONFIG, &config), layers)
     };
     Ok(Layered { manifest: manifest.to_bytes()?, config })
 }
 
 /// The layer for a signed statement.
 pub fn attestation_layer(envelope: &[u8], predicate_type: &str) -> Descriptor {
-    let mut layer = Descriptor::new(DSSE, Digest::of(envelope), envelope.len() as u64);
+    let mut layer = Descriptor::of(DSSE, envelope);
     layer.annotations.insert(SIGNATURE.to_owned(), String::new());
     layer.annotations.insert(PREDICATE_TYPE.to_owned(), predicate_type.to_owned());
     layer

@@ -31,7 +31,7 @@ use crate::{
     inputs::{FetchError, TREE, header_tree},
     kernel::{Architecture, Compiler, KernelRelease},
     kmod::KernelFacts,
-    oci::{Descriptor, Layer},
+    oci::Layer,
     store::{InputKind, NewInput, StoredInput, header_tag},
 };
 
@@ -161,7 +161,7 @@ impl Headers<'_> {
                 Err(error) => return Err(error),
             },
         };
-        let descriptor = Descriptor::new(layer.media_type, layer.digest.clone(), layer.size);
+        let descriptor = layer.descriptor();
         let item = NewInput { kind: InputKind::Headers, tag: &tag, file, layer: &descriptor, annotations };
         let stored = match (outcome, found) {
             (Outcome::Known, Some(found)) => found,
