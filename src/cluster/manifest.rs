@@ -47,9 +47,8 @@ fn object(place: &Node, kind_of_items: Option<&str>, manifest: &mut Manifest) ->
     };
     let untyped = version.is_empty() && kind_of_items.is_some();
     if let Some(item_kind) = kind.strip_suffix("List") {
-        let items = place.get("items").filter(|items| !items.is_null());
-        let Some(items) = items.as_ref().and_then(Node::items) else { return Ok(()) };
-        for item in items {
+        let items = field(place, "items");
+        for item in items.iter().filter_map(Node::items).flatten() {
             object(&item, Some(item_kind).filter(|kind| !kind.is_empty()), manifest)?;
         }
     } else if kind == "Node" && (version == "v1" || untyped) {
@@ -83,7 +82,7 @@ fn daemon_set(place: &Node) -> Result<DaemonSet, YamlError> {
     let mut images = Vec::new();
     for list in ["initContainers", "containers"] {
         for item in sequence(&pod, list)? {
-            let image = item.get("image").filter(|image| !image.is_null());
+            let image = field(&item, "image");
             containers.push(Container {
                 name: required(&item, "name")?.string()?.to_owned(),
                 image: image.as_ref().map_or(Ok(""), Node::string)?.to_owned(),
@@ -137,7 +136,7 @@ fn owner(metadata: &Node) -> Result<Option<Owner>, YamlError> {
 }
 
 fn affinity(pod: &Node) -> Result<NodeAffinity, YamlError> {
-    if pod.get("nodeName").is_some_and(|name| !name.is_null()) {
+    if field(pod, "nodeName").is_some() {
         return Ok(NodeAffinity::Unsupported("the pod template has a nodeName".to_owned()));
     }
     let required = path(pod, &["affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"]);
@@ -170,40 +169,35 @@ fn affinity(pod: &Node) -> Result<NodeAffinity, YamlError> {
     Ok(NodeAffinity::Terms(terms))
 }
 
+/// The value of a key, where there is something.
+fn field(place: &Node, key: &str) -> Option<Node> {
+    place.get(key).filter(|value| !value.is_null())
+}
+
 fn required(place: &Node, key: &str) -> Result<Node, YamlError> {
-    place
-        .get(key)
-        .filter(|value| !value.is_null())
-        .ok_or_else(|| place.error(format!("field {key:?} is missing")))
+    field(place, key).ok_or_else(|| place.error(format!("field {key:?} is missing")))
 }
 
 /// Follows keys as far as there is something.
 fn path(place: &Node, keys: &[&str]) -> Option<Node> {
-    keys.iter().try_fold(place.clone(), |place, key| place.get(key).filter(|value| !value.is_null()))
+    keys.iter().try_fold(place.clone(), |place, key| field(&place, key))
 }
 
 /// A string; empty where there is none.
 fn text(place: &Node, key: &str) -> Result<String, YamlError> {
-    match place.get(key).filter(|value| !value.is_null()) {
-        Some(value) => value.string().map(str::to_owned),
-        None => Ok(String::new()),
-    }
+    field(place, key).map_or(Ok(String::new()), |value| value.string().map(str::to_owned))
 }
 
 /// A list; empty where there is none.
 fn sequence(place: &Node, key: &str) -> Result<Vec<Node>, YamlError> {
-    match place.get(key).filter(|value| !value.is_null()) {
-        Some(value) => match value.items() {
-            Some(items) => Ok(items.collect()),
-            None => Err(value.error(format!("field {key:?} is not a list"))),
-        },
-        None => Ok(Vec::new()),
-    }
+    let Some(value) = field(place, key) else { return Ok(Vec::new()) };
+    let items = value.items().ok_or_else(|| value.error(format!("field {key:?} is not a list")))?;
+    Ok(items.collect())
 }
 
 /// A mapping of strings; empty where there is none.
 fn strings(place: &Node, key: &str) -> Result<BTreeMap<String, String>, YamlError> {
-    let Some(value) = place.get(key).filter(|value| !value.is_null()) else { return Ok(BTreeMap::new()) };
+    let Some(value) = field(place, key) else { return Ok(BTreeMap::new()) };
     let entries =
         value.entries().ok_or_else(|| value.error(format!("field {key:?} is not a mapping of strings")))?;
     entries.iter().map(|(key, value)| Ok((key.string()?.to_owned(), value.string()?.to_owned()))).collect()

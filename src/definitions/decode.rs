@@ -150,19 +150,6 @@ fn name_of(key: &Node) -> Result<&str, DecodeError> {
     }
 }
 
-macro_rules! parsed {
-    ($($method:ident $visit:ident $what:literal;)*) => {
-        $(
-            fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
-                match self.scalar().and_then(|scalar| scalar.text.parse().ok()) {
-                    Some(value) => visitor.$visit(value),
-                    None => Err(expected($what, self)),
-                }
-            }
-        )*
-    };
-}
-
 impl<'de> Deserializer<'de> for &'de Node {
     type Error = DecodeError;
 
@@ -245,22 +232,15 @@ impl<'de> Deserializer<'de> for &'de Node {
         visitor.visit_unit()
     }
 
-    parsed! {
-        deserialize_bool visit_bool "true or false";
-        deserialize_i8 visit_i8 "a number";
-        deserialize_i16 visit_i16 "a number";
-        deserialize_i32 visit_i32 "a number";
-        deserialize_i64 visit_i64 "a number";
-        deserialize_u8 visit_u8 "a number";
-        deserialize_u16 visit_u16 "a number";
-        deserialize_u32 visit_u32 "a number";
-        deserialize_u64 visit_u64 "a number";
-        deserialize_f32 visit_f32 "a number";
-        deserialize_f64 visit_f64 "a number";
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        let value = self.scalar().and_then(|scalar| scalar.text.parse().ok());
+        visitor.visit_bool(value.ok_or_else(|| expected("true or false", self))?)
     }
 
+    // No field of a definition is a number.
     forward_to_deserialize_any! {
-        i128 u128 char bytes byte_buf unit unit_struct tuple tuple_struct identifier
+        i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64
+        char bytes byte_buf unit unit_struct tuple tuple_struct identifier
     }
 }
 

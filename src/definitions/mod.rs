@@ -9,7 +9,7 @@ mod site;
 mod validate;
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -149,23 +149,18 @@ fn directory(
     extensions: &[&str],
     errors: &mut Vec<DefinitionError>,
 ) -> Option<Vec<File>> {
-    let listing = match fs::read_dir(path) {
-        Ok(listing) => listing,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+    let listing = fs::read_dir(path)
+        .and_then(|listing| listing.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<PathBuf>>>());
+    let paths = match listing {
+        Ok(paths) => paths,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => {
             errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
             return None;
         }
     };
     let mut files = Vec::new();
-    for entry in listing {
-        let path = match entry {
-            Ok(entry) => entry.path(),
-            Err(error) => {
-                errors.push(DefinitionError::of_file(name, format!("cannot be read: {error}")));
-                continue;
-            }
-        };
+    for path in paths {
         let Some(file_name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         let wanted = path.extension().and_then(|e| e.to_str()).is_some_and(|e| extensions.contains(&e));
         if !wanted || file_name.starts_with('.') {
@@ -185,7 +180,7 @@ fn one_file(path: &Path, name: &str, errors: &mut Vec<DefinitionError>) -> Optio
     let problem = match text {
         Ok(Some(text)) => return Some(File { name: name.to_owned(), text }),
         Ok(None) => format!("is larger than {MAX_FILE} bytes"),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => format!("cannot be read: {error}"),
     };
     errors.push(DefinitionError::of_file(name, problem));

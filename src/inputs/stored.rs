@@ -117,7 +117,8 @@ impl Fetcher {
     pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder, FetchError> {
         let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
         let layer = layer.descriptor();
-        let item = NewInput { kind: input.kind, tag: &input.tag, file: &file, layer: &layer, annotations };
+        let (kind, tag) = (input.kind, &input.tag);
+        let item = NewInput { kind, tag, file: &file, layer: &layer, annotations, replace: false };
         let stored = self.required_store()?.put(&item).await?;
         self.name(input, stored, true).await
     }

@@ -49,25 +49,21 @@ pub(crate) async fn resolve_more(
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
     resolve_trees(parts, all, targets, &mut resolved.trees).await;
-    for family in targets.iter().filter_map(|target| match_family(&parts.definitions.families, target)) {
-        let name = &family.metadata.name;
-        if resolved.toolchains.contains_key(name) {
-            continue;
-        }
-        let outcome = toolchain_identity(parts, family).await;
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
-    }
     for target in targets {
-        if resolved.headers.contains_key(target) {
-            continue;
-        }
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
-        let source = &family.spec.headers;
-        let look = || parts.fetcher.headers().identity(source, &parts.definitions.root, target);
-        let outcome = parts.retry("look up headers", look).await;
-        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        resolved.headers.insert(target.clone(), outcome.map_err(|error| with_hint(&error)));
+        let name = &family.metadata.name;
+        if !resolved.toolchains.contains_key(name) {
+            let outcome = toolchain_identity(parts, family).await;
+            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
+        }
+        if !resolved.headers.contains_key(target) {
+            let source = &family.spec.headers;
+            let look = || parts.fetcher.headers().identity(source, &parts.definitions.root, target);
+            let outcome = parts.retry("look up headers", look).await;
+            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+            resolved.headers.insert(target.clone(), outcome.map_err(|error| with_hint(&error)));
+        }
     }
 }
 

@@ -104,6 +104,8 @@ pub struct NewInput<'a> {
     pub layer: &'a Descriptor,
     /// What is to be noted of it.
     pub annotations: BTreeMap<String, String>,
+    /// May it take the place of other content under its tag?
+    pub replace: bool,
 }
 
 /// Artifacts in one registry. A clone shares its connections.
@@ -143,18 +145,10 @@ impl Store {
         Ok(self.registry.fetch_blob(&stored.repository, &stored.layer.digest, to).await?)
     }
 
-    /// Keeps a file. The same content under the same tag is kept already; other content is refused.
+    /// Keeps a file. The same content under the same tag is kept already; other content is refused, unless it may be
+    /// replaced.
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
-        self.keep(item, false).await
-    }
-
-    /// The same, and other content under the same tag gives way.
-    pub async fn replace(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
-        self.keep(item, true).await
-    }
-
-    async fn keep(&self, item: &NewInput<'_>, replace: bool) -> Result<StoredInput, StoreError> {
-        let NewInput { kind, tag, file, layer, annotations } = item;
+        let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
         let manifest = manifest(*kind, layer, annotations);
         let bytes = manifest.to_bytes()?;

@@ -16,7 +16,16 @@ async fn put(store: &Store, root: &Path, tag: &str, content: &[u8]) -> Result<St
     let layer = Descriptor::new(media_type::OCI_LAYER_GZIP, Digest::of(content), content.len() as u64);
     let tag = tag.parse().unwrap();
     let annotations = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
-    store.put(&NewInput { kind: InputKind::Source, tag: &tag, file: &file, layer: &layer, annotations }).await
+    store
+        .put(&NewInput {
+            kind: InputKind::Source,
+            tag: &tag,
+            file: &file,
+            layer: &layer,
+            annotations,
+            replace: false,
+        })
+        .await
 }
 
 #[tokio::test]

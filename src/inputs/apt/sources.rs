@@ -1,7 +1,5 @@
 //! Pure: apt's source entries: reading the host's, and deriving those for the suites that are wanted.
 
-use std::fmt::Write as _;
-
 use deb822_fast::{Deb822, Paragraph};
 
 use crate::{image::checked::texts, inputs::FetchError, kernel::AptSuites};
@@ -213,33 +211,25 @@ fn check(entries: &[SourceEntry]) -> Result<(), FetchError> {
 
 /// The entries as a `.sources` file.
 pub fn render(entries: &[SourceEntry]) -> String {
-    let mut text = String::new();
+    let mut lines = Vec::new();
     for SourceEntry { uris, suites, components, signed_by, checks } in entries {
-        let _ = write!(
-            text,
-            "Types: deb\nURIs: {}\nSuites: {}\nComponents: {}\n",
-            uris.join(" "),
-            suites.join(" "),
-            components.join(" ")
-        );
+        lines.push("Types: deb".to_owned());
+        for (field, words) in [("URIs", uris), ("Suites", suites), ("Components", components)] {
+            lines.push(format!("{field}: {}", words.join(" ")));
+        }
         match signed_by {
             SignedBy::Host => {}
-            SignedBy::Named(name) => {
-                let _ = writeln!(text, "Signed-By: {name}");
-            }
-            SignedBy::Embedded(lines) => {
-                text.push_str("Signed-By:\n");
-                for line in lines.iter().skip_while(|line| line.is_empty()) {
-                    let _ = writeln!(text, " {}", if line.is_empty() { "." } else { line });
-                }
+            SignedBy::Named(name) => lines.push(format!("Signed-By: {name}")),
+            SignedBy::Embedded(key) => {
+                lines.push("Signed-By:".to_owned());
+                let key = key.iter().skip_while(|line| line.is_empty());
+                lines.extend(key.map(|line| format!(" {}", if line.is_empty() { "." } else { line })));
             }
         }
-        for (field, value) in checks {
-            let _ = writeln!(text, "{field}: {value}");
-        }
-        text.push('\n');
+        lines.extend(checks.iter().map(|(field, value)| format!("{field}: {value}")));
+        lines.push(String::new());
     }
-    text
+    lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
 #[cfg(test)]

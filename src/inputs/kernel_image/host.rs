@@ -151,20 +151,14 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 /// A file; `None` when it is not there. A root that is not ours may hide what only root reads; what it does not tell is
 /// unknown.
 fn open(path: &Path) -> io::Result<Option<File>> {
+    use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied};
     match File::open(path) {
         Ok(file) => Ok(Some(file)),
-        Err(error) if is_absent(&error) => Ok(None),
+        // Files below `/boot` and `/sys/kernel/security` are root's alone on many machines: not being let in is the
+        // same as not being told.
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory | PermissionDenied) => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// Files below `/boot` and `/sys/kernel/security` are root's alone on many machines: not being let in is the same as
-/// not being told.
-fn is_absent(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::PermissionDenied
-    )
 }
 
 #[cfg(test)]

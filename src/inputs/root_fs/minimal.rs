@@ -56,8 +56,7 @@ const FILES: [(&str, &str); 3] = [
 
 enum Entry {
     Directory(u32),
-    File(PathBuf, u32),
-    Text(&'static str),
+    File(Vec<u8>, u32),
     Link(&'static str),
 }
 
@@ -159,17 +158,17 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError
     };
     let directories = DIRECTORIES.split_whitespace();
     entries.extend(directories.map(|path| (path.into(), Entry::Directory(mode(path)))));
-    entries.extend(FILES.map(|(path, text)| (path.into(), Entry::Text(text))));
+    entries.extend(FILES.map(|(path, text)| (path.into(), Entry::File(text.into(), 0o644))));
     let tools = TOOLS.split_whitespace();
     entries.extend(tools.map(|tool| (Path::new("bin").join(tool), Entry::Link("busybox"))));
-    entries.insert("bin/busybox".into(), Entry::File(raw.join(busybox), 0o755));
+    entries.insert("bin/busybox".into(), Entry::File(fs::read(raw.join(busybox))?, 0o755));
     // Its licence asks that it goes where the program goes.
     let copyright = Path::new("usr/share/doc/busybox-static/copyright");
     if is_file(copyright) {
         for parent in copyright.ancestors().skip(1).filter(|path| path.components().count() > 1) {
             entries.insert(parent.to_owned(), Entry::Directory(0o755));
         }
-        entries.insert(copyright.to_owned(), Entry::File(raw.join(copyright), 0o644));
+        entries.insert(copyright.to_owned(), Entry::File(fs::read(raw.join(copyright))?, 0o644));
     }
     let mut writer = LayerWriter::new(BufWriter::new(File::create(dir.join(layer::FILE))?), MTIME);
     for (path, entry) in &entries {
@@ -178,15 +177,10 @@ fn write(stop: &AtomicBool, package: &Path, dir: &Path) -> Result<(), FetchError
             Entry::Link(target) => {
                 writer.entry(path, 0o777, EntryKind::Symlink { target: Path::new(target) })
             }
-            Entry::Text(text) => {
-                let mut content = text.as_bytes();
+            Entry::File(bytes, mode) => {
+                let mut content = bytes.as_slice();
                 let kind = EntryKind::File { size: content.len() as u64, content: &mut content };
-                writer.entry(path, 0o644, kind)
-            }
-            Entry::File(source, mode) => {
-                let mut content = File::open(source)?;
-                let size = content.metadata()?.len();
-                writer.entry(path, *mode, EntryKind::File { size, content: &mut content })
+                writer.entry(path, *mode, kind)
             }
         }?;
     }

@@ -335,8 +335,9 @@ async fn put(bench: &Bench, layer: &[u8], notes: &[(&str, &str)]) {
         file: &file,
         layer: &layer,
         annotations: annotations.collect(),
+        replace: true,
     };
-    Store::new(location, registry).replace(&item).await.unwrap();
+    Store::new(location, registry).put(&item).await.unwrap();
 }
 
 #[tokio::test]

@@ -162,13 +162,12 @@ impl Headers<'_> {
             },
         };
         let descriptor = layer.descriptor();
-        let item = NewInput { kind: InputKind::Headers, tag: &tag, file, layer: &descriptor, annotations };
-        let stored = match (outcome, found) {
-            (Outcome::Known, Some(found)) => found,
-            (Outcome::Replaced, _) => store.replace(&item).await?,
-            _ => store.put(&item).await?,
-        };
-        Ok((outcome, stored))
+        let (kind, replace) = (InputKind::Headers, outcome == Outcome::Replaced);
+        let item = NewInput { kind, tag: &tag, file, layer: &descriptor, annotations, replace };
+        match (outcome, found) {
+            (Outcome::Known, Some(found)) => Ok((outcome, found)),
+            _ => Ok((outcome, store.put(&item).await?)),
+        }
     }
 }
 
