@@ -102,8 +102,11 @@ impl Node {
 
     /// The value of a key.
     pub(crate) fn get(&self, key: &str) -> Option<Self> {
-        let (_, value) = self.entries()?.iter().find(|(name, _)| name.is_text(key))?;
-        Some(value.shared_with(self))
+        Some(self.lookup(key)?.shared_with(self))
+    }
+
+    fn lookup(&self, key: &str) -> Option<&Self> {
+        self.entries()?.iter().find(|(name, _)| name.is_text(key)).map(|(_, value)| value)
     }
 
     /// The items of a list.
@@ -166,12 +169,8 @@ impl Node {
     pub(crate) fn place_of(&self, path: &[&str]) -> Position {
         let mut node = self;
         for step in path {
-            let child = match node.value() {
-                Value::Map(entries) => {
-                    entries.iter().find(|(key, _)| key.is_text(step)).map(|(_, value)| value)
-                }
-                _ => step.parse().ok().and_then(|index| node.child(index)),
-            };
+            let at_number = || node.child(step.parse().ok()?);
+            let child = if node.entries().is_some() { node.lookup(step) } else { at_number() };
             let Some(child) = child else { break };
             node = child;
         }

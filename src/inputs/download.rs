@@ -11,6 +11,7 @@ use url::Url;
 use super::{FetchError, Fetcher, files};
 use crate::{
     fault::chain,
+    image::checked::Download,
     net::{Asker, Net, NetError},
 };
 
@@ -22,7 +23,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 pub(super) async fn download(
     fetcher: &Fetcher,
     what: &str,
-    url: &str,
+    url: &Download,
     sha256: &str,
 ) -> Result<PathBuf, FetchError> {
     let url = parse(url)?;
@@ -111,14 +112,8 @@ async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf)
     Ok(())
 }
 
-fn parse(text: &str) -> Result<Url, FetchError> {
-    let wrong = |why| FetchError::value("the address of a source", text, why);
-    let url = Url::parse(text).map_err(|_| wrong("it is not an address"))?;
-    if matches!(url.scheme(), "http" | "https") {
-        Ok(url)
-    } else {
-        Err(wrong("only http and https are possible"))
-    }
+fn parse(text: &Download) -> Result<Url, FetchError> {
+    Url::parse(text).map_err(|_| FetchError::value("the address of a source", text, "it is not an address"))
 }
 
 /// The address without its password.
@@ -138,11 +133,11 @@ mod tests {
     #[test]
     fn addresses() {
         assert_eq!(
-            shown(&parse("https://me:secret@host.test/x.tgz").unwrap()),
+            shown(&parse(&"https://me:secret@host.test/x.tgz".parse().unwrap()).unwrap()),
             "https://me:***@host.test/x.tgz"
         );
         for text in ["", "file:///etc/passwd", "host.test/x", "ftp://host.test/x"] {
-            assert!(parse(text).is_err(), "{text:?}");
+            assert!(text.parse::<Download>().is_err(), "{text:?}");
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     fmt::Write as _,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
     sync::atomic::AtomicBool,
 };
 
@@ -23,7 +23,10 @@ use super::{
 use crate::{
     archive::Format,
     blocking::stoppable,
-    image::{SourceOrigin, SourceSpec, checked::fits},
+    image::{
+        SourceOrigin, SourceSpec,
+        checked::{Download, InnerPattern, fits},
+    },
     oci::annotations,
     store::{InputKind, StoredInput, key_tag},
 };
@@ -56,7 +59,7 @@ pub struct Sources<'a>(pub(super) &'a Fetcher);
 /// The content of a source, before it is fetched.
 enum Content {
     Package(Package),
-    Download { url: String, sha256: String },
+    Download { url: Download, sha256: String },
     Local { path: PathBuf, sha256: String, is_dir: bool },
 }
 
@@ -90,7 +93,7 @@ impl Sources<'_> {
         if let (Content::Local { path, is_dir: true, .. }, None) = (&content, unpack) {
             // Used where it lies: the user's own tree, which the build only reads.
             let (path, subdir) = (path.clone(), subdir.clone());
-            let root = stoppable(move |_| pick(&path, subdir.as_deref())).await?;
+            let root = stoppable(move |_| pick(&path, subdir.as_ref())).await?;
             return Ok(FetchedSource { root, origin });
         }
         let key = content_key(&origin);
@@ -153,14 +156,14 @@ impl Sources<'_> {
             Content::Local { path, .. } => path,
         };
         let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
-        stoppable(move |stop| lay_out(stop, &file, &dir, inner.as_deref(), subdir.as_deref())).await
+        stoppable(move |stop| lay_out(stop, &file, &dir, inner.as_ref(), subdir.as_ref())).await
     }
 
     async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
         match from {
             SourceOrigin::Apt(source) => Ok(Content::Package(package::find(self.0, source, native()).await?)),
             SourceOrigin::Url { url, sha256 } => {
-                Ok(Content::Download { url: url.to_string(), sha256: sha256.to_ascii_lowercase() })
+                Ok(Content::Download { url: url.clone(), sha256: sha256.to_ascii_lowercase() })
             }
             SourceOrigin::Path { path, sha256: wanted } => {
                 let path = root.join(path);
@@ -203,8 +206,8 @@ fn lay_out(
     stop: &AtomicBool,
     from: &Path,
     dir: &Path,
-    inner: Option<&str>,
-    subdir: Option<&str>,
+    inner: Option<&InnerPattern>,
+    subdir: Option<&InnerPattern>,
 ) -> Result<(), FetchError> {
     let raw = dir.join("raw");
     let base = if from.is_dir() {
@@ -238,7 +241,7 @@ fn lay_out(
 }
 
 /// The directory that `subdir` names: a relative path whose last component may hold one `*`.
-fn pick(base: &Path, subdir: Option<&str>) -> Result<PathBuf, FetchError> {
+fn pick(base: &Path, subdir: Option<&InnerPattern>) -> Result<PathBuf, FetchError> {
     match subdir {
         None => Ok(base.to_owned()),
         Some(subdir) => only_match(base, subdir, "directory", Path::is_dir),
@@ -248,11 +251,11 @@ fn pick(base: &Path, subdir: Option<&str>) -> Result<PathBuf, FetchError> {
 /// What a relative path names, whose last component may hold one `*`.
 fn only_match(
     base: &Path,
-    path: &str,
+    path: &InnerPattern,
     kind: &str,
     is_kind: fn(&Path) -> bool,
 ) -> Result<PathBuf, FetchError> {
-    let pattern = plain_path(path)?;
+    let pattern = Path::new(path.as_str());
     let parent = base.join(pattern.parent().unwrap_or(Path::new("")));
     let last = pattern.file_name().and_then(OsStr::to_str).unwrap_or_default();
     if !contains(base, &parent) || !parent.is_dir() {
@@ -279,16 +282,6 @@ fn absent(wanted: &str, dir: &Path) -> Result<FetchError, FetchError> {
         what: "the source".to_owned(),
         found: format!("there is {}", listing(&names_in(dir)?)),
     })
-}
-
-/// A relative path of plain components.
-fn plain_path(text: &str) -> Result<&Path, FetchError> {
-    let path = Path::new(text);
-    let plain = path.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
-    if plain && path.file_name().is_some() {
-        return Ok(path);
-    }
-    Err(FetchError::value("a path inside a source", text, "it must be relative, without `..`"))
 }
 
 /// Whether a path, its links followed, is inside the directory.

@@ -1,7 +1,5 @@
 //! Adapter: options for apt, which reaches the network by itself.
 
-use std::path::Path;
-
 use url::Url;
 
 use super::{Asker, Net, NetError};
@@ -91,25 +89,25 @@ impl Net {
     /// `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
     fn certificates(&self, entry: &Host, name: &str, options: &mut Vec<String>) -> Result<(), NetError> {
         let Host { host, ca_file, client_certificate, client_key, plain_http: _ } = entry;
-        let mut set = |option: &str, file: &Path| -> Result<(), NetError> {
-            let path = self.0.root.join(file);
-            options.push(line(&format!("Acquire::https::{name}::{option}"), &path.display().to_string())?);
-            Ok(())
+        let key = match client_key {
+            Some(SecretSource::File(file)) => Some(file),
+            Some(SecretSource::Secret(_)) => {
+                return Err(NetError::Options {
+                    what: format!("site.yaml, host {host}: clientKey"),
+                    reason: "apt takes keys from files only: mount the Secret, and name the file".to_owned(),
+                });
+            }
+            None => None,
         };
-        if let Some(file) = ca_file {
-            set("CAInfo", file)?;
+        for (option, file) in
+            [("CAInfo", ca_file.as_ref()), ("SslCert", client_certificate.as_ref()), ("SslKey", key)]
+        {
+            if let Some(file) = file {
+                let path = self.0.root.join(file).display().to_string();
+                options.push(line(&format!("Acquire::https::{name}::{option}"), &path)?);
+            }
         }
-        if let Some(file) = client_certificate {
-            set("SslCert", file)?;
-        }
-        match client_key {
-            Some(SecretSource::File(file)) => set("SslKey", file),
-            Some(SecretSource::Secret(_)) => Err(NetError::Options {
-                what: format!("site.yaml, host {host}: clientKey"),
-                reason: "apt takes keys from files only: mount the Secret, and name the file".to_owned(),
-            }),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -35,15 +35,12 @@ impl Trusted {
         let everywhere = ca_file.map(|file| certificates("CA file", file)).transpose()?.unwrap_or_default();
         let mut entries = Vec::new();
         for Host { host, ca_file, client_certificate, client_key: _, plain_http: _ } in hosts {
-            let read = |what: &str, file: &Path| {
-                certificates(&format!("site.yaml, host {host}: {what}"), &root.join(file))
+            let read = |what: &str, file: Option<&Path>| {
+                let read = |file| certificates(&format!("site.yaml, host {host}: {what}"), &root.join(file));
+                file.map_or(Ok(Vec::new()), read)
             };
-            let roots = ca_file.as_deref().map(|file| read("caFile", file)).transpose()?;
-            let client = client_certificate.as_deref().map(|file| read("clientCertificate", file));
-            entries.push(Entry {
-                roots: roots.unwrap_or_default(),
-                client: client.transpose()?.unwrap_or_default(),
-            });
+            let roots = read("caFile", ca_file.as_deref())?;
+            entries.push(Entry { roots, client: read("clientCertificate", client_certificate.as_deref())? });
         }
         Ok(Self { system: OnceLock::new(), everywhere, hosts: entries })
     }

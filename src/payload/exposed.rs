@@ -145,7 +145,7 @@ fn find(payload: &Path, exposes: &[impl AsRef<str>]) -> Result<Vec<PathBuf>, Pay
 }
 
 /// As far down this path as there are real directories: a link on the way could lead out of the payload.
-fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
+pub(super) fn deepest_directory(payload: &Path, path: &Path) -> PathBuf {
     let mut deepest = PathBuf::new();
     for name in path {
         let next = deepest.join(name);

@@ -11,6 +11,7 @@ use walkdir::WalkDir;
 
 use super::{
     error::PayloadError,
+    exposed::deepest_directory,
     layer::{digest, walk},
     modules::is_module_file,
 };
@@ -21,7 +22,7 @@ use crate::{
 };
 
 /// Where a payload has its modules, each above a directory that is named as the kernel is.
-const MODULES: [&[&str]; 2] = [&["lib", "modules"], &["usr", "lib", "modules"]];
+const MODULES: [&str; 2] = ["lib/modules", "usr/lib/modules"];
 /// Read at once when a file is searched.
 const CHUNK: usize = 1 << 20;
 
@@ -39,9 +40,9 @@ pub fn unpack_layer(layer: &Path, tree: &Path) -> Result<(), PayloadError> {
 pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> Result<(), PayloadError> {
     let directories: Vec<PathBuf> = MODULES
         .iter()
-        .map(|above| above.iter().copied().chain([from.as_str()]).collect::<Vec<_>>())
-        .filter(|path| is_real_directory(tree, path))
-        .map(|path| path.iter().collect())
+        .map(|above| Path::new(above).join(from.as_str()))
+        // A symbolic link on the way could lead out of the tree.
+        .filter(|path| deepest_directory(tree, path) == *path)
         .collect();
     if directories.is_empty() {
         return Err(PayloadError::NoModules(from.clone()));
@@ -57,15 +58,6 @@ pub fn move_to_kernel(tree: &Path, from: &KernelRelease, to: &KernelRelease) -> 
         fs::rename(tree.join(&directory), tree.join(&place))?;
     }
     Ok(())
-}
-
-/// Is there such a directory, without a symbolic link on the way, which could lead out of the tree?
-fn is_real_directory(tree: &Path, path: &[&str]) -> bool {
-    let mut place = tree.to_owned();
-    path.iter().all(|component| {
-        place.push(component);
-        fs::symlink_metadata(&place).is_ok_and(|metadata| metadata.is_dir())
-    })
 }
 
 /// The first entry, relative to the tree, whose name, target or content holds the kernel's release; the module

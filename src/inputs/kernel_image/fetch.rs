@@ -101,11 +101,8 @@ impl KernelImages<'_> {
         };
         let wanted: Vec<String> = search.names(target).iter().map(|group| group.join(" or ")).collect();
         let wanted = wanted.join(", ");
-        let found = if reach == Reach::Here {
-            match search.known(self.0, target)? {
-                Some(found) => found,
-                None => return Ok(search.missing(target, &wanted)),
-            }
+        let lookup = if reach == Reach::Here {
+            search.known(self.0, target)?.map_or_else(|| search.missing(target, &wanted), Lookup::Found)
         } else {
             let (kernel, what) = (target.clone(), wanted.clone());
             let finish = move |root: &Path| {
@@ -117,10 +114,11 @@ impl KernelImages<'_> {
                     found: "no such file".to_owned(),
                 })
             };
-            match search.run(self.0, target, finish).await? {
-                Lookup::Found(found) => found,
-                Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
-            }
+            search.run(self.0, target, finish).await?
+        };
+        let found = match lookup {
+            Lookup::Found(found) => found,
+            Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
         };
         let root = self.0.cache.place(KIND, &found.key)?.join(TREE);
         let image = KernelImage::below(&root, &target.release, target.arch);
