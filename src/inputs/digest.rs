@@ -104,7 +104,7 @@ fn stamp_of_tree(root: &Path) -> Result<String, FetchError> {
     Ok(hasher.finish().to_string())
 }
 
-fn stamp_of(metadata: &Metadata) -> String {
+pub(super) fn stamp_of(metadata: &Metadata) -> String {
     // The change time cannot be set back, as the modification time can (tar and rsync do).
     format!(
         "{} {} {} {}.{} {}.{}",

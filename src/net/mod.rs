@@ -16,6 +16,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use derive_more::Display;
 use reqwest::Client;
 use tokio::sync::OnceCell;
 use url::Url;
@@ -50,7 +51,8 @@ pub struct NetOptions {
 }
 
 /// For what a host is to be asked, and who named it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Display)]
+#[display("{what}{}", sent_by.map(|host| format!(" (sent on by {host})")).unwrap_or_default())]
 pub struct Asker<'a> {
     /// What for, in words: `fetch manifest of drivers/x:1`, `apt for suite bookworm`.
     pub what: &'a str,
@@ -62,14 +64,6 @@ impl<'a> Asker<'a> {
     /// By a definition or the command line.
     pub fn of(what: &'a str) -> Self {
         Self { what, sent_by: None }
-    }
-}
-
-impl fmt::Display for Asker<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, sent_by } = self;
-        f.write_str(what)?;
-        sent_by.map_or(Ok(()), |host| write!(f, " (sent on by {host})"))
     }
 }
 

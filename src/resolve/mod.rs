@@ -10,7 +10,7 @@ pub(crate) use tracked::tracked;
 
 use crate::{
     fault::chain,
-    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec},
+    image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
     inputs::{HostTreeLookup, bootstrap_key},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     parts::{AT_ONCE, FindingKind, Parts, TargetError},
@@ -143,29 +143,25 @@ pub(crate) async fn resolve_trees(
         for need in &image.spec.needs {
             for target in targets {
                 let key = (image.metadata.name.clone(), need.name().clone(), target.clone());
-                if trees.contains_key(&key) {
-                    continue;
-                }
-                if let Some(found) = digest_of_tree(parts, need, target).await {
-                    trees.insert(key, found);
+                if let Need::Tree { tree, .. } = need
+                    && !trees.contains_key(&key)
+                {
+                    trees.insert(key, digest_of_tree(parts, tree, target).await);
                 }
             }
         }
     }
 }
 
-/// `None` for a need that is an image.
-async fn digest_of_tree(parts: &Parts, need: &Need, target: &KernelTarget) -> Option<Result<Digest, String>> {
-    let Need::Tree { name: _, tree } = need else { return None };
-    let found = parts.fetcher.host_tree(tree, &parts.definitions.root, target).await;
-    Some(match found {
+async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget) -> Result<Digest, String> {
+    match parts.fetcher.host_tree(tree, &parts.definitions.root, target).await {
         Ok(HostTreeLookup::Found(found)) => Ok(found.digest),
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {
             let hint = error.hint().map(|hint| format!(": {hint}")).unwrap_or_default();
             Err(format!("{}{hint}", chain(&error)))
         }
-    })
+    }
 }
 
 /// A fault as the plan tells it: what failed, why, and what to do.

@@ -1,9 +1,6 @@
 //! Pure: Events, from the difference between one pass and the next.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -78,13 +75,16 @@ impl EventReason {
 }
 
 /// The object that an event is about.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, derive_more::Display)]
 pub enum Regarding {
     /// A DriverBuild of farrier's namespace.
+    #[display("DriverBuild {_0}")]
     DriverBuild(String),
     /// A node.
+    #[display("node {_0}")]
     Node(String),
     /// A DaemonSet.
+    #[display("DaemonSet {namespace}/{name}")]
     DaemonSet {
         /// Its namespace.
         namespace: String,
@@ -92,23 +92,13 @@ pub enum Regarding {
         name: String,
     },
     /// An operator's resource.
+    #[display("{resource} {name}")]
     Resource {
         /// Its kind.
         resource: OperatorResource,
         /// Its name.
         name: String,
     },
-}
-
-impl fmt::Display for Regarding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::DriverBuild(name) => write!(f, "DriverBuild {name}"),
-            Self::Node(name) => write!(f, "node {name}"),
-            Self::DaemonSet { namespace, name } => write!(f, "DaemonSet {namespace}/{name}"),
-            Self::Resource { resource, name } => write!(f, "{resource} {name}"),
-        }
-    }
 }
 
 /// One event.

@@ -3,7 +3,6 @@
 use std::{
     fs::File as PlainFile,
     io::{self, BufReader, Read, Write},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -87,11 +86,8 @@ fn identity<'p>(what: &str, files: impl IntoIterator<Item = &'p PathBuf>) -> io:
     let mut parts = vec![FORMAT.to_owned(), what.to_owned()];
     for path in files {
         // One file may be named in several ways.
-        let path = &fs::canonicalize(path)?;
-        let metadata = fs::metadata(path)?;
-        let (modified, nanoseconds) = (metadata.mtime(), metadata.mtime_nsec());
-        let (size, inode) = (metadata.len(), metadata.ino());
-        parts.push(format!("{} {size} {modified}.{nanoseconds} {inode}", path.display()));
+        let path = fs::canonicalize(path)?;
+        parts.push(format!("{} {}", path.display(), digest::stamp_of(&fs::metadata(&path)?)));
     }
     Ok(digest::of_parts(parts.iter().map(String::as_str)))
 }

@@ -13,7 +13,6 @@ mod write;
 
 use std::{
     collections::BTreeMap,
-    fmt,
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
 };
@@ -36,19 +35,13 @@ use crate::{
 };
 
 /// Where headers come from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, derive_more::Display)]
+#[display("{}", _0.display())]
 pub enum ImportSource {
     /// A tarball, a directory, a Debian or RPM package.
     Path(PathBuf),
     /// A node's file system: `/lib/modules/<release>/build` and what it leads to.
     Node(PathBuf),
-}
-
-impl fmt::Display for ImportSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Path(path) | Self::Node(path)) = self;
-        write!(f, "{}", path.display())
-    }
 }
 
 /// What is to be imported.
