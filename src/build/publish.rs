@@ -3,7 +3,7 @@
 use super::{assemble::Image, job::Job};
 use crate::{
     image::{Digest, ImageReference, Repository, Version},
-    images::{BaseImage, Documents, StoredImage, push_document},
+    images::{BaseImage, Documents, StoredImage},
     oci::{Descriptor, media_type},
     parts::{Parts, Stage, TargetError},
     plan::Cell,
@@ -29,10 +29,10 @@ pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents)
     sent += registry.push_bytes(repository, &assembled.config).await?.bytes();
     let by_digest = Version::Digest(assembled.digest.clone());
     registry.push_manifest(repository, &by_digest, media_type::OCI_MANIFEST, &assembled.manifest).await?;
-    for artifact in &documents.artifacts {
-        sent += push_document(parts, repository, artifact).await?;
-    }
     let stored = StoredImage { parts, repository, digest: &assembled.digest };
+    for artifact in &documents.artifacts {
+        sent += stored.push_document(artifact).await?;
+    }
     sent += stored.sign(job.cell.image.as_str(), &documents.claims).await?;
     for reference in job.cell.references() {
         push_tag(job, reference, &assembled.manifest).await?;

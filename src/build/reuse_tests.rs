@@ -83,7 +83,7 @@ async fn a_kernel_with_the_same_symbols_gets_the_same_modules() {
     let image = bench.parts.manifest(&reference).await.unwrap().unwrap().digest;
     let stored = StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &image };
     let stored = stored.find_document(&CHECK_REPORT).await.unwrap();
-    let document: serde_json::Value = serde_json::from_slice(&stored.unwrap().content).unwrap();
+    let document: serde_json::Value = serde_json::from_slice(&stored.unwrap()).unwrap();
     assert_eq!(document["reusedFrom"]["kernel"], K9);
     assert_eq!(document["reusedFrom"]["digest"], first.digest.as_str());
     assert_eq!(document["report"]["kernel"], K10);

@@ -5,9 +5,9 @@ use serde_json::Value;
 
 use super::signatures::StoredImage;
 use crate::{
-    image::{Digest, Repository, Version},
+    image::{Digest, Version},
     oci::{Artifact, Descriptor, ImageError, ImageManifest, annotations, media_type},
-    parts::{Parts, TargetError},
+    parts::TargetError,
     provenance::{self, CHECK_REPORT_PREDICATE, CYCLONEDX_PREDICATE, Provenance, SLSA_PREDICATE, Subject},
 };
 
@@ -37,15 +37,6 @@ pub(crate) const BILL: DocumentKind = DocumentKind {
 /// How it was built.
 pub(crate) const PROVENANCE: DocumentKind =
     DocumentKind { name: "provenance", media_type: media_type::IN_TOTO, predicate_type: SLSA_PREDICATE };
-
-/// A document that a registry holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Document {
-    /// The artifact's digest.
-    pub(crate) digest: Digest,
-    /// Its bytes.
-    pub(crate) content: Vec<u8>,
-}
 
 /// A statement about an image that can be signed.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,25 +86,21 @@ pub(super) fn parse_json(what: &'static str, content: &[u8]) -> Result<Value, Ta
     Ok(serde_json::from_slice(content).map_err(|source| ImageError::Json { what, source })?)
 }
 
-/// Pushes a document with what it names. Returns the bytes sent.
-pub(crate) async fn push_document(
-    parts: &Parts,
-    repository: &Repository,
-    artifact: &Artifact,
-) -> Result<u64, TargetError> {
-    let registry = &parts.registry;
-    let mut sent = 0;
-    for bytes in [artifact.config, &artifact.content] {
-        sent += registry.push_bytes(repository, bytes).await?.bytes();
-    }
-    registry.push_referrer(repository, &artifact.manifest).await?;
-    Ok(sent)
-}
-
 impl StoredImage<'_> {
+    /// Pushes a document about the image, with what it names. Returns the bytes sent.
+    pub(crate) async fn push_document(self, artifact: &Artifact) -> Result<u64, TargetError> {
+        let registry = &self.parts.registry;
+        let mut sent = 0;
+        for bytes in [artifact.config, &artifact.content] {
+            sent += registry.push_bytes(self.repository, bytes).await?.bytes();
+        }
+        registry.push_referrer(self.repository, &artifact.manifest).await?;
+        Ok(sent)
+    }
+
     /// The document of one kind about an image; `None` where there is none beside it. Of several, the one that was
     /// stored last, as far as the registry tells.
-    pub(crate) async fn find_document(self, kind: &DocumentKind) -> Result<Option<Document>, TargetError> {
+    pub(crate) async fn find_document(self, kind: &DocumentKind) -> Result<Option<Vec<u8>>, TargetError> {
         let Self { parts, repository, digest } = self;
         let registry = parts.registry_of(repository);
         for referrer in registry.referrers(repository, digest, Some(kind.media_type)).await?.into_iter().rev()
@@ -130,7 +117,7 @@ impl StoredImage<'_> {
         self,
         digest: &Digest,
         kind: &DocumentKind,
-    ) -> Result<Option<Document>, TargetError> {
+    ) -> Result<Option<Vec<u8>>, TargetError> {
         let Self { parts, repository, digest: subject } = self;
         let version = Version::Digest(digest.clone());
         let Some(stored) = parts.registry_of(repository).manifest(repository, &version).await? else {
@@ -144,7 +131,6 @@ impl StoredImage<'_> {
         let is_it = |layer: &&Descriptor| layer.media_type == kind.media_type;
         let layer = manifest.layers.iter().find(is_it);
         let Some(layer) = layer.filter(|_| !is_other && about == Some(subject)) else { return Ok(None) };
-        let content = parts.small_blob(repository, layer, kind.name).await?;
-        Ok(Some(Document { digest: stored.digest, content }))
+        parts.small_blob(repository, layer, kind.name).await.map(Some)
     }
 }

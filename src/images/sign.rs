@@ -89,7 +89,7 @@ impl StoredImage<'_> {
         let mut claims = Vec::new();
         for kind in [&CHECK_REPORT, &BILL, &PROVENANCE] {
             let Some(found) = self.find_document(kind).await? else { continue };
-            let mut predicate = parse_json(kind.name, &found.content)?;
+            let mut predicate = parse_json(kind.name, &found)?;
             if *kind == PROVENANCE {
                 predicate = predicate["predicate"].take();
             }

@@ -3,10 +3,7 @@
 
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 
-use super::{
-    documents::{Documents, push_document},
-    signatures::StoredImage,
-};
+use super::{documents::Documents, signatures::StoredImage};
 use crate::{
     image::{ImageReference, Repository, Version},
     oci::{self, Assembled, ImageError, ImageManifest, MAX_MANIFEST, UnionNotes, UnionPart, media_type},
@@ -45,10 +42,10 @@ pub async fn publish_union(parts: &Parts, union: &PlannedUnion) -> Result<Publis
     let by_digest = Version::Digest(made.digest.clone());
     registry.push_manifest(repository, &by_digest, kind, &made.manifest).await?;
     let documents = documents(union, &made)?;
-    for artifact in &documents.artifacts {
-        push_document(parts, repository, artifact).await?;
-    }
     let image = StoredImage { parts, repository, digest: &made.digest };
+    for artifact in &documents.artifacts {
+        image.push_document(artifact).await?;
+    }
     image.sign(union.image.as_str(), &documents.claims).await?;
     parts.may_write()?;
     registry.push_manifest(repository, &union.reference.version, kind, &made.manifest).await?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{
-    documents::{BILL, CHECK_REPORT, Document, DocumentKind, PROVENANCE},
+    documents::{BILL, CHECK_REPORT, DocumentKind, PROVENANCE},
     signatures::{NO_SIGNATURE, StoredImage},
 };
 use crate::{
@@ -268,7 +268,7 @@ async fn read_document(
     subject: &Subject<'_>,
     about: &Digest,
     kind: &DocumentKind,
-) -> Result<Result<Option<Document>, Finding>, TargetError> {
+) -> Result<Result<Option<Vec<u8>>, Finding>, TargetError> {
     match (StoredImage { parts, repository: subject.repository, digest: about }).find_document(kind).await {
         Ok(found) => Ok(Ok(found)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
@@ -287,7 +287,7 @@ async fn check_document(
 ) -> Result<Outcome, TargetError> {
     let found = read_document(parts, subject, &subject.digest, kind).await?;
     Ok(found.and_then(|found| match found {
-        Some(found) => judge_document(subject, kind, &found.content, fits),
+        Some(found) => judge_document(subject, kind, &found, fits),
         None => Err(Finding::absent(format!("there is no {} beside the image", kind.name), BUILD_AGAIN)),
     }))
 }
@@ -334,7 +334,7 @@ async fn check_members(parts: &Parts, subject: &Subject<'_>) -> Result<Outcome, 
                 continue;
             }
         };
-        let report = found.and_then(|found| serde_json::from_slice::<Value>(&found.content).ok());
+        let report = found.and_then(|found| serde_json::from_slice::<Value>(&found).ok());
         match report.as_ref().map(|report| report["report"]["verdict"].as_str().unwrap_or("none")) {
             Some("loads") => {}
             Some("unknown") if subject.unknown => unknown.push(kernel.to_string()),

@@ -19,16 +19,12 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 /// Why there is no server.
 #[derive(Debug, thiserror::Error)]
-pub enum HttpError {
-    /// The address is taken, not allowed or not this machine's.
-    #[error("listen on {address}")]
-    Listen {
-        /// Where.
-        address: SocketAddr,
-        /// The system's answer.
-        #[source]
-        source: std::io::Error,
-    },
+#[error("listen on {address}")]
+pub struct HttpError {
+    /// Where.
+    address: SocketAddr,
+    /// The system's answer.
+    source: std::io::Error,
 }
 
 /// A server that listens.
@@ -50,8 +46,7 @@ impl HttpServer {
         health: Arc<Health>,
         metrics: Arc<Metrics>,
     ) -> Result<Self, HttpError> {
-        let listener =
-            TcpListener::bind(address).await.map_err(|source| HttpError::Listen { address, source })?;
+        let listener = TcpListener::bind(address).await.map_err(|source| HttpError { address, source })?;
         let router = Router::new()
             .route("/metrics", get(figures))
             .route("/healthz", get(alive))
