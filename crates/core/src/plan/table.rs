@@ -297,3 +297,14 @@ fn printable(text: &str) -> String {
 fn lines(table: &Table) -> String {
     table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_has_lines_and_steers_no_terminal() {
+        let row = vec!["a".to_owned(), "b\u{1b}[1m\nc".to_owned()];
+        assert_eq!(lines(&plain(&["X", "Y"], [row].into_iter())), "X  Y\na  b\u{fffd}[1m\n   c\n");
+    }
+}
