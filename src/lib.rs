@@ -15,7 +15,6 @@ pub mod cluster;
 pub mod controller;
 pub mod definitions;
 pub mod engine;
-pub mod fault;
 pub mod images;
 pub mod inputs;
 pub mod machine;
@@ -32,6 +31,9 @@ mod yaml;
 
 pub use farrier_core::{image, kernel, plan, provenance, site, template};
 pub use kmod;
+
+/// An error with its causes, in one line.
+pub use ::oci::client::chain as error_chain;
 
 /// Images in OCI form, and what farrier writes on them.
 pub mod oci {

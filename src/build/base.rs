@@ -10,7 +10,7 @@ use super::job::Job;
 use crate::{
     cache::LockMode,
     engine::{BuildJob, BuildLog, ContextEntry, Credentials, Engine, EngineError},
-    fault::chain,
+    error_chain,
     image::{ImageReference, Repository},
     images::root_fs_layer,
     inputs::{HeaderSet, bootstrap_key},
@@ -130,7 +130,7 @@ async fn pull(parts: &Parts, engine: &dyn Engine, image: &ImageReference) -> Res
         match &outcome {
             Ok(_) => break,
             Err(error) if *place != image.repository => {
-                tracing::warn!(%image, mirror = %place, error = %chain(error), "the mirror cannot be used");
+                tracing::warn!(%image, mirror = %place, error = %error_chain(error), "the mirror cannot be used");
             }
             Err(_) => {}
         }

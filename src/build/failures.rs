@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use super::pipeline::Built;
 use crate::{
     cache::{Cache, CacheError},
-    fault::chain,
+    error_chain,
     image::InputHash,
     parts::{Parts, TargetError},
     plan::{Cell, Failure},
@@ -36,7 +36,7 @@ pub(crate) fn record_outcome(
             let image = parts.definitions.images.get(&cell.image).filter(|_| error.is_of_policy());
             let failure = Failure {
                 at: jiff::Timestamp::now(),
-                message: chain(error),
+                message: error_chain(error),
                 permanent: true,
                 under: image.map(|image| image.spec.check),
             };

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     blocking::blocking,
     engine::ContextEntry,
-    fault::chain,
+    error_chain,
     image::{Digest, ImageName, ImageReference, Need, Version},
     inputs::{HostTree, HostTreeLookup},
     kmod::{NeededTable, SymbolTable},
@@ -178,8 +178,8 @@ async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> R
     fs_err::create_dir(&tree)?;
     let unpacked = tree.clone();
     let found = blocking(move || {
-        payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| chain(&error))?;
-        payload::read_exposed(&unpacked, &patterns).map_err(|error| chain(&error))
+        payload::unpack_exposed(&blob, &patterns, &unpacked).map_err(|error| error_chain(&error))?;
+        payload::read_exposed(&unpacked, &patterns).map_err(|error| error_chain(&error))
     })
     .await;
     let found = found.map_err(lacks)?.digest;
@@ -209,7 +209,7 @@ async fn fetch_modules(
     fetch_payload(parts, image, &manifest, &blob).await?;
     let release = release.to_owned();
     let unpacked = blocking(move || payload::unpack_modules(&blob, &release, &place)).await;
-    unpacked.map_err(|error| lacks(&image.to_string(), &chain(&error)))
+    unpacked.map_err(|error| lacks(&image.to_string(), &error_chain(&error)))
 }
 
 async fn needed_manifest(parts: &Parts, image: &ImageReference) -> Result<ImageManifest, TargetError> {

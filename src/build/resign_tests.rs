@@ -7,6 +7,7 @@ use crate::{
     build::testing::{Bench, K9, K10, SYMBOLS, module},
     cluster::KubeOptions,
     engine::EngineError,
+    error_chain,
     kmod::{Rule, Verdict},
     net::SecretReader,
     parts::{Finding, FindingKind},
@@ -162,7 +163,7 @@ async fn kernels_and_keys_that_do_not_go_together() {
     let mut bench = bench(ENFORCING);
     sign_with(&mut bench, &workshop(EC_256), Signed::Keep);
     let error = bench.publish(K9, &[&module()]).await.unwrap_err();
-    assert!(chain(&error).contains("CONFIG_CRYPTO_ECDSA"), "{}", chain(&error));
+    assert!(error_chain(&error).contains("CONFIG_CRYPTO_ECDSA"), "{}", error_chain(&error));
     assert!(error.hint().unwrap().contains("RSA"));
     // The workshop and its files are gone: the plan's certificate is known, the key is not.
     bench.headers_with(K9, SYMBOLS, &format!("{ENFORCING}CONFIG_CRYPTO_ECDSA=y\n"));

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     blocking::blocking,
     cache::Scratch,
-    fault::chain,
+    error_chain,
     image::{Digest, Output, Reuse, Tag, Version},
     kernel::KernelRelease,
     kmod::{BootReport, Verdict},
@@ -58,7 +58,11 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
         Ok(Some(lender)) => lender,
         Ok(None) => return Ok(None),
         Err(error @ TargetError::Registry(_)) => {
-            tracing::info!(subject = job.cell.subject(), reason = chain(&error), "nothing to sign anew");
+            tracing::info!(
+                subject = job.cell.subject(),
+                reason = error_chain(&error),
+                "nothing to sign anew"
+            );
             return Ok(None);
         }
         Err(error) => return Err(error),
@@ -68,7 +72,7 @@ async fn resign(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayloa
     let work = match unpacked {
         Ok(work) => work,
         Err(why) => {
-            job.note(&format!("{} is not signed anew: {}", lender.digest, chain(&why)));
+            job.note(&format!("{} is not signed anew: {}", lender.digest, error_chain(&why)));
             return Ok(None);
         }
     };
@@ -103,7 +107,7 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
     let reason = match try_lenders(job, against).await {
         Ok(Ok(checked)) => return Ok(Some(checked)),
         Ok(Err(reason)) => reason,
-        Err(error @ TargetError::Registry(_)) => chain(&error),
+        Err(error @ TargetError::Registry(_)) => error_chain(&error),
         Err(error) => return Err(error),
     };
     job.note(&format!("nothing to reuse: {reason}"));
@@ -163,7 +167,7 @@ async fn borrow(
     let work = match unpacked.unwrap_or_else(|| Err(PayloadError::NoModules(kernel()))) {
         Ok(work) => work,
         Err(why) => {
-            return Ok(Err(format!("the payload of {} cannot be used: {}", kernel(), chain(&why))));
+            return Ok(Err(format!("the payload of {} cannot be used: {}", kernel(), error_chain(&why))));
         }
     };
     let payload = lender.payload(work, kernel());

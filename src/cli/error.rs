@@ -9,7 +9,7 @@ use crate::{
     cluster::ClusterError,
     definitions::DefinitionErrors,
     engine::EngineError,
-    fault::chain,
+    error_chain,
     inputs::{FetchError, TreeError},
     net::NetError,
     oci::ImageError,
@@ -83,7 +83,7 @@ impl CliError {
         if let Some(errors) = error.downcast_ref::<DefinitionErrors>() {
             return errors.render();
         }
-        let mut text = format!("error: {}", chain(error));
+        let mut text = format!("error: {}", error_chain(error));
         for line in error.downcast_ref().map(TargetError::detail).unwrap_or_default() {
             text.push_str("\n  ");
             text.push_str(&line);

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     build::build_one,
-    fault::chain,
+    error_chain,
     image::ImageName,
     kernel::KernelTarget,
     parts::{Parts, TargetError},
@@ -83,7 +83,7 @@ pub async fn prebuild(session: &Session, args: PrebuildArgs) -> Result<Exit, Cli
             }
             Err(error) => {
                 let hint = error.hint().map(|hint| format!("\n{hint}")).unwrap_or_default();
-                row.message = Some(format!("{}{hint}", chain(&error)));
+                row.message = Some(format!("{}{hint}", error_chain(&error)));
                 exit = exit.max(CliError::from(error).exit());
             }
         }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::{CliError, Exit, env_vars as vars, output, session::Session};
 use crate::{
     cluster::{Cluster, ClusterError},
-    fault::chain,
+    error_chain,
     image::{DaemonSetContainer, Definitions, OperatorResource, RolloutSpec},
     plan::{
         self, Change, HoldReason, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep,
@@ -93,7 +93,11 @@ async fn take_back(
                 Err(error) if error.is_conflict() && tries_left > 0 => again.push(step.object),
                 outcome => {
                     let written = step.change.is_some();
-                    taken.push(Rolled { step, failed: outcome.err().map(|error| chain(&error)), written });
+                    taken.push(Rolled {
+                        step,
+                        failed: outcome.err().map(|error| error_chain(&error)),
+                        written,
+                    });
                 }
             }
         }
@@ -148,7 +152,7 @@ async fn take_back_copies(
                     let _ = tokio::time::timeout(PATIENCE, cluster.changed()).await;
                 }
                 Err(error) => {
-                    failed = Some(chain(&error));
+                    failed = Some(error_chain(&error));
                     break;
                 }
             }

@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 
 use crate::{
     cluster::Cluster,
-    fault::chain,
+    error_chain,
     parts::{AT_ONCE, FindingKind, Parts, TargetError},
     plan::{Change, PlannedNode},
 };
@@ -39,7 +39,7 @@ pub(super) async fn label_nodes(parts: &Parts, cluster: &dyn Cluster, nodes: &mu
     for (place, outcome) in outcomes {
         match outcome {
             Ok(()) => nodes[place].change = None,
-            Err(error) => drop(faults.insert(chain(&error))),
+            Err(error) => drop(faults.insert(error_chain(&error))),
         }
     }
     for error in faults {

@@ -6,7 +6,7 @@ use super::{Memory, TargetReport, apply::prove};
 use crate::{
     build::{self, BuildOptions, Built, add_needs, record_outcome},
     cluster::{Cluster, Directory},
-    fault::chain,
+    error_chain,
     image::{DriverImage, RolloutSpec, Version},
     images::{LastRecord, StoredImage, contents, publish_union, record_kernels},
     kernel::KernelTarget,
@@ -127,7 +127,7 @@ impl Parts {
         match outcome {
             Ok(built) => Ok(BuildEnd { report: self.published_report(cell, built), fault: None }),
             Err(error) => {
-                self.reporter.finished(&subject, &format!("failed: {}", chain(&error)));
+                self.reporter.finished(&subject, &format!("failed: {}", error_chain(&error)));
                 let report = TargetReport::failed(subject, &error);
                 Ok(BuildEnd { report, fault: Some(BuildFault::of(&error)) })
             }
@@ -223,10 +223,10 @@ impl Parts {
     ) -> Result<(), String> {
         for change in &rollout.changes {
             if self.cancel.is_cancelled() {
-                return Err(chain(&TargetError::Cancelled));
+                return Err(error_chain(&TargetError::Cancelled));
             }
-            prove(self, change).await.map_err(|error| chain(&error))?;
-            self.may_write().map_err(|error| chain(&error))?;
+            prove(self, change).await.map_err(|error| error_chain(&error))?;
+            self.may_write().map_err(|error| error_chain(&error))?;
             let outcome = match &rollout.target.path {
                 Some(path) => match Directory::open(&self.definitions.root.join(path)) {
                     Ok(directory) => directory.apply(change).await,
@@ -234,7 +234,7 @@ impl Parts {
                 },
                 None => cluster.apply(change).await,
             };
-            outcome.map_err(|error| chain(&error))?;
+            outcome.map_err(|error| error_chain(&error))?;
         }
         Ok(())
     }
@@ -259,7 +259,7 @@ impl Parts {
             };
             manifests.insert(
                 path.to_path_buf(),
-                read.map(|snapshot| snapshot.daemon_sets).map_err(|error| chain(&error)),
+                read.map(|snapshot| snapshot.daemon_sets).map_err(|error| error_chain(&error)),
             );
         }
         manifests

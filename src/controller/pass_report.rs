@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::{
-    fault::chain,
+    error_chain,
     kmod::Verdict,
     parts::TargetError,
     plan::{Plan, PlannedRollout},
@@ -83,7 +83,7 @@ pub enum TargetReport {
 impl TargetReport {
     /// Of a fault.
     pub(super) fn failed(subject: String, error: &TargetError) -> Self {
-        Self::Failed { subject, error: chain(error), hint: error.hint(), detail: error.detail() }
+        Self::Failed { subject, error: error_chain(error), hint: error.hint(), detail: error.detail() }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::kernel_record::{add_to_kernel_record, day, kernel_record};
 use crate::{
     cluster::{Cluster, Directory},
-    fault::chain,
+    error_chain,
     image::{Digest, ImageName, Repository, RolloutSpec, Tag, Version},
     oci::{ImageManifest, subject_of_tag},
     parts::{AT_ONCE, Parts, TargetError},
@@ -344,7 +344,7 @@ async fn delete_all(parts: &Parts, holdings: &Holdings, report: &mut GcReport) -
     match stopped {
         Some(TargetError::Cancelled) => Err(TargetError::Cancelled),
         Some(error) => {
-            report.refused = Some(chain(&error));
+            report.refused = Some(error_chain(&error));
             report.hint = error.hint();
             Ok(())
         }
@@ -403,7 +403,7 @@ impl GcReport {
 /// A registry that deletes nothing, or nothing for this user, does not do so for the next image either.
 fn state_of(outcome: Result<(), TargetError>, stopped: &mut Option<TargetError>) -> GcState {
     let Err(error) = outcome else { return GcState::Deleted };
-    let state = GcState::Failed { error: chain(&error) };
+    let state = GcState::Failed { error: error_chain(&error) };
     let for_all = matches!(
         error,
         TargetError::Cancelled

@@ -12,7 +12,7 @@ use std::{
 use jiff::{Timestamp, civil::Date, tz::TimeZone};
 
 use crate::{
-    fault::chain,
+    error_chain,
     image::{Repository, Version},
     oci::{self, Descriptor, ImageManifest, annotations, media_type},
     parts::{Parts, TargetError},
@@ -53,7 +53,7 @@ pub(crate) async fn record_kernels(parts: &Parts, kernels: BTreeSet<KernelKey>, 
         Err(TargetError::Cancelled) => {}
         Err(error) => {
             last.failed = Some(Instant::now());
-            tracing::warn!(error = %chain(&error), "kernels in use cannot be written down");
+            tracing::warn!(error = %error_chain(&error), "kernels in use cannot be written down");
         }
     }
 }

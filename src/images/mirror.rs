@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
-    fault::chain,
+    error_chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
     inputs::{self, FetchError, Lookup, StoredUnder, bootstrap_key},
     kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
@@ -335,5 +335,5 @@ fn without_family(kernel: &KernelTarget) -> MissingInput {
 }
 
 fn missing_of(what: String, error: &TargetError) -> MissingInput {
-    MissingInput { what, error: chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
+    MissingInput { what, error: error_chain(error), hint: error.hint(), unreachable: error.is_unreachable() }
 }

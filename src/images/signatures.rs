@@ -6,7 +6,7 @@ use futures::{StreamExt as _, stream};
 
 use super::keys::{own_key, required_keys};
 use crate::{
-    fault::chain,
+    error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
     oci::{Descriptor, ImageManifest},
     parts::{AT_ONCE, Parts, TargetError},
@@ -52,8 +52,8 @@ impl StoredImage<'_> {
             match self.parts.small_blob(repository, &layer, what).await {
                 Ok(bytes) => found.push((layer, Ok(bytes))),
                 Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
-                    tracing::warn!(%repository, %tag, error = %chain(&error), "{what} cannot be read");
-                    found.push((layer, Err(chain(&error))));
+                    tracing::warn!(%repository, %tag, error = %error_chain(&error), "{what} cannot be read");
+                    found.push((layer, Err(error_chain(&error))));
                 }
                 Err(error) => return Err(error),
             }
@@ -114,7 +114,7 @@ impl StoredImage<'_> {
                 Ok(())
             }
             Ok(Err(why)) => Err(why),
-            Err(error) => Err(chain(&error)),
+            Err(error) => Err(error_chain(&error)),
         }
     }
 
@@ -148,7 +148,7 @@ pub(crate) async fn look_up_signatures(
     }
     // A key that cannot be loaded signs nothing; whoever then tries to sign says why.
     let own = own_key(parts).await;
-    let required = required_keys(parts).await.map_err(|error| chain(&error));
+    let required = required_keys(parts).await.map_err(|error| error_chain(&error));
     let found = stream::iter(wanted)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);

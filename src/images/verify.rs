@@ -11,7 +11,7 @@ use super::{
     signatures::{NO_SIGNATURE, StoredImage},
 };
 use crate::{
-    fault::chain,
+    error_chain,
     image::{Digest, ImageReference, Repository, UnknownPolicy},
     kmod::Verdict,
     oci::{Descriptor, ImageFacts, ImageManifest},
@@ -158,7 +158,7 @@ pub async fn verify(
         Ok(manifest) => manifest,
         Err(error) => {
             let hint = "give an image that farrier published, not an index of several";
-            checks.add("manifest", Err(Finding::failed(chain(&error), hint)));
+            checks.add("manifest", Err(Finding::failed(error_chain(&error), hint)));
             return Ok(checks.report(image));
         }
     };
@@ -207,7 +207,7 @@ async fn check_blobs(
             match registry.fetch_blob(repository, digest, &work.path().join("blob")).await {
                 Ok(()) => {}
                 Err(error) if error.is_unreachable() => return Err(error.into()),
-                Err(error) => wrong.push(chain(&error)),
+                Err(error) => wrong.push(error_chain(&error)),
             }
         }
     }
@@ -224,7 +224,7 @@ fn check_annotations(manifest: &ImageManifest) -> (ImageFacts, Outcome) {
     let hint = "farrier verifies images that farrier published";
     let facts = match ImageFacts::from_annotations(&manifest.annotations) {
         Ok(facts) => facts,
-        Err(error) => return (ImageFacts::default(), Err(Finding::failed(chain(&error), hint))),
+        Err(error) => return (ImageFacts::default(), Err(Finding::failed(error_chain(&error), hint))),
     };
     let kernels: Vec<String> = match &facts.kernel_release {
         Some(kernel) => vec![kernel.to_string()],
@@ -272,7 +272,7 @@ async fn read_document(
     match (StoredImage { parts, repository: subject.repository, digest: about }).find_document(kind).await {
         Ok(found) => Ok(Ok(found)),
         Err(error @ (TargetError::Registry(_) | TargetError::Image(_))) if !error.is_unreachable() => {
-            Ok(Err(Finding::failed(format!("it cannot be read: {}", chain(&error)), NOT_AS_STORED)))
+            Ok(Err(Finding::failed(format!("it cannot be read: {}", error_chain(&error)), NOT_AS_STORED)))
         }
         Err(error) => Err(error),
     }
@@ -300,7 +300,7 @@ fn judge_document(
 ) -> Outcome {
     let mut predicate: Value = serde_json::from_slice(content).map_err(|_| "it is no JSON".to_owned())?;
     if *kind == PROVENANCE {
-        let statement = Statement::parse(content).map_err(|error| chain(&error))?;
+        let statement = Statement::parse(content).map_err(|error| error_chain(&error))?;
         if !provenance::is_about(&statement, &subject.digest) {
             return Err("it is about another image".to_owned().into());
         }

@@ -10,7 +10,7 @@ use url::Url;
 
 use super::{FetchError, Fetcher, files};
 use crate::{
-    fault::chain,
+    error_chain,
     image::checked::Download,
     net::{Asker, Net, NetError},
 };
@@ -48,7 +48,7 @@ async fn any_of(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -
             Ok(()) | Err(FetchError::Io(_)) => break,
             Err(error) if place != *url => {
                 let (url, mirror) = (shown(url), shown(&place));
-                tracing::warn!(url, mirror, error = %chain(error), "the mirror cannot be used");
+                tracing::warn!(url, mirror, error = %error_chain(error), "the mirror cannot be used");
             }
             Err(_) => {}
         }

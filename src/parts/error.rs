@@ -7,7 +7,7 @@ use crate::{
     cache::CacheError,
     cluster::ClusterError,
     engine::EngineError,
-    fault::chain,
+    error_chain,
     image::ReferenceError,
     inputs::FetchError,
     oci::ImageError,
@@ -64,7 +64,7 @@ pub enum TargetError {
         reason: SkipReason,
     },
     /// An image that another is compiled against cannot be built.
-    #[error("{image} is compiled against {need}, which cannot be built: {}", chain(error.as_ref()))]
+    #[error("{image} is compiled against {need}, which cannot be built: {}", error_chain(error.as_ref()))]
     Need {
         /// The image that was asked for.
         image: String,
@@ -158,7 +158,7 @@ impl TargetError {
 
     /// A public key that signatures of images are checked with, from a file or a field of the site's definition.
     pub(crate) fn image_key(from: &str, source: KeyError) -> Self {
-        let message = format!("use the public key of {from}: {}", chain(&source));
+        let message = format!("use the public key of {from}: {}", error_chain(&source));
         Self::finding(FindingKind::Usage, message, Some(source.hint().to_owned()))
     }
 

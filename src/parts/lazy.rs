@@ -114,7 +114,7 @@ mod tests {
         let bench = bench();
         let name = "x".parse().unwrap();
         let error = crate::build::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
-        let text = crate::fault::chain(&error);
+        let text = crate::error_chain(&error);
         assert!(
             text.contains("driver-entrypoint at ") && text.contains("cargo build --profile entrypoint"),
             "{text}"
@@ -123,7 +123,7 @@ mod tests {
         let path = bench.parts.definitions.root.join("driver-entrypoint");
         std::fs::write(path, elf_program(183, 1)).unwrap();
         let error = crate::build::cell(&bench.parts, &name, &Bench::target(K9)).await.unwrap_err();
-        let text = crate::fault::chain(&error);
+        let text = crate::error_chain(&error);
         assert!(text.contains("is for arm64, and the target is amd64"), "{text}");
     }
 }

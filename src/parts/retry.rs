@@ -3,7 +3,7 @@
 use tokio_util::sync::CancellationToken;
 
 use super::error::TargetError;
-use crate::{fault::chain, registry::retry_delay};
+use crate::{error_chain, registry::retry_delay};
 
 /// Runs `action` until it succeeds, fails for good, or the retry policy gives up.
 pub(super) async fn with_retry<T, E, F>(
@@ -29,7 +29,7 @@ where
         let delay = if error.is_transient() { retry_delay(attempt) } else { None };
         let Some(delay) = delay else { return Err(error) };
         attempt += 1;
-        tracing::warn!(what, attempt, ?delay, error = %chain(&error), "transient fault, trying again");
+        tracing::warn!(what, attempt, ?delay, error = %error_chain(&error), "transient fault, trying again");
         tokio::select! {
             () = cancel.cancelled() => return Err(TargetError::Cancelled),
             () = tokio::time::sleep(delay) => {}

@@ -9,7 +9,7 @@ use futures::{StreamExt, stream};
 pub(crate) use tracked::tracked;
 
 use crate::{
-    fault::chain,
+    error_chain,
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
     inputs::{HostTreeLookup, bootstrap_key},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
@@ -55,7 +55,7 @@ pub(crate) async fn resolve_more(
         if !resolved.toolchains.contains_key(name) {
             let outcome = toolchain_identity(parts, family).await;
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| chain(&error)));
+            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| error_chain(&error)));
         }
         if !resolved.headers.contains_key(target) {
             let source = &family.spec.headers;
@@ -159,7 +159,7 @@ async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget
         Ok(HostTreeLookup::Missing { looked_for, hint }) => Err(format!("there is no {looked_for}: {hint}")),
         Err(error) => {
             let hint = error.hint().map(|hint| format!(": {hint}")).unwrap_or_default();
-            Err(format!("{}{hint}", chain(&error)))
+            Err(format!("{}{hint}", error_chain(&error)))
         }
     }
 }
@@ -167,5 +167,5 @@ async fn digest_of_tree(parts: &Parts, tree: &HeadersPath, target: &KernelTarget
 /// A fault as the plan tells it: what failed, why, and what to do.
 pub(crate) fn with_hint(error: &TargetError) -> String {
     let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
-    format!("{}{hint}", chain(error))
+    format!("{}{hint}", error_chain(error))
 }

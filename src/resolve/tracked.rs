@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    fault::chain,
+    error_chain,
     image::checked::Flavour,
     kernel::{KernelFamily, KernelTrack, TrackedSuites},
     parts::Parts,
@@ -40,7 +40,7 @@ async fn newest_of(
     let releases = match parts.fetcher.headers().releases(&family.spec.headers, suites, platform.arch).await {
         Ok(releases) => releases,
         Err(error) => {
-            tracing::warn!(family = %name, error = chain(&error), "the tracked suites cannot be read");
+            tracing::warn!(family = %name, error = error_chain(&error), "the tracked suites cannot be read");
             return Vec::new();
         }
     };

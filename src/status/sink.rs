@@ -22,7 +22,7 @@ use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired,
 use crate::{
     cluster::Fence,
     controller::live::{PassView, StatusSink},
-    fault::chain,
+    error_chain,
 };
 
 /// Whose fields they are in server-side apply, and who reports events.
@@ -284,7 +284,7 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
 
 /// Says once what cannot be done, and what to do about it.
 fn log(state: &mut State, action: &str, error: &kube::Error) {
-    let words = chain(error);
+    let words = error_chain(error);
     let (key, hint) = match error {
         kube::Error::Api(status) if status.code == 403 => (
             format!("{action} 403"),

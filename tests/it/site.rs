@@ -12,7 +12,7 @@ use crate::support::{
 };
 use farrier::{
     cache::Cache,
-    fault::chain,
+    error_chain,
     image::{Digest, Repository, SourceSpec, Version},
     inputs::{FetchError, FetchOptions, Fetcher},
     net::{Net, NetError, NetOptions},
@@ -85,10 +85,10 @@ async fn certificates_on_both_sides() {
     assert_eq!(ask(Some((&ours, "client"))).await.unwrap(), []);
     for client in [None, Some((&ours, "old-client")), Some((&other, "client"))] {
         let error = ask(client).await.unwrap_err();
-        assert!(!error.is_transient(), "{}", chain(&error));
+        assert!(!error.is_transient(), "{}", error_chain(&error));
         let hint = registry::hint(&error).unwrap();
         let wanted = format!("set `clientCertificate` and `clientKey` of {} in site.yaml", server.host);
-        assert!(hint.starts_with(&wanted), "{hint}: {}", chain(&error));
+        assert!(hint.starts_with(&wanted), "{hint}: {}", error_chain(&error));
     }
     // A key that is none, and one of another certificate, are told before anybody is asked.
     let broken = ours.path("broken.pem");
@@ -121,9 +121,9 @@ async fn what_is_wrong_with_a_servers_certificate() {
         let hosts = if trusted { json!([{"host": "127.0.0.1", "caFile": "ca.pem"}]) } else { json!([]) };
         let net = net(json!({"hosts": hosts}), ours.directory.path(), false);
         let error = registry(&net).tags(&repository(format!("{}/x", server.host))).await.unwrap_err();
-        assert!(!error.is_transient(), "{}", chain(&error));
+        assert!(!error.is_transient(), "{}", error_chain(&error));
         let hint = registry::hint(&error).unwrap();
-        assert!(hint.contains(wanted), "{certificate}: {hint}: {}", chain(&error));
+        assert!(hint.contains(wanted), "{certificate}: {hint}: {}", error_chain(&error));
     }
 }
 
@@ -205,7 +205,7 @@ async fn proxies_and_who_is_reached_without() {
     assert_eq!(ask("127.0.0.1", json!([]), "secret").await.unwrap(), []);
     assert_eq!(proxy.opened(), 2, "the proxy was asked for who is reached without");
     let error = ask("registry.test", json!([]), "wrong").await.unwrap_err();
-    assert!(!chain(&error).contains("wrong"), "{}", chain(&error));
+    assert!(!error_chain(&error).contains("wrong"), "{}", error_chain(&error));
 
     // Offline, the environment's proxy is a host like any other.
     let environment = serde_json::from_value(json!({"https": format!("http://{}", proxy.host)})).unwrap();
@@ -396,7 +396,11 @@ async fn apt_shows_and_checks_certificates_of_the_site() {
             let found = fetcher.sources().fetch(&source, Path::new("/")).await?;
             Ok::<_, FetchError>(fs::read_to_string(found.root.join("usr/src/x-1.0/x.c")).unwrap())
         };
-        assert_eq!(read(true).await.map_err(|error| chain(&error)), Ok("int x;\n".to_owned()), "{name}");
+        assert_eq!(
+            read(true).await.map_err(|error| error_chain(&error)),
+            Ok("int x;\n".to_owned()),
+            "{name}"
+        );
         assert_eq!(proxy.opened() > 0, name == "archive.test", "{name}");
         assert!(matches!(read(false).await, Err(FetchError::Program { .. })), "{name}");
     }

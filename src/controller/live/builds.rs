@@ -22,7 +22,7 @@ use crate::{
         TargetReport,
         pass::{BuildEnd, BuildFault},
     },
-    fault::chain,
+    error_chain,
     image::Definitions,
     parts::{Parts, TargetError},
     plan::{Activity, Cell, Plan},
@@ -139,7 +139,7 @@ impl Builds {
         let end = match end {
             Some(Ok(end)) => Some(end),
             Some(Err(error)) => {
-                tracing::error!(error = chain(error), "the build's outcome could not be recorded");
+                tracing::error!(error = error_chain(error), "the build's outcome could not be recorded");
                 None
             }
             None => None,

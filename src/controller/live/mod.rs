@@ -30,7 +30,7 @@ use self::{
 use super::{Memory, Planned, RolloutReport, TargetReport, apply::label_nodes, broken_chains::BrokenChains};
 use crate::{
     cluster::Cluster,
-    fault::chain,
+    error_chain,
     images::LastRecord,
     parts::{Parts, TargetError},
     plan::{
@@ -179,7 +179,7 @@ impl Live {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
-            tracing::warn!(error = chain(&error), cluster = self.context.cluster.describe(), "no pass");
+            tracing::warn!(error = error_chain(&error), cluster = self.context.cluster.describe(), "no pass");
             PassOutcomeLabel::Failed
         });
         tracing::debug!(took = ?began.elapsed(), ?outcome, "pass made");

@@ -26,7 +26,7 @@ use super::{
     context::{self, DOCKERFILE},
     dockerfile::{self, OUT_STEP},
 };
-use crate::{blocking::blocking, fault::chain};
+use crate::{blocking::blocking, error_chain};
 
 /// The `buildah` command and its storage.
 pub(super) struct BuildahEngine {
@@ -188,7 +188,7 @@ impl BuildahEngine {
             if let Err(error) =
                 self.run(remove, &Silent, "remove a container", &CancellationToken::new()).await
             {
-                tracing::warn!(container = id, error = %chain(&error), "a container of this build is left in the storage");
+                tracing::warn!(container = id, error = %error_chain(&error), "a container of this build is left in the storage");
             }
         }
     }

@@ -31,7 +31,7 @@ use super::{
     context::{self, DOCKERFILE},
     dockerfile,
 };
-use crate::fault::chain;
+use crate::error_chain;
 
 /// Label of everything that a build makes: the job's id.
 const BUILD_LABEL: &str = "farrier.dev/build";
@@ -160,7 +160,7 @@ impl DockerEngine {
         let deadline = tokio::time::Instant::now() + CANCEL_GRACE;
         loop {
             if let Err(error) = self.remove_containers(run).await {
-                tracing::debug!(error = %chain(&error), "cannot remove containers of a cancelled build yet");
+                tracing::debug!(error = %error_chain(&error), "cannot remove containers of a cancelled build yet");
             }
             let pause = (tokio::time::Instant::now() + Duration::from_millis(100)).min(deadline);
             match tokio::time::timeout_at(pause, async { while stream.next().await.is_some() {} }).await {
@@ -215,7 +215,7 @@ impl DockerEngine {
     /// Removes what a run left, but for `keep`. The run's own outcome counts more than this one's.
     async fn clean(&self, run: &Run, keep: Option<&str>) {
         if let Err(error) = self.sweep(run, keep).await {
-            tracing::warn!(build = %run.id, error = %chain(&error), "something of this build is left in the engine");
+            tracing::warn!(build = %run.id, error = %error_chain(&error), "something of this build is left in the engine");
         }
     }
 }
@@ -265,7 +265,7 @@ impl Engine for DockerEngine {
         });
         let mut stream = pin!(self.streaming.create_image(Some(options), None, credentials));
         while let Some(step) = stream.next().await {
-            step.map_err(|error| EngineError::from_pull(EngineKind::Docker, reference, chain(&error)))?;
+            step.map_err(|error| EngineError::from_pull(EngineKind::Docker, reference, error_chain(&error)))?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use bollard::{errors::Error, models::BuildInfo};
 
 use super::super::{BuildLog, EngineError, EngineKind, lines::LineSplitter};
-use crate::fault::chain;
+use crate::error_chain;
 
 /// Reads a build's answer: hands lines on, remembers the step under way and the image that came out.
 pub(super) struct Output<'a> {
@@ -74,7 +74,7 @@ impl<'a> Output<'a> {
                 EngineError::from_build(EngineKind::Docker, message)
             }
             error => {
-                let words = chain(&error);
+                let words = error_chain(&error);
                 if super::super::error::is_disk_full(&words) {
                     EngineError::from_build(EngineKind::Docker, words)
                 } else {

@@ -57,7 +57,7 @@ impl Scene {
     /// What is said of the directory, without the place of the test.
     async fn refusal(&self) -> String {
         let error = self.look("ofed-{{release}}").await.unwrap_err();
-        let text = format!("{}\nhint: {}", crate::fault::chain(&error), error.hint().unwrap_or_default());
+        let text = format!("{}\nhint: {}", crate::error_chain(&error), error.hint().unwrap_or_default());
         text.replace(&self.dir.path().display().to_string(), "")
     }
 }

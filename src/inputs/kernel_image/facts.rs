@@ -13,7 +13,7 @@ use super::{KernelImage, KernelImages, unfit};
 use crate::{
     blocking::stoppable,
     cache::Cache,
-    fault::chain,
+    error_chain,
     inputs::{FetchError, digest, files::read_start},
     kernel::KernelRelease,
     kmod::{self, BeyondHeaders, Btf, FactSource, InTree, Known, Vmlinux, VmlinuzError, exported_names},
@@ -203,7 +203,9 @@ pub(super) fn add_modules(facts: &mut BeyondHeaders, directory: &Path) -> Result
     }
     let sample = match index.modules.values().map(|file| directory.join(file)).find(|path| path.is_file()) {
         Some(path) => payload::read_module(&path)
-            .map_err(|error| FetchError::unusable(chain(&error), "look at the file's rights and the disk"))?
+            .map_err(|error| {
+                FetchError::unusable(error_chain(&error), "look at the file's rights and the disk")
+            })?
             .and_then(|read| read.module.ok()),
         None => None,
     };

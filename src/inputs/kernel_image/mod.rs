@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::{FetchError, Fetcher, Lookup};
 use crate::{
-    fault::chain,
+    error_chain,
     kernel::{Architecture, KernelRelease},
 };
 
@@ -63,5 +63,5 @@ pub struct KernelImages<'a>(pub(super) &'a Fetcher);
 
 /// What the user brings, or the machine has, cannot be used: `cause` says why.
 fn unfit(message: &str, cause: &dyn std::error::Error, hint: &str) -> FetchError {
-    FetchError::unusable(format!("{message}: {}", chain(cause)), hint)
+    FetchError::unusable(format!("{message}: {}", error_chain(cause)), hint)
 }

@@ -73,19 +73,19 @@ pub fn connected<'a>(
     sets
 }
 
-/// The way from an image by its needs back to itself, if there is one: `mofed -> nvidia-gpu -> mofed`.
+/// The path from an image by its needs back to itself, if there is one: `mofed -> nvidia-gpu -> mofed`.
 pub fn cycle(images: &BTreeMap<ImageName, DriverImage>, image: &ImageName) -> Option<Vec<ImageName>> {
-    let mut ways = vec![vec![image]];
+    let mut paths = vec![vec![image]];
     let mut seen = BTreeSet::new();
-    while let Some(way) = ways.pop() {
-        let Some(found) = way.last().and_then(|last| images.get(*last)) else { continue };
+    while let Some(path) = paths.pop() {
+        let Some(found) = path.last().and_then(|last| images.get(*last)) else { continue };
         for need in found.spec.needs.iter().filter_map(Need::image) {
-            let further: Vec<&ImageName> = way.iter().copied().chain([need]).collect();
+            let further: Vec<&ImageName> = path.iter().copied().chain([need]).collect();
             if need == image {
                 return Some(further.into_iter().cloned().collect());
             }
             if seen.insert(need) {
-                ways.push(further);
+                paths.push(further);
             }
         }
     }
@@ -134,11 +134,12 @@ mod tests {
     #[test]
     fn a_cycle_is_found_from_each_of_its_images_and_from_no_other() {
         let images = images(&[("a", &["b"]), ("b", &["d", "c"]), ("c", &["a"]), ("d", &[]), ("e", &["a"])]);
-        let way = |from| cycle(&images, &name(from)).map(|way| way.iter().map(ToString::to_string).collect());
-        let expected = |way: [&str; 4]| Some(way.map(str::to_owned).to_vec());
-        assert_eq!(way("a"), expected(["a", "b", "c", "a"]));
-        assert_eq!(way("c"), expected(["c", "a", "b", "c"]));
-        assert_eq!((way("d"), way("e")), (None::<Vec<String>>, None));
+        let path =
+            |from| cycle(&images, &name(from)).map(|path| path.iter().map(ToString::to_string).collect());
+        let expected = |path: [&str; 4]| Some(path.map(str::to_owned).to_vec());
+        assert_eq!(path("a"), expected(["a", "b", "c", "a"]));
+        assert_eq!(path("c"), expected(["c", "a", "b", "c"]));
+        assert_eq!((path("d"), path("e")), (None::<Vec<String>>, None));
         assert_eq!(Chains::of(&images).order().len(), 5, "and nothing hangs");
     }
 }

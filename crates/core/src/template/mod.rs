@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_is_at_hand_and_nothing_is_escaped() {
+    fn every_value_is_given_and_nothing_is_escaped() {
         let text = "FROM {{toolchain}}\n{{#each sources}}COPY sources/{{this}}/ /build/\n{{/each}}RUN make K={{kernel.release}} \
                     V={{kernel.version}} {{kernel.major}}.{{kernel.minor}} {{os.id}}{{os.version}} {{arch}} {{image.name}} {{vars.dir}}\n";
         insta::assert_snapshot!(render("t", text, &context()).unwrap(), @r"

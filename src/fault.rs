@@ -1,3 +1,0 @@
-//! Errors in words.
-
-pub use ::oci::client::chain;
