@@ -62,10 +62,10 @@ impl StoredImage<'_> {
     }
 
     /// Which of the keys signed the image; why none of them did, as a value.
-    pub(super) async fn signed_by<'k>(
+    pub(super) async fn signed_by(
         self,
-        keys: &'k [PublicKey],
-    ) -> Result<Result<&'k PublicKey, String>, TargetError> {
+        keys: &[PublicKey],
+    ) -> Result<Result<&PublicKey, String>, TargetError> {
         let tag = provenance::signature_tag(self.digest);
         let mut others = 0;
         for (layer, payload) in self.layers_under(tag, (SIMPLE_SIGNING, "signed payload")).await? {

@@ -144,27 +144,24 @@ impl Bench {
     /// What this test's images and jobs left in the engine, the base apart. Other tests run beside this one.
     fn leftovers(&self) -> Vec<String> {
         let pid = std::process::id().to_string();
-        match self.tool() {
-            "docker" => {
-                let label = format!("label=farrier.dev/build=test-modules-{pid}");
-                let list = |args: &[&str]| run(Command::new("docker").args(args).args(["--filter", &label]));
-                let found = list(&["ps", "-aq"]) + &list(&["images", "-aq"]);
-                found.lines().map(str::to_owned).collect()
-            }
-            _ => {
-                let format = ["containers", "-a", "--noheading", "--format", "{{.ImageName}}"];
-                let containers = run(Command::new("buildah").args(format));
-                let dirs = fs::read_dir("/var/lib/containers").unwrap();
-                let dirs = dirs.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-                let ours = format!("farrier-run-test-modules-{pid}");
-                // Those of other tests that run now are made from other images.
-                containers
-                    .lines()
-                    .filter(|image| image.contains(&self.base))
-                    .map(str::to_owned)
-                    .chain(dirs.filter(|name| name.starts_with(&ours)))
-                    .collect()
-            }
+        if self.tool() == "docker" {
+            let label = format!("label=farrier.dev/build=test-modules-{pid}");
+            let list = |args: &[&str]| run(Command::new("docker").args(args).args(["--filter", &label]));
+            let found = list(&["ps", "-aq"]) + &list(&["images", "-aq"]);
+            found.lines().map(str::to_owned).collect()
+        } else {
+            let format = ["containers", "-a", "--noheading", "--format", "{{.ImageName}}"];
+            let containers = run(Command::new("buildah").args(format));
+            let dirs = fs::read_dir("/var/lib/containers").unwrap();
+            let dirs = dirs.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+            let ours = format!("farrier-run-test-modules-{pid}");
+            // Those of other tests that run now are made from other images.
+            containers
+                .lines()
+                .filter(|image| image.contains(&self.base))
+                .map(str::to_owned)
+                .chain(dirs.filter(|name| name.starts_with(&ours)))
+                .collect()
         }
     }
 }

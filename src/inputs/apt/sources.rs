@@ -229,7 +229,7 @@ pub fn render(entries: &[SourceEntry]) -> String {
         lines.extend(checks.iter().map(|(field, value)| format!("{field}: {value}")));
         lines.push(String::new());
     }
-    lines.iter().map(|line| format!("{line}\n")).collect()
+    lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
 }
 
 #[cfg(test)]
