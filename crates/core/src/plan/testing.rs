@@ -3,7 +3,7 @@
 use super::{NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
 use crate::kmod::Verdict;
 
-/// A fleet with one image `mft`, as [`World`] has it.
+/// A fleet with one image `mft`, as the fixtures have it.
 #[derive(Clone)]
 pub struct Fleet(World);
 

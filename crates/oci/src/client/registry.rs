@@ -154,7 +154,7 @@ pub enum Credential {
 pub trait Access: Send + Sync {
     /// Sends a request and follows redirects; sets no time limit. `action` is what it is for in words, `host` the
     /// registry's, `sent_by` the host that named the request's address, where that is not the registry's own. Where
-    /// there is no answer, the error is [`RegistryError::Unreachable`], or says why nothing was sent.
+    /// there is no answer, the error is [`RegistryError::Unreachable`](super::RegistryError::Unreachable), or says why nothing was sent.
     async fn execute(
         &self,
         request: reqwest::Request,
