@@ -59,7 +59,7 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliE
     let planned = parts.plan(cluster.as_ref()).await?;
     // Jobs must not be made from half an answer.
     if planned.unreachable {
-        output::message(&plan::table(&planned.plan));
+        output::message(&output::plan(&planned.plan));
         return Ok(Exit::Unreachable);
     }
     let text = plan::ci_matrix(&planned.plan, form.into());
@@ -73,7 +73,7 @@ pub async fn plan(session: &Session, args: PlanCommandArgs) -> Result<Exit, CliE
 /// Prints the plan; the same for `plan` and `run --dry-run`.
 pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Result<Exit, CliError> {
     let planned = parts.plan(cluster).await?;
-    session.show(&planned.plan, plan::table)?;
+    session.show(&planned.plan, output::plan)?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }
 
@@ -81,6 +81,6 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 pub async fn status(session: &Session, args: PlanArgs) -> Result<Exit, CliError> {
     let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
     let planned = parts.plan(cluster.as_ref()).await?;
-    session.show(&plan::status(&planned.plan), |rows| plan::status_table(rows))?;
+    session.show(&plan::status(&planned.plan), |rows| output::status(rows))?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }

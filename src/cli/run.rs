@@ -7,16 +7,11 @@ use clap::Args;
 use super::{
     CliError, Exit,
     args::{ClusterArg, EngineArg, LimitArgs, RegistryArg},
-    plan,
+    output, plan,
     serve::{self, ServiceArgs},
     session::{self, Session},
 };
-use crate::{
-    cluster::Cluster,
-    controller::{PassReport, live::once::run_once},
-    parts::Parts,
-    plan::Interest,
-};
+use crate::{cluster::Cluster, controller::live::once::run_once, parts::Parts, plan::Interest};
 
 #[derive(Debug, Args)]
 pub struct RunArgs {
@@ -59,7 +54,7 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
 
 async fn once(session: &Session, parts: Parts, cluster: Arc<dyn Cluster>) -> Result<Exit, CliError> {
     let report = run_once(parts, cluster).await?;
-    session.show(&report, PassReport::text)?;
+    session.show(&report, output::pass)?;
     Ok(match (report.unreachable, report.failed()) {
         (true, _) => Exit::Unreachable,
         (false, true) => Exit::Failed,

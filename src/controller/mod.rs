@@ -8,7 +8,6 @@ pub mod live;
 mod observe;
 mod pass;
 mod pass_report;
-mod text;
 
 pub use observe::Memory;
 pub use pass::Planned;

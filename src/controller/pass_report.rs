@@ -6,7 +6,7 @@ use crate::{
     error_chain,
     kmod::Verdict,
     parts::TargetError,
-    plan::{Plan, PlannedRollout},
+    plan::{Plan, PlannedRollout, RolloutDecision},
 };
 
 /// What became of one image for one kernel.
@@ -119,5 +119,12 @@ impl PassReport {
         self.plan.has_failures()
             || self.targets.iter().any(|target| matches!(target, TargetReport::Failed { .. }))
             || self.rollouts.iter().any(|rollout| rollout.error.is_some())
+    }
+
+    /// Was an image field rewritten?
+    pub fn rewrote(&self) -> bool {
+        self.rollouts.iter().any(|rollout| {
+            matches!(rollout.planned.decision, RolloutDecision::Rewrite { .. }) && rollout.error.is_none()
+        })
     }
 }

@@ -4,6 +4,8 @@ pub mod bundle;
 pub mod check;
 pub mod gc;
 pub mod headers;
+mod pass;
+mod plan;
 pub mod preflight;
 mod progress;
 pub mod rollback;
@@ -11,9 +13,11 @@ pub mod verify;
 
 use std::io::{self, IsTerminal, Write};
 
-use comfy_table::{Table, presets::NOTHING};
+use comfy_table::{Row, Table, presets::NOTHING};
 use serde::Serialize;
 
+pub use pass::pass;
+pub use plan::{plan, status};
 pub use progress::{Bar, Progress};
 
 use super::{args::OutputForm, env_vars, error::OutputError};
@@ -64,9 +68,9 @@ pub fn indented_table<const N: usize>(
     lines(header, rows, (1, 1))
 }
 
-fn lines<const N: usize>(
-    header: [&str; N],
-    rows: impl IntoIterator<Item = [String; N]>,
+fn lines(
+    header: impl Into<Row>,
+    rows: impl IntoIterator<Item = impl Into<Row>>,
     padding: (u16, u16),
 ) -> String {
     let mut table = Table::new();

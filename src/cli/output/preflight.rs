@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::plan::laid_out;
 use crate::plan::{Next, readiness_table};
 
 /// What `farrier preflight -o json` prints.
@@ -35,7 +36,7 @@ pub fn text(answer: &Answer<'_>) -> String {
     let mut groups: BTreeMap<(bool, String, String), Vec<&str>> = BTreeMap::new();
     for Asked { node, ready, next, message } in &answer.nodes {
         let (kernel, table) = match (next, message) {
-            (Some(next), _) => (next.kernel.to_string(), readiness_table(next)),
+            (Some(next), _) => (next.kernel.to_string(), laid_out(&readiness_table(next))),
             (None, why) => (answer.kernel.clone(), format!("{}\n", why.as_deref().unwrap_or_default())),
         };
         groups.entry((*ready, kernel, table)).or_default().push(node);

@@ -87,5 +87,7 @@ pub use snapshot::{
     PodCount, PodFacts, ResourceFacts, Seen, UpdateStrategy,
 };
 pub use status::{StatusEntry, StatusRow, status, status_entries};
-pub use table::{counts, readiness_table, sections, status_table, summary, table};
+#[cfg(test)]
+pub(crate) use table::layout::{table, text};
+pub use table::{Table, counts, readiness_table, status_table, summary, tables};
 pub use union::{PlannedUnion, UnionMember, images_in_use};

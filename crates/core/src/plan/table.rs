@@ -1,8 +1,6 @@
-//! Pure: a plan as people read it.
+//! Pure: the tables of a plan, in words. Their layout is the command line's.
 
 use std::collections::{BTreeMap, HashMap};
-
-use comfy_table::{Table, presets};
 
 use super::{
     AnnouncedBy, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
@@ -13,14 +11,18 @@ use crate::kmod::Verdict;
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;
 
-/// The plan as tables, those without rows left out, and one closing line.
-pub fn table(plan: &Plan) -> String {
-    format!("{}{}\n", sections(plan), summary(plan))
+/// Rows below a header, as many cells in each. A cell may have several lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    /// The columns' names.
+    pub header: Vec<&'static str>,
+    /// The rows, in order.
+    pub rows: Vec<Vec<String>>,
 }
 
-/// The tables alone, each with an empty line after it.
-pub fn sections(plan: &Plan) -> String {
-    let sections = [
+/// The tables of a plan, those without rows left out.
+pub fn tables(plan: &Plan) -> Vec<Table> {
+    let mut tables = vec![
         images(plan),
         rollouts(plan),
         nodes(plan),
@@ -28,11 +30,8 @@ pub fn sections(plan: &Plan) -> String {
         own_drivers(plan),
         unused_announcements(plan),
     ];
-    sections
-        .into_iter()
-        .filter(|table| !table.is_empty())
-        .flat_map(|table| [lines(&table), "\n".to_owned()])
-        .collect()
+    tables.retain(|table| !table.rows.is_empty());
+    tables
 }
 
 /// `2 images to build, 1 up to date, 1 field to rewrite`.
@@ -113,7 +112,7 @@ fn images(plan: &Plan) -> Table {
     let rows = rows.into_iter().map(|(image, kernel, nodes, action, why)| {
         vec![image, kernel, nodes.to_string(), action.to_owned(), why]
     });
-    plain(&["IMAGE", "KERNEL", "NODES", "ACTION", "WHY"], rows)
+    table(&["IMAGE", "KERNEL", "NODES", "ACTION", "WHY"], rows)
 }
 
 /// What is done about a cell, and why.
@@ -161,7 +160,7 @@ fn rollouts(plan: &Plan) -> Table {
         };
         vec![rollout.image.to_string(), rollout.target.to_string(), action.to_owned(), why]
     };
-    plain(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
+    table(&["IMAGE", "ROLLOUT", "ACTION", "WHY"], plan.rollouts.iter().map(row))
 }
 
 /// Who asks for it, where that is not only nodes that run the kernel.
@@ -173,11 +172,8 @@ fn announced(why: String, by: &[AnnouncedBy]) -> String {
     format!("{why}; announced by {}", by.join(" and "))
 }
 
-/// The matrix of [`status`](super::status) as people read it.
-pub fn status_table(rows: &[StatusRow]) -> String {
-    if rows.is_empty() {
-        return "no node calls for a driver image\n".to_owned();
-    }
+/// The matrix of [`status`](super::status), in words.
+pub fn status_table(rows: &[StatusRow]) -> Table {
     let row = |row: &StatusRow| {
         let mut last = vec![row.reference.clone()];
         last.push(row.digest.as_ref().map_or_else(|| row.reason.clone(), |digest| format!("@{digest}")));
@@ -192,11 +188,11 @@ pub fn status_table(rows: &[StatusRow]) -> String {
         let phase = row.phase.as_str().to_owned();
         vec![row.image.clone(), row.kernel.clone(), row.nodes.to_string(), phase, check, last.join("\n")]
     };
-    lines(&plain(&["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"], rows.iter().map(row)))
+    table(&["IMAGE", "KERNEL", "NODES", "PHASE", "CHECK", "REFERENCE"], rows.iter().map(row))
 }
 
-/// One kernel's needs as people read them.
-pub fn readiness_table(next: &Next) -> String {
+/// One kernel's needs, in words.
+pub fn readiness_table(next: &Next) -> Table {
     let row = |Needed { image, reference, state }: &Needed| {
         let (verdict, why) = match state {
             Readiness::Ready { verdict } => {
@@ -207,7 +203,7 @@ pub fn readiness_table(next: &Next) -> String {
         };
         vec![image.to_string(), verdict.to_owned(), why]
     };
-    lines(&plain(&["IMAGE", "VERDICT", "WHY"], next.needs.iter().map(row)))
+    table(&["IMAGE", "VERDICT", "WHY"], next.needs.iter().map(row))
 }
 
 /// `image: why` of everything that is missing.
@@ -237,7 +233,7 @@ fn nodes(plan: &Plan) -> Table {
     let row = |((kernel, answer, why), nodes): ((String, &str, String), Vec<&str>)| {
         vec![named(&nodes), kernel, answer.to_owned(), why]
     };
-    plain(&["NODES", "NEXT KERNEL", "REBOOT", "WHY"], kernels.into_iter().map(row))
+    table(&["NODES", "NEXT KERNEL", "REBOOT", "WHY"], kernels.into_iter().map(row))
 }
 
 /// One row for each reason: of a fleet without labels, ten thousand rows would say nothing more.
@@ -260,12 +256,12 @@ fn unused_announcements(plan: &Plan) -> Table {
     by_reason("ANNOUNCEMENTS NOT USED", unused)
 }
 
-fn by_reason<'a>(header: &str, nodes: impl Iterator<Item = (String, &'a str)>) -> Table {
+fn by_reason<'a>(header: &'static str, nodes: impl Iterator<Item = (String, &'a str)>) -> Table {
     let mut reasons: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (why, node) in nodes {
         reasons.entry(why).or_default().push(node);
     }
-    plain(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![named(&nodes), why]))
+    table(&[header, "WHY"], reasons.into_iter().map(|(why, nodes)| vec![named(&nodes), why]))
 }
 
 /// The first names; the rest is counted.
@@ -277,34 +273,28 @@ fn named(nodes: &[&str]) -> String {
     }
 }
 
-fn plain(header: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_header(header);
-    for row in rows {
-        table.add_row(row.iter().map(|text| printable(text)));
-    }
-    for column in table.column_iter_mut() {
-        column.set_padding((0, 2));
-    }
-    table
+fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+    Table { header: header.to_vec(), rows: rows.collect() }
 }
 
-/// Names and labels come from outside: a terminal must not take them for commands. A cell may have several lines.
-fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}")
-}
-
-fn lines(table: &Table) -> String {
-    table.lines().flat_map(|line| [line.trim_end().to_owned(), "\n".to_owned()]).collect()
-}
-
+/// The layout for the tests' snapshots, which is that of the command line.
 #[cfg(test)]
-mod tests {
-    use super::*;
+pub(crate) mod layout {
+    use comfy_table::presets::NOTHING;
 
-    #[test]
-    fn a_cell_has_lines_and_steers_no_terminal() {
-        let row = vec!["a".to_owned(), "b\u{1b}[1m\nc".to_owned()];
-        assert_eq!(lines(&plain(&["X", "Y"], [row].into_iter())), "X  Y\na  b\u{fffd}[1m\n   c\n");
+    use super::{Plan, Table, summary, tables};
+
+    pub(crate) fn table(plan: &Plan) -> String {
+        let tables: String = tables(plan).iter().map(|table| text(table) + "\n").collect();
+        format!("{tables}{}\n", summary(plan))
+    }
+
+    pub(crate) fn text(Table { header, rows }: &Table) -> String {
+        let mut table = comfy_table::Table::new();
+        table.load_style(NOTHING).set_header(header).add_rows(rows);
+        for column in table.column_iter_mut() {
+            column.set_padding((0, 2));
+        }
+        table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
     }
 }

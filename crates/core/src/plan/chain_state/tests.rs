@@ -10,7 +10,7 @@ use crate::{
         Cell, Failure, HoldReason, NEXT_KERNEL_ANNOTATION, Phase, Published, Readiness, RolloutDecision,
         SkipReason,
         fixtures::{K47, K48, World, image, name},
-        status, status_table, table,
+        status, status_table, table, text as laid_out,
     },
 };
 
@@ -93,7 +93,7 @@ fn a_chain_is_built_in_order_and_goes_out_together() {
     let order: Vec<&str> = plan.rollouts.iter().map(|rollout| rollout.image.as_str()).collect();
     assert_eq!(order, ["gpu", "mofed", "peer", "mft"]);
     text += "\n";
-    text += &status_table(&status(&plan));
+    text += &laid_out(&status_table(&status(&plan)));
     insta::assert_snapshot!(readable(&text));
 }
 

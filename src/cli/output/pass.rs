@@ -1,37 +1,30 @@
-//! Adapter: what a pass did, as people read it.
+//! What a pass did, as people read it.
 
 use std::fmt::Write as _;
 
-use super::{PassReport, RolloutReport, TargetReport};
-use crate::plan::{self, RolloutDecision};
+use super::plan::sections;
+use crate::{
+    controller::{PassReport, RolloutReport, TargetReport},
+    plan::{RolloutDecision, counts, summary},
+};
 
-impl PassReport {
-    /// The report as text: what was done first, then how things stand.
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        for target in &self.targets {
-            write_target(&mut text, target);
-        }
-        for rollout in &self.rollouts {
-            write_rollout(&mut text, rollout);
-        }
-        let idle = self.targets.is_empty() && !self.rewrote() && !self.failed();
-        if idle {
-            text.push_str("nothing to do\n");
-        }
-        text.push_str(&plan::sections(&self.plan));
-        let closing =
-            if idle { plan::summary(&self.plan) } else { format!("now: {}", plan::counts(&self.plan)) };
-        let _ = writeln!(text, "{closing}");
-        text
+/// The report as text: what was done first, then how things stand.
+pub fn pass(report: &PassReport) -> String {
+    let mut text = String::new();
+    for target in &report.targets {
+        write_target(&mut text, target);
     }
-
-    /// Was an image field rewritten?
-    pub fn rewrote(&self) -> bool {
-        self.rollouts.iter().any(|rollout| {
-            matches!(rollout.planned.decision, RolloutDecision::Rewrite { .. }) && rollout.error.is_none()
-        })
+    for rollout in &report.rollouts {
+        write_rollout(&mut text, rollout);
     }
+    let idle = report.targets.is_empty() && !report.rewrote() && !report.failed();
+    if idle {
+        text.push_str("nothing to do\n");
+    }
+    text.push_str(&sections(&report.plan));
+    let closing = if idle { summary(&report.plan) } else { format!("now: {}", counts(&report.plan)) };
+    let _ = writeln!(text, "{closing}");
+    text
 }
 
 // Writing to a `String` cannot fail.
