@@ -1,6 +1,6 @@
 //! Plans and the matrix of status, as people read them.
 
-use super::{lines, printable};
+use super::lines;
 use crate::plan::{Plan, StatusRow, Table, status_table, summary, tables};
 
 /// The plan as tables, and one closing line.
@@ -22,20 +22,7 @@ pub fn status(rows: &[StatusRow]) -> String {
     }
 }
 
-/// Names and labels in it come from outside. A cell may have several lines.
+/// A table in columns.
 pub fn laid_out(Table { header, rows }: &Table) -> String {
-    let cell = |text: &String| text.split('\n').map(printable).collect::<Vec<_>>().join("\n");
-    lines(header, rows.iter().map(|row| row.iter().map(cell).collect::<Vec<_>>()), (0, 2))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cell_has_lines_and_steers_no_terminal() {
-        let row = vec!["a".to_owned(), "b\u{1b}[1m\nc".to_owned()];
-        let table = Table { header: vec!["X", "Y"], rows: vec![row] };
-        assert_eq!(laid_out(&table), "X  Y\na  b\u{fffd}[1m\n   c\n");
-    }
+    lines(header, rows, (0, 2))
 }

@@ -11,7 +11,8 @@ use crate::kmod::Verdict;
 /// Names of nodes written out before the rest is only counted.
 const NAMED_NODES: usize = 3;
 
-/// Rows below a header, as many cells in each. A cell may have several lines.
+/// Rows below a header, as many cells in each. A cell may have several lines. Names and labels come from outside: no cell
+/// holds what a terminal would take for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// The columns' names.
@@ -274,6 +275,8 @@ fn named(nodes: &[&str]) -> String {
 }
 
 fn table(header: &[&'static str], rows: impl Iterator<Item = Vec<String>>) -> Table {
+    let printable = |text: String| text.replace(|c: char| c.is_control() && c != '\n', "\u{fffd}");
+    let rows = rows.map(|row| row.into_iter().map(printable).collect());
     Table { header: header.to_vec(), rows: rows.collect() }
 }
 
@@ -296,5 +299,16 @@ pub(crate) mod layout {
             column.set_padding((0, 2));
         }
         table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_has_lines_and_steers_no_terminal() {
+        let row = vec!["a".to_owned(), "b\u{1b}[1m\nc".to_owned()];
+        assert_eq!(layout::text(&table(&["X", "Y"], [row].into_iter())), "X  Y\na  b\u{fffd}[1m\n   c\n");
     }
 }
