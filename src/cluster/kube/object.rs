@@ -22,6 +22,18 @@ pub(super) enum Facts {
     Resource(Box<ResourceFacts>),
 }
 
+impl Facts {
+    /// The keys of the node labels by which the object selects nodes. The store keeps those labels and no others, so a
+    /// kind that selects nodes must name its keys here.
+    pub(super) fn label_keys(&self) -> Vec<&str> {
+        match self {
+            Self::DaemonSet(facts) => facts.label_keys().collect(),
+            Self::Resource(facts) => facts.label_keys().collect(),
+            Self::Node(_) | Self::Pod(_) => Vec::new(),
+        }
+    }
+}
+
 impl Object {
     pub(super) fn key(&self) -> Key {
         match &self.facts {

@@ -123,20 +123,22 @@ impl Store {
         })
     }
 
-    /// The watches that are needed, as far as that is known: nodes and pods follow from the DaemonSets.
+    /// The watches that are needed, as far as that is known: those of nodes and pods follow from the objects that select
+    /// nodes, which are listed first.
     fn needed(&self) -> Vec<(Target, WatchScope)> {
-        let names = WatchScope::Named(self.interest.daemon_sets.clone());
-        let first = self.watched.get(&Target::DaemonSets);
-        let settled = first.is_some_and(|watched| watched.scope.covers(&names) && watched.settled());
-        let mut needed = vec![(Target::DaemonSets, names)];
+        let mut needed = vec![(Target::DaemonSets, WatchScope::Named(self.interest.daemon_sets.clone()))];
         let resources = self.interest.resources.iter();
         needed.extend(resources.map(|kind| (Target::Resources(*kind), WatchScope::All)));
-        if !settled {
+        let is_settled = |(target, scope): &(Target, WatchScope)| {
+            self.watched.get(target).is_some_and(|watched| watched.scope.covers(scope) && watched.settled())
+        };
+        if !needed.iter().all(is_settled) {
             return needed;
         }
         let mut labels = self.interest.labels.clone();
+        let objects = self.watched.values().flat_map(|watched| watched.objects.values());
+        labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()).map(str::to_owned));
         for facts in self.daemon_sets() {
-            labels.extend(facts.label_keys().map(str::to_owned));
             let Some(live) = &facts.live else { continue };
             if let Some(selector) = pod_selector(&live.manifest) {
                 let target = Target::Pods {

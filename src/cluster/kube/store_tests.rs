@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     image::OperatorResource,
-    plan::{KERNEL_LABEL, NodeFacts, ObjectVersion, PodFacts, UpdateStrategy},
+    plan::{KERNEL_LABEL, NodeFacts, ObjectVersion, PodFacts, ResourceFacts, UpdateStrategy},
 };
 
 fn interest(names: &[&str]) -> Interest {
@@ -53,6 +53,7 @@ fn pod(name: &str, version: &str, ready: bool) -> Object {
         bound: true,
         images: BTreeMap::new(),
         ready,
+        steady_since: None,
         created: None,
         deleting: false,
         messages: Vec::new(),
@@ -157,6 +158,36 @@ fn a_new_label_to_select_by_lists_the_nodes_again() {
     list(&mut store, &Target::Nodes, started[0].2, vec![node("n", "5", &[("zone", "a")])]);
     assert!(matches!(store.readiness(), Readiness::Ready));
     assert_eq!(store.snapshot().nodes[0].labels["zone"], "a");
+}
+
+/// A policy for some nodes matched none, because its label was not kept of any node.
+#[test]
+fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
+    let selects = [OperatorResource::NicNodePolicy, OperatorResource::NvidiaDriver];
+    let mut store = Store::new(Interest { resources: selects.into(), ..interest(&["driver"]) });
+    let (first, _) = store.reconcile();
+    let daemon_sets = epoch(&first, &Target::DaemonSets);
+    list(&mut store, &Target::DaemonSets, daemon_sets, vec![daemon_set("driver", 10, "i:1", &[])]);
+    assert!(store.reconcile().0.is_empty(), "nodes are listed when all that selects them is known");
+    for (kind, key) in selects.into_iter().zip(["rack", "gpu"]) {
+        let target = Target::Resources(kind);
+        let facts = ResourceFacts {
+            kind,
+            name: key.to_owned(),
+            version: ObjectVersion { uid: key.to_owned(), resource_version: "11".to_owned() },
+            annotations: BTreeMap::new(),
+            spec: json!({"nodeSelector": {key: "a"}}).into(),
+        };
+        let object = Object { version: facts.version.clone(), facts: Facts::Resource(Box::new(facts)) };
+        list(&mut store, &target, epoch(&first, &target), vec![object]);
+    }
+    let (second, _) = store.reconcile();
+    let labels = [("rack", "a"), ("gpu", "a"), ("other", "x")];
+    list(&mut store, &Target::Nodes, epoch(&second, &Target::Nodes), vec![node("n", "5", &labels)]);
+    list(&mut store, &pods(), epoch(&second, &pods()), Vec::new());
+    assert!(matches!(store.readiness(), Readiness::Ready));
+    let kept: Vec<_> = store.snapshot().nodes[0].labels.keys().cloned().collect();
+    assert_eq!(kept, ["gpu", "rack"]);
 }
 
 #[test]
