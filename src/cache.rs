@@ -64,8 +64,9 @@ impl Drop for Scratch {
 }
 
 impl Cache {
-    /// Opens (and makes) the directory.
+    /// Opens (and makes) the directory. A relative path is made absolute here: apt and compilers run elsewhere.
     pub fn open(root: PathBuf) -> Result<Self, CacheError> {
+        let root = std::path::absolute(root)?;
         fs::create_dir_all(&root)?;
         Ok(Self { root })
     }
@@ -276,6 +277,14 @@ mod tests {
     fn left_over(cache: &Cache, kind: &str) -> Vec<String> {
         let names = fs::read_dir(cache.root().join(kind)).unwrap();
         names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn its_paths_are_absolute() {
+        let directory = tempfile::tempdir_in(".").unwrap();
+        let relative = Path::new(directory.path().file_name().unwrap()).join("cache");
+        let cache = Cache::open(relative.clone()).unwrap();
+        assert_eq!(cache.root(), std::env::current_dir().unwrap().join(relative));
     }
 
     #[tokio::test]

@@ -168,7 +168,8 @@ impl Builds {
             _ if self.is_single_run() => {}
             None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
             Some(error) => {
-                tracing::warn!(%image, %kernel, target = %cell.target, ?took, ?retry_in, error, "build failed");
+                let retry_in_seconds = retry_in.map(|wait| wait.as_secs());
+                tracing::warn!(%image, %kernel, target = %cell.target, ?took, retry_in_seconds, error, "build failed");
             }
         }
         self.activity.ended(&key, took, error, retry_in);
