@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Strategy image: one DaemonSet, all of whose nodes share a kernel.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, deadline: 20s}"
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s, deadline: 20s}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_a"
 add_daemonset solo "$registry/$driver:vendor" RollingUpdate

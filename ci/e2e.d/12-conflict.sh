@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Another writer changes the image back: farrier sets it once more, and then leaves it.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: contested, container: driver, deadline: 10m}"
+definition "{strategy: image, namespace: $drivers, daemonSet: contested, container: driver, stableFor: 2s, deadline: 10m}"
 add_node n1 "$kernel_a"
 add_daemonset contested "$registry/$driver:vendor" OnDelete
 start_farrier one

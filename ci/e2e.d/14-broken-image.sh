@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # The pods of a new image do not get ready: the image before it comes back, and stays.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, deadline: 15s}"
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s, deadline: 15s}"
 add_node n1 "$kernel_a"
 add_daemonset solo "$registry/$driver:vendor" RollingUpdate
 start_farrier one

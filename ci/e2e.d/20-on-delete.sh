@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # A pod with updateStrategy OnDelete survives the reboot with its old image: it must be restarted.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: sleepy, container: driver}"
+definition "{strategy: image, namespace: $drivers, daemonSet: sleepy, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"
 add_daemonset sleepy "$registry/$driver:vendor" OnDelete
 start_farrier one

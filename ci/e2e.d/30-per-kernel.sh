@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Strategy per-kernel: one DaemonSet for each kernel; nodes are handed over one by one.
 
-definition "{strategy: per-kernel, namespace: $drivers, daemonSet: fleet, container: driver, deadline: 60s, retireAfter: 1s}"
+definition "{strategy: per-kernel, namespace: $drivers, daemonSet: fleet, container: driver, stableFor: 2s, deadline: 60s, retireAfter: 1s}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_b"
 add_node n3 "$kernel_a"

@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Strategy union: one image holds the modules of every kernel.
 
-definition "{strategy: union, namespace: $drivers, daemonSet: whole, container: driver, dropAfter: 1s}"
+definition "{strategy: union, namespace: $drivers, daemonSet: whole, container: driver, stableFor: 2s, dropAfter: 1s}"
 add_node n1 "$kernel_a"
 add_node n2 "$kernel_a"
 add_daemonset whole "$registry/$driver:vendor" OnDelete

@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Two farriers: one writes. It is killed, and the other takes over.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver}"
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"
 add_daemonset solo "$registry/$driver:vendor" RollingUpdate
 start_farrier one

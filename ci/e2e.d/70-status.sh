@@ -2,7 +2,7 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # What a person finds: DriverBuilds, `farrier status`, events, figures.
 
-definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver}"
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"
 add_daemonset solo "$registry/$driver:vendor" RollingUpdate
 start_farrier one

@@ -2,8 +2,8 @@
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # Faults that must come out well.
 
-definition "{strategy: per-kernel, namespace: $drivers, daemonSet: doomed, container: driver, deadline: 60s}" \
-    "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver}"
+definition "{strategy: per-kernel, namespace: $drivers, daemonSet: doomed, container: driver, stableFor: 2s, deadline: 60s}" \
+    "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
 add_node n1 "$kernel_a"
 add_daemonset doomed "$registry/$driver:vendor" RollingUpdate
 add_daemonset solo "$registry/$driver:vendor" OnDelete

@@ -94,7 +94,15 @@ pub enum ApiError {
 impl ClusterError {
     /// Can the same call succeed later, without anything being changed?
     pub fn is_transient(&self) -> bool {
-        self.is_unreachable() || matches!(self, Self::Api { error: ApiError::Disruption(_), .. })
+        self.is_unreachable() || self.disruption().is_some()
+    }
+
+    /// What the API server says of a PodDisruptionBudget that does not let a pod go now.
+    pub fn disruption(&self) -> Option<&str> {
+        match self {
+            Self::Api { error: ApiError::Disruption(reason), .. } => Some(reason),
+            _ => None,
+        }
     }
 
     /// Could the cluster not be reached?

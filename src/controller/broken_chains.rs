@@ -1,16 +1,16 @@
-//! Adapter: the rollouts of a chain go out together: one that fails holds those that come after it.
+//! Pure: the rollouts of a chain go out together: one that is not made holds those that come after it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     image::{Definitions, ImageName, Need, connected},
     plan::PlannedRollout,
 };
 
-/// The chains of which a rollout failed in this pass. Rollouts come in the order in which images need one another, so
-/// what a later one would put beside the old image was built against the new one.
+/// The chains of which a rollout was not made in this pass. Rollouts come in the order in which images need one
+/// another, so what a later one would put beside the old image was built against the new one.
 pub(super) struct BrokenChains {
-    /// The chain of each image, by one of its images.
+    /// The chain of each image that is part of one, by one of its images.
     chains: BTreeMap<ImageName, ImageName>,
     broken: BTreeMap<ImageName, String>,
 }
@@ -23,14 +23,18 @@ impl BrokenChains {
             image.spec.needs.iter().filter_map(Need::image).map(move |need| (name, need))
         });
         let chains = connected(images.keys(), edges);
-        let chains = chains.into_iter().map(|(image, chain)| (image.clone(), chain.clone())).collect();
+        // An image that no other one needs, and that needs none, is no chain.
+        let shared: BTreeSet<_> =
+            chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();
+        let chains = chains.iter().filter(|(_, chain)| shared.contains(**chain));
+        let chains = chains.map(|(image, chain)| ((*image).clone(), (*chain).clone())).collect();
         Self { chains, broken: BTreeMap::new() }
     }
 
-    /// A rollout failed.
-    pub(super) fn note(&mut self, rollout: &PlannedRollout, error: &str) {
+    /// A rollout was not made: it `failed: ...`, or why else.
+    pub(super) fn note(&mut self, rollout: &PlannedRollout, why: &str) {
         let Some(chain) = self.chains.get(&rollout.image) else { return };
-        let why = format!("{} of {} failed: {error}", rollout.target, rollout.image);
+        let why = format!("{} of {} {why}", rollout.target, rollout.image);
         self.broken.entry(chain.clone()).or_insert(why);
     }
 

@@ -220,21 +220,17 @@ impl Parts {
         &self,
         cluster: &dyn Cluster,
         rollout: &PlannedRollout,
-    ) -> Result<(), String> {
+    ) -> Result<(), TargetError> {
         for change in &rollout.changes {
             if self.cancel.is_cancelled() {
-                return Err(error_chain(&TargetError::Cancelled));
+                return Err(TargetError::Cancelled);
             }
-            prove(self, change).await.map_err(|error| error_chain(&error))?;
-            self.may_write().map_err(|error| error_chain(&error))?;
-            let outcome = match &rollout.target.path {
-                Some(path) => match Directory::open(&self.definitions.root.join(path)) {
-                    Ok(directory) => directory.apply(change).await,
-                    Err(error) => Err(error),
-                },
-                None => cluster.apply(change).await,
-            };
-            outcome.map_err(|error| error_chain(&error))?;
+            prove(self, change).await?;
+            self.may_write()?;
+            match &rollout.target.path {
+                Some(path) => Directory::open(&self.definitions.root.join(path))?.apply(change).await?,
+                None => cluster.apply(change).await?,
+            }
         }
         Ok(())
     }

@@ -11,7 +11,10 @@ fn is_current_file(name: &str, current: &str) {
         fs::write(&path, current).unwrap();
     }
     let committed = fs::read_to_string(&path).unwrap_or_default();
-    assert!(committed == current, "{name} is not current; run UPDATE_SCHEMA=1 cargo test --test schema");
+    assert!(
+        committed == current,
+        "{name} is not current; run UPDATE_SCHEMA=1 cargo nextest run --test it schema::"
+    );
 }
 
 fn is_current(name: &str, schema: &serde_json::Value) {

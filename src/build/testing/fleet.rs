@@ -1,11 +1,11 @@
 //! A cluster in memory, and a boot check that waits.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    cluster::{Cluster, ClusterError},
+    cluster::{ApiError, Cluster, ClusterError},
     kmod::{BootOutcome, BootReport, ModuleBoot},
     parts::{BootCheck, BootChecker, TargetError},
     plan::{
@@ -29,6 +29,10 @@ pub(crate) struct State {
     pub(crate) interest: Vec<Interest>,
     /// A node that joins with that look: its name, and what it runs.
     pub(crate) joins: Option<(usize, &'static str, &'static str)>,
+    /// So many looks find a label of every node changed.
+    pub(crate) churn: usize,
+    /// DaemonSets that cannot be written, with the error.
+    pub(crate) refused: BTreeMap<String, ApiError>,
 }
 
 impl State {
@@ -108,12 +112,21 @@ impl Cluster for Fleet {
                 state.node(name, release);
                 state.changed = false;
             }
+            if state.churn > 0 {
+                state.churn -= 1;
+                for node in &mut state.snapshot.nodes {
+                    node.labels.insert("churn".to_owned(), state.looks.to_string());
+                }
+            }
         });
         Ok(self.state().snapshot)
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
         let Change::DaemonSet(change) = change else { panic!("{change:?}") };
+        if let Some(error) = self.state().refused.get(&change.name) {
+            return Err(ClusterError::Api { action: format!("apply {}", change.name), error: error.clone() });
+        }
         self.0.send_modify(|state| {
             state.changed = true;
             state.writes.push(change.images["driver"].clone());

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodSpec, PodStatus,
+    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodCondition, PodSpec,
+    PodStatus,
 };
 use kube::core::object;
 
@@ -32,6 +34,7 @@ pub(super) fn pod(pod: PodObject) -> Object {
         bound,
         images: images(&spec),
         ready: condition(&status, "Ready", "True").is_some(),
+        steady_since: steady_since(&status),
         created: metadata.creation_timestamp.map(|time| time.0),
         deleting: metadata.deletion_timestamp.is_some(),
         messages: messages(&status),
@@ -55,19 +58,27 @@ fn intended_node(spec: &PodSpec) -> Option<String> {
     field.values.as_ref()?.first().cloned()
 }
 
-/// The message of a condition that has this status.
-fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s str> {
+/// A condition that has this status.
+fn condition<'s>(status: &'s PodStatus, kind: &str, value: &str) -> Option<&'s PodCondition> {
     let mut conditions = status.conditions.iter().flatten();
-    let found = conditions.find(|condition| condition.type_ == kind && condition.status == value)?;
-    Some(found.message.as_deref().unwrap_or_default())
+    conditions.find(|condition| condition.type_ == kind && condition.status == value)
+}
+
+/// Since when it is ready and no container has started: two changes of a condition within a second look like none.
+fn steady_since(status: &PodStatus) -> Option<Timestamp> {
+    let ready = condition(status, "Ready", "True")?.last_transition_time.as_ref();
+    let running = |status: &ContainerStatus| status.state.as_ref()?.running.as_ref()?.started_at.clone();
+    let starts = status.container_statuses.iter().flatten().filter_map(running);
+    starts.chain(ready.cloned()).map(|time| time.0).max()
 }
 
 /// Why its containers do not run.
 fn messages(status: &PodStatus) -> Vec<String> {
     let init = status.init_container_statuses.iter().flatten();
     let containers = init.chain(status.container_statuses.iter().flatten()).flat_map(container_messages);
-    let unscheduled = condition(status, "PodScheduled", "False").filter(|message| !message.is_empty());
-    let unscheduled = unscheduled.map(|message| format!("not scheduled: {message}"));
+    let unscheduled = condition(status, "PodScheduled", "False").and_then(|found| found.message.as_ref());
+    let unscheduled =
+        unscheduled.filter(|message| !message.is_empty()).map(|message| format!("not scheduled: {message}"));
     let pod = status.message.clone().filter(|message| !message.is_empty());
     containers.chain(unscheduled).chain(pod).map(|message| one_line(&message)).collect()
 }
@@ -82,7 +93,12 @@ fn container_messages(status: &ContainerStatus) -> impl Iterator<Item = String> 
     let ended = ended.and_then(|ContainerStateTerminated { reason, exit_code, message, .. }| {
         describe(&status.name, reason.as_deref(), Some(exit_code), message.as_deref())
     });
-    waiting.into_iter().chain(ended)
+    let restarts = match status.restart_count {
+        0 => None,
+        1 => Some(format!("{}: restarted once", status.name)),
+        times => Some(format!("{}: restarted {times} times", status.name)),
+    };
+    waiting.into_iter().chain(ended).chain(restarts)
 }
 
 /// `None` for what is no trouble: a container that is being made, or that ended well.
@@ -164,5 +180,23 @@ mod tests {
         );
         let ready = facts(&json!({}), &json!({"conditions": [{"type": "Ready", "status": "True"}]}));
         assert!(ready.ready && ready.messages.is_empty());
+    }
+
+    #[test]
+    fn a_restart_ends_the_time_that_a_pod_is_ready() {
+        let ready = |started: &str, restarts: i32| {
+            let status = json!({
+                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T03:00:00Z"}],
+                "containerStatuses": [{"name": "a", "image": "i", "imageID": "", "ready": true, "restartCount": restarts,
+                    "state": {"running": {"startedAt": started}},
+                    "lastState": {"terminated": {"reason": "Error", "exitCode": 1, "message": "no device"}}}],
+            });
+            facts(&json!({}), &status)
+        };
+        let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
+        assert_eq!(ready("2026-01-02T02:59:59Z", 0).steady_since, at("2026-01-02T03:00:00Z"));
+        let crashed = ready("2026-01-02T03:00:01Z", 2);
+        assert_eq!(crashed.steady_since, at("2026-01-02T03:00:01Z"));
+        assert_eq!(crashed.messages, ["a: Error: exit code 1: no device", "a: restarted 2 times"]);
     }
 }

@@ -12,7 +12,7 @@ mod queue;
 mod view;
 mod wake;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
@@ -35,13 +35,15 @@ use crate::{
     parts::{Parts, TargetError},
     plan::{
         Change, ClusterSnapshot, HoldReason, Interest, Outcome, Pace, Plan, PlannedRollout, RolloutDecision,
-        retry,
+        RolloutTarget, retry,
     },
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel, RewriteOutcomeLabel},
 };
 
 /// How long the loop waits for one thing before it turns, so that a watchdog can tell waiting from hanging.
 const TURN: Duration = Duration::from_secs(10);
+/// How long an eviction that a PodDisruptionBudget refused is not asked for again.
+const NEXT_EVICTION: Duration = Duration::from_secs(15);
 /// How long the last status may take at the end.
 const LAST_STATUS: Duration = Duration::from_secs(5);
 
@@ -76,6 +78,8 @@ pub struct Live {
     last_record: LastRecord,
     kernels: KernelChanges,
     pace: Pace,
+    /// When the next pod of a target may be evicted, after a refusal.
+    evictions: BTreeMap<RolloutTarget, Instant>,
     /// What the pace is counted from.
     started: Instant,
     /// Passes in a row that met a fault.
@@ -110,6 +114,7 @@ impl Live {
             last_record: LastRecord::default(),
             kernels: KernelChanges::default(),
             pace: Pace::default(),
+            evictions: BTreeMap::new(),
             started: now,
             faulted: 0,
         }
@@ -256,8 +261,8 @@ impl Live {
         *self.context.leads.borrow() && self.parts.may_write().is_ok()
     }
 
-    /// Makes what the plan says of rollouts; the plan then says how things stand. Ends early when a rewrite would
-    /// reach a node of which the plan does not know (guarantee 1).
+    /// Makes what the plan says of rollouts; the plan then says how things stand. One that would reach a node of which the
+    /// plan does not know waits for the next plan (guarantee 1); it and its chain alone.
     async fn roll_out(
         &mut self,
         planned: &mut Planned,
@@ -277,22 +282,34 @@ impl Live {
                 reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
                 continue;
             }
-            if matches!(rollout.decision, RolloutDecision::Rewrite { .. })
-                && let Err(next) = self.pace.take(&rollout.target, self.started.elapsed())
-            {
-                self.wake.by(self.started + next);
-                rollout.changes.clear();
-                rollout.decision = RolloutDecision::Hold(HoldReason::TooOften);
-                tracing::warn!(image = %rollout.image, target = %rollout.target, "rewritten too often; it waits");
+            if let Some(why) = self.must_wait(rollout) {
+                tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
+                rollout.hold(why);
             }
-            if !rollout.changes.is_empty() && !self.still_stands(seen, cancel).await? {
-                tracing::info!("nodes have changed since the plan was made; it is made anew");
-                break;
+            if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target, cancel).await? {
+                tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
+                broken.note(rollout, "waits, because its nodes have changed since the plan was made");
+                continue;
+            }
+            // Only what is written counts.
+            if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
+                self.pace.take(&rollout.target);
             }
             let error = self.parts.roll_out(self.context.cluster.as_ref(), rollout).await.err();
             self.context.health.beat();
+            if let Some(TargetError::Cluster(error)) = &error
+                && let Some(detail) = error.disruption()
+            {
+                self.evictions.insert(rollout.target.clone(), Instant::now() + NEXT_EVICTION);
+                self.wake.by(Instant::now() + NEXT_EVICTION);
+                tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
+                rollout.hold(HoldReason::Disruption { detail: detail.to_owned() });
+                reports.push(RolloutReport { planned: rollout.clone(), error: None });
+                continue;
+            }
+            let error = error.map(|error| error_chain(&error));
             if let Some(error) = &error {
-                broken.note(rollout, error);
+                broken.note(rollout, &format!("failed: {error}"));
             }
             self.log(rollout, error.as_deref());
             let planned = rollout.clone();
@@ -305,18 +322,38 @@ impl Live {
         Ok(reports)
     }
 
-    /// Does the plan know all kinds of nodes that there are now? What else is different is seen in the next pass:
+    /// Why a rollout is not made now although nothing is wrong with it.
+    fn must_wait(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
+        let now = Instant::now();
+        self.evictions.retain(|_, next| now < *next);
+        if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
+            && let Some(next) = self.evictions.get(&rollout.target)
+        {
+            self.wake.by(*next);
+            let detail = "the last eviction was refused a moment ago".to_owned();
+            return Some(HoldReason::Disruption { detail });
+        }
+        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
+            return None;
+        }
+        let next = self.pace.wait(&rollout.target, self.started.elapsed())?;
+        self.wake.by(self.started + next);
+        Some(HoldReason::TooOften)
+    }
+
+    /// Does the plan know all kinds of nodes that the rollout reaches now? What else is different is seen in the next pass:
     /// looking at the cluster used up the notice of it.
     async fn still_stands(
         &mut self,
         planned: &ClusterSnapshot,
+        target: &RolloutTarget,
         cancel: &CancellationToken,
     ) -> Result<bool, TargetError> {
         let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
         if now != *planned {
             self.wake.changed(Instant::now());
         }
-        Ok(planned.knows_nodes_of(&now))
+        Ok(planned.knows_nodes_of(&now, target))
     }
 
     /// Logs and counts a rollout. Notes are no rewrites.

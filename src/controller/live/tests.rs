@@ -11,7 +11,7 @@ use tokio::{sync::Notify, task::JoinHandle};
 
 use super::*;
 use crate::{
-    cluster::Fence,
+    cluster::{ApiError, Fence},
     controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
     parts::{BootChecker, Stage},
     plan::{Activity, KERNEL_LABEL},
@@ -182,6 +182,60 @@ async fn a_node_that_joins_after_the_plan_stops_the_rollout() {
     });
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;
     assert_eq!(state.image("a"), live.published(K10).await.unwrap());
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn nodes_that_a_rollout_does_not_reach_do_not_stop_it() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.publish(K10, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", K9);
+        state.joins = Some((2, "m", K10));
+    });
+    let live = Running::start(bench, fleet, true);
+    let state = live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert_eq!(state.looks, 2, "the first plan's, and the one before the write");
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn passes_that_write_nothing_spend_no_pace() {
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", "");
+        state.churn = 40;
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.churn == 0).await;
+    let calm = Instant::now();
+    live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert!(calm.elapsed() < Duration::from_secs(3), "{:?}", calm.elapsed());
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_write_that_fails_holds_no_other_target_of_an_image_without_a_chain() {
+    let bench = bench(&json!({}), &["a", "b"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("a", K9);
+        state.daemon_set("b", K9);
+        state.refused.insert("a".to_owned(), ApiError::Changed("another writer was faster".to_owned()));
+    });
+    let live = Running::start(bench, fleet, true);
+    let state = live.fleet.until(|state| state.image("b") != FIRST).await;
+    assert_eq!((state.image("a"), state.looks), (FIRST, 3), "within the first pass");
+    live.fleet.change(|state| {
+        state.refused.clear();
+        state.changed = true;
+    });
+    live.fleet.until(|state| state.image("a") != FIRST).await;
     live.stop().await;
 }
 

@@ -27,18 +27,18 @@ pub enum RolloutSpec {
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// How long the first pods with a new image may take to get ready before the old image is put back.
-        #[serde(default = "default_deadline")]
-        deadline: Period,
+        /// How the pods with a new image are watched.
+        #[serde(flatten)]
+        watch: Watch,
     },
     /// A DaemonSet over mixed kernels: each kernel gets a copy of its own, with its own image.
     PerKernel {
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// How long the first pods with a new image may take to get ready before the old image is put back.
-        #[serde(default = "default_deadline")]
-        deadline: Period,
+        /// How the pods with a new image are watched.
+        #[serde(flatten)]
+        watch: Watch,
         /// How long a copy is kept after its last node has left.
         #[serde(default = "default_grace")]
         retire_after: Period,
@@ -48,9 +48,9 @@ pub enum RolloutSpec {
         /// The container whose image is set.
         #[serde(flatten)]
         target: DaemonSetContainer,
-        /// How long the first pods with a new image may take to get ready before the old image is put back.
-        #[serde(default = "default_deadline")]
-        deadline: Period,
+        /// How the pods with a new image are watched.
+        #[serde(flatten)]
+        watch: Watch,
         /// How long a kernel stays in the image after its last node has left it.
         #[serde(default = "default_grace")]
         drop_after: Period,
@@ -245,6 +245,23 @@ text_form!(
     })
 );
 
+/// How the first pods with a new image are watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Watch {
+    /// How long the first pods with a new image may take to get ready before the old image is put back.
+    #[serde(default = "default_deadline")]
+    pub deadline: Period,
+    /// How long a pod must stay ready, without a restart of a container, until it counts as ready: a container that
+    /// crashes at its start is ready for a moment each time. The DaemonSet's `minReadySeconds` counts where it is longer.
+    #[serde(default = "default_stable_for")]
+    pub stable_for: Period,
+}
+
+fn default_stable_for() -> Period {
+    Period::seconds(120)
+}
+
 fn default_deadline() -> Period {
     Period::seconds(600)
 }
@@ -265,12 +282,12 @@ impl RolloutSpec {
         }
     }
 
-    /// How long the first pods with a new image may take to get ready; `None` where they are not watched.
-    pub fn deadline(&self) -> Option<Period> {
+    /// How the first pods with a new image are watched; `None` where they are not.
+    pub fn watch(&self) -> Option<Watch> {
         match self {
-            Self::Image { deadline, .. }
-            | Self::PerKernel { deadline, .. }
-            | Self::Union { deadline, .. } => Some(*deadline),
+            Self::Image { watch, .. } | Self::PerKernel { watch, .. } | Self::Union { watch, .. } => {
+                Some(*watch)
+            }
             Self::PublishOnly { .. } | Self::CustomResource { .. } | Self::File { .. } => None,
         }
     }
@@ -298,6 +315,7 @@ struct RolloutForm {
     container: Option<DnsLabel>,
     path: Option<LocalPath>,
     deadline: Option<Period>,
+    stable_for: Option<Period>,
     retire_after: Option<Period>,
     drop_after: Option<Period>,
     resource: Option<OperatorResource>,
@@ -334,9 +352,11 @@ impl Strategy {
     /// Fields that this strategy has beside `strategy`.
     fn fields(self) -> &'static [&'static str] {
         match self {
-            Self::Image => &["namespace", "daemonSet", "container", "deadline"],
-            Self::PerKernel => &["namespace", "daemonSet", "container", "deadline", "retireAfter"],
-            Self::Union => &["namespace", "daemonSet", "container", "deadline", "dropAfter"],
+            Self::Image => &["namespace", "daemonSet", "container", "deadline", "stableFor"],
+            Self::PerKernel => {
+                &["namespace", "daemonSet", "container", "deadline", "stableFor", "retireAfter"]
+            }
+            Self::Union => &["namespace", "daemonSet", "container", "deadline", "stableFor", "dropAfter"],
             Self::PublishOnly => &["resource"],
             Self::CustomResource => &["resource", "name"],
             Self::File => &["path", "namespace", "daemonSet", "container"],
@@ -355,6 +375,7 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             container,
             path,
             deadline,
+            stable_for,
             retire_after,
             drop_after,
             resource,
@@ -366,6 +387,7 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             ("container", container.is_some()),
             ("path", path.is_some()),
             ("deadline", deadline.is_some()),
+            ("stableFor", stable_for.is_some()),
             ("retireAfter", retire_after.is_some()),
             ("dropAfter", drop_after.is_some()),
             ("resource", resource.is_some()),
@@ -383,16 +405,19 @@ impl TryFrom<RolloutForm> for RolloutSpec {
                 container: container.ok_or_else(|| needed("container"))?,
             })
         };
-        let deadline = deadline.unwrap_or_else(default_deadline);
+        let watch = Watch {
+            deadline: deadline.unwrap_or_else(default_deadline),
+            stable_for: stable_for.unwrap_or_else(default_stable_for),
+        };
         Ok(match strategy {
-            Strategy::Image => Self::Image { target: target()?, deadline },
+            Strategy::Image => Self::Image { target: target()?, watch },
             Strategy::PerKernel => {
                 let retire_after = retire_after.unwrap_or_else(default_grace);
-                Self::PerKernel { target: target()?, deadline, retire_after }
+                Self::PerKernel { target: target()?, watch, retire_after }
             }
             Strategy::Union => {
                 let drop_after = drop_after.unwrap_or_else(default_grace);
-                Self::Union { target: target()?, deadline, drop_after }
+                Self::Union { target: target()?, watch, drop_after }
             }
             Strategy::PublishOnly => Self::PublishOnly { resource },
             Strategy::CustomResource => Self::CustomResource {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::{ClusterSnapshot, DaemonSetFacts, Record, RecordState};
+use super::{ClusterSnapshot, LiveDaemonSet, Record, RecordState, rollout::Limits};
 use crate::image::Definitions;
 
 /// How long it is until the first deadline of a watched rollout passes; `None` where none is ahead.
@@ -17,14 +17,13 @@ pub fn next_deadline(
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
     specs
-        .filter_map(|spec| Some((spec.daemon_set()?, spec.deadline()?)))
-        .flat_map(|(wanted, deadline)| {
+        .filter_map(|spec| Some((spec.daemon_set()?, spec.watch()?)))
+        .flat_map(|(wanted, watch)| {
             let named = snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted));
-            named.map(move |found| (found, deadline))
+            named.filter_map(move |found| Some((found.live.as_ref()?, watch)))
         })
-        .flat_map(|(found, deadline)| starts(found, snapshot).into_iter().map(move |at| (at, deadline)))
-        .filter_map(|(at, deadline)| {
-            let end = at.checked_add(jiff::SignedDuration::try_from(deadline.duration()).ok()?).ok()?;
+        .flat_map(|(live, watch)| ends(live, Limits::of(watch, live), snapshot))
+        .filter_map(|end| {
             // A second more, so that the deadline has passed by the next look, and not nearly.
             let left = Duration::try_from(end.duration_since(now)).ok()?;
             Some(left + Duration::from_secs(1))
@@ -32,18 +31,25 @@ pub fn next_deadline(
         .min()
 }
 
-/// From when deadlines count: the rewrite, and each pod that is not ready yet.
-fn starts(daemon_set: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
-    let Some(live) = &daemon_set.live else { return Vec::new() };
+/// When deadlines pass: that of the rewrite, those of pods that are not ready yet, and of those that must stay so.
+fn ends(live: &LiveDaemonSet, limits: Limits, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
     // An annotation that another writer changed says nothing.
     let record = Record::of(&live.annotations).unwrap_or_default();
-    let set = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
-    let late = snapshot
-        .pods
-        .iter()
-        .filter(|pod| pod.daemon_set == live.version.uid && pod.bound && !pod.ready && !pod.deleting)
-        .filter_map(|pod| pod.created);
-    if record.0.is_empty() { Vec::new() } else { set.chain(late).collect() }
+    if record.0.is_empty() {
+        return Vec::new();
+    }
+    let set = record.0.values().filter(|field| field.state == RecordState::Set);
+    let set = set.map(|field| (field.at, limits.deadline));
+    let own =
+        snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid && pod.bound && !pod.deleting);
+    let pods = own.filter_map(|pod| {
+        if pod.ready {
+            Some((pod.steady_since?, limits.stable_for))
+        } else {
+            Some((pod.created?, limits.deadline))
+        }
+    });
+    set.chain(pods).filter_map(|(from, wait)| from.checked_add(wait).ok()).collect()
 }
 
 #[cfg(test)]
@@ -102,6 +108,7 @@ mod tests {
             bound: true,
             images: BTreeMap::new(),
             ready: false,
+            steady_since: None,
             created: Some(at(500)),
             deleting: false,
             messages: Vec::new(),

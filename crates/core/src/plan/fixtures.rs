@@ -375,6 +375,7 @@ pub(super) fn pod(daemon_set: &DaemonSetFacts, node: &str, ready: bool) -> PodFa
         bound: true,
         images: images.collect(),
         ready,
+        steady_since: ready.then_some(jiff::Timestamp::MIN),
         created: None,
         deleting: false,
         messages: if ready {

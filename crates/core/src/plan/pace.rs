@@ -22,11 +22,8 @@ struct Allowance {
 }
 
 impl Pace {
-    /// Takes one rewrite of the target's allowance, or says when there is one again.
-    ///
-    /// # Errors
-    /// The time at which there is one.
-    pub fn take(&mut self, target: &RolloutTarget, now: Duration) -> Result<(), Duration> {
+    /// When the target may be rewritten again; `None` where it may be now.
+    pub fn wait(&mut self, target: &RolloutTarget, now: Duration) -> Option<Duration> {
         self.0.retain(|_, allowance| now < allowance.at + ONE_MORE * AT_ONCE);
         let allowance = self.0.entry(target.clone()).or_insert(Allowance { left: AT_ONCE, at: now });
         while allowance.left < AT_ONCE && now >= allowance.at + ONE_MORE {
@@ -36,11 +33,14 @@ impl Pace {
         if allowance.left == AT_ONCE {
             allowance.at = now;
         }
-        if allowance.left == 0 {
-            return Err(allowance.at + ONE_MORE);
+        (allowance.left == 0).then(|| allowance.at + ONE_MORE)
+    }
+
+    /// It is rewritten.
+    pub fn take(&mut self, target: &RolloutTarget) {
+        if let Some(allowance) = self.0.get_mut(target) {
+            allowance.left = allowance.left.saturating_sub(1);
         }
-        allowance.left -= 1;
-        Ok(())
     }
 }
 
@@ -56,14 +56,24 @@ mod tests {
         });
         let target = RolloutTarget::of(&serde_json::from_value::<RolloutSpec>(spec).unwrap());
         let (mut pace, start) = (Pace::default(), Duration::from_secs(7));
+        let rewrite = |pace: &mut Pace, now| {
+            let wait = pace.wait(&target, now);
+            if wait.is_none() {
+                pace.take(&target);
+            }
+            wait
+        };
         let mut made = 0;
         for tenth in 0..600 {
-            made += u32::from(pace.take(&target, start + Duration::from_millis(100) * tenth).is_ok());
+            made += u32::from(rewrite(&mut pace, start + Duration::from_millis(100) * tenth).is_none());
         }
         assert_eq!(made, AT_ONCE + 3, "one more for each quarter of the minute");
         let calm = start + Duration::from_mins(5);
-        let taken: Vec<bool> = (0..6).map(|_| pace.take(&target, calm).is_ok()).collect();
+        let taken: Vec<bool> = (0..6).map(|_| rewrite(&mut pace, calm).is_none()).collect();
         assert_eq!(taken, [true, true, true, true, false, false]);
-        assert_eq!(pace.take(&target, calm), Err(calm + ONE_MORE));
+        assert_eq!(rewrite(&mut pace, calm), Some(calm + ONE_MORE));
+        for _ in 0..9 {
+            assert_eq!(pace.wait(&target, calm + ONE_MORE), None, "who only looks takes nothing");
+        }
     }
 }

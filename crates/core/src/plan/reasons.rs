@@ -235,6 +235,12 @@ pub enum HoldReason {
         "it was rewritten several times within a minute, by a node that flaps or another writer; it waits until things calm down"
     )]
     TooOften,
+    /// The API server does not evict a pod now; said by the loop, which asks again.
+    #[error("it waits for a PodDisruptionBudget: {detail}")]
+    Disruption {
+        /// What the API server says.
+        detail: String,
+    },
     /// The strategy needs a running cluster.
     #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,
@@ -301,6 +307,7 @@ impl HoldReason {
                 | Self::CopiesRolledBack
                 | Self::Chain { .. }
                 | Self::TooOften
+                | Self::Disruption { .. }
                 | Self::NotPullable
         )
     }

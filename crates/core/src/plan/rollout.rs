@@ -36,6 +36,7 @@ pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
 pub use target::{RolloutObject, RolloutTarget};
 pub(super) use union::left_kernels;
+pub(super) use watch::Limits;
 
 use super::{
     Announcements, CellInputs, ClusterSnapshot, DaemonSetFacts, HoldReason, ImageLocation, Manifests,

@@ -7,11 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{NodeAffinity, READY_FOR, labels::HANDOVER_LABELS};
-use crate::image::{DaemonSetContainer, DriverImage, OperatorResource};
+use super::{NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, labels::HANDOVER_LABELS};
+use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -144,6 +144,9 @@ pub struct PodFacts {
     pub images: BTreeMap<String, String>,
     /// The `Ready` condition is true.
     pub ready: bool,
+    /// Since when it is ready without a restart: the later of the `Ready` condition's last change and the last start of
+    /// a container. `None` where it is not ready; where it does not say, it is ready since it was made.
+    pub steady_since: Option<Timestamp>,
     /// `metadata.creationTimestamp`.
     pub created: Option<Timestamp>,
     /// `metadata.deletionTimestamp` is set.
@@ -236,13 +239,30 @@ impl NodeFacts {
 }
 
 impl ClusterSnapshot {
-    /// Has each node of the other snapshot its like in this one, in all that decides which images may reach it: what
-    /// it runs, its labels, and its name where nodes are selected by name? Then no rollout that was decided from
-    /// this one reaches a kernel of which it did not know. Labels of farrier's own change while it rolls out.
-    pub fn knows_nodes_of(&self, other: &Self) -> bool {
+    /// Has each node of a later snapshot that a rollout to this target may reach its like in this one, in all that
+    /// decides which images may reach it: what it runs, its labels, and its name where nodes are selected by name? Then no
+    /// rollout that was decided from this snapshot reaches a kernel of which it did not know. Labels of farrier's own
+    /// change while it rolls out.
+    pub fn knows_nodes_of(&self, later: &Self, target: &RolloutTarget) -> bool {
         let by_name = self.daemon_sets.iter().any(|found| found.affinity.names_nodes());
+        // The nodes of copies, of operators' resources and of manifests are not those of one DaemonSet.
+        let one = match (target.strategy, &target.object) {
+            (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(wanted)) => {
+                let find = |snapshot: &'_ Self| {
+                    let found = snapshot.daemon_sets.iter().find(|found| found.is_named(wanted));
+                    found.map(|found| (found.node_selector.clone(), found.affinity.clone()))
+                };
+                let (planned, now) = (find(self), find(later));
+                if planned != now {
+                    return false;
+                }
+                later.daemon_sets.iter().find(|found| found.is_named(wanted))
+            }
+            _ => None,
+        };
+        let is_reached = |node: &&NodeFacts| one.is_none_or(|found| found.reaches(node) != Some(false));
         let known: HashSet<_> = self.nodes.iter().map(|node| node.likeness(by_name)).collect();
-        other.nodes.iter().all(|node| known.contains(&node.likeness(by_name)))
+        later.nodes.iter().filter(is_reached).all(|node| known.contains(&node.likeness(by_name)))
     }
 }
 
@@ -268,6 +288,14 @@ impl DaemonSetFacts {
     /// The label keys that decide which nodes it reaches.
     pub fn label_keys(&self) -> impl Iterator<Item = &str> {
         self.node_selector.keys().map(String::as_str).chain(self.affinity.label_keys())
+    }
+}
+
+impl PodFacts {
+    /// Has it been ready for so long, without a restart? Then it counts.
+    pub fn is_steady(&self, stable_for: SignedDuration, now: Timestamp) -> bool {
+        let since = self.steady_since.or(self.created);
+        self.ready && since.is_none_or(|since| now.duration_since(since) >= stable_for)
     }
 }
 
@@ -300,26 +328,69 @@ mod tests {
         }
     }
 
+    fn target(strategy: &str) -> RolloutTarget {
+        let spec = serde_json::json!({
+            "strategy": strategy, "namespace": "drivers", "daemonSet": "d", "container": "driver",
+        });
+        RolloutTarget::of(&serde_json::from_value(spec).unwrap())
+    }
+
     fn of(nodes: &[NodeFacts]) -> ClusterSnapshot {
         ClusterSnapshot { nodes: nodes.to_vec(), ..ClusterSnapshot::default() }
+    }
+
+    fn daemon_set() -> DaemonSetFacts {
+        DaemonSetFacts {
+            namespace: "drivers".to_owned(),
+            name: "d".to_owned(),
+            containers: Vec::new(),
+            node_selector: BTreeMap::new(),
+            affinity: NodeAffinity::Any,
+            owner: None,
+            live: None,
+        }
+    }
+
+    #[test]
+    fn a_node_that_the_rollout_does_not_reach_says_nothing() {
+        let with = |nodes: &[NodeFacts], zone: &str| {
+            let node_selector = [("zone".to_owned(), zone.to_owned())].into();
+            let daemon_sets = vec![DaemonSetFacts { node_selector, ..daemon_set() }];
+            ClusterSnapshot { daemon_sets, ..of(nodes) }
+        };
+        let (x, y) = (node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y")));
+        let planned = with(&[x.clone(), y.clone()], "x");
+        let elsewhere = with(&[x.clone(), node("b", "6.3", ("zone", "y"))], "x");
+        assert!(planned.knows_nodes_of(&elsewhere, &target("image")));
+        assert!(!planned.knows_nodes_of(&elsewhere, &target("per-kernel")), "its copies reach others");
+        let reached = with(&[node("a", "6.3", ("zone", "x")), y.clone()], "x");
+        assert!(!planned.knows_nodes_of(&reached, &target("image")));
+        assert!(!planned.knows_nodes_of(&with(&[x, y], "y"), &target("image")), "it selects others now");
+        assert!(!planned.knows_nodes_of(&of(&planned.nodes), &target("image")), "it has gone");
     }
 
     #[test]
     fn a_node_like_those_that_were_planned_for_is_known() {
         let planned = of(&[node("a", "6.1", ("zone", "x")), node("b", "6.2", ("zone", "y"))]);
-        assert!(planned.knows_nodes_of(&planned));
-        assert!(planned.knows_nodes_of(&of(&[])));
+        assert!(planned.knows_nodes_of(&planned, &target("per-kernel")));
+        assert!(planned.knows_nodes_of(&of(&[]), &target("per-kernel")));
         // Another name, another order, fewer of them, a mark of farrier's own: nothing new.
         let mut marked = node("c", "6.1", ("zone", "x"));
         marked.labels.insert("farrier.dev/driver.0a1b2c3d".to_owned(), "yes".to_owned());
-        assert!(planned.knows_nodes_of(&of(&[node("b", "6.2", ("zone", "y")), marked])));
+        assert!(
+            planned.knows_nodes_of(&of(&[node("b", "6.2", ("zone", "y")), marked]), &target("per-kernel"))
+        );
 
         for other in [
             node("a", "6.3", ("zone", "x")),
             node("a", "6.1", ("zone", "y")),
             NodeFacts { architecture: "arm64".to_owned(), ..node("a", "6.1", ("zone", "x")) },
         ] {
-            assert!(!planned.knows_nodes_of(&of(&[planned.nodes[0].clone(), other.clone()])), "{other:?}");
+            assert!(
+                !planned
+                    .knows_nodes_of(&of(&[planned.nodes[0].clone(), other.clone()]), &target("per-kernel")),
+                "{other:?}"
+            );
         }
     }
 
@@ -327,24 +398,14 @@ mod tests {
     fn names_matter_where_somebody_selects_by_name() {
         let mut planned = of(&[node("a", "6.1", ("zone", "x"))]);
         let other = of(&[node("b", "6.1", ("zone", "x"))]);
-        assert!(planned.knows_nodes_of(&other));
+        assert!(planned.knows_nodes_of(&other, &target("per-kernel")));
         let field = Requirement {
             key: "metadata.name".to_owned(),
             operator: Operator::In,
             values: vec!["a".to_owned()],
         };
-        planned.daemon_sets.push(DaemonSetFacts {
-            namespace: "drivers".to_owned(),
-            name: "d".to_owned(),
-            containers: Vec::new(),
-            node_selector: BTreeMap::new(),
-            affinity: NodeAffinity::Terms(vec![SelectorTerm {
-                expressions: Vec::new(),
-                fields: vec![field],
-            }]),
-            owner: None,
-            live: None,
-        });
-        assert!(!planned.knows_nodes_of(&other));
+        let terms = vec![SelectorTerm { expressions: Vec::new(), fields: vec![field] }];
+        planned.daemon_sets.push(DaemonSetFacts { affinity: NodeAffinity::Terms(terms), ..daemon_set() });
+        assert!(!planned.knows_nodes_of(&other, &target("per-kernel")));
     }
 }

@@ -68,6 +68,14 @@ pub struct PlannedRollout {
     pub changes: Vec<Change>,
 }
 
+impl PlannedRollout {
+    /// Nothing is done now, for a reason that only shows when it is made.
+    pub fn hold(&mut self, why: HoldReason) {
+        self.changes.clear();
+        self.decision = RolloutDecision::Hold(why);
+    }
+}
+
 /// A decision with the changes that carry it out.
 #[derive(Clone, Debug)]
 pub(super) struct Decided {

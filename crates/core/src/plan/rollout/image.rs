@@ -12,7 +12,7 @@ use super::{
     no_image,
     reached::Reached,
     record::FieldRecord,
-    watch::{Progress, progress},
+    watch::{Limits, Progress, progress},
 };
 use crate::{
     image::ImageReference,
@@ -125,10 +125,10 @@ fn how_pods_do(
     record: &FieldRecord,
 ) -> Progress {
     let ClusterSnapshot { pods, unseen, .. } = context.inputs.snapshot;
-    match (record.set.as_str(), context.spec.deadline()) {
-        (Some(image), Some(deadline)) if !unseen.contains_key(&Seen::Pods) => {
+    match (record.set.as_str(), context.spec.watch()) {
+        (Some(image), Some(watch)) if !unseen.contains_key(&Seen::Pods) => {
             let own = pods.iter().filter(|pod| pod.daemon_set == live.version.uid);
-            progress(own, container, image, record.at, deadline, context.inputs.now)
+            progress(own, container, image, record.at, Limits::of(watch, live), context.inputs.now)
         }
         _ => Progress::Waiting,
     }

@@ -23,7 +23,7 @@ use super::{
     image::naming,
 };
 use crate::{
-    image::{Period, RolloutSpec},
+    image::{Period, RolloutSpec, Watch},
     kernel::KernelTarget,
     plan::{NodeAffinity, PER_KERNEL_ANNOTATION, Seen},
 };
@@ -46,7 +46,7 @@ impl Steps {
 
 /// Decides one target.
 pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<Decided, HoldReason> {
-    let RolloutSpec::PerKernel { deadline, retire_after, .. } = context.spec else {
+    let RolloutSpec::PerKernel { watch, retire_after, .. } = context.spec else {
         return Err(HoldReason::NotFound);
     };
     let fleet = Fleet::observe(context, target)?;
@@ -61,7 +61,7 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
     let images = fleet.images(context);
     let mut steps = Steps::default();
     take_back(&fleet, &images, &mut steps);
-    bring_up_to_date(context, &fleet, &images, (*deadline, *retire_after), &mut steps)?;
+    bring_up_to_date(context, &fleet, &images, (*watch, *retire_after), &mut steps)?;
     if !fleet.is_fenced() {
         fence(context, &fleet, &images, note, &mut steps)?;
     } else if let Some(detail) = context.inputs.snapshot.unseen.get(&Seen::Pods) {
@@ -151,7 +151,7 @@ fn bring_up_to_date(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     images: &BTreeMap<KernelTarget, Image>,
-    (deadline, retire_after): (Period, Period),
+    (watch, retire_after): (Watch, Period),
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
     let now = context.inputs.now;
@@ -162,7 +162,7 @@ fn bring_up_to_date(
             continue;
         }
         let image = images.get(kernel).and_then(Image::ready);
-        let Some(record) = next_record(context, fleet, found, image, deadline) else { continue };
+        let Some(record) = next_record(context, fleet, found, image, watch) else { continue };
         let unused_since = match found {
             Some(copy) if !fleet.is_used(context, kernel) => Some(copy.unused_since.unwrap_or(now)),
             _ => None,

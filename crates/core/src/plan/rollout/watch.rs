@@ -2,7 +2,10 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{image::Period, plan::PodFacts};
+use crate::{
+    image::{Period, Watch},
+    plan::{LiveDaemonSet, PodFacts},
+};
 
 /// How a new image does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,16 +25,16 @@ pub(super) enum Progress {
 }
 
 /// Looks at the pods in which `container` runs `image`, which was set at `since`. A pod that was made later has its
-/// own time; one that is bound to no node has none, because the cluster and not the image is what it waits for.
+/// own time; one that is bound to no node has none, because the cluster and not the image is what it waits for. One that
+/// got ready within the deadline has the time that it must stay so.
 pub(super) fn progress<'a>(
     pods: impl IntoIterator<Item = &'a PodFacts>,
     container: &str,
     image: &str,
     since: Timestamp,
-    deadline: Period,
+    Limits { deadline, stable_for }: Limits,
     now: Timestamp,
 ) -> Progress {
-    let deadline = SignedDuration::try_from(deadline.duration()).unwrap_or(SignedDuration::MAX);
     // A record from the future is one of a clock that jumped: the pod's own time is all that is known then.
     let since = Some(since).filter(|since| *since <= now);
     let mut late: Vec<&PodFacts> = Vec::new();
@@ -43,10 +46,14 @@ pub(super) fn progress<'a>(
         }
         // `None` is before every time. A clock that jumped back makes the pod young, not late.
         let from = pod.created.max(since).unwrap_or(now);
-        match pod.ready {
-            true => ready += 1,
-            false if now.duration_since(from) > deadline => late.push(pod),
-            false => young += 1,
+        let was_in_time =
+            pod.ready && pod.steady_since.is_some_and(|since| since.duration_since(from) <= deadline);
+        if pod.is_steady(stable_for, now) {
+            ready += 1;
+        } else if now.duration_since(from) > deadline && !was_in_time {
+            late.push(pod);
+        } else {
+            young += 1;
         }
     }
     match late.iter().min_by_key(|pod| &pod.node) {
@@ -55,6 +62,26 @@ pub(super) fn progress<'a>(
         }
         _ if young > 0 || ready == 0 => Progress::Waiting,
         _ => Progress::Good,
+    }
+}
+
+/// How long pods are waited for.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::plan) struct Limits {
+    /// Until they are ready.
+    pub(in crate::plan) deadline: SignedDuration,
+    /// And stay so.
+    pub(in crate::plan) stable_for: SignedDuration,
+}
+
+impl Limits {
+    /// Those of the definition; the DaemonSet's own `minReadySeconds` where that is longer.
+    pub(in crate::plan) fn of(watch: Watch, live: &LiveDaemonSet) -> Self {
+        let duration =
+            |period: Period| SignedDuration::try_from(period.duration()).unwrap_or(SignedDuration::MAX);
+        let min_ready = live.manifest.pointer("/spec/minReadySeconds").and_then(serde_json::Value::as_i64);
+        let min_ready = SignedDuration::from_secs(min_ready.unwrap_or_default());
+        Self { deadline: duration(watch.deadline), stable_for: duration(watch.stable_for).max(min_ready) }
     }
 }
 
@@ -76,7 +103,46 @@ mod tests {
             })
             .collect();
         let image = &daemon_set.containers[0].image;
-        progress(&pods, "driver", image, second(1000), Period::seconds(60), second(1000 + now))
+        progress(&pods, "driver", image, second(1000), LIMITS, second(1000 + now))
+    }
+
+    const LIMITS: Limits =
+        Limits { deadline: SignedDuration::from_secs(60), stable_for: SignedDuration::from_secs(30) };
+
+    /// One pod, made with the rewrite and steady since a second after it; seen later.
+    fn steady(since: i64, now: i64) -> Progress {
+        let second = |second| Timestamp::from_second(1000 + second).unwrap();
+        let daemon_set = live_daemon_set("mft");
+        let pod = PodFacts {
+            created: Some(second(0)),
+            steady_since: Some(second(since)),
+            ..pod(&daemon_set, "n0", true)
+        };
+        progress([&pod], "driver", &daemon_set.containers[0].image, second(0), LIMITS, second(now))
+    }
+
+    #[test]
+    fn ready_must_last() {
+        assert_eq!(
+            steady(5, 5),
+            Progress::Waiting,
+            "a container that crashes at its start is ready for a moment"
+        );
+        assert_eq!(steady(5, 34), Progress::Waiting);
+        assert_eq!(steady(5, 35), Progress::Good);
+        assert_eq!(steady(60, 70), Progress::Waiting, "ready in time, it may show that it stays so");
+        assert_eq!(steady(60, 90), Progress::Good);
+        assert!(matches!(steady(61, 70), Progress::Failed { .. }), "started again after the deadline");
+    }
+
+    #[test]
+    fn the_daemon_sets_own_time_counts_where_it_is_longer() {
+        let mut live = live_daemon_set("mft").live.unwrap();
+        let watch = Watch { deadline: Period::seconds(60), stable_for: Period::seconds(30) };
+        for (seconds, expected) in [(10, 30), (300, 300)] {
+            live.manifest = std::sync::Arc::new(serde_json::json!({"spec": {"minReadySeconds": seconds}}));
+            assert_eq!(Limits::of(watch, &live).stable_for.as_secs(), expected);
+        }
     }
 
     fn failed_on(node: &str) -> Progress {
@@ -119,7 +185,7 @@ mod tests {
             let mut pod = PodFacts { created: Some(Timestamp::UNIX_EPOCH), ..pod(&daemon_set, "n0", false) };
             change(&mut pod);
             let now = Timestamp::from_second(9999).unwrap();
-            progress([&pod], "driver", &image, Timestamp::UNIX_EPOCH, Period::seconds(60), now)
+            progress([&pod], "driver", &image, Timestamp::UNIX_EPOCH, LIMITS, now)
         };
         assert_eq!(late(|_| ()), failed_on("n0"));
         assert_eq!(late(|pod| pod.bound = false), Progress::Waiting);

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 use super::{
     super::{
         copy::{CopyRecord, FailedImage, FoundCopy},
-        watch::{Progress, progress},
+        watch::{Limits, Progress, progress},
     },
     Context, Fleet,
 };
 use crate::{
-    image::{ImageReference, Period},
+    image::{ImageReference, Watch},
     plan::{LiveDaemonSet, PER_KERNEL_ANNOTATION},
 };
 
@@ -50,7 +50,7 @@ pub(super) fn next_record(
     fleet: &Fleet<'_>,
     found: Option<&FoundCopy<'_>>,
     image: Option<&ImageReference>,
-    deadline: Period,
+    watched: Watch,
 ) -> Option<CopyRecord> {
     let now = context.inputs.now;
     let wanted = image.map(ToString::to_string);
@@ -62,7 +62,7 @@ pub(super) fn next_record(
         None => CopyRecord::new(copy.image(fleet.container)?.to_owned(), None, now),
     };
     if !record.good {
-        watch(context, fleet, copy, &mut record, deadline);
+        watch(context, fleet, copy, &mut record, watched);
     }
     let has_failed = |image: &String| record.failed.as_ref().is_some_and(|failed| failed.image == *image);
     match wanted {
@@ -74,18 +74,21 @@ pub(super) fn next_record(
     }
 }
 
-/// Looks at the pods of an image that has not shown yet that it works. Once one pod has, pods that are not ready say
+/// Looks at the pods of an image that has not shown yet that it works. Once one pod has stayed ready, others that are not say
 /// nothing against the image.
 fn watch(
     context: &Context<'_>,
     fleet: &Fleet<'_>,
     copy: &FoundCopy<'_>,
     record: &mut CopyRecord,
-    deadline: Period,
+    watched: Watch,
 ) {
+    let (limits, now) = (Limits::of(watched, copy.live), context.inputs.now);
     let pods = || fleet.pods_of(&copy.live.version.uid);
     let runs_it = |image: Option<&String>| image == Some(&record.image);
-    if pods().any(|pod| pod.ready && !pod.deleting && runs_it(pod.images.get(fleet.container))) {
+    if pods().any(|pod| {
+        pod.is_steady(limits.stable_for, now) && !pod.deleting && runs_it(pod.images.get(fleet.container))
+    }) {
         record.good = true;
         record.failed = record.failed.take().filter(|failed| failed.image != record.image);
         return;
@@ -93,11 +96,10 @@ fn watch(
     if record.is_failed() {
         return;
     }
-    let now = context.inputs.now;
-    let how = progress(pods(), fleet.container, &record.image, record.at, deadline, now);
+    let how = progress(pods(), fleet.container, &record.image, record.at, limits, now);
     let Progress::Failed { node, messages } = how else { return };
     let said = if messages.is_empty() { String::new() } else { format!(": {}", messages.join("; ")) };
-    let why = format!("the pod on node {node} was not ready within {deadline}{said}");
+    let why = format!("the pod on node {node} was not ready within {}{said}", watched.deadline);
     record.failed = Some(FailedImage { image: record.image.clone(), why });
     record.at = now;
     if let Some(previous) = record.previous.take() {

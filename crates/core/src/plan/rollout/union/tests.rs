@@ -205,6 +205,7 @@ fn pod(node: &str, image: &str, ready: bool) -> PodFacts {
         bound: true,
         images: [("driver".to_owned(), image.to_owned())].into(),
         ready,
+        steady_since: None,
         created: None,
         deleting: false,
         messages: Vec::new(),
