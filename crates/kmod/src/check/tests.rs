@@ -1,3 +1,5 @@
+mod signatures;
+
 use std::fmt::Write;
 
 use super::*;
@@ -289,85 +291,6 @@ fn a_section_that_is_there_twice_is_refused_since_linux_6_4() {
     assert_eq!(said(&facts, &file.build()), [format!("unknown {sentence}")]);
     facts.release = "6.12.115+deb12-amd64".parse().unwrap();
     assert_eq!(said(&facts, &file.build()), [format!("refused {sentence}")]);
-}
-
-#[test]
-fn signatures_count_as_the_kernel_is_configured() {
-    let object = ModuleFile::named("m").build();
-    let good = testing::signature::signed(&object, &testing::signature::message("Build key", &[0x6a, 1], 1));
-    let mut buried = good.clone();
-    buried.extend(b"\n");
-    let broken = testing::signature::signed(&object, b"no message");
-    let mut kind = good.clone();
-    let at = kind.len() - 28 - 12 + 2;
-    kind[at] = 1;
-
-    let ignores = kernel(&[], "");
-    for file in [&object, &good, &buried, &broken, &kind] {
-        assert_eq!(said(&ignores, file), [""; 0]);
-    }
-
-    let knows = kernel(&["MODULE_SIG"], "");
-    let taints = "the kernel loads it and taints itself, unless it is locked down (Secure Boot) or started with \
-                  module.sig_enforce";
-    assert_eq!(said(&knows, &good), [""; 0]);
-    assert_eq!(said(&knows, &object), [""; 0]);
-    assert_eq!(
-        said(&knows, &buried),
-        [format!(
-            "loads Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {taints}"
-        )]
-    );
-    let fatal = "refused Signature: the signature is no PKCS#7 message: the kernel answers EBADMSG, whether or not \
-                 it enforces signatures";
-    assert_eq!(said(&knows, &broken), [fatal]);
-    assert_eq!(
-        said(&knows, &kind),
-        [format!(
-            "loads Signature: the signature is no PKCS#7 one (ENOPKG): {taints}: found kind 1, wanted kind 2"
-        )]
-    );
-
-    let enforces = kernel(&["MODULE_SIG", "MODULE_SIG_FORCE"], "");
-    let rejects = "the kernel rejects it, because it enforces signatures, says CONFIG_MODULE_SIG_FORCE";
-    assert_eq!(said(&enforces, &object), [format!("refused Signature: the module is not signed: {rejects}")]);
-    assert_eq!(
-        said(&enforces, &good),
-        [
-            "unknown Signature: the signature is well-formed, and only the kernel's keys can tell whether it is right \
-          (signed by Build key)"
-        ]
-    );
-    assert_eq!(said(&enforces, &broken), [fatal]);
-    assert_eq!(
-        said(&enforces, &buried),
-        [format!(
-            "refused Signature: the file ends in bytes after the signature (1), so to the kernel the module is not signed: {rejects}"
-        )]
-    );
-
-    let mut lenient = kernel(&["MODULE_SIG"], "");
-    lenient.beyond_headers.enforces_signatures = Some(Known { value: false, source: FactSource::Host });
-    assert_eq!(said(&lenient, &object), [""; 0]);
-    let trailing =
-        "the file ends in bytes after the signature (1), so to the kernel the module is not signed";
-    assert_eq!(
-        said(&lenient, &buried),
-        [format!("loads Signature: {trailing}: the kernel loads it and taints itself")]
-    );
-    assert!(matches!(Module::parse(&good[..]).unwrap().signature, Signature::By(_)));
-}
-
-#[test]
-fn a_section_that_reaches_into_the_signature_is_outside() {
-    let mut object = ModuleFile::named("m").build();
-    let header = section_header(&object, 2);
-    let length = object.len() as u64;
-    patch(&mut object, header + testing::SH_OFFSET, &length.to_le_bytes());
-    patch(&mut object, header + testing::SH_SIZE, &8_u64.to_le_bytes());
-    let file = testing::signature::signed(&object, &testing::signature::message("k", &[1], 1));
-    let error = Module::parse(&file[..]).unwrap_err();
-    assert!(error.to_string().starts_with("section .modinfo lies outside the file: "), "{error}");
 }
 
 #[test]
