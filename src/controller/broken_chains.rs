@@ -13,6 +13,7 @@ pub(super) struct BrokenChains {
     /// The chain of each image that is part of one, by one of its images.
     chains: BTreeMap<ImageName, ImageName>,
     broken: BTreeMap<ImageName, String>,
+    put_off: BTreeSet<ImageName>,
 }
 
 impl BrokenChains {
@@ -28,14 +29,25 @@ impl BrokenChains {
             chains.iter().filter(|(image, chain)| image != chain).map(|(_, chain)| *chain).collect();
         let chains = chains.iter().filter(|(_, chain)| shared.contains(**chain));
         let chains = chains.map(|(image, chain)| ((*image).clone(), (*chain).clone())).collect();
-        Self { chains, broken: BTreeMap::new() }
+        Self { chains, broken: BTreeMap::new(), put_off: BTreeSet::new() }
     }
 
-    /// A rollout was not made: it `failed: ...`, or why else.
-    pub(super) fn note(&mut self, rollout: &PlannedRollout, why: &str) {
+    /// A rollout failed.
+    pub(super) fn note(&mut self, rollout: &PlannedRollout, error: &str) {
         let Some(chain) = self.chains.get(&rollout.image) else { return };
-        let why = format!("{} of {} {why}", rollout.target, rollout.image);
+        let why = format!("{} of {} failed: {error}", rollout.target, rollout.image);
         self.broken.entry(chain.clone()).or_insert(why);
+    }
+
+    /// A rollout waits for the next plan, which is no failure: so do those of its chain.
+    pub(super) fn put_off(&mut self, rollout: &PlannedRollout) {
+        self.put_off.extend(self.chains.get(&rollout.image).cloned());
+    }
+
+    /// Does a rollout with changes wait for the next plan?
+    pub(super) fn is_put_off(&self, rollout: &PlannedRollout) -> bool {
+        let chain = self.chains.get(&rollout.image);
+        !rollout.changes.is_empty() && chain.is_some_and(|chain| self.put_off.contains(chain))
     }
 
     /// Why a rollout with changes is not made in this pass.

@@ -286,9 +286,12 @@ impl Live {
                 tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
                 rollout.hold(why);
             }
+            if broken.is_put_off(rollout) {
+                continue;
+            }
             if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target, cancel).await? {
                 tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
-                broken.note(rollout, "waits, because its nodes have changed since the plan was made");
+                broken.put_off(rollout);
                 continue;
             }
             // Only what is written counts.
@@ -309,7 +312,7 @@ impl Live {
             }
             let error = error.map(|error| error_chain(&error));
             if let Some(error) = &error {
-                broken.note(rollout, &format!("failed: {error}"));
+                broken.note(rollout, error);
             }
             self.log(rollout, error.as_deref());
             let planned = rollout.clone();
