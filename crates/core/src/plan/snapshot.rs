@@ -248,15 +248,13 @@ impl ClusterSnapshot {
         // The nodes of copies, of operators' resources and of manifests are not those of one DaemonSet.
         let one = match (target.strategy, &target.object) {
             (Strategy::Image | Strategy::Union, RolloutObject::DaemonSet(wanted)) => {
-                let find = |snapshot: &'_ Self| {
-                    let found = snapshot.daemon_sets.iter().find(|found| found.is_named(wanted));
-                    found.map(|found| (found.node_selector.clone(), found.affinity.clone()))
-                };
-                let (planned, now) = (find(self), find(later));
-                if planned != now {
+                let mut planned = self.daemon_sets.iter().filter(|found| found.is_named(wanted));
+                let now = later.daemon_sets.iter().find(|found| found.is_named(wanted));
+                let (Some(planned), Some(now)) = (planned.next(), now) else { return false };
+                if planned.node_selector != now.node_selector || planned.affinity != now.affinity {
                     return false;
                 }
-                later.daemon_sets.iter().find(|found| found.is_named(wanted))
+                Some(now)
             }
             _ => None,
         };
