@@ -105,7 +105,7 @@ impl<T> Hashing<T> {
         Self { inner, hash: Sha256::new(), bytes: 0 }
     }
 
-    /// What it was made of, the sha256 of what has passed, and how many bytes that were.
+    /// The inner reader or writer, the sha256 of the bytes that passed, and their number.
     pub fn into_parts(self) -> (T, Digest, u64) {
         (self.inner, Digest::from_sha256(&self.hash.finalize().into()), self.bytes)
     }

@@ -1,4 +1,4 @@
-//! Pure: the forms of what definitions say: texts that are parsed, lists, and texts in the place of a mapping.
+//! Pure: the forms of values in definitions: parsed texts, lists, and texts in the place of a mapping.
 
 use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref, str::FromStr};
 

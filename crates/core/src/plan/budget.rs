@@ -2,7 +2,7 @@
 
 use crate::image::{BuildSpec, Cpus, Memory};
 
-/// What builds may take started; by default, what the machine has.
+/// What builds may take at the same time; by default, what the machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Processors.
