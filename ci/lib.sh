@@ -253,6 +253,18 @@ debian_kernels() {
         sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$arch\)\$/\1/p" | sort -V | tail -n "$2"
 }
 
+# empty_headers RELEASE ARCHIVE: a header set for images in which nothing is compiled. It holds what farrier asks every
+# kernel's: its processor, its release, and what it exports.
+empty_headers() {
+    local tree="$state/tree-$1"
+    mkdir -p "$tree/include/config" "$tree/include/generated"
+    : > "$tree/Makefile"
+    printf '%s\n' CONFIG_MODULES=y CONFIG_X86_64=y CONFIG_ARM64=y > "$tree/include/config/auto.conf"
+    : > "$tree/Module.symvers"
+    echo "#define UTS_RELEASE \"$1\"" > "$tree/include/generated/utsrelease.h"
+    tar --create --xz --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner --file "$2" --directory "$tree" .
+}
+
 # node FILE NAME KERNEL [LABEL...]: a Debian 12 Node as NFD labels it; without KERNEL's labels when the
 # fourth argument is `unlabelled`. Labels are `key=value`.
 node() {

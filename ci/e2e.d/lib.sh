@@ -6,6 +6,13 @@
 # $kernel_a and $kernel_b, whose images are $image_a and $image_b. It ends with the first thing that does not come
 # about in time.
 
+# shellcheck source=ci/e2e.d/kubelet.sh
+. "$root/ci/e2e.d/kubelet.sh"
+# shellcheck source=ci/e2e.d/crash.sh
+. "$root/ci/e2e.d/crash.sh"
+# shellcheck source=ci/e2e.d/resource.sh
+. "$root/ci/e2e.d/resource.sh"
+
 run_label=e2e.farrier.dev/run
 driver=mstflint
 nfd=feature.node.kubernetes.io
@@ -16,6 +23,29 @@ k() { kubectl --kubeconfig "$kubeconfig" "$@" 2> >(grep -v 'version difference' 
 label_of() { tr -c 'A-Za-z0-9_.\n-' _ <<< "$1"; }
 
 # --- once for all scenarios
+
+# What of the cluster could be in the way, and what becomes of it. Only names are compared; nothing of it is touched.
+survey_cluster() {
+    local nodes devices others
+    nodes="$(k get nodes -o json)"
+    say "$(jq '.items | length' <<< "$nodes") nodes are there and stay untouched; this run's own are tainted"
+    devices="$(jq -r --arg nfd "$nfd" '[.items[] | select(.metadata.labels[$nfd + "/pci-15b3.present"] == "true"
+        or .metadata.labels["nvidia.com/gpu.deploy.driver"] == "true") | .metadata.name] | join(", ")' <<< "$nodes")"
+    [ -z "$devices" ] ||
+        echo "    with hardware that the operators look for: $devices. Their resources for the whole cluster are held there, which is what is tested" >&2
+    others="$(k get deployments -A -l app.kubernetes.io/name=farrier -o json |
+        jq -r '[.items[] | select(.spec.replicas > 0) | "\(.metadata.namespace)/\(.metadata.name)"] | join(", ")')"
+    [ -z "$others" ] || echo "    farrier runs here: $others. It sees this run's nodes; this run's farriers have names of their own" >&2
+    others="$(k get nodes,namespaces -l "$run_label" -o name | paste -sd ' ')"
+    [ -z "$others" ] || echo "    another run's objects are here: $others. Where nobody plays it any more, delete them" >&2
+    if [ -n "$real_node" ]; then
+        jq -e --arg name "$real_node" --arg nfd "$nfd" '.items[] | select(.metadata.name == $name)
+            | .metadata.labels as $labels | .status.nodeInfo.kernelVersion as $kernel
+            | ["/kernel-version.full", "/system-os_release.ID", "/system-os_release.VERSION_ID"] | all($labels[$nfd + .] != null)' \
+            <<< "$nodes" > /dev/null || die "$real_node is no node with NFD's labels for kernel and operating system"
+        echo "    drivers crash on $real_node, whose container runtime has to reach $registry" >&2
+    fi
+}
 
 # The driver for both kernels, published: what happens in the cluster is not a compiler's speed.
 publish_driver() {
@@ -39,7 +69,7 @@ make_cluster_objects() {
         k apply --server-side -f "$root/deploy/crds/driverbuild.yaml" > /dev/null
         echo driverbuilds.farrier.dev >> "$state/crds"
     fi
-    while read -r kind group version plural; do
+    while read -r kind group version plural _; do
         if k get crd "$plural.$group" > /dev/null 2>&1; then continue; fi
         echo "$plural.$group" >> "$state/crds"
         k apply --server-side -f - > /dev/null <<YAML
@@ -59,20 +89,20 @@ spec:
           type: object
           properties: {spec: {type: object, x-kubernetes-preserve-unknown-fields: true}}
 YAML
-    done <<'TEXT'
-NicClusterPolicy mellanox.com v1alpha1 nicclusterpolicies
-TEXT
+    done < <(resource_kinds)
     while read -r plural; do
         k wait --for condition=established --timeout 30s "crd/$plural" > /dev/null
     done < "$state/crds"
 }
 
 remove_objects() {
-    local node object
+    local node object group plural
     [ -s "$state/version.json" ] || return 0
     say "removing what this run made"
     k delete namespace -l "$run_label=$run" --wait=false --ignore-not-found > /dev/null
-    k delete nicclusterpolicies -l "$run_label=$run" --ignore-not-found > /dev/null 2>&1 || true
+    while read -r _ group _ plural _; do
+        k delete "$plural.$group" -l "$run_label=$run" --ignore-not-found > /dev/null 2>&1 || true
+    done < <(resource_kinds)
     # No kubelet says that a pod has ended.
     for node in $(k get nodes -l "$run_label=$run" -o name); do
         k delete pods -A --field-selector "spec.nodeName=${node#node/}" --grace-period=0 --force > /dev/null 2>&1 || true
@@ -96,6 +126,29 @@ stop_all() {
     for file in "$state"/*/farrier-*.pid "$state"/*/kubelet.pid; do
         if [ -f "$file" ]; then stop "$file"; fi
     done
+}
+
+# cloud_kernels FLAVOUR: the 6.1 kernels of that flavour in the security suite, oldest first.
+cloud_kernels() {
+    APT_CONFIG="$(private_apt bookworm-security)" apt-cache pkgnames linux-headers-6.1. |
+        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$1\)\$/\1/p" | sort -V
+}
+
+# A text as a regular expression, as far as kernel releases need it.
+literal() { printf '%s' "$1" | sed 's/[.+]/\\&/g'; }
+
+# unpack_headers KERNEL DIRECTORY: a Debian kernel's headers as packages put them on a node.
+unpack_headers() {
+    local packages="$state/headers-$1" package suite
+    mkdir -p "$packages"
+    for package in "linux-headers-$1" "linux-headers-${1%-cloud-*}-common" linux-kbuild-6.1; do
+        for suite in bookworm-security bookworm; do
+            (cd "$packages" && APT_CONFIG="$(private_apt "$suite")" apt-get download -qq "$package" 2> /dev/null) && break
+        done || die "no suite has $package"
+    done
+    mkdir -p "$2/usr/lib"
+    ln -sfn usr/lib "$2/lib"
+    for package in "$packages"/*.deb; do dpkg-deb --fsys-tarfile "$package" | tar --extract --keep-directory-symlink --directory "$2"; done
 }
 
 # --- each scenario
@@ -151,10 +204,15 @@ YAML
     KUBECONFIG="$here/kubeconfig" kubectl config set-context --current --user farrier --namespace "$ns" > /dev/null
 }
 
+# The driver's tag pattern, and another one for scenarios that need it.
+tagged="$(sed -n 's/^  tags: \["\(.*\)"\]$/\1/p' "$root/images/$driver.yaml")"
+also_tagged=''
+
 # definition ROLLOUT...: the driver for this scenario's nodes, with these rollout targets (flow style YAML).
 definition() {
     {
-        sed -e '/^  rollout:/,$d' -e "s|^  nodes: .*|  nodes: {matchLabels: {$mark: \"true\"}}|" "$root/images/$driver.yaml"
+        sed -e '/^  rollout:/,$d' -e "s|^  nodes: .*|  nodes: {matchLabels: {$mark: \"true\"}}|" \
+            -e "s|^  tags: .*|  tags: [\"$tagged\"${also_tagged:+, \"$also_tagged\"}]|" "$root/images/$driver.yaml"
         echo "  rollout:"
         printf '    - %s\n' "$@"
     } > "$here/definitions/images/.new"
@@ -215,7 +273,7 @@ reboot() {
 
 # --- DaemonSets and their pods
 
-# add_daemonset NAME IMAGE UPDATE-STRATEGY
+# add_daemonset NAME IMAGE UPDATE-STRATEGY [NODE-SELECTOR]: on this scenario's nodes, or those that one label selects.
 add_daemonset() {
     k apply --server-side --field-manager e2e -f - > /dev/null <<YAML
 apiVersion: apps/v1
@@ -227,67 +285,13 @@ spec:
   template:
     metadata: {labels: {app: $1}}
     spec:
-      nodeSelector: {$mark: "true"}
+      nodeSelector: {${4:-"$mark: \"true\""}}
       tolerations: [{operator: Exists}]
       terminationGracePeriodSeconds: 0
       containers:
         - {name: driver, image: "$2"}
 YAML
 }
-
-# Binds pods where no scheduler does, says that they are ready, and that they have ended when they are deleted.
-# The label e2e.farrier.dev/broken on the namespace holds the digest of an image that never gets ready.
-kubelet() {
-    local name node image broken
-    while :; do
-        broken="$(k get namespace "$drivers" -o json | jq -r '.metadata.annotations["e2e.farrier.dev/broken"] // ""')"
-        # shellcheck disable=SC2016 # jq's own variables
-        k get pods -n "$drivers" -o json | jq -r '.items[] | . as $pod
-            | ($pod.spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchFields
-                // [] | map(select(.key == "metadata.name")) | .[0].values[0] // "") as $wanted
-            | ([$pod.status.conditions[]? | select(.type == "Ready" and .status == "True")] | length > 0) as $ready
-            | (if $pod.metadata.deletionTimestamp then "delete"
-               elif ($pod.spec.nodeName // "") == "" then "bind"
-               elif $ready then "none" else "ready" end) as $todo
-            | select($todo != "none")
-            | [$todo, $pod.metadata.name, $wanted, $pod.spec.containers[0].image] | @tsv' > "$here/pods" || true
-        while IFS=$'\t' read -r todo name node image; do
-            case "$todo" in
-                delete) k delete pod "$name" -n "$drivers" --grace-period=0 --force > /dev/null 2>&1 ;;
-                bind) bind_pod "$name" "$node" 2> /dev/null ;;
-                ready) pod_status "$name" "$image" "$([ -n "$broken" ] && [[ "$image" == *"$broken" ]] && echo false || echo true)" ;;
-            esac || true
-        done < "$here/pods"
-        sleep 0.5
-    done
-}
-
-bind_pod() {
-    jq -n --arg name "$1" --arg node "$2" \
-        '{apiVersion: "v1", kind: "Binding", metadata: {name: $name}, target: {apiVersion: "v1", kind: "Node", name: $node}}' |
-        k create --raw "/api/v1/namespaces/$drivers/pods/$1/binding" -f - > /dev/null
-}
-
-pod_status() {
-    jq -n --arg image "$2" --argjson ready "$3" --arg now "$(date -u +%FT%TZ)" '{status: {
-        phase: "Running", startTime: $now,
-        conditions: [{type: "Ready", status: (if $ready then "True" else "False" end), lastTransitionTime: $now}],
-        containerStatuses: [{name: "driver", image: $image, imageID: $image, ready: $ready, started: true,
-            restartCount: (if $ready then 0 else 3 end),
-            state: (if $ready then {running: {startedAt: $now}}
-                else {waiting: {reason: "CrashLoopBackOff", message: "modprobe: invalid module format"}} end)}]}}' |
-        k patch pod "$1" -n "$drivers" --subresource status --type merge --patch-file /dev/stdin > /dev/null 2>&1
-}
-
-# Its command line names the state directory, by which `stop` knows it.
-start_kubelet() {
-    export -f kubelet bind_pod pod_status k
-    export drivers here kubeconfig
-    bash -c 'set -u; kubelet' "$here/kubelet" > "$here/kubelet.log" 2>&1 &
-    echo $! > "$here/kubelet.pid"
-}
-
-break_image() { k annotate namespace "$drivers" --overwrite "e2e.farrier.dev/broken=${1##*@}" > /dev/null; }
 
 # --- farrier
 
@@ -364,6 +368,7 @@ steady() {
 
 ds_image() { k get daemonset "$1" -n "$drivers" -o jsonpath='{.spec.template.spec.containers[0].image}'; }
 has_image() { [ "$(ds_image "$1")" = "$2" ]; }
+ours_is_set() { [[ "$(ds_image solo)" == "$registry/$driver@sha256:"* ]]; }
 # What farrier or anybody else could write in it.
 ds_spec() { k get daemonset "$1" -n "$drivers" -o json | jq -cS '[.metadata.annotations, .spec]'; }
 

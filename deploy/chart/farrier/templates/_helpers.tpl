@@ -13,7 +13,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "farrier.engine" -}}
 {{- if eq .Values.engine "buildah" }}
 name: buildah
-resources: {requests: {cpu: "1", memory: 1Gi}, limits: {memory: 8Gi}}
+resources: {requests: {cpu: 250m, memory: 1Gi}, limits: {memory: 8Gi}}
 capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, SETFCAP, SETGID, SETUID, SYS_ADMIN, SYS_CHROOT]
 {{- else if eq .Values.engine "none" }}
 name: auto

@@ -1,0 +1,11 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# The Network Operator's resource for a pool of nodes, which its nodeSelector names: what other nodes run is nothing to it.
+
+use_kind NicNodePolicy
+definition "{strategy: custom-resource, resource: $kind, name: $resource}"
+add_node n1 "$kernel_a"
+add_node n2 "$kernel_b"
+k label node "$run-$scenario-n1" e2e.farrier.dev/pool=a > /dev/null
+make_resource "{nodeSelector: {$run_label: $run, e2e.farrier.dev/pool: a}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}}"
+play_resource "debian12-$(dpkg --print-architecture)"

@@ -1,0 +1,12 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
+# The GPU Operator's resource for a pool of nodes, which its nodeSelector names.
+
+use_kind NVIDIADriver
+also_tagged="{{version}}-{{kernel_label}}-{{os_tag}}"
+definition "{strategy: custom-resource, resource: $kind, name: $resource}"
+add_node n1 "$kernel_a"
+add_node n2 "$kernel_b"
+k label node "$run-$scenario-n1" e2e.farrier.dev/pool=a > /dev/null
+make_resource "{nodeSelector: {$run_label: $run, e2e.farrier.dev/pool: a}, driverType: gpu, usePrecompiled: true, repository: vendor.example/drivers, image: driver, version: 25.10-1.2.8.0-0, startupProbe: {periodSeconds: 10}}"
+play_resource debian12

@@ -1,0 +1,55 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# A kernel whose headers only its node has: farrier says that they are missing; `farrier headers collect`, as the Job runs it,
+# brings them into the registry; the image is built from them, and is the same for every other farrier.
+
+# Debian's packages as they lie on a node, headers in three places: a tree, a common one and the kernel's own tools.
+flavour="cloud-$(dpkg --print-architecture)"
+kernel="$(cloud_kernels "$flavour" | tail -n 1)"
+[ -n "$kernel" ] || expect 0 "the security suite has a kernel of the flavour $flavour" false
+# A registry place of its own: in the other one this kernel's headers may be from another scenario.
+registry="$registry/$scenario"
+mkdir -p "$here/host" "$here/node" "$here/definitions/kernels"
+unpack_headers "$kernel" "$here/host"
+# What the Job mounts of the node, and nothing more.
+while read -r path; do
+    mkdir -p "$here/node$path"
+    cp -a "$here/host$path/." "$here/node$path/"
+done < <(grep -o 'hostPath: {path: [^,]*' "$root/deploy/kustomize/components/collect-headers/job.yaml" | cut -d' ' -f3)
+cat > "$here/definitions/kernels/00-own.yaml" <<YAML
+apiVersion: farrier.dev/v1alpha1
+kind: KernelFamily
+metadata: {name: own}
+spec:
+  match: {release: '$(literal "$kernel")'}
+  headers: {tarball: {path: "headers/{{release}}.tar.xz"}}
+  toolchain: {bootstrap: {suite: bookworm, include: [gcc, gcc-12, libc6-dev, make, patch, perl, kmod, libelf1, xz-utils]}}
+YAML
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
+add_node n1 "$kernel"
+add_daemonset solo "$registry/$driver:vendor" RollingUpdate
+start_farrier one
+tells_missing() {
+    { as_farrier plan --cluster kube --registry "$registry" -o json || true; } > "$here/plan.json"
+    grep -qi 'headers' "$here/plan.json" && jq -e '.builds == []' "$here/plan.json"
+}
+expect 30 "the plan says that there are no headers" tells_missing
+steady 4 "and nothing is built or set" ds_spec solo
+
+"$farrier" headers collect --root "$here/node" --kernel "$kernel" --registry "$registry" --definitions "$here/definitions" \
+    --cache-dir "$here/cache-node" > "$here/collect.txt" || expect 0 "the node's headers are collected" false
+expect 180 "the image is built from them and set" ours_is_set
+first="$(ds_image solo)"
+
+# Another replica, and whoever plans elsewhere, have caches of their own: all find what was published as they want it.
+up_to_date() {
+    as_farrier plan --cluster kube --registry "$registry" --cache-dir "$here/cache-other" -o json > "$here/plan.json" &&
+        jq -e '.builds == [] and (tostring | test("conflict") | not)' "$here/plan.json"
+}
+expect 30 "another farrier, with an empty cache, finds it up to date" up_to_date
+stop "$here/farrier-one.pid"
+start_farrier two
+steady 8 "and so does one that is started anew: nothing is built again" ds_spec solo
+[ "$(ds_image solo)" = "$first" ] || expect 0 "the image stays" false
+conflicts() { k get driverbuilds -n "$ns" -o json | jq -e '.items | any(tostring | test("conflict"))'; }
+expect 0 "no conflict is reported" not conflicts

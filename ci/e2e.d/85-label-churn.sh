@@ -1,0 +1,35 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# Labels of many nodes change all the time. A DaemonSet whose own nodes do not change is not kept waiting by that.
+
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
+for name in n1 n2 n3 n4; do add_node "$name" "$kernel_a"; done
+add_daemonset solo "$image_a" RollingUpdate "kubernetes.io/hostname: $run-$scenario-n1"
+expect 30 "the driver runs on n1" pod_on solo n1 "$image_a"
+start_farrier one
+expect 20 "farrier leads" leads one
+
+churn() {
+    local turn kernel
+    for ((turn = 0; ; turn++)); do
+        kernel="$kernel_a"
+        if [ $((turn / 3 % 2)) = 0 ]; then kernel="$kernel_b"; fi
+        reboot "n$((2 + turn % 3))" "$kernel" || return 0
+    done
+}
+churn > "$here/churn.log" 2>&1 &
+churning=$!
+trap 'kill "$churning" 2> /dev/null || true' EXIT
+sleep 3
+for kernel in "$kernel_b" "$kernel_a" "$kernel_b"; do
+    image="$image_a"
+    if [ "$kernel" = "$kernel_b" ]; then image="$image_b"; fi
+    reboot n1 "$kernel"
+    expect 6 "while others change, n1's new kernel gets its image at once" has_image solo "$image"
+done
+alive_churn() { kill -0 "$churning"; }
+expect 0 "they did change all the time" alive_churn
+kill "$churning"
+# Warnings are for what a person has to see to.
+warnings="$(grep -c '"level":"WARN"' "$here/farrier-one.log" || true)"
+[ "$warnings" -le 3 ] || expect 0 "no warning for each change: $warnings" false

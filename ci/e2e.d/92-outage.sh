@@ -1,0 +1,42 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables for and of ci/e2e.d/lib.sh
+# The API server cannot be reached while an image is built: the build needs none, and goes on. When the API server is back the
+# image is rolled out, and was built once. farrier reaches it through a proxy, which is what goes away.
+
+proxy_port="$(free_port)"
+server="$(k config view --raw --minify -o jsonpath='{.clusters[0].cluster.server}')"
+address="${server#*://}" address="${address%%/*}"
+[[ "$address" == *:* ]] || address="$address:443"
+start_proxy() {
+    python3 "$root/ci/e2e.d/proxy.py" "$proxy_port" "$address" "$here" > "$here/proxy.log" 2>&1 &
+    echo $! > "$here/farrier-proxy.pid"
+    expect 10 "the way to the API server is open" listens
+}
+listens() { (: < "/dev/tcp/127.0.0.1/$proxy_port") 2> /dev/null; }
+start_proxy
+cluster="$(KUBECONFIG="$here/kubeconfig" kubectl config view -o jsonpath='{.clusters[0].name}')"
+KUBECONFIG="$here/kubeconfig" kubectl config set-cluster "$cluster" --server "https://127.0.0.1:$proxy_port" \
+    --tls-server-name "${address%:*}" > /dev/null
+
+# Tags of its own, so that there is something to build, and a step that takes its time.
+tagged="{{version}}-outage-{{kernel_label}}"
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}"
+mkdir -p "$here/definitions/templates"
+sed "s|^FROM {{toolchain}} AS modules|&\nRUN sleep 25|" "$root/templates/kbuild.Dockerfile.hbs" \
+    > "$here/definitions/templates/slow.Dockerfile.hbs"
+sed -i 's/^  template: kbuild/  template: slow/' "$here/definitions/images/$driver.yaml"
+add_node n1 "$kernel_a"
+add_daemonset solo "$registry/$driver:vendor" RollingUpdate
+start_farrier one
+building() { dbuild_phases | grep -q building; }
+expect 60 "the image is being built" building
+stop "$here/farrier-proxy.pid"
+builds() { grep -c '"message":"building"' "$here/farrier-one.log" || true; }
+first="$(builds)"
+not_there() { not as_farrier status --cluster kube --registry "$registry"; }
+expect 20 "farrier cannot reach the API server" not_there
+sleep 15
+expect 0 "it goes on" alive "$here/farrier-one.pid"
+start_proxy
+expect 90 "the API server is back: the image is set" ours_is_set
+[ "$(builds)" = "$first" ] || expect 0 "it was built once: $first, then $(builds)" false

@@ -1,0 +1,59 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
+# farrier is taken away, as docs/deploy.md says: all that it has set is put back, without its definitions, and nothing of it
+# stays but annotations.
+
+use_kind NicNodePolicy
+definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, stableFor: 2s}" \
+    "{strategy: per-kernel, namespace: $drivers, daemonSet: fleet, container: driver, stableFor: 2s, deadline: 60s}" \
+    "{strategy: union, namespace: $drivers, daemonSet: whole, container: driver, stableFor: 2s}" \
+    "{strategy: custom-resource, resource: $kind, name: $resource}"
+add_node n1 "$kernel_a"
+for name in solo fleet whole; do add_daemonset "$name" "$registry/$driver:vendor" RollingUpdate; done
+make_resource "{nodeSelector: {$mark: 'true'}, ofedDriver: {repository: vendor.example/drivers, image: doca-driver, version: 25.10-1.2.8.0-0}}"
+start_farrier one
+all_set() {
+    [ "$(ds_image solo)" = "$image_a" ] && [[ "$(ds_image whole)" == *@sha256:* ]] && is repository "$registry" &&
+        k get daemonsets -n "$drivers" -l farrier.dev/copy-of=fleet -o name | grep -q . &&
+        k get node "$run-$scenario-n1" -o json | grep -q handed-over
+}
+expect 120 "DaemonSets of three strategies and a resource are rolled out" all_set
+vendors_run() { [ "$(k get pods -n "$drivers" -o json | jq '[.items[] | select(.metadata.deletionTimestamp == null)
+    | .spec.containers[0].image | select(endswith(":vendor"))] | length')" = 3 ]; }
+# Records of DaemonSets that are not this run's.
+foreign_records() {
+    k get daemonsets -A -o json | jq -e --arg ours "farrier-$run-" '.items | any(.metadata.annotations["farrier.dev/record"]
+        and (.metadata.namespace | startswith($ours) | not))' > /dev/null
+}
+stop "$here/farrier-one.pid"
+
+# The definitions may have gone before: the records on the objects decide.
+mkdir -p "$here/nothing/images"
+take_back() { KUBECONFIG="$here/kubeconfig" "$farrier" rollback --cluster kube --definitions "$here/nothing" --cache-dir "$here/cache-cli" "$@"; }
+take_back --dry-run > "$here/dry-run.txt"
+cat "$here/dry-run.txt" >&2
+for object in "$drivers/solo" "$drivers/fleet" "$drivers/whole" "$kind/$resource"; do
+    grep -qF "$object " "$here/dry-run.txt" || expect 0 "the dry run names $object" false
+done
+expect 0 "a dry run changes nothing" all_set
+# Where another farrier has set things, too, ours are named.
+ours=()
+if foreign_records; then ours=("$drivers/solo" "$drivers/fleet" "$drivers/whole" "$kind/$resource"); fi
+take_back "${ours[@]}" > "$here/rollback.txt"
+all_back() {
+    local name
+    for name in solo fleet whole; do has_image "$name" "$registry/$driver:vendor" || return 1; done
+    is repository vendor.example/drivers && is version 25.10-1.2.8.0-0 &&
+        [ -z "$(k get daemonsets -n "$drivers" -l farrier.dev/copy-of -o name)" ] &&
+        not grep -q handed-over <(k get node "$run-$scenario-n1" -o json)
+}
+expect 20 "everything is as it was before" all_back
+expect 40 "and the vendor's pods run again" vendors_run
+# What kustomize made goes with it; the CRD stays here for the other scenarios.
+awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
+    k delete -f - --ignore-not-found --wait=false > /dev/null
+gone() {
+    not k get namespace "$ns" && not grep -q -- "-$scenario\$" <(k get clusterroles,clusterrolebindings -l "$run_label=$run" -o name)
+}
+expect 60 "nothing of farrier is left" gone
+k delete "$plural.$group" "$resource" > /dev/null

@@ -1,0 +1,125 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # variables for the scenarios, and of ci/e2e.d/lib.sh
+# A driver that works and one that crashes, for the scenarios on crashes. Sourced by ci/e2e.d/lib.sh.
+#
+# On a node of the script's own they are two kernels' images, and the script's kubelet says how they do. With --real-node
+# they are versions of an image without a module, whose containers run, or end by themselves, on that node.
+
+crash_words="no such device"
+
+# start_crashing_driver WATCH: the DaemonSet `solo` runs $good, and farrier watches it.
+start_crashing_driver() {
+    local watch="$1" selector
+    if [ -n "$real_node" ]; then
+        publish_crasher
+        crasher_definition works "$watch"
+        good="$(jq -r .pinned "$state/crasher/works.json")"
+        selector="kubernetes.io/hostname: \"$(real_node_label kubernetes.io/hostname)\""
+    else
+        definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, $watch}"
+        add_node n1 "$kernel_a"
+        good="$image_a"
+        selector="$mark: \"true\""
+    fi
+    crash_watch="$watch"
+    add_daemonset solo "$good" RollingUpdate "$selector"
+    expect 60 "a driver works" driver_runs "$good"
+    start_farrier one
+}
+
+# crash_after SECONDS: farrier has another image from now on, $bad, which crashes so long after each start.
+crash_after() {
+    if [ -n "$real_node" ]; then
+        crasher_definition "crashes-after-$1" "$crash_watch"
+        bad="$(jq -r .pinned "$state/crasher/crashes-after-$1.json")"
+    else
+        set_fate "$image_b" "{\"after\": $1, \"words\": \"$crash_words\"}"
+        bad="$image_b"
+        reboot n1 "$kernel_b"
+    fi
+}
+
+restarted() {
+    k get pods -n "$drivers" -l app=solo -o json | jq -e '.items | any(.status.containerStatuses[0].restartCount > 0)'
+}
+driver_runs() { pods_of solo | grep -qF " $1"; }
+
+# What the pod said last stands in the record, in the plan and in an event.
+record_tells() {
+    k get daemonset solo -n "$drivers" -o json | jq -e --arg words "$crash_words" '.metadata.annotations["farrier.dev/record"]
+        | fromjson | .driver | .state == "failed" and (.why | contains("exit code 3") and contains($words))'
+}
+plan_tells() {
+    { as_farrier plan --cluster kube --registry "$registry" -o json || true; } > "$here/plan.json"
+    grep -qF "$crash_words" "$here/plan.json"
+}
+event_tells() {
+    k get events.events.k8s.io -n "$drivers" -o json | jq -e --arg words "$crash_words" '.items
+        | any(.regarding.name == "solo" and .reason == "RolloutPutBack" and (.note | contains($words)))'
+}
+never_good() { not grep -q '"state":"good"' <(k get daemonset solo -n "$drivers" -o json | jq -r '.metadata.annotations["farrier.dev/record"] // ""'); }
+
+real_node_label() { k get node "$real_node" -o json | jq -er --arg key "$1" '.metadata.labels[$key]'; }
+
+# The images for the real node's kernel, once for all scenarios. Nothing is compiled, so its header set may be an empty one.
+publish_crasher() {
+    local dir="$state/crasher" release version after
+    [ ! -e "$dir/published" ] || return 0
+    mkdir -p "$dir/images" "$dir/kernels" "$dir/templates" "$dir/headers"
+    release="$(k get node "$real_node" -o jsonpath='{.status.nodeInfo.kernelVersion}')"
+    empty_headers "$release" "$dir/headers/$release.tar.xz"
+    cat > "$dir/kernels/00-real-node.yaml" <<YAML
+apiVersion: farrier.dev/v1alpha1
+kind: KernelFamily
+metadata: {name: real-node}
+spec:
+  match: {release: '$(literal "$release")'}
+  headers: {tarball: {path: "headers/{{release}}.tar.xz"}}
+  toolchain: {bootstrap: {suite: bookworm, include: []}}
+YAML
+    cat > "$dir/templates/crasher.Dockerfile.hbs" <<'TEXT'
+FROM {{toolchain}} AS modules
+RUN mkdir -p /out/usr/share/crasher; echo "{{kernel.release}}" > /out/usr/share/crasher/kernel
+
+FROM scratch
+COPY --from=modules /out /
+TEXT
+    for version in works crashes-after-0 crashes-after-60; do
+        after="${version#crashes-after-}"
+        cat > "$dir/images/crasher.yaml" <<YAML
+apiVersion: farrier.dev/v1alpha1
+kind: DriverImage
+metadata: {name: crasher}
+spec:
+  version: $version
+  template: crasher
+  nodes: {matchLabels: {kubernetes.io/hostname: "$(real_node_label kubernetes.io/hostname)"}}
+  modules: []
+  runtime:
+    # The same as the other driver's.
+    base: {bootstrap: {suite: bookworm, include: [kmod]}}
+    entrypoint:
+      - sh
+      - -c
+      - 'case \$CRASH_AFTER in works) exec sleep infinity ;; esac; sleep \$CRASH_AFTER; echo $crash_words > /dev/termination-log; exit 3'
+    env: {CRASH_AFTER: "$after"}
+  tags: ["{{version}}-{{kernel_label}}"]
+YAML
+        "$farrier" build crasher --kernel "$release" --os "$(real_node_label "$nfd/system-os_release.ID")" \
+            --os-version "$(real_node_label "$nfd/system-os_release.VERSION_ID")" \
+            --arch "$(real_node_label kubernetes.io/arch)" --definitions "$dir" --engine "$engine" --registry "$registry" \
+            --push -o json > "$dir/$version.json" || expect 0 "an image for $real_node is built" false
+        cp "$dir/images/crasher.yaml" "$dir/$version.yaml"
+    done
+    : > "$dir/published"
+}
+
+# crasher_definition VERSION WATCH
+crasher_definition() {
+    cp -r "$state/crasher/kernels" "$state/crasher/templates" "$state/crasher/headers" "$here/definitions/"
+    {
+        cat "$state/crasher/$1.yaml"
+        echo "  rollout: [{strategy: image, namespace: $drivers, daemonSet: solo, container: driver, $2}]"
+    } > "$here/definitions/images/.new"
+    mv "$here/definitions/images/.new" "$here/definitions/images/crasher.yaml"
+}
