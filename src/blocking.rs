@@ -9,15 +9,22 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::oneshot;
+
 /// Runs `work` on a thread where it may block, and gives back what it returns. A panic in it goes on in the caller.
 pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    match tokio::task::spawn_blocking(work).await {
+    let (sender, result) = oneshot::channel();
+    // The runtime's machinery around a task is compiled anew for each type of work: here all work is of one type.
+    let work: Box<dyn FnOnce() + Send> = Box::new(move || drop(sender.send(work())));
+    if let Err(error) = tokio::task::spawn_blocking(work).await
+        && let Ok(panic) = error.try_into_panic()
+    {
+        std::panic::resume_unwind(panic);
+    }
+    match result.await {
         Ok(value) => value,
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // Only a runtime that shuts down refuses work, and it polls no caller any more.
-            Err(_) => std::future::pending().await,
-        },
+        // Only a runtime that shuts down refuses work, and it polls no caller any more.
+        Err(_) => std::future::pending().await,
     }
 }
 

@@ -3,10 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::{
-    api::{
-        apps::v1::{DaemonSet, DaemonSetSpec, DaemonSetUpdateStrategy},
-        core::v1::{NodeSelectorRequirement, NodeSpec, NodeSystemInfo, PodSpec},
-    },
+    api::core::v1::NodeSelectorRequirement,
     apimachinery::pkg::{
         apis::meta::v1::{LabelSelector, ObjectMeta},
         util::intstr::IntOrString,
@@ -14,12 +11,15 @@ use k8s_openapi::{
 };
 use kube::{
     api::{DynamicObject, TypeMeta},
-    core::{Selector, object},
+    core::Selector,
 };
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::object::{Facts, Object};
+use super::{
+    forms::{self, DaemonSet, DaemonSetSpec, NodeObject, PodSpec},
+    object::{Facts, Object},
+};
 use crate::{
     image::OperatorResource,
     plan::{
@@ -30,16 +30,6 @@ use crate::{
 
 /// What annotations and labels of farrier's begin with.
 pub(super) const PREFIX: &str = "farrier.dev/";
-
-/// A Node. The rest of its status, most of which is a list of images, is skipped while it is parsed, so that a list of
-/// large nodes costs little memory.
-pub(super) type NodeObject = object::Object<Option<NodeSpec>, NodeStatus>;
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct NodeStatus {
-    node_info: Option<NodeSystemInfo>,
-}
 
 /// A node's facts, with all of its labels; the store keeps those of interest.
 pub(super) fn node(node: NodeObject) -> Object {
@@ -72,13 +62,13 @@ pub(super) fn daemon_set(mut object: DynamicObject) -> Result<Object, String> {
     // The copies of a DaemonSet are made from the whole manifest: a field that this version of the types does not know
     // has to stay.
     let manifest = serde_json::to_value(object).map_err(|error| error.to_string())?;
-    let DaemonSet { metadata, spec, status: _ } =
+    let DaemonSet { metadata, spec } =
         DaemonSet::deserialize(&manifest).map_err(|error| error.to_string())?;
-    let DaemonSetSpec { selector, template, update_strategy, .. } = spec;
+    let DaemonSetSpec { selector, template, update_strategy } = spec;
     let pod = template.spec.unwrap_or_default();
     let owner = owner(&metadata);
     let ObjectMeta { name, namespace, labels, annotations, deletion_timestamp, .. } = metadata;
-    let (update, max_unavailable) = update(update_strategy);
+    let (update, max_unavailable) = update(update_strategy.unwrap_or_default());
     let facts = DaemonSetFacts {
         namespace: namespace.unwrap_or_default(),
         name: name.unwrap_or_default(),
@@ -141,22 +131,19 @@ fn owner(metadata: &ObjectMeta) -> Option<Owner> {
 }
 
 fn containers(pod: &PodSpec) -> Vec<Container> {
-    let all = pod.init_containers.iter().flatten().chain(&pod.containers);
-    let container = |container: &k8s_openapi::api::core::v1::Container| {
+    let container = |container: &forms::Container| {
         let image = container.image.clone().unwrap_or_default();
         let fixed = image.is_empty().then(|| "the container has no image field".to_owned());
         Container { name: container.name.clone(), image, fixed }
     };
-    all.map(container).collect()
+    pod.all_containers().map(container).collect()
 }
 
 fn affinity(pod: &PodSpec) -> NodeAffinity {
     if pod.node_name.as_ref().is_some_and(|name| !name.is_empty()) {
         return NodeAffinity::Unsupported("the pod template has a nodeName".to_owned());
     }
-    let node = pod.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-    let required = node.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
-    let Some(required) = required else { return NodeAffinity::Any };
+    let Some(required) = pod.required_nodes() else { return NodeAffinity::Any };
     let requirements = |list: &Option<Vec<NodeSelectorRequirement>>| {
         list.iter().flatten().map(requirement).collect::<Result<Vec<_>, _>>()
     };
@@ -182,14 +169,13 @@ fn requirement(requirement: &NodeSelectorRequirement) -> Result<Requirement, Str
     })
 }
 
-fn update(strategy: Option<DaemonSetUpdateStrategy>) -> (UpdateStrategy, PodCount) {
-    let DaemonSetUpdateStrategy { rolling_update, type_ } = strategy.unwrap_or_default();
-    let update = match type_.as_deref() {
+fn update(strategy: forms::UpdateStrategy) -> (UpdateStrategy, PodCount) {
+    let update = match strategy.kind.as_deref() {
         Some("OnDelete") => UpdateStrategy::OnDelete,
         _ => UpdateStrategy::RollingUpdate,
     };
     let one = PodCount::Number(1);
-    let max_unavailable = match rolling_update.and_then(|rolling| rolling.max_unavailable) {
+    let max_unavailable = match strategy.rolling_update.and_then(|rolling| rolling.max_unavailable) {
         Some(IntOrString::Int(number)) => usize::try_from(number).map_or(one, PodCount::Number),
         Some(IntOrString::String(text)) => {
             text.strip_suffix('%').and_then(|share| share.parse().ok()).map_or(one, PodCount::Percent)

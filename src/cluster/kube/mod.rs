@@ -15,6 +15,7 @@ mod call;
 mod connect;
 mod errors;
 mod facts;
+mod forms;
 mod live;
 mod object;
 mod pods;

@@ -3,20 +3,15 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, PodCondition, PodSpec,
-    PodStatus,
-};
-use kube::core::object;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, PodCondition};
 
 use super::{
     errors::one_line,
     facts::version,
+    forms::{ContainerState, ContainerStatus, PodObject, PodSpec, PodStatus},
     object::{Facts, Object},
 };
 use crate::plan::PodFacts;
-
-pub(super) type PodObject = object::Object<PodSpec, PodStatus>;
 
 /// A pod's facts; `daemon_set` is empty where no DaemonSet controls it.
 pub(super) fn pod(pod: PodObject) -> Object {
@@ -45,14 +40,13 @@ pub(super) fn pod(pod: PodObject) -> Object {
 }
 
 fn images(spec: &PodSpec) -> BTreeMap<String, String> {
-    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let all = spec.all_containers();
     all.map(|container| (container.name.clone(), container.image.clone().unwrap_or_default())).collect()
 }
 
 /// The node that the DaemonSet controller made the pod for, which the pod's node affinity names.
 fn intended_node(spec: &PodSpec) -> Option<String> {
-    let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
-    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let required = spec.required_nodes()?;
     let mut fields = required.node_selector_terms.iter().flat_map(|term| term.match_fields.iter().flatten());
     let field = fields.find(|field| field.key == "metadata.name" && field.operator == "In")?;
     field.values.as_ref()?.first().cloned()

@@ -17,7 +17,8 @@ use serde_json::Value;
 use super::{
     super::error::{ApiError, ClusterError, MissingRight, Scope},
     bodies,
-    facts::{self, NodeObject, PREFIX},
+    facts::{self, PREFIX},
+    forms::NodeObject,
     live::KubeCluster,
     object::{Facts, Kept, Key, Object},
     store::Store,

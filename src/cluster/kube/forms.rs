@@ -1,0 +1,145 @@
+//! Pure: what farrier reads of nodes, pods and DaemonSets. All else is skipped while it is parsed, so that a list of
+//! large nodes costs little memory, and the types of everything that a pod can hold need not be compiled.
+//!
+//! As in the API's own types, a list that is missing, and one that is null, are empty.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{
+        ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting, NodeSelector, PodCondition,
+    },
+    apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString},
+};
+use kube::core::object;
+use serde::Deserialize;
+
+pub(super) type NodeObject = object::Object<Option<NodeSpec>, NodeStatus>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct NodeSpec {
+    pub(super) unschedulable: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct NodeStatus {
+    pub(super) node_info: Option<NodeInfo>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct NodeInfo {
+    pub(super) kernel_version: String,
+    pub(super) architecture: String,
+    pub(super) os_image: String,
+}
+
+/// What is parsed out of a DaemonSet's manifest.
+#[derive(Debug, Deserialize)]
+pub(super) struct DaemonSet {
+    pub(super) metadata: ObjectMeta,
+    pub(super) spec: DaemonSetSpec,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DaemonSetSpec {
+    pub(super) selector: Selector,
+    pub(super) template: PodTemplate,
+    pub(super) update_strategy: Option<UpdateStrategy>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Selector {
+    pub(super) match_labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct PodTemplate {
+    pub(super) spec: Option<PodSpec>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct UpdateStrategy {
+    #[serde(rename = "type")]
+    pub(super) kind: Option<String>,
+    pub(super) rolling_update: Option<RollingUpdate>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RollingUpdate {
+    pub(super) max_unavailable: Option<IntOrString>,
+}
+
+pub(super) type PodObject = object::Object<PodSpec, PodStatus>;
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodSpec {
+    pub(super) node_name: Option<String>,
+    pub(super) node_selector: Option<BTreeMap<String, String>>,
+    affinity: Option<Affinity>,
+    init_containers: Option<Vec<Container>>,
+    containers: Option<Vec<Container>>,
+}
+
+impl PodSpec {
+    /// Its containers, the init containers first.
+    pub(super) fn all_containers(&self) -> impl Iterator<Item = &Container> {
+        self.init_containers.iter().chain(&self.containers).flatten()
+    }
+
+    /// The nodes that it may run on, where its node affinity says so.
+    pub(super) fn required_nodes(&self) -> Option<&NodeSelector> {
+        self.affinity.as_ref()?.node_affinity.as_ref()?.required.as_ref()
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Affinity {
+    node_affinity: Option<NodeAffinity>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct NodeAffinity {
+    #[serde(rename = "requiredDuringSchedulingIgnoredDuringExecution")]
+    required: Option<NodeSelector>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Container {
+    pub(super) name: String,
+    pub(super) image: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodStatus {
+    pub(super) message: Option<String>,
+    pub(super) conditions: Option<Vec<PodCondition>>,
+    pub(super) init_container_statuses: Option<Vec<ContainerStatus>>,
+    pub(super) container_statuses: Option<Vec<ContainerStatus>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ContainerStatus {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) restart_count: i32,
+    pub(super) state: Option<ContainerState>,
+    pub(super) last_state: Option<ContainerState>,
+}
+
+/// One of these; none for a container that waits for its first start.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct ContainerState {
+    pub(super) waiting: Option<ContainerStateWaiting>,
+    pub(super) running: Option<ContainerStateRunning>,
+    pub(super) terminated: Option<ContainerStateTerminated>,
+}
