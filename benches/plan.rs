@@ -10,9 +10,9 @@ use farrier::{
     kmod::Verdict,
     plan::{
         ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation,
-        KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
-        ObjectVersion, Observed, Phase, Plan, PlanInputs, PodCount, Published, Questions, Resolved,
-        ResolvedImage, RolloutDecision, UpdateStrategy, plan,
+        Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL,
+        OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Plan, PlanInputs, PodCount, Published, Questions,
+        Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
     },
 };
 use serde_json::json;
@@ -121,6 +121,7 @@ impl Fleet {
             snapshot: &self.snapshot,
             announced: &Announcements::default(),
             manifests: &Manifests::new(),
+            instance: &Instance::default(),
             now: jiff::Timestamp::UNIX_EPOCH,
         })
     }

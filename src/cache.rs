@@ -1,6 +1,7 @@
 //! Adapter: the content-addressed, disposable cache directory, safe with several farriers at once.
 
 use std::{
+    error::Error,
     ffi::OsString,
     fs::TryLockError,
     io,
@@ -11,6 +12,8 @@ use std::{
 use fs_err::{self as fs, File};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::{NamedTempFile, TempDir};
+
+use crate::error_chain;
 
 /// The cache: every entry is complete or absent. An entry is made in a temporary directory beside its
 /// place and renamed; a lock file for each key keeps two farriers from making it twice.
@@ -23,6 +26,37 @@ pub struct Cache {
 #[derive(Debug, thiserror::Error)]
 #[error("use the cache")]
 pub struct CacheError(#[from] pub io::Error);
+
+impl CacheError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        is_full_disk(self).then(|| FULL_DISK.to_owned())
+    }
+}
+
+/// What to do about a full disk.
+pub const FULL_DISK: &str =
+    "the disk is full: free some room; the cache directory can be deleted at any time";
+
+/// What this machine, and the programs that farrier calls, say of a full disk.
+const FULL_DISK_WORDS: [&str; 3] = ["No space left on device", "Disk quota exceeded", "enough free space in"];
+
+/// Does a text say that a disk is full?
+pub fn says_full_disk(text: &str) -> bool {
+    FULL_DISK_WORDS.iter().any(|words| text.contains(words))
+}
+
+/// Is a full disk what failed? The words are read: an error that stands for its cause hides the cause's type.
+pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::StorageFull) {
+            return true;
+        }
+        cause = error.source();
+    }
+    says_full_disk(&error_chain(error))
+}
 
 /// Held while an entry is made; the system releases it even when the process is killed.
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 //! layout directory, headers are trees that the test writes, and payloads come from [`ModuleFile`].
 
 mod fleet;
+mod logs;
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-pub(crate) use self::fleet::{FIRST, Fleet, Gate};
+pub(crate) use self::{
+    fleet::{FIRST, Fleet, Gate},
+    logs::Logs,
+};
 use super::{
     assemble, cell, check, document, headers,
     job::{Against, Job, Payload},
@@ -29,7 +33,7 @@ use crate::{
     parts::{
         BootCheck, BootChecker, BuildLimits, LazyEngine, LazyEntrypoint, Parts, Reporter, Stage, TargetError,
     },
-    plan::Cell,
+    plan::{Cell, Instance},
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
 };
 
@@ -145,6 +149,7 @@ impl Bench {
             module_signer: None,
             boot_checker: None,
             reporter: Arc::clone(&heard) as Arc<dyn Reporter>,
+            instance: Instance::default(),
             fence: None,
             cancel: tokio_util::sync::CancellationToken::new(),
         };

@@ -9,6 +9,7 @@ use crate::{
     cluster::KubeOptions,
     engine::EngineChoice,
     image::{Cpus, Memory},
+    plan::Instance,
 };
 
 /// Options of every command.
@@ -37,6 +38,10 @@ pub struct Global {
     /// The static driver-entrypoint, for images that start with it and for boot checks [default: the one beside farrier]
     #[arg(long, global = true, env = vars::FARRIER_ENTRYPOINT, value_name = "FILE", hide_env_values = true)]
     pub entrypoint: Option<PathBuf>,
+    /// This farrier's name, where a cluster has several: part of its lease's name, of its name as a field manager, and of
+    /// the labels that tell nodes what they may boot
+    #[arg(long, global = true, env = vars::FARRIER_INSTANCE, value_name = "NAME", hide_env_values = true)]
+    pub instance: Option<Instance>,
     /// Form of the result
     #[arg(short, long, global = true, value_enum, default_value_t = OutputForm::Table)]
     pub output: OutputForm,
@@ -49,6 +54,13 @@ pub struct Global {
     /// Form of log lines
     #[arg(long, global = true, value_enum, default_value_t = LogForm::Text)]
     pub log_format: LogForm,
+}
+
+impl Global {
+    /// Which farrier this is.
+    pub fn instance(&self) -> Instance {
+        self.instance.clone().unwrap_or_default()
+    }
 }
 
 /// Form of a result.

@@ -29,6 +29,8 @@ pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
 pub const FARRIER_ENTRYPOINT: &str = "FARRIER_ENTRYPOINT";
 /// `--listen`: the address of `/metrics`, `/healthz` and `/readyz`, or `off`.
 pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";
+/// `--instance`: this farrier's name, where a cluster has several.
+pub const FARRIER_INSTANCE: &str = "FARRIER_INSTANCE";
 /// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).
 pub const FARRIER_LOG: &str = "FARRIER_LOG";
 

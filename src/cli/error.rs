@@ -172,7 +172,7 @@ endings! {
     };
     ImageError: |_| Exit::Failed, |_| None;
     PayloadError: |_| Exit::Failed, |_| None;
-    CacheError: |_| Exit::Failed, |_| None;
+    CacheError: |_| Exit::Failed, CacheError::hint;
     OutputError: |_| Exit::Failed, |_| None;
     io::Error: |_| Exit::Failed, |_| None;
 }

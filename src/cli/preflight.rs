@@ -1,4 +1,5 @@
-//! `farrier preflight`: may these nodes boot that kernel?
+//! `farrier preflight`: may these nodes boot that kernel? It ends with 0 where nothing is in their way: all images that
+//! they will need are there, or none is called for. The answer tells these apart.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,7 +15,10 @@ use super::{
 use crate::{
     cluster::{Cluster, ClusterError},
     kernel::KernelRelease,
-    plan::{Change, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode, Platform},
+    plan::{
+        Change, ClusterSnapshot, MayBoot, NEXT_KERNEL_ANNOTATION, Next, NodeFacts, Plan, PlannedNode,
+        Platform,
+    },
 };
 
 #[derive(Debug, Args)]
@@ -50,7 +54,7 @@ pub async fn preflight(session: &Session, args: PreflightArgs) -> Result<Exit, C
     let planned = parts.plan(&announcing).await?;
     let answer = answer(&planned.plan, &asked, &kernel);
     session.show(&answer, preflight::text)?;
-    Ok(match (answer.ready, planned.unreachable) {
+    Ok(match (answer.may_boot.is_free(), planned.unreachable) {
         (true, _) => Exit::Done,
         (false, true) => Exit::Unreachable,
         (false, false) => Exit::Failed,
@@ -133,8 +137,10 @@ fn answer<'a>(plan: &'a Plan, asked: &'a [String], kernel: &KernelRelease) -> An
                 let why = unused.get(node.as_str()).cloned();
                 why.unwrap_or_else(|| "it is not known what it will need".to_owned())
             });
-            Asked { node, ready: next.is_some_and(Next::is_ready), next, message }
+            let may_boot = next.map_or(MayBoot::Wait, Next::may_boot);
+            Asked { node, ready: may_boot == MayBoot::Ready, may_boot, next, message }
         })
         .collect();
-    Answer { ready: nodes.iter().all(|node| node.ready), kernel: kernel.to_string(), nodes }
+    let may_boot = nodes.iter().map(|node| node.may_boot).max().unwrap_or(MayBoot::Wait);
+    Answer { ready: may_boot == MayBoot::Ready, may_boot, kernel: kernel.to_string(), nodes }
 }

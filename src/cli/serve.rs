@@ -34,9 +34,9 @@ pub struct ServiceArgs {
     /// Elect a leader: of several farriers with the same lease, only one builds and writes [default: in a pod, with --cluster kube]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub leader_elect: Option<bool>,
-    /// The lease's name
-    #[arg(long, value_name = "NAME", default_value = "farrier")]
-    pub lease_name: String,
+    /// The lease's name [default: farrier, or farrier-NAME with --instance NAME]
+    #[arg(long, value_name = "NAME")]
+    pub lease_name: Option<String>,
     /// The lease's namespace [default: farrier's own]
     #[arg(long, value_name = "NAMESPACE")]
     pub lease_namespace: Option<String>,
@@ -77,7 +77,8 @@ pub async fn serve(
     let identity = identity();
     let (leads, lease) = leadership(args, &mut parts, kube.as_deref(), &identity)?;
     let status = kube.as_deref().map(|kube| {
-        let place = Place { namespace: kube.namespace().to_owned(), instance: identity };
+        let (namespace, manager) = (kube.namespace().to_owned(), parts.instance.to_string());
+        let place = Place { namespace, manager, instance: identity };
         Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
@@ -126,7 +127,7 @@ fn leadership(
     }
     let options = LeaseOptions {
         namespace: args.lease_namespace.clone().unwrap_or_else(|| kube.namespace().to_owned()),
-        name: args.lease_name.clone(),
+        name: args.lease_name.clone().unwrap_or_else(|| parts.instance.to_string()),
         identity: identity.to_owned(),
         timing: Timing::default(),
     };
@@ -181,7 +182,7 @@ mod tests {
     fn args(listen: Option<&str>) -> ServiceArgs {
         ServiceArgs {
             leader_elect: None,
-            lease_name: "farrier".to_owned(),
+            lease_name: None,
             lease_namespace: None,
             listen: listen.map(str::to_owned),
         }

@@ -70,6 +70,7 @@ impl Session {
     /// Reaches what `--cluster` names, for what is asked about.
     pub async fn connect(&self, cluster: &str, interest: Interest) -> Result<Connection, CliError> {
         if let Some(options) = kube_options(cluster) {
+            let options = KubeOptions { instance: self.global.instance(), ..options };
             let kube = KubeCluster::connect(options, interest, self.stop.cancel.clone()).await?;
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
         }
@@ -143,6 +144,7 @@ impl Session {
             module_signer,
             boot_checker: Some(Arc::new(boot)),
             reporter: Arc::new(Progress::new()),
+            instance: self.global.instance(),
             fence: None,
             cancel,
         })

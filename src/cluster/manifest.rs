@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use granit_parser::ScalarStyle;
 
 use crate::{
-    plan::{Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm},
+    plan::{
+        Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm, tells_hardware,
+    },
     yaml::{Node, Scalar, YamlError, documents},
 };
 
@@ -63,9 +65,11 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
     let metadata = required(place, "metadata")?;
     let info = path(place, &["status", "nodeInfo"]);
     let info = |key: &str| info.as_ref().map_or(Ok(String::new()), |info| text(info, key));
+    let labels = strings(&metadata, "labels")?;
     Ok(NodeFacts {
         name: required(&metadata, "name")?.string()?.to_owned(),
-        labels: strings(&metadata, "labels")?,
+        hardware_labelled: labels.keys().any(|label| tells_hardware(label)),
+        labels,
         annotations: farrier_annotations(&metadata)?,
         kernel_version: info("kernelVersion")?,
         architecture: info("architecture")?,

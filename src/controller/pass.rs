@@ -108,6 +108,7 @@ impl Parts {
                 snapshot: &snapshot,
                 announced: &announced,
                 manifests: &manifests,
+                instance: &self.instance,
                 now,
             };
             match plan::plan(&inputs) {

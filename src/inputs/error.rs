@@ -7,7 +7,7 @@ use ::oci::client::{ConnectionProblem, connection_problem};
 use super::header_tree::TreeError;
 use crate::{
     archive::UnpackError,
-    cache::CacheError,
+    cache::{CacheError, FULL_DISK, is_full_disk},
     net::{NetError, connection_hint},
     oci::LayerError,
     payload::PayloadError,
@@ -237,8 +237,8 @@ impl FetchError {
 
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
-        if self.io().is_some_and(|source| source.kind() == io::ErrorKind::StorageFull) {
-            return Some(FULL.to_owned());
+        if is_full_disk(self) {
+            return Some(FULL_DISK.to_owned());
         }
         let text = match self {
             Self::Start { program, source } if source.kind() == io::ErrorKind::NotFound => {
@@ -274,22 +274,7 @@ impl FetchError {
         };
         Some(text.to_owned())
     }
-
-    /// The answer of this machine's file system, where that is the cause.
-    fn io(&self) -> Option<&io::Error> {
-        match self {
-            Self::Cache(CacheError(source))
-            | Self::Io(source)
-            | Self::Unpack { source: UnpackError::Io(source), .. } => Some(source),
-            _ => None,
-        }
-    }
 }
-
-/// What every program says of a full disk.
-pub(super) const DISK_FULL: &str = "No space left on device";
-
-const FULL: &str = "the disk is full: free some room; the cache directory can be deleted at any time";
 
 fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
     Some(match error {
@@ -316,9 +301,7 @@ fn unpack_hint(error: &UnpackError) -> Option<&'static str> {
 }
 
 fn program_hint(message: &str) -> Option<&'static str> {
-    if message.contains(DISK_FULL) {
-        Some(FULL)
-    } else if message.contains("does not have a Release file") {
+    if message.contains("does not have a Release file") {
         Some("the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it")
     } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
         Some("the archive's key is not known: set `signedBy` to its keyring")

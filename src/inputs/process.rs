@@ -12,7 +12,8 @@ use tokio::{
     process::{Child, Command},
 };
 
-use super::{FetchError, error::DISK_FULL};
+use super::FetchError;
+use crate::cache::says_full_disk;
 
 /// Where the programs of a Debian system are. Fixed: as root, `dpkg` needs the `sbin` directories, which
 /// a service's own search path often lacks.
@@ -115,7 +116,7 @@ pub(super) fn failure(action: String, stderr: &str) -> FetchError {
 /// The lines of a program's standard error that say what failed, at most a handful.
 fn last_words(stderr: &str) -> String {
     // tar names the full disk on a line of its own, before mmdebstrap counts it among its errors.
-    if let Some(line) = stderr.lines().find(|line| line.contains(DISK_FULL)) {
+    if let Some(line) = stderr.lines().find(|line| says_full_disk(line)) {
         return line.trim_start_matches("E: ").trim().chars().take(2000).collect();
     }
     let mut lines: Vec<&str> = stderr.lines().filter(|line| line.starts_with("E: ")).collect();
@@ -140,8 +141,7 @@ fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 9] = [
-        DISK_FULL,
+    const FINAL: [&str; 8] = [
         "does not have a Release file",
         "NO_PUBKEY",
         "is not signed",
@@ -152,7 +152,7 @@ fn may_pass(stderr: &str) -> bool {
         "404  Not Found",
     ];
     let says = |signs: &[&str]| signs.iter().any(|sign| stderr.contains(sign));
-    says(&NETWORK) || !says(&FINAL)
+    says(&NETWORK) || !(says(&FINAL) || says_full_disk(stderr))
 }
 
 #[cfg(test)]
@@ -213,5 +213,9 @@ mod tests {
                     E: mmdebstrap failed to run\n";
         assert_eq!(last_words(said), "tar: ./usr/bin/gcc-12: Cannot write: No space left on device");
         assert!(!may_pass(said));
+        // apt looks before it writes.
+        let said = "E: You don't have enough free space in /var/cache/apt/archives/.\n";
+        assert!(!may_pass(said));
+        assert_eq!(failure("make the toolchain".to_owned(), said).hint().unwrap(), crate::cache::FULL_DISK);
     }
 }

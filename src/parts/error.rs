@@ -4,7 +4,7 @@ use std::io;
 
 use crate::{
     boot::BootError,
-    cache::CacheError,
+    cache::{CacheError, is_full_disk},
     cluster::ClusterError,
     engine::EngineError,
     error_chain,
@@ -239,8 +239,8 @@ impl TargetError {
     /// What to do about it.
     pub fn hint(&self) -> Option<String> {
         self.own_hint().or_else(|| {
-            let full = causes(self).any(|cause| cause.kind() == io::ErrorKind::StorageFull);
-            full.then(|| "the disk is full: free some room; nothing incomplete was left".to_owned())
+            is_full_disk(self)
+                .then(|| "the disk is full: free some room; nothing incomplete was left".to_owned())
         })
     }
 
@@ -265,7 +265,21 @@ impl TargetError {
     }
 }
 
-/// The system's answers among an error's causes.
-fn causes<'a>(error: &'a (dyn std::error::Error + 'static)) -> impl Iterator<Item = &'a io::Error> {
-    std::iter::successors(Some(error), |error| error.source()).filter_map(|cause| cause.downcast_ref())
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::StoreError;
+
+    #[test]
+    fn a_full_disk_is_known_through_errors_that_stand_for_their_cause() {
+        for error in [
+            TargetError::Io(io::Error::from_raw_os_error(28)),
+            TargetError::Payload(PayloadError::Io(io::Error::from_raw_os_error(28))),
+            TargetError::Cache(CacheError(io::Error::from_raw_os_error(122))),
+            TargetError::Fetch(FetchError::Store(StoreError::Pack(io::Error::from_raw_os_error(28)))),
+        ] {
+            assert!(error.hint().is_some_and(|hint| hint.contains("the disk is full")), "{error:?}");
+        }
+        assert_eq!(TargetError::Io(io::Error::from_raw_os_error(13)).hint(), None);
+    }
 }

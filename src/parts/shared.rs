@@ -18,7 +18,7 @@ use crate::{
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name},
     inputs::Fetcher,
     oci::{Descriptor, ImageFacts},
-    plan::{Budget, ImageLocation, Published},
+    plan::{Budget, ImageLocation, Instance, Published},
     registry::{Keyring, Registry, RegistryError, RegistryLocation, StoredManifest},
     signing::ModuleSigner,
 };
@@ -79,6 +79,8 @@ pub struct Parts {
     pub boot_checker: Option<Arc<dyn BootChecker>>,
     /// Receives what happens.
     pub reporter: Arc<dyn Reporter>,
+    /// Which farrier this is, where a cluster has several.
+    pub instance: Instance,
     /// Says whether this process may still write; `None` where no other process could be the writer.
     pub fence: Option<Arc<dyn Fence>>,
     /// Stops the work; nothing half-done is left behind.

@@ -55,7 +55,7 @@ pub(crate) async fn resolve_more(
         if !resolved.toolchains.contains_key(name) {
             let outcome = toolchain_identity(parts, family).await;
             resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| error_chain(&error)));
+            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| with_hint(&error)));
         }
         if !resolved.headers.contains_key(target) {
             let source = &family.spec.headers;

@@ -266,7 +266,8 @@ fn of_nodes(before: &EventHistory, now: &EventHistory, found: &mut BTreeSet<Stat
     for (key, kernel) in before.nodes.iter().filter(|(key, _)| !now.nodes.contains_key(*key)) {
         if let (EventReason::ReadyForKernel, node) = key {
             let note = "an image that it would need for";
-            let note = format!("{note} {kernel} is missing, or the kernel is not announced");
+            let note =
+                format!("{note} {kernel} is missing, none is called for, or the kernel is not announced");
             tell(EventReason::NotReadyForKernel, node, &note);
         }
     }

@@ -20,13 +20,10 @@ use tokio::sync::Mutex;
 
 use super::{DriverBuild, EventHistory, History, Regarding, StatusEvent, desired, events, writes};
 use crate::{
-    cluster::Fence,
+    cluster::{Fence, kube::is_starting},
     controller::live::{PassView, StatusSink},
     error_chain,
 };
-
-/// Whose fields they are in server-side apply, and who reports events.
-const MANAGER: &str = "farrier";
 
 /// Requests under way at once.
 const AT_ONCE: usize = 8;
@@ -45,6 +42,8 @@ const PAGE: u32 = 500;
 pub struct Place {
     /// The namespace of the DriverBuilds.
     pub namespace: String,
+    /// Whose fields they are in server-side apply, and who reports events: `farrier`, or `farrier-NAME`.
+    pub manager: String,
     /// This process among several: the pod's name.
     pub instance: String,
 }
@@ -104,7 +103,9 @@ impl KubeStatus {
                 }
                 Err(error) => {
                     log(state, "list DriverBuilds", &error);
-                    (state.list_at, state.listed) = (Some(now + LIST_AFTER_FAULT), false);
+                    if !is_starting(&error) {
+                        (state.list_at, state.listed) = (Some(now + LIST_AFTER_FAULT), false);
+                    }
                     return false;
                 }
             }
@@ -156,7 +157,7 @@ impl KubeStatus {
 
     /// Writes one object, then its status; or the status alone. `None` where the fence has closed.
     async fn write(&self, object: &DriverBuild, whole: bool) -> Result<Option<DriverBuild>, kube::Error> {
-        let params = PatchParams::apply(MANAGER).force();
+        let params = PatchParams::apply(&self.place.manager).force();
         let name = object.name_any();
         let about = |metadata: serde_json::Value| {
             json!({
@@ -212,7 +213,7 @@ impl KubeStatus {
             note: Some(event.note.clone()),
             reason: Some(event.reason.to_string()),
             regarding: Some(regarding),
-            reporting_controller: Some(MANAGER.to_owned()),
+            reporting_controller: Some(self.place.manager.clone()),
             reporting_instance: Some(self.place.instance.chars().take(128).collect()),
             type_: Some(kind.to_owned()),
             ..Event::default()
@@ -282,9 +283,28 @@ fn is_code(error: &kube::Error, code: u16) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == code)
 }
 
+/// The namespace that an object cannot be made in, because there is no such namespace.
+fn missing_namespace(error: &kube::Error) -> Option<&str> {
+    let kube::Error::Api(status) = error else { return None };
+    let about = status.details.as_ref().filter(|about| status.code == 404 && about.kind == "namespaces")?;
+    Some(&about.name)
+}
+
 /// Says once what cannot be done, and what to do about it.
 fn log(state: &mut State, action: &str, error: &kube::Error) {
     let words = error_chain(error);
+    if is_starting(error) {
+        tracing::debug!(action, error = words, "status is written later");
+        return;
+    }
+    if let Some(namespace) = missing_namespace(error) {
+        if state.logged.insert(format!("namespace {namespace}")) {
+            let hint = "create it, or correct what names it: the `rollout` of an image, or farrier's own namespace; until then \
+                        nothing is rolled out there";
+            tracing::warn!(namespace, hint, "there is no such namespace");
+        }
+        return;
+    }
     let (key, hint) = match error {
         kube::Error::Api(status) if status.code == 403 => (
             format!("{action} 403"),

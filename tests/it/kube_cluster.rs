@@ -1,5 +1,7 @@
 //! The live cluster adapter against an API server with faults.
 
+mod rights;
+
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use crate::support::kube_api::{FakeApi, Fate, Fault, Kind, Requests, objects};
@@ -248,53 +250,6 @@ async fn a_slow_watch_delays_and_a_write_from_what_is_stale_is_refused() {
         ofed(snapshot).containers[0].image == "example.test/other:3"
     })
     .await;
-}
-
-#[tokio::test]
-async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() {
-    let api = cluster();
-    api.deny("list", "daemonsets.apps");
-    let kube = connect(&api).await;
-    let snapshot = until(&kube, "a snapshot", |_| true).await;
-    assert_eq!(snapshot.nodes.len(), 2);
-    let told = &snapshot.unseen[&Seen::DaemonSets];
-    for part in ["system:serviceaccount:farrier:farrier", "list", "daemonsets", "apps"] {
-        assert!(told.contains(part), "{part} is not in: {told}");
-    }
-    assert!(api.writes().is_empty());
-    api.allow("list", "daemonsets.apps");
-    let snapshot = until(&kube, "the right is there", |snapshot| !snapshot.daemon_sets.is_empty()).await;
-    assert!(!snapshot.unseen.contains_key(&Seen::DaemonSets));
-}
-
-#[tokio::test]
-async fn without_nodes_there_is_no_snapshot_until_they_may_be_read() {
-    let api = cluster();
-    api.deny("list", "nodes");
-    let kube = connect(&api).await;
-    let error = kube.snapshot().await.unwrap_err();
-    assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
-    assert!(error.to_string().contains("nodes"), "{error}");
-    api.allow("list", "nodes");
-    let wait = async {
-        while kube.snapshot().await.is_err() {
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::time::timeout(Duration::from_mins(1), wait).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_forbidden_write_names_its_rule() {
-    let api = cluster();
-    let kube = connect(&api).await;
-    let snapshot = watched(&api, &kube).await;
-    api.deny("patch", "daemonsets.apps");
-    let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
-    assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
-    let told = format!("{error}\n{}", error.hint().unwrap_or_default());
-    assert!(told.contains("patch") && told.contains("daemonsets"), "{told}");
-    assert_eq!(api.count(&patches()), 1, "asking again does not help");
 }
 
 #[tokio::test]

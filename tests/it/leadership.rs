@@ -1,9 +1,12 @@
 //! Who may write: leases at an API server, held, lost, given back and taken over.
 use std::time::{Duration, Instant};
 
-use crate::support::kube_api::{FakeApi, Fault, Requests};
+use crate::support::{
+    kube_api::{FakeApi, Fault, Requests},
+    logs::Logs,
+};
 use farrier::{
-    cluster::Fence,
+    cluster::{Fence, KubeOptions},
     runtime::lease::{Leadership, LeaseOptions, LeaseTask, Timing, campaign},
 };
 
@@ -67,6 +70,56 @@ async fn of_two_started_together_one_leads_and_hands_over_when_it_stops() {
     assert_eq!(lease(&api)["leaseTransitions"], 1);
     second_task.release().await;
     assert_eq!(lease(&api)["holderIdentity"], "");
+}
+
+#[tokio::test]
+async fn a_standby_says_who_leads_and_once_for_each_leader() {
+    let api = cluster();
+    let logs = Logs::start();
+    let (first, first_task) = candidate(&api, "farrier-7d-abc_01");
+    until(&first, true).await;
+    let (second, second_task) = candidate(&api, "farrier-7d-xyz_02");
+    let looks = Requests::verb("get").resource("leases.coordination.k8s.io");
+    let before = api.count(&looks);
+    while api.count(&looks) < before + 4 {
+        tokio::time::sleep(TIMING.retry).await;
+    }
+    let said = logs.with("stands by");
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].contains("leader=\"farrier-7d-abc_01\""), "{said:?}");
+    assert!(said[0].contains("kubectl -n farrier logs farrier-7d-abc"), "{said:?}");
+    first_task.release().await;
+    until(&second, true).await;
+    second_task.release().await;
+}
+
+#[tokio::test]
+async fn a_server_that_comes_back_without_its_rights_is_one_line() {
+    let api = cluster();
+    let directory = tempfile::tempdir().unwrap();
+    let options =
+        KubeOptions { kubeconfig: Some(api.kubeconfig(directory.path())), ..KubeOptions::default() };
+    let client = farrier::cluster::kube::client(&options).await.unwrap();
+    let options = LeaseOptions {
+        namespace: "farrier".to_owned(),
+        name: "farrier".to_owned(),
+        identity: "a".to_owned(),
+        timing: TIMING,
+    };
+    let (leadership, task) = campaign(client, options);
+    until(&leadership, true).await;
+    let logs = Logs::start();
+    let leases = Requests::any().resource("leases.coordination.k8s.io");
+    api.fail(leases.clone(), Fault::Drop, 1);
+    api.fail(leases.clone(), Fault::Forbidden, 4);
+    let before = api.count(&leases);
+    while api.count(&leases) < before + 8 {
+        tokio::time::sleep(TIMING.retry).await;
+    }
+    assert_eq!(logs.with("was away and refuses requests").len(), 1, "{:?}", logs.with(""));
+    assert_eq!(logs.with("forbidden"), [""; 0]);
+    assert_eq!(leadership.closed(), None);
+    task.release().await;
 }
 
 #[test]

@@ -6,13 +6,17 @@ use std::sync::{
 
 use crate::support::{
     kube_api::{FakeApi, Kind, Requests},
+    logs::Logs,
     published::publish_planned,
     site::Site,
 };
 use farrier::{
     cluster::Fence,
     controller::live::{PassView, StatusSink},
-    plan::{Activity, AnnouncementReason, Outcome, Plan, PlannedCell, SkipReason, UnusedAnnouncement},
+    plan::{
+        Activity, AnnouncementReason, HoldReason, Outcome, Plan, PlannedCell, PlannedRollout,
+        RolloutDecision, RolloutTarget, SkipReason, UnusedAnnouncement,
+    },
     status::{KubeStatus, Place},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -37,7 +41,11 @@ impl Story {
     fn new(api: FakeApi, fence: Option<Arc<dyn Fence>>) -> Self {
         let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}});
         api.create(namespace);
-        let place = Place { namespace: "farrier".to_owned(), instance: "farrier-0".to_owned() };
+        let place = Place {
+            namespace: "farrier".to_owned(),
+            manager: "farrier".to_owned(),
+            instance: "farrier-0".to_owned(),
+        };
         let sink = KubeStatus::new(api.client(), place, fence);
         let mut story = Self { api, sink, plan: Plan::default(), now: Timestamp::UNIX_EPOCH };
         story.calls_for("6.1.0-47-amd64");
@@ -168,6 +176,27 @@ async fn a_missing_right_stops_nothing_else() {
     story.pass(1).await;
     assert_eq!(story.api.list(BUILDS)[0]["status"]["nodes"], 4);
     assert_eq!(story.api.list(EVENTS).len(), 0);
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_not_there_is_said_as_that() {
+    let api = FakeApi::start();
+    with_driver_builds(&api);
+    let mut story = Story::new(api, None);
+    story.pass(0).await;
+    let logs = Logs::start();
+    let spec =
+        json!({"strategy": "image", "namespace": "nowhere", "daemonSet": "hello", "container": "driver"});
+    story.plan.rollouts.push(PlannedRollout {
+        image: "hello".parse().unwrap(),
+        target: RolloutTarget::of(&serde_json::from_value(spec).unwrap()),
+        decision: RolloutDecision::Hold(HoldReason::NotFound),
+        changes: Vec::new(),
+    });
+    story.pass(1).await;
+    let said = logs.with("there is no such namespace");
+    assert!(said.len() == 1 && said[0].contains("nowhere") && said[0].contains("create it"), "{said:?}");
+    assert_eq!(logs.with("status cannot be written"), [""; 0]);
 }
 
 #[derive(Default)]

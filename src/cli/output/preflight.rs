@@ -1,18 +1,20 @@
 //! What `farrier preflight` answers, as people read it.
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use serde::Serialize;
 
 use super::plan::laid_out;
-use crate::plan::{Next, readiness_table};
+use crate::plan::{MayBoot, Next, readiness_table};
 
 /// What `farrier preflight -o json` prints.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answer<'a> {
-    /// May all of them?
+    /// May all of them, and were images checked for that?
     pub ready: bool,
+    /// The same of the node that has the most in its way, with what `ready` does not tell apart.
+    pub may_boot: MayBoot,
     /// The kernel.
     pub kernel: String,
     /// The nodes that were asked about.
@@ -24,6 +26,7 @@ pub struct Answer<'a> {
 pub struct Asked<'a> {
     pub node: &'a str,
     pub ready: bool,
+    pub may_boot: MayBoot,
     #[serde(flatten)]
     pub next: Option<&'a Next>,
     /// Why it is not known which images it will need.
@@ -31,22 +34,83 @@ pub struct Asked<'a> {
     pub message: Option<String>,
 }
 
-/// One table for each platform and set of needs, with the nodes that it is for.
+/// One table for each platform and set of needs, with the nodes that it is for; what is in the way comes first.
 pub fn text(answer: &Answer<'_>) -> String {
-    let mut groups: BTreeMap<(bool, String, String), Vec<&str>> = BTreeMap::new();
-    for Asked { node, ready, next, message } in &answer.nodes {
-        let (kernel, table) = match (next, message) {
-            (Some(next), _) => (next.kernel.to_string(), laid_out(&readiness_table(next))),
+    let mut groups: BTreeMap<(Reverse<MayBoot>, String, String), Vec<&str>> = BTreeMap::new();
+    for Asked { node, ready: _, may_boot, next, message } in &answer.nodes {
+        let (kernel, why) = match (next, message) {
+            (Some(next), _) => (next.kernel.to_string(), reasons(next)),
             (None, why) => (answer.kernel.clone(), format!("{}\n", why.as_deref().unwrap_or_default())),
         };
-        groups.entry((*ready, kernel, table)).or_default().push(node);
+        groups.entry((Reverse(*may_boot), kernel, why)).or_default().push(node);
     }
-    let group = |((ready, kernel, table), nodes): ((bool, String, String), Vec<&str>)| {
-        let verdict = if ready { "ready" } else { "not ready" };
-        let some = nodes[..nodes.len().min(5)].join(", ");
-        let more = nodes.len().saturating_sub(5);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        format!("{some}{more}: {verdict} for {kernel}\n{table}")
-    };
+    let group =
+        |((Reverse(may_boot), kernel, why), nodes): ((Reverse<MayBoot>, String, String), Vec<&str>)| {
+            let verdict = match may_boot {
+                MayBoot::Ready => "ready",
+                MayBoot::NoDriver => "no driver image needed",
+                MayBoot::Wait | MayBoot::Unknown => "not ready",
+            };
+            let some = nodes[..nodes.len().min(5)].join(", ");
+            let more = nodes.len().saturating_sub(5);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            format!("{some}{more}: {verdict} for {kernel}\n{why}")
+        };
     groups.into_iter().map(group).collect::<Vec<_>>().join("\n")
+}
+
+/// What stands below the answer: the images, or why there are none.
+fn reasons(next: &Next) -> String {
+    match &next.doubt {
+        Some(doubt) => format!("{doubt}\n"),
+        None if next.needs.is_empty() => {
+            "no driver image is for nodes with these labels, so nothing was checked\n".to_owned()
+        }
+        None => laid_out(&readiness_table(next)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::testing::Fleet;
+
+    const NEXT: &str = "6.1.0-48-amd64";
+
+    /// Asked about both nodes of a fleet, the first of which calls for an image.
+    fn told(fleet: &mut Fleet) -> String {
+        fleet.announce(0, NEXT);
+        fleet.announce(1, NEXT);
+        let plan = fleet.plan();
+        let nodes = plan.nodes.iter().map(|planned| Asked {
+            node: &planned.node,
+            ready: planned.ready,
+            may_boot: planned.may_boot,
+            next: planned.next.as_deref(),
+            message: None,
+        });
+        text(&Answer {
+            ready: false,
+            may_boot: MayBoot::Wait,
+            kernel: NEXT.to_owned(),
+            nodes: nodes.collect(),
+        })
+    }
+
+    #[test]
+    fn a_node_without_images_is_not_called_ready() {
+        let mut fleet = Fleet::new(&["6.1.0-47-amd64"; 2]);
+        fleet.node(1).labels.remove("pci");
+        insta::assert_snapshot!(told(&mut fleet), @r"
+        n0: not ready for 6.1.0-48-amd64 (debian 12, amd64)
+        IMAGE  VERDICT  WHY
+        mft    missing  it is still to be built
+
+        n1: no driver image needed for 6.1.0-48-amd64 (debian 12, amd64)
+        no driver image is for nodes with these labels, so nothing was checked
+        ");
+        fleet.node(1).hardware_labelled = false;
+        let told = told(&mut fleet);
+        assert!(told.contains("n1: not ready") && told.contains("no label of its hardware"), "{told}");
+    }
 }

@@ -16,6 +16,7 @@ use super::{
     errors::causes,
     stats::{KubeStats, Observe},
 };
+use crate::plan::Instance;
 
 /// Which cluster, and as what.
 #[derive(Clone, Debug)]
@@ -28,11 +29,19 @@ pub struct KubeOptions {
     pub namespace: Option<String>,
     /// How often farrier asks whether the API serves an operator's kind that it did not serve before.
     pub discovery_interval: Duration,
+    /// Which farrier this is: whose fields they are in `managedFields`.
+    pub instance: Instance,
 }
 
 impl Default for KubeOptions {
     fn default() -> Self {
-        Self { kubeconfig: None, context: None, namespace: None, discovery_interval: Duration::from_secs(30) }
+        Self {
+            kubeconfig: None,
+            context: None,
+            namespace: None,
+            discovery_interval: Duration::from_secs(30),
+            instance: Instance::default(),
+        }
     }
 }
 
@@ -69,7 +78,7 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
 
 /// A kubeconfig where there is one, else the pod's service account, as kubectl does.
 async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
-    let KubeOptions { kubeconfig, context, namespace: _, discovery_interval: _ } = options;
+    let KubeOptions { kubeconfig, context, namespace: _, discovery_interval: _, instance: _ } = options;
     let wanted = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
     let config = match kubeconfig {
         Some(path) => match Kubeconfig::read_from(path) {

@@ -24,7 +24,7 @@ use crate::{
     image::OperatorResource,
     plan::{
         Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner, PodCount,
-        Requirement, ResourceFacts, SelectorTerm, UpdateStrategy,
+        Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, tells_hardware,
     },
 };
 
@@ -36,9 +36,11 @@ pub(super) fn node(node: NodeObject) -> Object {
     let NodeObject { types: _, metadata, spec, status } = node;
     let info = status.unwrap_or_default().node_info.unwrap_or_default();
     let version = version(&metadata);
+    let labels = metadata.labels.unwrap_or_default();
     let facts = NodeFacts {
         name: metadata.name.unwrap_or_default(),
-        labels: metadata.labels.unwrap_or_default(),
+        hardware_labelled: labels.keys().any(|label| tells_hardware(label)),
+        labels,
         annotations: own(metadata.annotations),
         kernel_version: info.kernel_version,
         architecture: info.architecture,
@@ -220,13 +222,34 @@ mod tests {
             },
         }));
         assert_eq!((version.uid.as_str(), version.resource_version.as_str()), ("u", "7"));
-        let NodeFacts { name, labels, annotations, kernel_version, architecture, os_image, unschedulable } =
-            facts;
+        let NodeFacts {
+            name,
+            labels,
+            annotations,
+            kernel_version,
+            architecture,
+            os_image,
+            unschedulable,
+            hardware_labelled,
+        } = facts;
         assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));
         assert_eq!(labels, [("a".to_owned(), "1".to_owned())].into());
         assert_eq!(annotations, [("farrier.dev/next-kernel".to_owned(), "6.1.0".to_owned())].into());
-        assert!(unschedulable);
+        assert!(unschedulable && !hardware_labelled);
+    }
+
+    #[test]
+    fn a_label_of_hardware_is_seen_although_it_is_not_kept() {
+        for (label, tells) in [
+            ("feature.node.kubernetes.io/pci-0200_15b3.present", true),
+            ("feature.node.kubernetes.io/cpu-hardware_multithreading", true),
+            ("feature.node.kubernetes.io/kernel-version.full", false),
+            ("pci-15b3.present", false),
+        ] {
+            let (_, facts) = node_facts(json!({"metadata": {"name": "n", "labels": {label: "true"}}}));
+            assert_eq!(facts.hardware_labelled, tells, "{label}");
+        }
     }
 
     #[test]

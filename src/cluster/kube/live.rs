@@ -38,6 +38,8 @@ pub struct KubeCluster {
     /// Where the API server is, for people.
     address: String,
     namespace: String,
+    /// Whose fields they are in `managedFields`.
+    pub(super) manager: String,
     /// The store's generation when the last snapshot was taken.
     taken: AtomicU64,
     cancel: CancellationToken,
@@ -66,6 +68,7 @@ impl KubeCluster {
             caller,
             address,
             namespace,
+            manager: options.instance.to_string(),
             taken: AtomicU64::new(0),
             cancel,
             _watches: watches,

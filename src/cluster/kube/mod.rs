@@ -29,5 +29,5 @@ pub use self::{
     connect::{KubeOptions, client},
     errors::causes,
     live::KubeCluster,
-    stats::KubeStats,
+    stats::{KubeStats, is_starting},
 };

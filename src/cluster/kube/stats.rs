@@ -1,8 +1,10 @@
-//! Adapter: counts what is asked of the API server, and bounds how long an answer is waited for.
+//! Adapter: counts what is asked of the API server, bounds how long an answer is waited for, and tells a server that has
+//! not loaded its rights yet from one that refuses.
 //!
 //! It is a layer of the client, so that every request is counted, whichever part of farrier makes it.
 
 use std::{
+    error::Error,
     future::Future,
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
@@ -24,6 +26,37 @@ pub struct KubeStats {
     pub requests: Family<Labels, Counter>,
     /// Until when the API server asked to be left alone.
     pause: Mutex<Option<Instant>>,
+    /// The last time that it was away.
+    away: Mutex<Option<Away>>,
+}
+
+/// An API server that was away.
+#[derive(Clone, Copy, Debug)]
+struct Away {
+    /// When it gave no answer for the last time.
+    last: Instant,
+    /// Was it said that it refuses everything since then?
+    told: bool,
+}
+
+/// The API server was away a moment ago and refuses a request: it loads its rights only after it began to answer.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server was away and may not have loaded its rights yet: it answers 403")]
+pub(super) struct Starting;
+
+/// So long after it was away, a refusal of the API server is not believed.
+const STARTING: Duration = Duration::from_mins(1);
+
+/// Does the call fail only because the API server has just come back? It is tried again, without a word.
+pub fn is_starting(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.is::<Starting>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 impl KubeStats {
@@ -36,6 +69,24 @@ impl KubeStats {
         let until = Instant::now() + wait.min(LONGEST_PAUSE);
         let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         *pause = pause.max(Some(until));
+    }
+
+    /// The API server gave no answer.
+    pub(super) fn note_away(&self) {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let told = away.is_some_and(|away| away.told && away.last.elapsed() < STARTING);
+        *away = Some(Away { last: Instant::now(), told });
+    }
+
+    /// Is a refusal not to be believed? Says so once for each time that the server was away.
+    fn is_starting(&self) -> bool {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(away) = away.as_mut().filter(|away| away.last.elapsed() < STARTING) else { return false };
+        if !std::mem::replace(&mut away.told, true) {
+            let hint = "if it goes on for more than a minute, the rights that are missing are named";
+            tracing::warn!(hint, "the API server was away and refuses requests: they are made again");
+        }
+        true
     }
 
     /// How long the API server still wants to be left alone (`Retry-After`).
@@ -94,10 +145,19 @@ where
             };
             let code = answer.as_ref().ok().map(Response::status);
             stats.count(what, outcome(code));
-            if let Ok(response) = &answer
-                && let Some(wait) = retry_after(response)
-            {
-                stats.pause_for(wait);
+            match &answer {
+                Ok(response) if response.status() == StatusCode::FORBIDDEN && stats.is_starting() => {
+                    return Err(Starting.into());
+                }
+                Ok(response) => {
+                    if matches!(response.status().as_u16(), 502..=504) {
+                        stats.note_away();
+                    }
+                    if let Some(wait) = retry_after(response) {
+                        stats.pause_for(wait);
+                    }
+                }
+                Err(_) => stats.note_away(),
             }
             answer
         })
@@ -207,6 +267,29 @@ mod tests {
         assert_eq!(stats.pause(), Duration::ZERO);
         stats.pause_for(Duration::from_secs(1_000_000));
         assert!(stats.pause() > Duration::ZERO && stats.pause() <= LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn a_refusal_is_not_believed_after_an_absence() {
+        let stats = KubeStats::default();
+        assert!(!stats.is_starting());
+        stats.note_away();
+        assert!(stats.is_starting() && stats.is_starting());
+        // It is away again before the minute is over: the same start.
+        stats.note_away();
+        assert!(stats.away.lock().unwrap().unwrap().told);
+        let long_ago = Instant::now().checked_sub(STARTING).unwrap();
+        *stats.away.lock().unwrap() = Some(Away { last: long_ago, told: true });
+        assert!(!stats.is_starting());
+        stats.note_away();
+        assert!(!stats.away.lock().unwrap().unwrap().told);
+    }
+
+    #[test]
+    fn a_server_that_starts_is_known_through_the_client() {
+        let error = kube::Error::Service(Starting.into());
+        assert!(is_starting(&error));
+        assert!(!is_starting(&kube::Error::Service("403".into())));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 
 use super::{
     super::error::{ApiError, MissingRight},
-    facts::pod_selector,
+    facts::{PREFIX, pod_selector},
     object::{Facts, Kept, Key, Object},
     target::{Target, Trouble, WatchScope},
 };
@@ -54,7 +54,7 @@ impl Watched {
             return self.objects.remove(&key).is_some();
         }
         if let (Facts::Node(node), WatchScope::Labels(kept)) = (&mut object.facts, &self.scope) {
-            node.labels.retain(|key, _| kept.contains(key));
+            node.labels.retain(|key, _| kept.contains(key) || key.starts_with(PREFIX));
         }
         if listed {
             self.listed.insert(key.clone());
@@ -238,6 +238,10 @@ impl Store {
         let Some(watched) = self.watched.get_mut(target).filter(|watched| watched.epoch == epoch) else {
             return false;
         };
+        if let (Trouble::Failing { .. }, Some(Trouble::Forbidden(_))) = (&trouble, &watched.trouble) {
+            // A server that is away says nothing about a right that was missing.
+            return false;
+        }
         let was_settled = watched.settled();
         let is_news = match (&trouble, &watched.trouble) {
             (Trouble::Forbidden(_), Some(Trouble::Forbidden(_)))

@@ -308,6 +308,17 @@ fn a_first_list_that_keeps_failing_is_told_and_a_later_one_is_not() {
 }
 
 #[test]
+fn a_server_that_goes_away_says_nothing_about_a_right_that_was_missing() {
+    let (mut store, epochs) = synced();
+    let target = Target::Resources(OperatorResource::ClusterPolicy);
+    let away = Trouble::Failing { attempts: 1, error: ApiError::Unavailable("refused".to_owned()) };
+    store.trouble(&target, epochs[&target], Trouble::Forbidden(right()));
+    store.trouble(&target, epochs[&target], away);
+    assert!(matches!(store.readiness(), Readiness::Ready), "what does not depend on it goes on");
+    assert!(store.snapshot().unseen.contains_key(&Seen::Resources));
+}
+
+#[test]
 fn a_kind_that_is_no_longer_served_has_no_objects() {
     let (mut store, epochs) = synced();
     let target = Target::Resources(OperatorResource::ClusterPolicy);

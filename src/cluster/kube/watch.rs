@@ -208,6 +208,10 @@ impl Watch {
                     Err(error) => error,
                 };
                 attempts += 1;
+                if matches!(error, watcher::Error::WatchFailed(_)) && status(&error).is_none() {
+                    // The connection broke in the middle of an answer.
+                    self.shared.stats.note_away();
+                }
                 let trouble = self.judge(&error, attempts);
                 tracing::debug!(target = ?self.target, attempts, %error, "watch failed");
                 let forbidden = matches!(trouble, Trouble::Forbidden(_));

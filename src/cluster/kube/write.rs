@@ -29,8 +29,6 @@ use crate::plan::{
     PodRestart, ResourceChange,
 };
 
-/// Whose fields they are in `managedFields`.
-const MANAGER: &str = "farrier";
 /// How long a write waits until the watches have brought what it did.
 const ECHO: Duration = Duration::from_secs(1);
 /// How often a write is made anew because a status was written at the same time.
@@ -159,7 +157,7 @@ impl KubeCluster {
         let resource = ApiResource::erase::<Node>(&());
         let right = self.right("patch", &resource, None, PATCHED);
         let api: Api<NodeObject> = Api::all_with(self.client(), &resource);
-        let (params, patch) = (PatchParams::apply(MANAGER), Patch::Merge(bodies::node(change)));
+        let (params, patch) = (PatchParams::apply(&self.manager), Patch::Merge(bodies::node(change)));
         let node = self.caller.call(&right, || api.patch(name, &params, &patch)).await?;
         self.keep(&Target::Nodes, facts::node(node));
         Ok(())
@@ -248,7 +246,7 @@ impl KubeCluster {
         let Written { target, key, api, right } = object;
         // Force takes over a field that another client has set: the plan has looked at its value, and leaves alone what
         // was changed back.
-        let (params, patch) = (PatchParams::apply(MANAGER).force(), Patch::Apply(body));
+        let (params, patch) = (PatchParams::apply(&self.manager).force(), Patch::Apply(body));
         let answer = self.caller.call(right, || api.patch(&key.1, &params, &patch)).await?;
         let answer = match target {
             Target::Resources(kind) => facts::resource(*kind, answer),

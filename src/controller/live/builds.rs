@@ -25,7 +25,7 @@ use crate::{
     error_chain,
     image::Definitions,
     parts::{Parts, TargetError},
-    plan::{Activity, Cell, Plan},
+    plan::{Activity, Cell, Phase, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
 };
 
@@ -132,8 +132,8 @@ impl Builds {
         }
     }
 
-    /// Writes down how a build ended.
-    pub(super) fn note(&mut self, ended: &EndedBuild, metrics: &Metrics) {
+    /// Writes down, and logs, how a build ended; gives how its cell stands then, unless the build was stopped.
+    pub(super) fn note(&mut self, ended: &EndedBuild, metrics: &Metrics) -> Option<Phase> {
         let EndedBuild { cell, end, took } = ended;
         let (key, took) = (key_of(cell), *took);
         let end = match end {
@@ -155,13 +155,21 @@ impl Builds {
         metrics.build(label, took);
         let retry_in = self.queue.ended(&key, how, Instant::now(), fastrand::f64());
         let error = match end.map(|end| &end.report) {
-            Some(TargetReport::Failed { error, .. }) => Some(error.clone()),
+            Some(TargetReport::Failed { error, hint, .. }) => {
+                let hint = hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default();
+                Some(format!("{error}{hint}"))
+            }
             Some(_) => None,
             None => Some(BROKE_OFF.to_owned()),
         };
+        let phase = match (&error, retry_in) {
+            (None, _) => Phase::Published,
+            (Some(_), Some(_)) => Phase::Retrying,
+            (Some(_), None) => Phase::Failed,
+        };
         if how == Ended::Stopped {
             self.activity.stopped(&key);
-            return;
+            return None;
         }
         let (image, kernel) = (&cell.image, &cell.target.release);
         match &error {
@@ -173,6 +181,7 @@ impl Builds {
             }
         }
         self.activity.ended(&key, took, error, retry_in);
+        Some(phase)
     }
 
     /// Stops the builds of a leadership that is over. They are queued again, for the next one.

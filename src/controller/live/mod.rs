@@ -9,6 +9,7 @@ mod builds;
 mod kernel_changes;
 pub mod once;
 mod queue;
+mod states;
 mod view;
 mod wake;
 
@@ -24,10 +25,15 @@ use self::{
     builds::{Builds, EndedBuild},
     kernel_changes::KernelChanges,
     queue::Queue,
+    states::{States, noting_waits},
     view::StatusWorker,
     wake::Wake,
 };
-use super::{Memory, Planned, RolloutReport, TargetReport, apply::label_nodes, broken_chains::BrokenChains};
+use super::{
+    Memory, Planned, RolloutReport, TargetReport,
+    apply::{Marks, label_nodes},
+    broken_chains::BrokenChains,
+};
 use crate::{
     cluster::Cluster,
     error_chain,
@@ -77,6 +83,8 @@ pub struct Live {
     remembered_since: Instant,
     last_record: LastRecord,
     kernels: KernelChanges,
+    states: States,
+    marks: Marks,
     pace: Pace,
     /// When the next pod of a target may be evicted, after a refusal.
     evictions: BTreeMap<RolloutTarget, Instant>,
@@ -113,6 +121,8 @@ impl Live {
             remembered_since: now,
             last_record: LastRecord::default(),
             kernels: KernelChanges::default(),
+            states: States::default(),
+            marks: Marks::default(),
             pace: Pace::default(),
             evictions: BTreeMap::new(),
             started: now,
@@ -212,7 +222,7 @@ impl Live {
             rollouts = self.roll_out(&mut planned, cancel).await?;
             targets = self.complete(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);
-            label_nodes(&self.parts, self.context.cluster.as_ref(), &mut planned.plan.nodes).await;
+            self.label_nodes(&mut planned.plan).await;
             self.builds.update(&planned.plan, &self.parts.definitions);
             self.start_builds();
             // Last: nothing waits for it.
@@ -228,6 +238,10 @@ impl Live {
         let unreachable = planned.unreachable
             || rollouts.iter().any(|report| report.error.is_some())
             || targets.iter().any(|report| matches!(report, TargetReport::Failed { .. }));
+        // A standby leaves that to the leader.
+        if self.may_act() {
+            self.states.log(&planned.plan, &self.builds.activity());
+        }
         self.show(planned.plan, rollouts);
         Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
     }
@@ -237,7 +251,7 @@ impl Live {
         self.memory.forget_faults();
         let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
         self.context.health.set_ready();
-        let planned = self.parts.plan_for(snapshot, &mut self.memory).await?;
+        let planned = noting_waits(Box::pin(self.parts.plan_for(snapshot, &mut self.memory))).await?;
         self.context.health.beat();
         Ok(Some(planned))
     }
@@ -440,7 +454,15 @@ impl Live {
     /// Takes note of a build's end: what the registry said before is not so any more.
     fn note_build(&mut self, ended: &EndedBuild) {
         self.memory.forget(ended.cell.references());
-        self.builds.note(ended, &self.context.metrics);
+        if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
+            self.states.told(&ended.cell, phase);
+        }
+    }
+
+    /// Tells nodes which kernel they may boot.
+    async fn label_nodes(&mut self, plan: &mut Plan) {
+        let cluster = self.context.cluster.as_ref();
+        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.marks).await;
     }
 
     fn start_builds(&mut self) {

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     cluster::Cluster,
-    controller::{PassReport, Planned, RolloutReport, TargetReport, apply::label_nodes, pass::BuildFault},
+    controller::{PassReport, Planned, RolloutReport, TargetReport, pass::BuildFault},
     image::Chains,
     parts::{Parts, TargetError},
     runtime::{Configuration, Health, Metrics},
@@ -62,7 +62,7 @@ impl Live {
             report.rollouts.retain(|rollout| !rollout.planned.changes.is_empty());
             planned = self.plan_again(planned, cancel, &mut report).await?;
         }
-        label_nodes(&self.parts, self.context.cluster.as_ref(), &mut planned.plan.nodes).await;
+        self.label_nodes(&mut planned.plan).await;
         self.parts.record_kernels(&planned, &mut self.last_record).await;
         report.unreachable |= planned.unreachable;
         report.plan = planned.plan;

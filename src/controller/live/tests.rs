@@ -12,7 +12,7 @@ use tokio::{sync::Notify, task::JoinHandle};
 use super::*;
 use crate::{
     cluster::{ApiError, Fence},
-    controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, module},
+    controller::testing::{Bench, FIRST, Fleet, Gate, K9, K10, K11, Logs, module},
     parts::{BootChecker, Stage},
     plan::{Activity, KERNEL_LABEL},
     registry::RegistryLocation,
@@ -335,6 +335,37 @@ async fn a_lost_leadership_stops_its_builds() {
     live.fleet.until(|state| state.looks >= looks + 3).await;
     assert!(live.metrics.text().unwrap().contains("farrier_builds_running 0"));
     assert_eq!(live.published(K10).await, None);
+    live.stop().await;
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_of_it() {
+    let logs = Logs::start();
+    let bench = bench(&json!({"patches": [{"path": "patches/none.patch"}]}), &["a"]);
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.daemon_set("b", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.looks >= 10).await;
+    let plans = logs.with("first plan made");
+    assert!(plans.len() == 1 && plans[0].contains("1 skipped, 1 on hold"), "{plans:?}");
+    let said = logs.with("state changed");
+    assert_eq!(said.len(), 2, "{said:?}");
+    assert!(said[0].contains("WARN") && said[0].contains("state=\"skipped\""), "{said:?}");
+    assert!(said[0].contains("none.patch"), "{said:?}");
+    assert!(
+        said[1].contains("DaemonSet drivers/a") && said[1].contains("hint=\"create the DaemonSet"),
+        "{said:?}"
+    );
+
+    // The patch comes; there is no engine, which the build says itself.
+    let patches = live.bench.parts.definitions.root.join("patches");
+    std::fs::create_dir(&patches).unwrap();
+    std::fs::write(patches.join("none.patch"), "").unwrap();
+    live.views.until(|activity, _| activity.values().any(|build| build.attempts >= 3)).await;
+    assert!(logs.with("build failed").len() >= 2);
+    assert_eq!(logs.with("state changed").len(), 2, "{:?}", logs.with("state changed"));
     live.stop().await;
 }
 

@@ -21,7 +21,10 @@ use tokio_util::sync::CancellationToken;
 pub use election::Timing;
 use election::{Election, Move, Record};
 
-use crate::cluster::{Fence, kube::causes};
+use crate::cluster::{
+    Fence,
+    kube::{causes, is_starting},
+};
 
 /// Which lease, and as whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +44,8 @@ struct LeaseFault {
     message: String,
     /// The API server's answer, where it gave one: 409 where another client wrote the lease in between.
     code: Option<u16>,
+    /// Is it only that the API server has just come back?
+    starting: bool,
 }
 
 /// Holds the lease, or waits for it. A clone is the same leadership.
@@ -120,6 +125,7 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
         held: None,
         wall_until: SystemTime::UNIX_EPOCH,
         reported: None,
+        leader: None,
     };
     let task = tokio::spawn(candidate.run(release.clone()));
     (Leadership { shared, leads }, LeaseTask { release, task })
@@ -144,6 +150,8 @@ struct Candidate {
     wall_until: SystemTime,
     /// The fault that was reported last: a server that is away for minutes is one line.
     reported: Option<String>,
+    /// Whom the log named as the leader.
+    leader: Option<String>,
 }
 
 impl Candidate {
@@ -170,7 +178,7 @@ impl Candidate {
     async fn look(&mut self) -> Result<(), LeaseFault> {
         for _ in 0..2 {
             match self.turn().await {
-                Err(LeaseFault { message, code: Some(409) }) => {
+                Err(LeaseFault { message, code: Some(409), .. }) => {
                     tracing::debug!(message, "lease was written by another client");
                 }
                 outcome => return outcome,
@@ -189,7 +197,10 @@ impl Candidate {
         let (now, wall) = (Instant::now(), SystemTime::now());
         let step = self.election.decide(record.as_ref(), now);
         let (action, name) = match step {
-            Move::Wait => return Ok(()),
+            Move::Wait => {
+                self.tell_leader(record.unwrap_or_default().holder);
+                return Ok(());
+            }
             Move::Create => ("create", &self.options.name),
             Move::Take => ("take over", &self.options.name),
             Move::Renew => ("renew", &self.options.name),
@@ -245,12 +256,25 @@ impl Candidate {
             let changed = *before != leads;
             *before = leads;
             if changed && leads {
+                self.leader = None;
                 tracing::info!(lease = self.shared.lease, identity, "leads: this farrier builds and writes");
             } else if changed {
                 tracing::warn!(lease = self.shared.lease, identity, "leads no more: nothing is written");
             }
             changed
         });
+    }
+
+    /// Says who leads, once for each leader: the log of a standby holds little else.
+    fn tell_leader(&mut self, holder: String) {
+        if self.leader.as_ref() == Some(&holder) {
+            return;
+        }
+        // What stands before the last `_` is the name of its machine; in a pod, the pod's.
+        let pod = holder.rsplit_once('_').map_or(holder.as_str(), |(pod, _)| pod);
+        let hint = format!("its log has the rest: kubectl -n {} logs {pod}", self.options.namespace);
+        tracing::info!(lease = self.shared.lease, leader = holder, hint, "stands by: another farrier leads");
+        self.leader = Some(holder);
     }
 
     async fn give_back(mut self) {
@@ -286,18 +310,19 @@ impl Candidate {
                     kube::Error::Api(status) => Some(status.code),
                     _ => None,
                 };
-                Err(LeaseFault { message: format!("{action}: {}", causes(&error)), code })
+                let message = format!("{action}: {}", causes(&error));
+                Err(LeaseFault { message, code, starting: is_starting(&error) })
             }
             Err(_) => {
                 let message = format!("{action}: no answer within {} ms", waited.as_millis());
-                Err(LeaseFault { message, code: None })
+                Err(LeaseFault { message, code: None, starting: false })
             }
         }
     }
 
     fn report(&mut self, fault: LeaseFault) {
-        let LeaseFault { message, code } = fault;
-        if self.reported.as_ref() == Some(&message) {
+        let LeaseFault { message, code, starting } = fault;
+        if starting || self.reported.as_ref() == Some(&message) {
             tracing::debug!(error = message, "lease");
             return;
         }

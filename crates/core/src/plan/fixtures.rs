@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
-    ImageLocation, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL,
+    ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL,
     OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Plan, PlanInputs, PlannedCell, PodCount, PodFacts,
     Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, SkipReason, TrackedKernel,
     UpdateStrategy, plan,
@@ -31,6 +31,7 @@ pub(super) struct World {
     pub(super) tracked: BTreeSet<TrackedKernel>,
     pub(super) observed: Observed,
     pub(super) manifests: Manifests,
+    pub(super) instance: Instance,
     pub(super) now: jiff::Timestamp,
 }
 
@@ -60,6 +61,7 @@ impl World {
             tracked: BTreeSet::new(),
             observed: Observed::default(),
             manifests: Manifests::new(),
+            instance: Instance::default(),
             now: jiff::Timestamp::UNIX_EPOCH,
         }
     }
@@ -106,6 +108,7 @@ impl World {
                 snapshot: &self.snapshot,
                 announced: &self.announcements(),
                 manifests: &self.manifests,
+                instance: &self.instance,
                 now: self.now,
             }) {
                 Err(questions) if questions.signatures.is_empty() => questions,
@@ -328,6 +331,7 @@ pub(super) fn node(name: &str, release: &str) -> NodeFacts {
             .into(),
         kernel_version: release.to_owned(),
         architecture: "amd64".to_owned(),
+        hardware_labelled: true,
         ..NodeFacts::default()
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, ClusterSnapshot, Manifests};
+use super::{Announcements, ClusterSnapshot, Instance, Manifests};
 use crate::{
     image::{
         CheckSpec, Definitions, Digest, ImageName, ImageReference, InputHash, ReferenceError, Repository,
@@ -30,6 +30,8 @@ pub struct PlanInputs<'a> {
     pub announced: &'a Announcements,
     /// DaemonSets of the directories that `file` rollouts name, by the path in the definition.
     pub manifests: &'a Manifests,
+    /// Which farrier plans, where a cluster has several.
+    pub instance: &'a Instance,
     /// The time of the plan.
     pub now: jiff::Timestamp,
 }

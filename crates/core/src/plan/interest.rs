@@ -2,18 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{
-    READY_FOR, UPGRADE_STATE_LABELS,
-    labels::TARGET_LABELS,
-    rollout::{handover_label, switches},
-};
+use super::{UPGRADE_STATE_LABELS, labels::TARGET_LABELS, rollout::switches};
 use crate::image::{Definitions, OperatorResource, RolloutSpec, Strategy};
 
 /// What the definitions ask about.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
     /// Labels of nodes. Those that the named DaemonSets select by come in addition, once they are seen,
-    /// and so do those that the operators' resources select.
+    /// and so do those that the operators' resources select; farrier's own are always kept.
     pub labels: BTreeSet<String>,
     /// Namespace and name of the DaemonSets that rollouts name.
     pub daemon_sets: BTreeSet<(String, String)>,
@@ -25,12 +21,7 @@ impl Interest {
     /// What these definitions ask about.
     pub fn of(definitions: &Definitions) -> Self {
         let mut interest = Self {
-            labels: TARGET_LABELS
-                .into_iter()
-                .chain(UPGRADE_STATE_LABELS)
-                .chain([READY_FOR])
-                .map(str::to_owned)
-                .collect(),
+            labels: TARGET_LABELS.into_iter().chain(UPGRADE_STATE_LABELS).map(str::to_owned).collect(),
             ..Self::default()
         };
         for image in definitions.images.values() {
@@ -41,16 +32,16 @@ impl Interest {
                     interest.daemon_sets.insert(name);
                 }
                 match rollout {
-                    RolloutSpec::PerKernel { target, .. } => {
-                        interest.labels.insert(handover_label(&target.namespace, &target.daemon_set));
-                    }
                     RolloutSpec::CustomResource { resource, name: _ } => {
                         interest.resources.insert(*resource);
                         interest.labels.insert(resource.node_label().0.to_owned());
                         interest.labels.extend(switches(*resource).iter().map(|(key, _)| (*key).to_owned()));
                     }
                     RolloutSpec::PublishOnly { resource } => interest.resources.extend(*resource),
-                    RolloutSpec::Image { .. } | RolloutSpec::Union { .. } | RolloutSpec::File { .. } => {}
+                    RolloutSpec::Image { .. }
+                    | RolloutSpec::PerKernel { .. }
+                    | RolloutSpec::Union { .. }
+                    | RolloutSpec::File { .. } => {}
                 }
             }
         }

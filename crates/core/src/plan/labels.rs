@@ -19,6 +19,22 @@ pub const UPGRADE_STATE_LABELS: [&str; 2] =
 pub const NEXT_KERNEL_ANNOTATION: &str = "farrier.dev/next-kernel";
 /// The label and annotation of a node that names the kernel which it may boot: its value is the kernel's label.
 pub const READY_FOR: &str = "farrier.dev/ready-for";
+/// The same of a node that no driver image is called for on, whatever kernel it runs: there is nothing to wait for, and
+/// nothing that was checked.
+pub const NO_DRIVER_FOR: &str = "farrier.dev/no-driver-for";
+
+/// What NFD's labels of hardware begin with, each after its source. NFD writes the labels of all its sources at once.
+const HARDWARE: [&str; 4] = [
+    "feature.node.kubernetes.io/pci-",
+    "feature.node.kubernetes.io/cpu-",
+    "feature.node.kubernetes.io/usb-",
+    "feature.node.kubernetes.io/rdma.",
+];
+
+/// Does this label tell which hardware a node has? A node without any has not been looked at yet.
+pub fn tells_hardware(label: &str) -> bool {
+    HARDWARE.iter().any(|source| label.starts_with(source))
+}
 
 /// The prefix of the labels by which nodes are handed over to a copy of a DaemonSet.
 pub(super) const HANDOVER_LABELS: &str = "farrier.dev/driver.";

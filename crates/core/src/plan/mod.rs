@@ -18,6 +18,7 @@ mod fixtures;
 mod gc;
 mod guarantee;
 mod inputs;
+mod instance;
 mod interest;
 mod labels;
 mod matrix;
@@ -60,10 +61,12 @@ pub use inputs::{
     CellInputs, EntrypointBinary, Failure, ImageContents, ImageLocation, Observed, PlanInputs, Published,
     Questions, Resolved, ResolvedImage, SignatureState, SignedWith, TreeKey,
 };
+pub use instance::{Instance, InstanceError};
 pub use interest::Interest;
 pub use labels::{
-    ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION, OS_ID_LABEL,
-    OS_VERSION_LABEL, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION, UPGRADE_STATE_LABELS,
+    ARCH_LABEL, COPY_KERNEL_LABEL, COPY_OF_LABEL, KERNEL_LABEL, NEXT_KERNEL_ANNOTATION, NO_DRIVER_FOR,
+    OS_ID_LABEL, OS_VERSION_LABEL, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION, UPGRADE_STATE_LABELS,
+    tells_hardware,
 };
 pub use matrix::{LeftAlone, OwnDriver};
 pub use needs::cell_for;
@@ -72,7 +75,7 @@ pub use node::{NodeReason, node_target};
 pub use outcome::{Outcome, Phase, PlannedCell};
 pub use pace::Pace;
 pub use planner::{Plan, plan};
-pub use readiness::{Needed, Next, PlannedNode, Readiness};
+pub use readiness::{Doubt, MayBoot, Needed, Next, PlannedNode, Readiness};
 pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, NodeChange,

@@ -39,8 +39,8 @@ pub(super) use union::left_kernels;
 pub(super) use watch::Limits;
 
 use super::{
-    Announcements, CellInputs, ClusterSnapshot, DaemonSetFacts, HoldReason, ImageLocation, Manifests,
-    Observed, PlanInputs, PlannedUnion, Resolved,
+    Announcements, CellInputs, ClusterSnapshot, DaemonSetFacts, HoldReason, ImageLocation, Instance,
+    Manifests, Observed, PlanInputs, PlannedUnion, Resolved,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::Cells,
@@ -159,6 +159,7 @@ pub fn rollback_per_kernel(
         snapshot,
         announced: &Announcements::default(),
         manifests: &manifests,
+        instance: &Instance::default(),
         now,
     };
     let all = definitions.images.iter();

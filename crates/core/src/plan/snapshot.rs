@@ -10,7 +10,7 @@ use std::{
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, labels::HANDOVER_LABELS};
+use super::{NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, labels::HANDOVER_LABELS};
 use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
@@ -18,7 +18,7 @@ use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
 pub struct NodeFacts {
     /// `metadata.name`.
     pub name: String,
-    /// `metadata.labels`; from a live cluster only those that are asked for ([`super::Interest`]).
+    /// `metadata.labels`; from a live cluster only those that are asked for ([`super::Interest`]), and farrier's own.
     pub labels: BTreeMap<String, String>,
     /// Those of `metadata.annotations` that begin with `farrier.dev/`.
     pub annotations: BTreeMap<String, String>,
@@ -30,6 +30,8 @@ pub struct NodeFacts {
     pub os_image: String,
     /// `spec.unschedulable`: cordoned, as while it is drained.
     pub unschedulable: bool,
+    /// Is there a label that tells which hardware it has ([`super::tells_hardware`]), also where that is not kept?
+    pub hardware_labelled: bool,
 }
 
 /// A container or init container of a pod template.
@@ -218,7 +220,7 @@ pub type Manifests = BTreeMap<PathBuf, Result<Vec<DaemonSetFacts>, String>>;
 
 /// Labels that farrier gives to nodes while it rolls out.
 fn is_written_here(label: &str) -> bool {
-    label.starts_with(HANDOVER_LABELS) || label == READY_FOR
+    [HANDOVER_LABELS, READY_FOR, NO_DRIVER_FOR].iter().any(|own| label.starts_with(own))
 }
 
 /// What of a node decides which images may reach it.

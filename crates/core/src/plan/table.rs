@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    AnnouncedBy, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
+    AnnouncedBy, MayBoot, Needed, Next, Outcome, Phase, Plan, PlannedCell, PlannedNode, PlannedRollout,
     PlannedSignature, Readiness, RolloutDecision, StatusRow,
 };
 use crate::kmod::Verdict;
@@ -73,10 +73,7 @@ pub fn counts(plan: &Plan) -> String {
         (count(|d| matches!(d, RolloutDecision::Hold(_))), "on hold"),
         (left_alone.len(), if left_alone.len() == 1 { "node left alone" } else { "nodes left alone" }),
         (own_drivers.iter().map(|own| own.nodes.len()).sum(), "with a driver of their own"),
-        (
-            nodes.iter().filter(|node| node.change.is_some()).count(),
-            "to mark ready, or ready no more, for a kernel",
-        ),
+        (nodes.iter().filter(|node| node.change.is_some()).count(), "to mark for their next kernel"),
         (
             unused_announcements.len(),
             if unused_announcements.len() == 1 { "announcement not used" } else { "announcements not used" },
@@ -215,19 +212,22 @@ pub(super) fn why_not(next: &Next) -> String {
             Some(format!("{}: {message}", needed.image))
         }
     });
-    missing.collect::<Vec<_>>().join("\n")
+    missing.chain(next.doubt.as_ref().map(ToString::to_string)).collect::<Vec<_>>().join("\n")
 }
 
 /// One row for each kernel and answer.
 fn nodes(plan: &Plan) -> Table {
     let mut kernels: BTreeMap<(String, &str, String), Vec<&str>> = BTreeMap::new();
-    for PlannedNode { node, next, ready, change } in &plan.nodes {
-        let key = match (next, ready, change) {
-            (None, _, _) => {
-                ("none".to_owned(), "no mark", "no kernel is announced for it any more".to_owned())
+    for PlannedNode { node, next, ready: _, may_boot, change: _ } in &plan.nodes {
+        let key = match (next, may_boot) {
+            (None, _) => ("none".to_owned(), "no mark", "no kernel is announced for it any more".to_owned()),
+            (Some(next), MayBoot::Ready) => (next.kernel.to_string(), "ready", String::new()),
+            (Some(next), MayBoot::NoDriver) => {
+                (next.kernel.to_string(), "no driver", "no driver image is called for".to_owned())
             }
-            (Some(next), true, _) => (next.kernel.to_string(), "ready", String::new()),
-            (Some(next), false, _) => (next.kernel.to_string(), "wait", why_not(next)),
+            (Some(next), MayBoot::Wait | MayBoot::Unknown) => {
+                (next.kernel.to_string(), "wait", why_not(next))
+            }
         };
         kernels.entry(key).or_default().push(node);
     }

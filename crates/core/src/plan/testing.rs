@@ -28,6 +28,21 @@ impl Fleet {
         self.0.publish(verdict);
     }
 
+    /// Lets the image's look-ups fail.
+    pub fn unresolved(&mut self, why: &str) {
+        for found in self.0.resolved.images.values_mut() {
+            *found = Err(why.to_owned());
+        }
+    }
+
+    /// The same fleet, in which no rollout finds its DaemonSet.
+    #[must_use]
+    pub fn without_daemon_sets(&self) -> Self {
+        let mut fleet = self.clone();
+        fleet.0.snapshot.daemon_sets.clear();
+        fleet
+    }
+
     /// Empties the registry.
     pub fn lose(&mut self) {
         self.0.observed.published.clear();

@@ -4,6 +4,11 @@ app.kubernetes.io/name: farrier
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* farrier's name in its lease and as a field manager: `farrier`, or `farrier-NAME`. */}}
+{{- define "farrier.manager" -}}
+farrier{{ with .Values.instance }}-{{ . }}{{ end }}
+{{- end }}
+
 {{/* The registry's location, which has no default. */}}
 {{- define "farrier.registry" -}}
 {{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" .Values.registry.location }}

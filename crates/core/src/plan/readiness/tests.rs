@@ -1,6 +1,6 @@
 use super::{
     super::{
-        Plan,
+        Instance, Plan,
         fixtures::{K47, K48, World, name},
         table,
     },
@@ -134,9 +134,87 @@ fn an_image_that_is_not_for_the_kernel_is_missing_there() {
     assert_eq!(next.needs[0].image, name("mft"));
 }
 
+fn answer(plan: &Plan) -> (bool, MayBoot) {
+    (plan.nodes[0].ready, plan.nodes[0].may_boot)
+}
+
 #[test]
-fn a_node_that_calls_for_nothing_is_ready_at_once() {
+fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
     let mut world = world();
     world.snapshot.nodes[0].labels.remove("pci");
-    assert!(world.plan().nodes[0].ready);
+    let plan = world.plan();
+    assert_eq!(answer(&plan), (false, MayBoot::NoDriver));
+    let marks: BTreeMap<_, _> = [(NO_DRIVER_FOR.to_owned(), Some(K48.to_owned()))].into();
+    let written = change(&plan).unwrap();
+    assert_eq!((&written.labels, &written.annotations), (&marks, &marks));
+    let text = super::super::text(&table::tables(&plan)[2]);
+    insta::assert_snapshot!(text, @r"
+    NODES  NEXT KERNEL                        REBOOT     WHY
+    n0     6.1.0-48-amd64 (debian 12, amd64)  no driver  no driver image is called for
+    ");
+    carry_out(&mut world, &plan);
+    assert_eq!(change(&world.plan()), None);
+
+    // An image is called for after all: the mark goes before the image is there.
+    world.snapshot.nodes[0].labels.insert("pci".to_owned(), "yes".to_owned());
+    let plan = world.plan();
+    assert_eq!(answer(&plan), (false, MayBoot::Wait));
+    assert_eq!(change(&plan).unwrap().labels, [(NO_DRIVER_FOR.to_owned(), None)].into());
+}
+
+#[test]
+fn a_kernel_that_no_family_knows_is_nobodys_to_boot() {
+    let mut world = world();
+    let node = &mut world.snapshot.nodes[0];
+    node.labels.remove("pci");
+    node.labels.insert(super::super::OS_ID_LABEL.to_owned(), "unheard-of".to_owned());
+    let plan = world.plan();
+    assert_eq!((answer(&plan), change(&plan)), ((false, MayBoot::Wait), None));
+    let next = plan.nodes[0].next.as_ref().unwrap();
+    assert_eq!(next.doubt, Some(Doubt::NoFamily));
+    let json = serde_json::to_value(&plan.nodes[0]).unwrap();
+    assert_eq!((&json["mayBoot"], &json["next"]["doubt"]["reason"]), (&"wait".into(), &"no-family".into()));
+}
+
+#[test]
+fn a_node_whose_hardware_labels_have_not_come_waits() {
+    let mut world = world();
+    let node = &mut world.snapshot.nodes[0];
+    node.labels.remove("pci");
+    node.hardware_labelled = false;
+    let plan = world.plan();
+    assert_eq!((answer(&plan), change(&plan)), ((false, MayBoot::Unknown), None));
+    assert!(table::why_not(plan.nodes[0].next.as_ref().unwrap()).contains("no label of its hardware"));
+}
+
+#[test]
+fn labels_that_are_away_for_a_while_take_no_readiness_away() {
+    let mut world = world();
+    world.publish(Verdict::Loads);
+    let plan = world.plan();
+    carry_out(&mut world, &plan);
+    let node = &mut world.snapshot.nodes[0];
+    node.labels.remove("pci");
+    node.hardware_labelled = false;
+    assert_eq!(change(&world.plan()), None);
+    // They come back without the device.
+    world.snapshot.nodes[0].hardware_labelled = true;
+    let marks = [(NO_DRIVER_FOR.to_owned(), Some(K48.to_owned())), (READY_FOR.to_owned(), None)];
+    assert_eq!(change(&world.plan()).unwrap().labels, marks.into());
+}
+
+#[test]
+fn two_farriers_do_not_write_each_others_marks() {
+    let mut gpu = world();
+    gpu.instance = "gpu".parse().unwrap();
+    gpu.publish(Verdict::Loads);
+    let plan = gpu.plan();
+    assert_eq!(change(&plan).unwrap().labels, [(format!("{READY_FOR}.gpu"), Some(K48.to_owned()))].into());
+    carry_out(&mut gpu, &plan);
+    // The other one knows of other images, and has none for the kernel.
+    let mut other = gpu.clone();
+    other.instance = Instance::default();
+    other.observed.published.clear();
+    assert_eq!(change(&other.plan()), None);
+    assert_eq!(change(&gpu.plan()), None);
 }

@@ -1,0 +1,81 @@
+//! Pure: what several farriers of one cluster are told apart by.
+
+use std::{fmt, str::FromStr};
+
+/// The name of one of several farriers in a cluster; nothing where there is only one. Its fields, its lease and what it
+/// writes on nodes have this name, so that none of them takes back what another one wrote.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Instance(Option<String>);
+
+/// Characters of a name: with the longest mark before it, a label's name has at most 63.
+const MOST: usize = 32;
+
+/// A text that is no name of a farrier.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no name: 1 to {MOST} of a-z, 0-9 and '-', with a letter or digit at both ends")]
+pub struct InstanceError(String);
+
+impl FromStr for Instance {
+    type Err = InstanceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let fits = (1..=MOST).contains(&text.len()) && text.chars().all(plain);
+        if !fits || text.starts_with('-') || text.ends_with('-') {
+            return Err(InstanceError(text.chars().take(80).collect()));
+        }
+        Ok(Self(Some(text.to_owned())))
+    }
+}
+
+impl fmt::Display for Instance {
+    /// `farrier`, or `farrier-NAME`: its name as a field manager and that of its lease.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            None => f.write_str("farrier"),
+            Some(name) => write!(f, "farrier-{name}"),
+        }
+    }
+}
+
+impl Instance {
+    /// The label and annotation by which this farrier marks nodes: `farrier.dev/ready-for`, or
+    /// `farrier.dev/ready-for.NAME`.
+    pub(super) fn mark(&self, mark: &str) -> String {
+        match &self.0 {
+            None => mark.to_owned(),
+            Some(name) => format!("{mark}.{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_only_one_has_the_names_of_old() {
+        let only = Instance::default();
+        assert_eq!(
+            (only.to_string(), only.mark("farrier.dev/x")),
+            ("farrier".to_owned(), "farrier.dev/x".to_owned())
+        );
+        let gpu: Instance = "gpu".parse().unwrap();
+        assert_eq!(
+            (gpu.to_string(), gpu.mark("farrier.dev/x")),
+            ("farrier-gpu".to_owned(), "farrier.dev/x.gpu".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_name_fits_into_a_label_and_a_lease() {
+        for wrong in ["", "-a", "a-", "A", "a.b", "a/b", "\u{1b}", &"a".repeat(MOST + 1)] {
+            wrong.parse::<Instance>().unwrap_err();
+        }
+        let longest: Instance = "a".repeat(MOST).parse().unwrap();
+        for mark in [super::super::READY_FOR, super::super::NO_DRIVER_FOR] {
+            let label = longest.mark(mark);
+            assert!(label.trim_start_matches("farrier.dev/").len() <= 63, "{label}");
+        }
+    }
+}

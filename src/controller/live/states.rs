@@ -1,0 +1,249 @@
+//! What the log says of a plan: each change of the state of a cell, and of a rollout that a person has to see to, in one
+//! line. How builds begin and end is logged where they do.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use crate::plan::{
+    Activity, Cell, HoldReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout, RolloutDecision,
+    StatusEntry, counts, status_entries,
+};
+
+/// After so long without a plan a line says that it is still made: before the first one, package lists are fetched.
+const SLOW: Duration = Duration::from_secs(10);
+
+/// So many states are kept of cells that nothing calls for at the moment: labels of a node that flaps come and go.
+const KEPT: usize = 1000;
+
+/// The state of a rollout that is on hold.
+const HELD: &str = "held";
+
+/// An image and what it is for: a kernel target or a rollout target.
+type Subject = (String, String);
+
+/// Waits for a plan, and says that it takes long.
+pub(super) async fn noting_waits<T>(mut plan: impl Future<Output = T> + Unpin) -> T {
+    loop {
+        if let Ok(planned) = tokio::time::timeout(SLOW, &mut plan).await {
+            return planned;
+        }
+        tracing::info!("still looking up versions, headers and published images");
+    }
+}
+
+/// A state in one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct StateLine {
+    image: String,
+    target: String,
+    state: &'static str,
+    /// Why; empty where the state says it all.
+    reason: String,
+    /// What to do, where the reason does not say it.
+    hint: Option<&'static str>,
+    /// Does a person have to see to it?
+    warns: bool,
+}
+
+/// What was said last of each cell and rollout.
+#[derive(Debug, Default)]
+pub(super) struct States {
+    /// The state, and the gist of its reason; no gist where the end of a build has told it.
+    said: BTreeMap<Subject, (&'static str, Option<String>)>,
+    began: bool,
+}
+
+impl States {
+    /// Logs what is new in a plan whose builds were queued.
+    pub(super) fn log(&mut self, plan: &Plan, activity: &Activity) {
+        if !self.began {
+            tracing::info!(found = counts(plan), "first plan made");
+        }
+        for StateLine { image, target, state, reason, hint, warns } in self.news(plan, activity) {
+            if warns {
+                tracing::warn!(image, target, state, reason, hint, "state changed");
+            } else {
+                tracing::info!(image, target, state, reason, "state changed");
+            }
+        }
+    }
+
+    /// A build ended, and its end was logged.
+    pub(super) fn told(&mut self, cell: &Cell, phase: Phase) {
+        let subject = (cell.image.to_string(), cell.target.to_string());
+        self.said.insert(subject, (phase.as_str(), None));
+    }
+
+    /// What is new. Of a first plan, what is published is no news.
+    fn news(&mut self, plan: &Plan, activity: &Activity) -> Vec<StateLine> {
+        let is_first = !std::mem::replace(&mut self.began, true);
+        let cells = plan.cells.iter().zip(status_entries(plan, activity));
+        let cells = cells.map(|(planned, entry)| of_cell(planned, entry));
+        let lines: Vec<StateLine> = cells.chain(plan.rollouts.iter().filter_map(of_rollout)).collect();
+        let present: BTreeSet<Subject> = lines.iter().map(StateLine::subject).collect();
+        let keeps_all = self.said.len() <= KEPT;
+        self.said.retain(|subject, (state, _)| present.contains(subject) || (keeps_all && *state != HELD));
+        let is_news = |line: &StateLine| {
+            let gist = gist(&line.reason);
+            let before = self.said.insert(line.subject(), (line.state, Some(gist.clone())));
+            match before {
+                _ if line.state == Phase::Building.as_str() => false,
+                None => !(is_first && line.state == Phase::Published.as_str()),
+                // The end of the build is logged as soon as it is noted.
+                Some((state, _)) if state == Phase::Building.as_str() => !line.is_end(),
+                Some((state, said)) => state != line.state || said.is_some_and(|said| said != gist),
+            }
+        };
+        lines.into_iter().filter(is_news).collect()
+    }
+}
+
+impl StateLine {
+    fn subject(&self) -> Subject {
+        (self.image.clone(), self.target.clone())
+    }
+
+    fn is_end(&self) -> bool {
+        [Phase::Published, Phase::Failed, Phase::Retrying].iter().any(|phase| phase.as_str() == self.state)
+    }
+}
+
+fn of_cell(planned: &PlannedCell, entry: StatusEntry<'_>) -> StateLine {
+    let row = entry.row;
+    let (reason, hint) = match &planned.outcome {
+        Outcome::Conflict { reference, remedy, .. } => {
+            (format!("{reference} holds an image of other inputs"), Some(*remedy))
+        }
+        Outcome::UpToDate { published, .. } => (format!("{}@{}", row.reference, published.digest), None),
+        _ => (row.reason, None),
+    };
+    let warns = match row.phase {
+        Phase::Skipped => !matches!(&planned.outcome, Outcome::Skipped { why } if why.is_finding()),
+        phase => matches!(phase, Phase::Conflict | Phase::Failed | Phase::Unknown | Phase::Retrying),
+    };
+    StateLine { image: row.image, target: row.kernel, state: row.phase.as_str(), reason, hint, warns }
+}
+
+/// Holds of the cluster's shape come and go by themselves.
+fn of_rollout(rollout: &PlannedRollout) -> Option<StateLine> {
+    let RolloutDecision::Hold(why) = &rollout.decision else { return None };
+    let hint = match why {
+        HoldReason::NotFound => Some(
+            "create the DaemonSet, and its namespace where that is missing; or correct `rollout` in the definition",
+        ),
+        HoldReason::NoResource => Some("create it, or correct `rollout` in the definition"),
+        _ => None,
+    };
+    why.is_failure().then(|| StateLine {
+        image: rollout.image.to_string(),
+        target: rollout.target.to_string(),
+        state: HELD,
+        reason: why.to_string(),
+        hint,
+        warns: true,
+    })
+}
+
+/// A reason without what differs each time that it is found out: numbers, times, names of temporary files.
+fn gist(reason: &str) -> String {
+    let differs = |word: &&str| word.contains(|c: char| c.is_ascii_digit() || c == '/');
+    reason.split_whitespace().filter(|word| !differs(word)).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        kmod::Verdict,
+        plan::{BuildActivity, KERNEL_LABEL, Stage, testing::Fleet},
+    };
+
+    const K47: &str = "6.1.0-47-amd64";
+    const K48: &str = "6.1.0-48-amd64";
+
+    /// The news of a fleet whose builds do this.
+    fn news(states: &mut States, fleet: &Fleet, stage: Option<Stage>) -> Vec<String> {
+        let plan = fleet.plan();
+        let mut activity = Activity::new();
+        for cell in plan.builds() {
+            let found = BuildActivity { stage, ..BuildActivity::default() };
+            activity.insert((cell.image.clone(), cell.target.clone()), found);
+        }
+        let line = |line: StateLine| {
+            let hint = line.hint.map(|hint| format!(" ({hint})")).unwrap_or_default();
+            let level = if line.warns { "WARN" } else { "INFO" };
+            format!("{level} {} {} {}: {}{hint}", line.image, line.target, line.state, line.reason)
+        };
+        states.news(&plan, &activity).into_iter().map(line).collect()
+    }
+
+    const NOTHING: [&str; 0] = [];
+
+    #[test]
+    fn each_state_is_said_once() {
+        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        let queued = "INFO mft 6.1.0-47-amd64 (debian 12, amd64) queued: not in the registry";
+        assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), [queued]);
+        assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), NOTHING);
+        assert_eq!(news(&mut states, &fleet, Some(Stage::Compile)), NOTHING, "it is said where it begins");
+        // The end of the build is noted after, or before, a plan that knows of it.
+        fleet.publish(Verdict::Loads);
+        assert_eq!(news(&mut states, &fleet, None), NOTHING);
+        states.told(&fleet.plan().cells[0].outcome.cell().unwrap().clone(), Phase::Published);
+        assert_eq!(news(&mut states, &fleet, None), NOTHING);
+        fleet.lose();
+        assert_eq!(news(&mut states, &fleet, Some(Stage::Queued)), [queued]);
+    }
+
+    #[test]
+    fn a_skip_is_said_with_its_reason_and_not_again_for_another_temporary_file() {
+        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        fleet.unresolved("write /cache/.tmp-a1: No space left on device (free some room)");
+        let said = news(&mut states, &fleet, None);
+        assert_eq!(
+            said[0],
+            "WARN mft 6.1.0-47-amd64 (debian 12, amd64) skipped: write /cache/.tmp-a1: No space left on device (free some room)"
+        );
+        fleet.unresolved("write /cache/.tmp-b2: No space left on device (free some room)");
+        assert_eq!(news(&mut states, &fleet, None), NOTHING);
+        fleet.unresolved("find an apt source for suite bookworm (set `mirror`)");
+        assert_eq!(news(&mut states, &fleet, None).len(), 1);
+    }
+
+    #[test]
+    fn what_is_published_at_the_start_is_no_news_and_later_it_is() {
+        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        fleet.publish(Verdict::Loads);
+        assert_eq!(news(&mut states, &fleet, None), NOTHING);
+        let node = fleet.node(0);
+        node.kernel_version = K48.to_owned();
+        node.labels.insert(KERNEL_LABEL.to_owned(), K48.to_owned());
+        fleet.publish(Verdict::Loads);
+        let said = news(&mut states, &fleet, None);
+        assert!(said.len() == 1 && said[0].contains("published: registry.test/drivers/mft:"), "{said:?}");
+        // A node that flaps between them has its story told once.
+        for kernel in [K47, K48].repeat(9) {
+            let node = fleet.node(0);
+            node.kernel_version = kernel.to_owned();
+            node.labels.insert(KERNEL_LABEL.to_owned(), kernel.to_owned());
+            assert_eq!(news(&mut states, &fleet, None), NOTHING);
+        }
+    }
+
+    #[test]
+    fn a_rollout_to_nowhere_is_said_with_what_to_do() {
+        let (mut states, mut fleet) = (States::default(), Fleet::new(&[K47]));
+        fleet.publish(Verdict::Loads);
+        let lost = fleet.without_daemon_sets();
+        let held = "WARN mft DaemonSet kube-system/mft, container driver held: there is no such DaemonSet (create \
+                    the DaemonSet, and its namespace where that is missing; or correct `rollout` in the definition)";
+        for _ in 0..2 {
+            assert_eq!(news(&mut states, &lost, None), [held]);
+            assert_eq!(news(&mut states, &lost, None), NOTHING);
+            // It comes, and goes again.
+            assert_eq!(news(&mut states, &fleet, None), NOTHING);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What farrier may do at an API server, and under which name it does it.
+
+use super::*;
+use crate::support::logs::Logs;
+
+#[tokio::test]
+async fn a_kind_that_is_forbidden_is_named_with_its_rule_and_the_rest_goes_on() {
+    let api = cluster();
+    api.deny("list", "daemonsets.apps");
+    let kube = connect(&api).await;
+    let snapshot = until(&kube, "a snapshot", |_| true).await;
+    assert_eq!(snapshot.nodes.len(), 2);
+    let told = &snapshot.unseen[&Seen::DaemonSets];
+    for part in ["system:serviceaccount:farrier:farrier", "list", "daemonsets", "apps"] {
+        assert!(told.contains(part), "{part} is not in: {told}");
+    }
+    assert!(api.writes().is_empty());
+    api.allow("list", "daemonsets.apps");
+    let snapshot = until(&kube, "the right is there", |snapshot| !snapshot.daemon_sets.is_empty()).await;
+    assert!(!snapshot.unseen.contains_key(&Seen::DaemonSets));
+}
+
+#[tokio::test]
+async fn without_nodes_there_is_no_snapshot_until_they_may_be_read() {
+    let api = cluster();
+    api.deny("list", "nodes");
+    let kube = connect(&api).await;
+    let error = kube.snapshot().await.unwrap_err();
+    assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
+    assert!(error.to_string().contains("nodes"), "{error}");
+    api.allow("list", "nodes");
+    let wait = async {
+        while kube.snapshot().await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), wait).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_forbidden_write_names_its_rule() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    api.deny("patch", "daemonsets.apps");
+    let error = kube.apply(&rewrite(&snapshot)).await.unwrap_err();
+    assert!(matches!(error, ClusterError::Api { error: ApiError::Forbidden(_), .. }), "{error}");
+    let told = format!("{error}\n{}", error.hint().unwrap_or_default());
+    assert!(told.contains("patch") && told.contains("daemonsets"), "{told}");
+    assert_eq!(api.count(&patches()), 1, "asking again does not help");
+}
+
+/// A restarted API server answers before it knows who may do what.
+#[tokio::test]
+async fn refusals_of_a_server_that_has_just_come_back_are_no_missing_rights() {
+    let api = cluster();
+    let kube = connect(&api).await;
+    let snapshot = watched(&api, &kube).await;
+    let logs = Logs::start();
+    api.go_away();
+    for resource in ["nodes", "daemonsets.apps", "pods"] {
+        api.fail(Requests::verb("watch").resource(resource), Fault::Forbidden, 2);
+    }
+    api.fail(patches(), Fault::Forbidden, 1);
+    let change = rewrite(&snapshot);
+    let back = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        api.come_back();
+    };
+    let (written, ()) = tokio::join!(kube.apply(&change), back);
+    written.unwrap();
+    assert_eq!(image_in(&api), NEW);
+    api.set_kernel("a", "6.1.0-2-amd64");
+    until(&kube, "the change is seen", |snapshot| {
+        assert!(snapshot.unseen.is_empty(), "{:?}", snapshot.unseen);
+        kernel_of(snapshot, "a") == "6.1.0-2-amd64"
+    })
+    .await;
+    assert_eq!(logs.with("was away and refuses requests").len(), 1, "{:?}", logs.with(""));
+}
+
+#[tokio::test]
+async fn a_named_farrier_writes_under_its_name() {
+    let api = cluster();
+    let directory = tempfile::tempdir().unwrap();
+    let options = KubeOptions {
+        kubeconfig: Some(api.kubeconfig(directory.path())),
+        discovery_interval: Duration::from_millis(20),
+        instance: "gpu".parse().unwrap(),
+        ..KubeOptions::default()
+    };
+    let kube = KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap();
+    let snapshot = watched(&api, &kube).await;
+    kube.apply(&rewrite(&snapshot)).await.unwrap();
+    let mark = BTreeMap::from([("farrier.dev/ready-for.gpu".to_owned(), Some("k".to_owned()))]);
+    let change = NodeChange { name: "a".to_owned(), labels: mark.clone(), annotations: mark };
+    kube.apply(&Change::Node(change)).await.unwrap();
+    for (resource, namespace, name) in [("daemonsets.apps", "drivers", "ofed"), ("nodes", "", "a")] {
+        let object = api.get(resource, namespace, name).unwrap();
+        let entries = object["metadata"]["managedFields"].as_array().unwrap();
+        let is = |manager: &str| entries.iter().any(|entry| entry["manager"] == manager);
+        assert!(is("farrier-gpu") && !is("farrier"), "{entries:?}");
+    }
+    // It knows its mark again, for which no definition asks.
+    let next = kube.snapshot().await.unwrap();
+    let marked = next.nodes.iter().find(|node| node.name == "a").unwrap();
+    assert_eq!(marked.labels["farrier.dev/ready-for.gpu"], "k");
+}
