@@ -40,7 +40,8 @@ async fn newest_of(
     let releases = match parts.fetcher.headers().releases(&family.spec.headers, suites, platform.arch).await {
         Ok(releases) => releases,
         Err(error) => {
-            tracing::warn!(family = %name, error = error_chain(&error), "the tracked suites cannot be read");
+            let hint = error.hint();
+            tracing::warn!(family = %name, error = error_chain(&error), hint, "the tracked suites cannot be read");
             return Vec::new();
         }
     };

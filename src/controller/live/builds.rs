@@ -139,7 +139,12 @@ impl Builds {
         let end = match end {
             Some(Ok(end)) => Some(end),
             Some(Err(error)) => {
-                tracing::error!(error = error_chain(error), "the build's outcome could not be recorded");
+                let hint = error.hint();
+                tracing::error!(
+                    error = error_chain(error),
+                    hint,
+                    "the build's outcome could not be recorded"
+                );
                 None
             }
             None => None,

@@ -194,7 +194,8 @@ impl Live {
             return;
         }
         let outcome = outcome.unwrap_or_else(|error| {
-            tracing::warn!(error = error_chain(&error), cluster = self.context.cluster.describe(), "no pass");
+            let (cluster, hint) = (self.context.cluster.describe(), error.hint());
+            tracing::warn!(error = error_chain(&error), cluster, hint, "no pass");
             PassOutcomeLabel::Failed
         });
         tracing::debug!(took = ?began.elapsed(), ?outcome, "pass made");
