@@ -14,7 +14,7 @@ use crate::{
     image::{ImageReference, Repository},
     images::root_fs_layer,
     inputs::{HeaderSet, bootstrap_key},
-    kernel::{Architecture, Compiler, CompilerKind, Toolchain},
+    kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
     parts::{FindingKind, Parts, Stage, TargetError},
     registry,
@@ -40,8 +40,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         return Ok(PreparedBase { engine });
     }
     job.stage(Stage::Toolchain);
-    let toolchain =
-        ensure_toolchain(parts, engine.as_ref(), &family.spec.toolchain, cell.target.arch).await?;
+    let toolchain = ensure_toolchain(job, engine.as_ref(), &family.spec.toolchain).await?;
     job.stage(Stage::Base);
     let log = Arc::new(ProbeLog::default());
     let build = BuildJob {
@@ -74,14 +73,15 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
 
 /// Makes sure that the engine has the toolchain, and says under which name.
 async fn ensure_toolchain(
-    parts: &Parts,
+    job: &Job<'_>,
     engine: &dyn Engine,
     toolchain: &Toolchain,
-    arch: Architecture,
 ) -> Result<String, TargetError> {
+    let (parts, arch) = (job.parts, job.cell.target.arch);
     let spec = match toolchain {
-        Toolchain::Image(reference) => {
-            let reference = parts.resolve_reference(reference).await?;
+        Toolchain::Image(_) => {
+            // With the digest that the input hash has, whatever the tag names by now.
+            let reference: ImageReference = job.cell.toolchain.parse()?;
             if engine.has_image(&reference.to_string()).await? {
                 return Ok(reference.to_string());
             }
@@ -98,14 +98,14 @@ async fn ensure_toolchain(
     let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
     if !engine.has_image(&name).await? {
         let layer = root_fs_layer(parts, spec, arch).await?;
-        let job = BuildJob {
+        let build = BuildJob {
             id: format!("toolchain-{}", std::process::id()),
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),
             context: vec![ContextEntry { dest: "rootfs.tar.gz".to_owned(), from: layer }],
             log: Arc::new(ProbeLog::default()),
             cancel: parts.cancel.clone(),
         };
-        engine.build_image(&job, &name).await?;
+        engine.build_image(&build, &name).await?;
     }
     Ok(name)
 }

@@ -8,7 +8,7 @@ use std::sync::{
 use super::{
     base::PreparedBase,
     failures::log_path,
-    job::{Job, Payload},
+    job::{Job, Payload, ensure_planned},
     needs::Needed,
 };
 use crate::{
@@ -111,11 +111,15 @@ async fn context(job: &Job<'_>) -> Result<(Vec<ContextEntry>, Vec<String>), Targ
     }
     for source in &image.spec.sources {
         let fetched = parts.retry("fetch source", || parts.fetcher.sources().fetch(source, root)).await?;
+        let planned = cell.fetched.sources.get(source.name.as_str());
+        ensure_planned(planned == Some(&fetched.origin), format!("source {}", source.name))?;
         context.push(ContextEntry { dest: format!("sources/{}", source.name), from: fetched.root });
         origins.push(format!("{}: {}", source.name, fetched.origin));
     }
     for patch in &cell.patches {
         let from = root.join(&image.spec.patches[patch.index].path);
+        let sha256 = Digest::of(&fs_err::tokio::read(&from).await?);
+        ensure_planned(sha256.hex() == patch.sha256, format!("patch {}", patch.name))?;
         context.push(ContextEntry { dest: format!("patches/{}", patch.name), from });
     }
     Ok((context, origins))

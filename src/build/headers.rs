@@ -1,18 +1,22 @@
 //! Adapter: the headers stage: the header set of the cell's kernel.
 
-use super::job::Job;
+use super::job::{Job, ensure_planned};
 use crate::{
     inputs::{HeaderLookup, HeaderSet},
     parts::{Stage, TargetError},
 };
 
-/// Fetches the header set, as far as the cache lacks it.
+/// Fetches the header set, as far as the cache lacks it: the one that the build was planned with. Others may have been
+/// imported since.
 pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet, TargetError> {
     job.stage(Stage::Headers);
     let (parts, source) = (job.parts, &job.family.spec.headers);
     let look = || parts.fetcher.headers().find(source, &parts.definitions.root, &job.cell.target);
     match parts.retry("fetch headers", look).await? {
-        HeaderLookup::Found(headers) => Ok(*headers),
+        HeaderLookup::Found(headers) => {
+            ensure_planned(headers.identity == job.cell.fetched.headers, "the kernel's headers")?;
+            Ok(*headers)
+        }
         HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),
     }
 }

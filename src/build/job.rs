@@ -48,6 +48,11 @@ impl<'a> Job<'a> {
     }
 }
 
+/// What is published is what its input hash says: an input that was fetched must be the one that was planned.
+pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<(), TargetError> {
+    if is_same { Ok(()) } else { Err(TargetError::Outdated { what: what.into() }) }
+}
+
 /// A cell whose image or family is not among the definitions.
 pub(super) fn definition_gone(subject: &str) -> TargetError {
     TargetError::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)

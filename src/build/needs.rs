@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     cell::cell,
-    job::{Job, definition_gone},
+    job::{Job, definition_gone, ensure_planned},
 };
 use crate::{
     blocking::blocking,
@@ -101,11 +101,8 @@ async fn add_host_trees(job: &Job<'_>, needed: &mut Needed) -> Result<(), Target
             }
         };
         let planned = cell.needs.iter().find(|planned| planned.name == *name);
-        if planned.is_none_or(|planned| planned.exposed != digest) {
-            let message =
-                format!("need {name}: its tree has been changed since the build was planned, to {origin}");
-            return Err(TargetError::unmet(message, "run again"));
-        }
+        let is_same = planned.is_some_and(|planned| planned.exposed == digest);
+        ensure_planned(is_same, format!("the tree of need {name}, now {origin},"))?;
         let mut texts = Vec::new();
         for path in symvers {
             let bytes = fs_err::tokio::read(root.join(&path)).await?;

@@ -1,7 +1,12 @@
 //! Adapter: the publish stage: pushes an image: blobs first, tags last.
 
-use super::{assemble::Image, job::Job};
+use super::{
+    assemble::Image,
+    cell::cell,
+    job::{Job, ensure_planned},
+};
 use crate::{
+    error_chain,
     image::{Digest, ImageReference, Repository, Version},
     images::{BaseImage, Documents, StoredImage},
     oci::{Descriptor, media_type},
@@ -9,10 +14,38 @@ use crate::{
     plan::Cell,
 };
 
-/// Pushes what the registry lacks, then the manifest by its digest, the documents that refer to it, the signatures,
-/// and the manifest under every tag: no tag is ever there without its report. Returns the bytes sent.
+/// Publishes as soon as this process may write: a leader that cannot reach the API server for a while loses no build.
+/// Nothing is published whose inputs have changed meanwhile. Returns the bytes sent.
 pub(super) async fn publish(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64, TargetError> {
     job.stage(Stage::Publish);
+    loop {
+        job.parts.until_writable().await?;
+        ensure_current(job).await?;
+        match push(job, image, documents).await {
+            // What the registry has by now is not sent again.
+            Err(TargetError::Fenced { .. }) => {}
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Would the build be planned now as it was? If not, the next plan would find other inputs under its tags. Where that cannot
+/// be found out, nothing speaks against what was built.
+async fn ensure_current(job: &Job<'_>) -> Result<(), TargetError> {
+    match cell(job.parts, &job.cell.image, &job.cell.target).await {
+        Ok(now) => now.changed_since(job.cell).map_or(Ok(()), |what| ensure_planned(false, what)),
+        Err(TargetError::Cancelled) => Err(TargetError::Cancelled),
+        Err(error) => {
+            let (subject, error) = (job.cell.subject(), error_chain(&error));
+            tracing::info!(subject, error, "its inputs cannot be looked up again before it is published");
+            Ok(())
+        }
+    }
+}
+
+/// Pushes what the registry lacks, then the manifest by its digest, the documents that refer to it, the signatures,
+/// and the manifest under every tag: no tag is ever there without its report.
+async fn push(job: &Job<'_>, image: &Image, documents: &Documents) -> Result<u64, TargetError> {
     let (parts, registry) = (job.parts, &job.parts.registry);
     parts.may_write()?;
     let repository = &job.cell.reference.repository;

@@ -121,7 +121,7 @@ impl Bench {
         // Nothing listens there: a build that needs the engine fails.
         let env = EngineEnv {
             docker_host: Some(format!("unix://{}", at("none.sock").display())),
-            runtime_dir: None,
+            ..EngineEnv::default()
         };
         let parts = Parts {
             definitions: Definitions {

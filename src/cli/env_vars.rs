@@ -97,6 +97,7 @@ pub fn engine_env() -> EngineEnv {
     EngineEnv {
         docker_host: env::var("DOCKER_HOST").ok().filter(|value| !value.is_empty()),
         runtime_dir: absolute("XDG_RUNTIME_DIR"),
+        notes: None,
     }
 }
 

@@ -1,6 +1,6 @@
 //! `farrier rollback`: takes back what farrier has set in a cluster.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use clap::Args;
 use serde::Serialize;
@@ -9,17 +9,13 @@ use super::{CliError, Exit, env_vars as vars, output, session::Session};
 use crate::{
     cluster::{Cluster, ClusterError},
     error_chain,
-    image::{DaemonSetContainer, Definitions, OperatorResource, RolloutSpec},
-    plan::{
-        self, Change, HoldReason, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep,
-        RolloutTarget, Seen,
-    },
+    plan::{self, Change, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep, Seen},
 };
 
 #[derive(Debug, Args)]
 pub struct RollbackArgs {
     /// What to roll back: namespace/name of a DaemonSet, Kind/name of an operator's resource
-    /// [default: everything that farrier has set]
+    /// [default: everything that carries a record of what farrier has set]
     #[arg(value_name = "OBJECT")]
     pub objects: Vec<String>,
     /// The cluster
@@ -58,30 +54,47 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, Cli
             args.cluster
         )));
     }
-    let definitions = session.settings()?.definitions;
-    let mut interest = Interest::of(&definitions);
-    // Objects whose rollout the definitions have lost meanwhile can still be named.
-    for object in &args.objects {
-        let Some((first, name)) = object.split_once('/') else { continue };
-        match OperatorResource::ALL.into_iter().find(|resource| resource.kind() == first) {
-            Some(resource) => drop(interest.resources.insert(resource)),
-            None => drop(interest.daemon_sets.insert((first.to_owned(), name.to_owned()))),
-        }
+    // The records on the objects decide, and no definitions: those may have been changed or deleted by now.
+    let named = args.objects.iter().filter_map(|object| object.split_once('/'));
+    let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
+    let mut interest = Interest::for_rollback(named);
+    let cluster = session.connect(&args.cluster, interest.clone()).await?.cluster;
+    let snapshot = cluster.snapshot().await?;
+    let unseen =
+        snapshot.unseen.iter().filter(|(what, _)| matches!(what, Seen::DaemonSets | Seen::Resources));
+    let unseen: Vec<String> = unseen.map(|(what, why)| format!("{what} cannot be seen: {why}")).collect();
+    unseen.iter().for_each(|unseen| output::message(&format!("warning: {unseen}")));
+    let originals = plan::per_kernel_originals(&snapshot);
+    if !originals.is_subset(&interest.daemon_sets) {
+        // One whose copies have just been made carries no record yet.
+        interest.daemon_sets.extend(originals.iter().cloned());
+        cluster.set_interest(&interest);
     }
-    let cluster = session.connect(&args.cluster, interest).await?.cluster;
-    let rolled = take_back(cluster.as_ref(), &definitions, &args).await?;
-    session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run))?;
+    let rolled = take_back(cluster.as_ref(), &originals, &args).await?;
+    let looked = Looked { place: cluster.describe(), objects: &args.objects, unseen: !unseen.is_empty() };
+    session.show(&rolled, |rolled| output::rollback::text(rolled, args.dry_run, &looked))?;
     let failed = |rolled: &Rolled| rolled.failed.is_some() || rolled.step.error.is_some();
-    Ok(if rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
+    // What was asked for by its name was found; of everything, a part may be missing.
+    let missed = looked.unseen && args.objects.is_empty();
+    Ok(if missed || rolled.iter().any(failed) { Exit::Failed } else { Exit::Done })
+}
+
+/// Where was looked, and for what.
+pub struct Looked<'a> {
+    pub place: String,
+    /// Empty where everything counts.
+    pub objects: &'a [String],
+    /// Was there something that cannot be read?
+    pub unseen: bool,
 }
 
 async fn take_back(
     cluster: &dyn Cluster,
-    definitions: &Definitions,
+    originals: &BTreeSet<(String, String)>,
     args: &RollbackArgs,
 ) -> Result<Vec<Rolled>, CliError> {
     let mut selected = args.objects.clone();
-    let mut taken = take_back_copies(cluster, definitions, args).await?;
+    let mut taken = take_back_copies(cluster, originals, args).await?;
     for tries_left in (0..TRIES).rev() {
         let mut again = Vec::new();
         for step in steps(cluster, &selected).await? {
@@ -116,16 +129,12 @@ async fn take_back(
 /// after the one before.
 async fn take_back_copies(
     cluster: &dyn Cluster,
-    definitions: &Definitions,
+    originals: &BTreeSet<(String, String)>,
     args: &RollbackArgs,
 ) -> Result<Vec<Rolled>, CliError> {
-    let rollouts = definitions.images.values().flat_map(|image| &image.spec.rollout);
     let mut all = Vec::new();
-    for spec in rollouts.filter(|spec| matches!(spec, RolloutSpec::PerKernel { .. })) {
-        let target = RolloutTarget::of(spec);
-        let Some(found) = spec.daemon_set() else { continue };
-        let DaemonSetContainer { namespace, daemon_set, container: _ } = found;
-        let object = format!("{namespace}/{daemon_set}");
+    for (namespace, name) in originals {
+        let object = format!("{namespace}/{name}");
         if !args.objects.is_empty() && !args.objects.contains(&object) {
             continue;
         }
@@ -133,9 +142,9 @@ async fn take_back_copies(
         loop {
             let snapshot = cluster.snapshot().await?;
             let now = jiff::Timestamp::now();
-            let changes = match plan::rollback_per_kernel(definitions, &snapshot, now, &target) {
+            let changes = match plan::rollback_per_kernel(&snapshot, now, (namespace.as_str(), name.as_str()))
+            {
                 Ok(changes) => changes,
-                Err(HoldReason::NotFound) => break,
                 Err(hold) => {
                     failed = Some(hold.to_string());
                     break;
@@ -166,7 +175,7 @@ async fn take_back_copies(
         };
         let step = RollbackStep {
             resume: format!(
-                "kubectl annotate daemonset {daemon_set} --namespace {namespace} {PER_KERNEL_ANNOTATION}-"
+                "kubectl annotate daemonset {name} --namespace {namespace} {PER_KERNEL_ANNOTATION}-"
             ),
             object,
             fields: [("nodes".to_owned(), outcome)].into(),
@@ -187,15 +196,10 @@ async fn apply_all(cluster: &dyn Cluster, changes: &[Change]) -> Result<(), Clus
 
 async fn steps(cluster: &dyn Cluster, selected: &[String]) -> Result<Vec<RollbackStep>, CliError> {
     let snapshot = cluster.snapshot().await?;
-    for (what, why) in &snapshot.unseen {
-        if matches!(what, Seen::DaemonSets | Seen::Resources) {
-            output::message(&format!("warning: {what} cannot be seen: {why}"));
-        }
-    }
     plan::rollback(&snapshot, selected).map_err(|unknown| {
         CliError::usage(format!(
             "roll back {}: there is no such object in {}; objects are namespace/name for a DaemonSet and Kind/name \
-             for an operator's resource that a rollout names",
+             for an operator's resource",
             unknown.join(" and "),
             cluster.describe()
         ))

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
-    engine::EngineChoice,
+    engine::{EngineChoice, EngineEnv},
     machine,
     parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts, QemuBoot},
     plan::{Budget, Interest},
@@ -25,6 +25,8 @@ use crate::{
 
 /// The directory in the cache for what boot checks remember of this machine.
 pub const BOOT_MEMORY: &str = "boot";
+/// The directory in the cache for what engines may hold of runs that are over.
+const ENGINE_NOTES: &str = "engine-runs";
 
 /// What every command works with: the options that all of them have, and the signal to stop.
 pub struct Session {
@@ -115,6 +117,7 @@ impl Session {
         let fetcher = fetcher.with_store(Store::new(location.clone(), Arc::clone(&registry)));
         let remote = Arc::new(RemoteRegistry::new("registries".to_owned(), &options));
         let cancel = self.stop.cancel.clone();
+        let engine_env = EngineEnv { notes: Some(cache.root().join(ENGINE_NOTES)), ..env_vars::engine_env() };
         let boot = QemuBoot {
             fetcher: fetcher.clone(),
             root: definitions.root.clone(),
@@ -138,7 +141,7 @@ impl Session {
             remote: Arc::new(Retrying::new(remote, cancel.clone())),
             credentials: options.credentials.clone(),
             location,
-            engine: LazyEngine::new(engine, env_vars::engine_env()),
+            engine: LazyEngine::new(engine, engine_env),
             entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
             limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
             module_signer,

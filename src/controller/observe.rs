@@ -7,7 +7,7 @@ use crate::{
     image::ImageReference,
     images::look_up_signatures,
     parts::{AT_ONCE, Parts, TargetError},
-    plan::{Observed, Questions, Resolved, SignatureState},
+    plan::{Cell, Observed, Questions, Resolved, SignatureState},
     resolve::with_hint,
 };
 
@@ -33,6 +33,15 @@ impl Memory {
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         observed.unreachable.clear();
         (*unreachable, *unresolved) = (false, false);
+    }
+
+    /// A build has ended: what the registry said of its names is not so any more, and neither are the inputs, where it found one
+    /// changed.
+    pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
+        self.forget(cell.references());
+        if outdated {
+            self.resolved = Resolved::default();
+        }
     }
 
     /// Forgets what the registry said about these names.

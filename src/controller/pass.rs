@@ -45,6 +45,8 @@ pub(super) enum BuildFault {
     Unreachable,
     /// It may be otherwise the next time.
     Passing,
+    /// An input changed: it is to be planned anew.
+    Outdated,
     /// It was stopped.
     Stopped,
 }
@@ -53,6 +55,7 @@ impl BuildFault {
     fn of(error: &TargetError) -> Self {
         match error {
             TargetError::Cancelled | TargetError::Fenced { .. } => Self::Stopped,
+            TargetError::Outdated { .. } => Self::Outdated,
             error if error.is_permanent() => Self::Permanent,
             error if error.is_unreachable() => Self::Unreachable,
             _ => Self::Passing,

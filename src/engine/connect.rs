@@ -29,13 +29,15 @@ pub enum EngineChoice {
     Buildah,
 }
 
-/// What the environment says about engines; read elsewhere.
+/// What the environment says about engines, and the cache has for them; read elsewhere.
 #[derive(Clone, Debug, Default)]
 pub struct EngineEnv {
     /// `DOCKER_HOST`: `unix://PATH` or `tcp://HOST:PORT`.
     pub docker_host: Option<String>,
     /// `XDG_RUNTIME_DIR`: where a user's own Podman listens.
     pub runtime_dir: Option<PathBuf>,
+    /// Where it is noted what runs may have left in a daemon, so that the next one removes it; `None` where nothing is built.
+    pub notes: Option<PathBuf>,
 }
 
 /// One place where an engine may be.
@@ -50,10 +52,12 @@ pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Arc<dyn En
     let mut tried = String::new();
     for candidate in candidates(choice, env) {
         let (place, answer) = match candidate {
-            Candidate::Socket { name, address } => match DockerEngine::connect(&address).await {
-                Ok(engine) => return Ok(Arc::new(engine)),
-                Err(answer) => (format!("{name} at {address}"), answer),
-            },
+            Candidate::Socket { name, address } => {
+                match DockerEngine::connect(&address, env.notes.as_deref()).await {
+                    Ok(engine) => return Ok(Arc::new(engine)),
+                    Err(answer) => (format!("{name} at {address}"), answer),
+                }
+            }
             Candidate::Buildah => match BuildahEngine::connect(Path::new(BUILDAH)).await {
                 Ok(engine) => return Ok(Arc::new(engine)),
                 Err(answer) => (BUILDAH.to_owned(), answer),
@@ -66,7 +70,7 @@ pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Arc<dyn En
 }
 
 fn candidates(choice: EngineChoice, env: &EngineEnv) -> Vec<Candidate> {
-    let EngineEnv { docker_host, runtime_dir } = env;
+    let EngineEnv { docker_host, runtime_dir, notes: _ } = env;
     let docker = || Candidate::Socket {
         name: "docker",
         address: docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()),
@@ -93,6 +97,7 @@ mod tests {
         EngineEnv {
             docker_host: Some(format!("unix://{}", dir.join("docker.sock").display())),
             runtime_dir: Some(dir.to_owned()),
+            notes: None,
         }
     }
 
@@ -133,7 +138,7 @@ mod tests {
 
     #[tokio::test]
     async fn other_addresses_are_refused() {
-        let env = EngineEnv { docker_host: Some("ssh://host".to_owned()), runtime_dir: None };
+        let env = EngineEnv { docker_host: Some("ssh://host".to_owned()), ..EngineEnv::default() };
         let error = connect(EngineChoice::Docker, &env).await.err().unwrap();
         assert!(error.to_string().contains("only unix:// and tcp://"), "{error}");
     }

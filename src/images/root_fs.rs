@@ -61,7 +61,11 @@ pub(crate) async fn runtime_base(
             ensure_published(parts, RootFsSpec::Bootstrap(&spec), arch).await?
         }
         RuntimeBase::Minimal(spec) => ensure_published(parts, RootFsSpec::Minimal(spec), arch).await?,
-        RuntimeBase::Image(text) => parts.nearest(parts.resolve_reference(text).await?).await?,
+        RuntimeBase::Image(text) => {
+            // The digest that the input hash has, whatever the tag names by now.
+            let planned = cell.fetched.base.as_deref().unwrap_or(text);
+            parts.nearest(parts.resolve_reference(planned).await?).await?
+        }
     };
     base_image(parts, &reference, arch).await
 }

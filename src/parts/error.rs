@@ -106,6 +106,12 @@ pub enum TargetError {
     /// A file of a definition or of the cache.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// An input is another one than that which the build was planned with.
+    #[error("{what} changed after the build was planned")]
+    Outdated {
+        /// Which input, for people.
+        what: String,
+    },
     /// Another farrier may be the writer by now.
     #[error("not written: {why}")]
     Fenced {
@@ -260,6 +266,10 @@ impl TargetError {
             Self::Registry(error) => registry::hint(error),
             Self::Payload(error) => error.hint(),
             Self::Need { error, .. } => error.hint(),
+            Self::Outdated { .. } => Some(
+                "run again: it is planned with what is there now; a running loop does so by itself"
+                    .to_owned(),
+            ),
             _ => None,
         }
     }

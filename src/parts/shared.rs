@@ -1,6 +1,6 @@
 //! Adapter: the parts themselves: which registry holds a repository, what stands there, and may this process write.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +25,9 @@ use crate::{
 
 /// Requests to a registry at a time, where several are independent of each other.
 pub(crate) const AT_ONCE: usize = 16;
+
+/// How often a process that may not write looks whether it may.
+const FENCE_LOOKS: Duration = Duration::from_millis(500);
 
 /// Largest document that is read; a report of 500 modules with findings has less than 1 MiB, a bill of 600 packages 400 KiB.
 const MAX_DOCUMENT: u64 = 16 << 20;
@@ -102,6 +105,16 @@ impl Parts {
             Some(why) => Err(TargetError::Fenced { why }),
             None => Ok(()),
         }
+    }
+
+    /// Waits until this process may write, or is to stop.
+    pub(crate) async fn until_writable(&self) -> Result<(), TargetError> {
+        while let Err(fenced) = self.may_write() {
+            tracing::debug!(%fenced, "waits to publish");
+            let wait = tokio::time::sleep(FENCE_LOOKS);
+            self.cancel.run_until_cancelled(wait).await.ok_or(TargetError::Cancelled)?;
+        }
+        Ok(())
     }
 
     /// Runs `action` until it succeeds, fails for good, or the retry policy gives up. Registries retry by themselves.

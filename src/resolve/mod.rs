@@ -49,6 +49,7 @@ pub(crate) async fn resolve_more(
         resolved.images.insert(name, outcome.map_err(|error| with_hint(&error)));
     }
     resolve_trees(parts, all, targets, &mut resolved.trees).await;
+    let mut unknown_headers = Vec::new();
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
         let name = &family.metadata.name;
@@ -59,11 +60,16 @@ pub(crate) async fn resolve_more(
         }
         if !resolved.headers.contains_key(target) {
             let source = &family.spec.headers;
-            let look = || parts.fetcher.headers().identity(source, &parts.definitions.root, target);
-            let outcome = parts.retry("look up headers", look).await;
-            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-            resolved.headers.insert(target.clone(), outcome.map_err(|error| with_hint(&error)));
+            unknown_headers.push(async move {
+                let look = || parts.fetcher.headers().identity(source, &parts.definitions.root, target);
+                (target.clone(), parts.retry("look up headers", look).await)
+            });
         }
+    }
+    // The store is asked for each.
+    for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        resolved.headers.insert(target, outcome.map_err(|error| with_hint(&error)));
     }
 }
 

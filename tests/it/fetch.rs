@@ -90,7 +90,7 @@ async fn header_set_from_packages() {
     // Two at once, as two processes would: each with a cache object of its own.
     let (a, b) = (shared_cache(), shared_cache());
     let (first, second) = tokio::join!(found(&a, &target), found(&b, &target));
-    assert_eq!((&first.root, &first.identity), (&second.root, &second.identity));
+    assert_eq!((&first.root, &first.key), (&second.root, &second.key));
 
     let names: Vec<&str> = first.origin.iter().filter_map(|o| o.split('=').next()).collect();
     assert!(names.contains(&format!("linux-headers-{release}").as_str()), "{names:?}");
@@ -112,7 +112,7 @@ async fn header_set_from_packages() {
 
     // Warm, nothing but files is looked at. Generous: this is no release build.
     let started = Instant::now();
-    assert_eq!(found(&shared, &target).await.identity, first.identity);
+    assert_eq!(found(&shared, &target).await.key, first.key);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 }
 

@@ -50,7 +50,7 @@ fn a_run_that_is_told_to_stop() {
     site.run_once().exits(0).line("rewrote");
 }
 
-/// SIGKILL in the middle of a compile: the next run completes, and removes what was left in the cache.
+/// SIGKILL in the middle of a compile: the next run completes, and removes what was left in the cache and in the engine.
 #[test]
 fn a_run_that_is_killed() {
     let kernel = kernels::newest().newer;
@@ -63,10 +63,9 @@ fn a_run_that_is_killed() {
     // The engine ends a build whose client is gone, in its own time.
     wait_until("the engine to stop the step", || !docker::runs_container_of(child.id()));
 
-    docker::remove_left_by(child.id());
-
     make_quick(&site);
     site.run_once().exits(0).line("rewrote");
+    assert_eq!(docker::left_by(child.id()), [""; 0]);
     assert_eq!(entries(&site.cache().join("work")), [""; 0]);
 }
 

@@ -33,6 +33,7 @@ fn interest() -> Interest {
         labels: [objects::KERNEL_LABEL.to_owned()].into(),
         daemon_sets: [("drivers".to_owned(), "ofed".to_owned())].into(),
         resources: [OperatorResource::NicClusterPolicy].into(),
+        rollback: false,
     }
 }
 

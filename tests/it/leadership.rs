@@ -151,15 +151,37 @@ async fn a_leader_that_is_cut_off_closes_its_fence_before_anybody_may_take_over(
     until(&leadership, true).await;
     let cut = Instant::now();
     let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), Fault::Hang);
-    until(&leadership, false).await;
-    assert!(leadership.closed().is_some());
+    let mut watch = leadership.watch();
+    let turns = async |watch: &mut tokio::sync::watch::Receiver<bool>| {
+        tokio::time::timeout(Duration::from_secs(30), watch.changed()).await.expect("it is told").unwrap();
+        *watch.borrow_and_update()
+    };
+    watch.mark_unchanged();
+    // No other is known to lead: what is being built is not thrown away.
+    assert!(turns(&mut watch).await);
+    assert!(leadership.closed().unwrap().contains("could not be renewed"), "{:?}", leadership.closed());
     // Others may think so after the lease's whole length at the earliest.
     assert!(cut.elapsed() < TIMING.lease, "{:?}", cut.elapsed());
 
     api.take_back(fault);
-    until(&leadership, true).await;
+    assert!(turns(&mut watch).await);
     assert_eq!(leadership.closed(), None);
     task.release().await;
+}
+
+#[tokio::test]
+async fn a_leader_that_was_cut_off_gives_way_to_the_one_that_took_over() {
+    let api = cluster();
+    let (first, first_task) = candidate(&api, "a");
+    until(&first, true).await;
+    // The other one's record, written while nobody else could.
+    let fault = api.fail_always(Requests::any().resource("leases.coordination.k8s.io"), Fault::Hang);
+    let taken = serde_json::json!({"spec": {"holderIdentity": "b"}});
+    api.patch_as("b", "leases.coordination.k8s.io", "farrier", "farrier", &taken);
+    api.take_back(fault);
+    until(&first, false).await;
+    assert!(first.closed().unwrap().contains("was lost"), "{:?}", first.closed());
+    first_task.release().await;
 }
 
 #[tokio::test]

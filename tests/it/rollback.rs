@@ -1,5 +1,163 @@
-//! `farrier rollback` where there is nothing that it could roll back.
-use std::process::Command;
+//! `farrier rollback`: the records on the objects decide what is taken back, and no definitions.
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    kube_api::{
+        FakeApi, Fate, Kind, Requests,
+        objects::{daemon_set, node, resource},
+    },
+    live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},
+};
+
+const NEW_IMAGE: &str = "registry.example/drivers/driver@sha256:1";
+
+/// The program as an administrator has it: with a kubeconfig, and without definitions.
+fn rollback(directory: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_farrier"));
+    command
+        .args(["rollback", "--cluster", "kube"])
+        .args(args)
+        .env("KUBECONFIG", directory.join("kubeconfig"))
+        .env("FARRIER_CACHE_DIR", directory.join("cache"))
+        .env("HOME", directory)
+        .env_remove("FARRIER_DEFINITIONS")
+        .env_remove("FARRIER_LOG");
+    command
+}
+
+fn done(output: &Output) -> String {
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
+    stdout.into_owned()
+}
+
+fn recorded(mut object: Value, field: &str, set: &Value, replaced: &Value) -> Value {
+    let entry = json!({"set": set, "replaced": replaced, "at": "2026-11-01T00:00:00Z", "state": "good"});
+    object["metadata"]["annotations"] = json!({"farrier.dev/record": json!({field: entry}).to_string()});
+    object
+}
+
+/// Operators' resources, each with the path of its driver's fields.
+fn policies() -> [(Kind, &'static str); 4] {
+    [
+        (Kind::nic_cluster_policy(), "/spec/ofedDriver"),
+        (Kind::nic_node_policy(), "/spec/ofedDriver"),
+        (Kind::cluster_policy(), "/spec/driver"),
+        (Kind::nvidia_driver(), "/spec"),
+    ]
+}
+
+fn images(api: &FakeApi) -> Vec<String> {
+    let image = |object: &Value| object.pointer("/spec/template/spec/containers/0/image").cloned();
+    let all = api.list("daemonsets.apps");
+    all.iter().filter_map(image).map(|image| image.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn everything_that_carries_a_record_is_taken_back_without_any_definition() {
+    let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
+    api.kubeconfig(directory.path());
+    for number in 0..51 {
+        let object = daemon_set(&format!("drivers-{}", number % 3), &format!("d{number}"), NEW_IMAGE);
+        api.create(recorded(object, "driver", &NEW_IMAGE.into(), &OLD_IMAGE.into()));
+    }
+    api.create(daemon_set("drivers-0", "none-of-ours", NEW_IMAGE));
+    let driver = |version: &str| json!({"repository": "r.example", "image": "driver", "version": version});
+    for (kind, path) in policies() {
+        api.install(kind.clone());
+        let spec = match path.rsplit_once('/').unwrap().1 {
+            "spec" => driver("new"),
+            section => json!({section: driver("new")}),
+        };
+        let object = resource(&kind.api_version(), &kind.kind, "policy", &spec);
+        api.create(recorded(object, "spec", &driver("new"), &driver("old")));
+    }
+
+    let shown = done(&rollback(directory.path(), &["--dry-run"]).output().unwrap());
+    assert_eq!(shown.matches("put back").count(), 55, "{shown}");
+    let all_writes = || {
+        let is_policy = |resource: &str| policies().iter().any(|(kind, _)| kind.resource() == resource);
+        let written = |resource: &str| resource == "daemonsets.apps" || is_policy(resource);
+        api.writes().iter().filter(|record| written(&record.resource)).count()
+    };
+    assert_eq!(all_writes(), 0);
+
+    let rolled = done(&rollback(directory.path(), &["-o", "json"]).output().unwrap());
+    let rolled: Value = serde_json::from_str(&rolled).unwrap();
+    assert_eq!(rolled.as_array().unwrap().len(), 55);
+    let is_old = |image: &&String| *image == OLD_IMAGE;
+    assert_eq!((images(&api).iter().filter(is_old).count(), images(&api).len()), (51, 52));
+    for (kind, path) in policies() {
+        let object = api.get(&kind.resource(), "", "policy").unwrap();
+        assert_eq!(object.pointer(&format!("{path}/version")), Some(&"old".into()), "{object}");
+    }
+    // Pods say nothing about it: there may be thousands.
+    assert_eq!(api.count(&Requests::any().resource("pods")), 0);
+
+    assert_eq!(all_writes(), 55);
+    let shown = done(&rollback(directory.path(), &[]).output().unwrap());
+    assert_eq!(shown.matches("it was rolled back before").count(), 55, "{shown}");
+    assert_eq!(all_writes(), 55);
+}
+
+#[test]
+fn where_nothing_is_found_it_is_said_what_was_looked_for_and_where() {
+    let (api, directory) = (FakeApi::start(), tempfile::tempdir().unwrap());
+    api.kubeconfig(directory.path());
+    api.create(daemon_set(NAMESPACE, DRIVER, NEW_IMAGE));
+    let shown = done(&rollback(directory.path(), &[]).output().unwrap());
+    let wanted = format!("nothing to roll back in the Kubernetes cluster at {}", api.url());
+    assert!(shown.starts_with(&wanted), "{shown}");
+    assert!(shown.contains("no DaemonSet in any namespace and no NicClusterPolicy, "), "{shown}");
+    assert!(shown.contains("farrier.dev/record"), "{shown}");
+    // What cannot be read is no finding.
+    api.deny("list", "daemonsets.apps");
+    let output = rollback(directory.path(), &[]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("warning: ") && said.contains("cannot be seen: "), "{said}");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+}
+
+#[test]
+fn a_rollout_by_kernel_is_taken_back_without_its_definition() {
+    const A: &str = "6.1.0-901-amd64";
+    const B: &str = "6.1.0-902-amd64";
+    let mut live = Live::new([node("a", A), node("b", B)], "per-kernel");
+    live.api.run_daemon_sets(true, |_| Fate::Ready);
+    live.publish();
+    live.start(&[]);
+    let on_nodes = |live: &Live| -> Vec<String> {
+        let pods = live.api.list("pods");
+        pods.iter().map(|pod| pod["spec"]["containers"][0]["image"].as_str().unwrap().to_owned()).collect()
+    };
+    live.until("each node runs its kernel's image", |live| {
+        let images = on_nodes(live);
+        images.len() == 2 && images.iter().all(|image| image != OLD_IMAGE)
+    });
+    live.kill();
+    assert_eq!(live.api.list("daemonsets.apps").len(), 3);
+
+    let shown = done(&rollback(&live.site.path(""), &[]).output().unwrap());
+    assert!(
+        shown.contains("a DaemonSet for each kernel -> the DaemonSet itself, on all its nodes"),
+        "{shown}"
+    );
+    assert_eq!(live.api.list("daemonsets.apps").len(), 1);
+    assert_eq!(on_nodes(&live), [OLD_IMAGE, OLD_IMAGE]);
+    let handed_over = |node: &Value| {
+        let labels = node["metadata"]["labels"].as_object().unwrap();
+        labels.keys().any(|label| label.starts_with("farrier.dev/driver."))
+    };
+    assert!(!live.api.list("nodes").iter().any(handed_over));
+    let original = live.api.get("daemonsets.apps", NAMESPACE, DRIVER).unwrap();
+    let affinity = original.pointer("/spec/template/spec/affinity/nodeAffinity");
+    assert!(affinity.is_none_or(|affinity| affinity == &json!({})), "{original}");
+}
 
 #[test]
 fn a_directory_of_manifests_has_its_own_history() {

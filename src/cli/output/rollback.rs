@@ -2,14 +2,15 @@
 
 use super::{indented_table, printable};
 use crate::{
-    cli::rollback::Rolled,
-    plan::{RollbackOutcome, RollbackStep},
+    cli::rollback::{Looked, Rolled},
+    image::OperatorResource,
+    plan::{PER_KERNEL_ANNOTATION, RECORD_ANNOTATION, RollbackOutcome, RollbackStep},
 };
 
 /// A table of fields, and how to go on.
-pub fn text(rolled: &[Rolled], dry_run: bool) -> String {
+pub fn text(rolled: &[Rolled], dry_run: bool, looked: &Looked<'_>) -> String {
     if rolled.is_empty() {
-        return "nothing to roll back: farrier has set nothing there\n".to_owned();
+        return nothing(looked);
     }
     let mut rows = Vec::new();
     let mut resume = Vec::new();
@@ -53,6 +54,22 @@ pub fn text(rolled: &[Rolled], dry_run: bool) -> String {
     text
 }
 
+/// Nothing was found: what was looked for, and where.
+fn nothing(looked: &Looked<'_>) -> String {
+    let Looked { place, objects, unseen } = looked;
+    let who = if objects.is_empty() {
+        let kinds: Vec<&str> = OperatorResource::ALL.iter().map(|resource| resource.kind()).collect();
+        format!("no DaemonSet in any namespace and no {}", kinds.join(", "))
+    } else {
+        format!("none of {}", objects.join(", "))
+    };
+    let as_far = if *unseen { "as far as it can be seen, " } else { "" };
+    format!(
+        "nothing to roll back in the {place}: {as_far}{who} carries a record of what farrier has set (annotations \
+         {RECORD_ANNOTATION}, {PER_KERNEL_ANNOTATION})\n"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,11 +101,14 @@ mod tests {
             ),
             taken("d/failed", put_back(), Some("write DaemonSet d/failed: forbidden")),
         ];
+        let everything =
+            Looked { place: "cluster at https://k.test".to_owned(), objects: &[], unseen: false };
         insta::assert_snapshot!(format!(
-            "{}---\n{}---\n{}",
-            text(&all, false),
-            text(&all, true),
-            text(&[], false)
+            "{}---\n{}---\n{}{}",
+            text(&all, false, &everything),
+            text(&all, true, &everything),
+            text(&[], false, &everything),
+            text(&[], false, &Looked { objects: &["drivers/fleet".to_owned()], unseen: true, ..everything })
         ));
     }
 }

@@ -14,7 +14,10 @@ use super::{
     object::{Facts, Kept, Key, Object},
     target::{Target, Trouble, WatchScope},
 };
-use crate::plan::{COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, Seen};
+use crate::plan::{
+    COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
+    RECORD_ANNOTATION, Seen,
+};
 
 /// After so many failed attempts in a row, whoever waits for a first list gets an error. With the watch's backoff
 /// (0.8 s, doubled each time) that is ten to twenty seconds.
@@ -75,11 +78,15 @@ impl Watched {
     }
 }
 
-/// Rollouts name DaemonSets; farrier's copies of these carry a label.
+/// Rollouts name DaemonSets; farrier's copies of these carry a label. What is to be taken back carries a record.
 fn asks_for(interest: &Interest, key: &Key, facts: &Facts) -> bool {
     let Facts::DaemonSet(facts) = facts else { return true };
-    let copy = facts.live.as_ref().is_some_and(|live| live.labels.contains_key(COPY_OF_LABEL));
-    copy || interest.daemon_sets.contains(key)
+    let is_ours = |live: &LiveDaemonSet| {
+        let records = [RECORD_ANNOTATION, PER_KERNEL_ANNOTATION];
+        let recorded = records.iter().any(|record| live.annotations.contains_key(*record));
+        live.labels.contains_key(COPY_OF_LABEL) || (interest.rollback && recorded)
+    };
+    interest.daemon_sets.contains(key) || facts.live.as_ref().is_some_and(is_ours)
 }
 
 /// Has everything been listed that a snapshot needs?
@@ -138,7 +145,7 @@ impl Store {
         let mut labels = self.interest.labels.clone();
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
         labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()).map(str::to_owned));
-        for facts in self.daemon_sets() {
+        for facts in self.daemon_sets().filter(|_| !self.interest.rollback) {
             let Some(live) = &facts.live else { continue };
             if let Some(selector) = pod_selector(&live.manifest) {
                 let target = Target::Pods {

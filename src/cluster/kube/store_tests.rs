@@ -18,6 +18,7 @@ fn interest(names: &[&str]) -> Interest {
         labels: [KERNEL_LABEL.to_owned()].into(),
         daemon_sets: names.iter().map(|name| ("s".to_owned(), (*name).to_owned())).collect(),
         resources: [OperatorResource::ClusterPolicy].into(),
+        rollback: false,
     }
 }
 
@@ -188,6 +189,40 @@ fn the_labels_by_which_a_resource_selects_nodes_are_kept() {
     assert!(matches!(store.readiness(), Readiness::Ready));
     let kept: Vec<_> = store.snapshot().nodes[0].labels.keys().cloned().collect();
     assert_eq!(kept, ["gpu", "rack"]);
+}
+
+/// A rollback found none of the objects whose rollouts the definitions do not name (any more).
+#[test]
+fn for_a_rollback_the_records_decide_what_is_kept() {
+    let recorded = |name: &str, annotation: &str| {
+        let object = serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "s", "uid": name, "resourceVersion": "9",
+                         "annotations": {annotation: "{}"}},
+            "spec": {"selector": {"matchLabels": {"app": name}}, "template": {"spec": {"containers": []}}},
+        }));
+        facts::daemon_set(object.unwrap()).unwrap()
+    };
+    let all = || {
+        let copy = daemon_set("copy", 9, "i:1", &[(COPY_OF_LABEL, "original")]);
+        let (set, original) =
+            (recorded("set", RECORD_ANNOTATION), recorded("original", PER_KERNEL_ANNOTATION));
+        vec![set, original, copy, daemon_set("named", 9, "i:1", &[]), recorded("other", "farrier.dev/x")]
+    };
+    let kept = |interest: Interest| {
+        let mut store = Store::new(interest);
+        let (first, _) = store.reconcile();
+        list(&mut store, &Target::DaemonSets, epoch(&first, &Target::DaemonSets), all());
+        for (target, _, epoch) in first.iter().filter(|(target, ..)| *target != Target::DaemonSets) {
+            store.trouble(target, *epoch, Trouble::Absent);
+        }
+        let (second, _) = store.reconcile();
+        let names: Vec<String> = store.daemon_sets().map(|facts| facts.name.clone()).collect();
+        (names.join(" "), first.len(), second.len())
+    };
+    let named = [("s".to_owned(), "named".to_owned())];
+    assert_eq!(kept(Interest::for_rollback(named)), ("copy named original set".to_owned(), 5, 1));
+    // The loop keeps what rollouts name, and watches the pods of that.
+    assert_eq!(kept(interest(&["named"])), ("copy named".to_owned(), 2, 3));
 }
 
 #[test]

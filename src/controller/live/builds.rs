@@ -52,6 +52,13 @@ pub(super) struct EndedBuild {
     took: Duration,
 }
 
+impl EndedBuild {
+    /// Did it find an input changed?
+    pub(super) fn is_outdated(&self) -> bool {
+        matches!(&self.end, Some(Ok(end)) if end.fault == Some(BuildFault::Outdated))
+    }
+}
+
 impl Builds {
     pub(super) fn new(queue: Queue, cancel: CancellationToken) -> Self {
         let term = cancel.child_token();
@@ -153,6 +160,8 @@ impl Builds {
             Some(None) => (Ended::Settled, label_of(end)),
             Some(Some(BuildFault::Permanent)) => (Ended::Settled, BuildOutcomeLabel::Failed),
             Some(Some(BuildFault::Stopped)) => (Ended::Stopped, BuildOutcomeLabel::Stopped),
+            // The next plan has another input hash, and begins anew. Should it be the same, the wait keeps it from spinning.
+            Some(Some(BuildFault::Outdated)) => (Ended::Passing, BuildOutcomeLabel::Stopped),
             Some(Some(BuildFault::Passing | BuildFault::Unreachable)) | None => {
                 (Ended::Passing, BuildOutcomeLabel::Faulted)
             }
@@ -180,6 +189,9 @@ impl Builds {
         match &error {
             _ if self.is_single_run() => {}
             None => tracing::info!(%image, %kernel, target = %cell.target, ?took, "build published"),
+            Some(error) if ended.is_outdated() => {
+                tracing::info!(%image, %kernel, target = %cell.target, ?took, why = error, "build is planned again");
+            }
             Some(error) => {
                 let retry_in_seconds = retry_in.map(|wait| wait.as_secs());
                 tracing::warn!(%image, %kernel, target = %cell.target, ?took, retry_in_seconds, error, "build failed");

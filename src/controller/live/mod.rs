@@ -62,7 +62,7 @@ pub struct LiveContext {
     pub cluster: Arc<dyn Cluster>,
     /// The definitions, and what is wrong with those on disk. A sender that is gone means that they do not change.
     pub configuration: watch::Receiver<Configuration>,
-    /// Does this farrier lead? A standby observes and plans, and neither builds nor writes.
+    /// Is this farrier the leader, as far as it knows? A standby observes and plans, and neither builds nor writes.
     pub leads: watch::Receiver<bool>,
     /// Who writes status, if anybody.
     pub status: Option<Arc<dyn StatusSink>>,
@@ -452,9 +452,9 @@ impl Live {
         report
     }
 
-    /// Takes note of a build's end: what the registry said before is not so any more.
+    /// Takes note of a build's end.
     fn note_build(&mut self, ended: &EndedBuild) {
-        self.memory.forget(ended.cell.references());
+        self.memory.forget_build(&ended.cell, ended.is_outdated());
         if let Some(phase) = self.builds.note(ended, &self.context.metrics) {
             self.states.told(&ended.cell, phase);
         }
@@ -503,15 +503,16 @@ impl Live {
         }
     }
 
+    /// One that is cut off goes on with its builds: they need no API server, and are published when it is back.
     fn take_leadership(&mut self) {
         let leads = *self.context.leads.borrow_and_update();
-        self.context.metrics.leader(leads);
-        if leads {
+        self.context.metrics.leader(self.may_act());
+        if self.may_act() {
             // Another one may have published and rewritten meanwhile.
             self.memory = Memory::default();
             self.remembered_since = Instant::now();
             self.wake.by(Instant::now());
-        } else {
+        } else if !leads {
             self.builds.abandon();
         }
     }

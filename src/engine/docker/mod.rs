@@ -1,5 +1,6 @@
 //! Adapter: the `docker` engine: the classic builder behind Docker's or Podman's socket.
 
+mod notes;
 mod output;
 mod sweep;
 
@@ -25,7 +26,10 @@ use bollard::{
 use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
 
-use self::output::Output;
+use self::{
+    notes::{Note, Notes},
+    output::Output,
+};
 use super::{
     BuildJob, Credentials, Engine, EngineError, EngineKind, bridge,
     context::{self, DOCKERFILE},
@@ -57,6 +61,8 @@ pub(super) struct DockerEngine {
     /// For builds and other long answers.
     streaming: Docker,
     description: String,
+    /// Of runs that may have left something; `None` where nothing is built.
+    notes: Option<Notes>,
 }
 
 /// What names one run in the engine.
@@ -65,19 +71,26 @@ struct Run {
     nonce: String,
     /// The builder was cut off before it came to its end: it may make one thing more.
     unobserved: AtomicBool,
+    note: Option<Note>,
 }
 
 impl Run {
     fn new(id: &str) -> Self {
         // The standard library's hasher keys are the system's randomness.
         let nonce = format!("{id}-{:016x}", RandomState::new().hash_one(std::process::id()));
-        Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false) }
+        Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false), note: None }
+    }
+
+    /// A run that is over, whose builder nobody has seen come to its end.
+    fn dead(nonce: String, note: Note) -> Self {
+        Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
     }
 }
 
 impl DockerEngine {
-    /// Connects and agrees on a version of the API. `address` is `unix://PATH` or `tcp://HOST:PORT`.
-    pub(super) async fn connect(address: &str) -> Result<Self, String> {
+    /// Connects and agrees on a version of the API. `address` is `unix://PATH` or `tcp://HOST:PORT`; `notes` is the
+    /// directory for notes of what runs may have left.
+    pub(super) async fn connect(address: &str, notes: Option<&Path>) -> Result<Self, String> {
         let seconds = CONNECT_TIMEOUT.as_secs();
         let client = if address.starts_with("tcp://") || address.starts_with("http://") {
             Docker::connect_with_http(address, seconds, API_DEFAULT_VERSION)
@@ -98,7 +111,20 @@ impl DockerEngine {
             description: format!("{name} {} at {address}", version.version.unwrap_or_default()),
             streaming: client.clone().with_timeout(STREAM_TIMEOUT),
             client: client.with_timeout(CALL_TIMEOUT),
+            notes: notes.map(|directory| Notes::of(directory, address)),
         })
+    }
+
+    /// Begins a run, after it has removed what dead ones have left: their engine is here (again).
+    async fn begin(&self, id: &str) -> Result<Run, EngineError> {
+        let mut run = Run::new(id);
+        if let Some(notes) = &self.notes {
+            for (nonce, note) in notes.dead() {
+                self.clean(Run::dead(nonce, note)).await;
+            }
+            run.note = Some(notes.begin(&run.nonce)?);
+        }
+        Ok(run)
     }
 
     /// Runs the Dockerfile up to `target` (all of it when empty) and gives the image's id.
@@ -203,19 +229,22 @@ impl DockerEngine {
         bridge::save(self.streaming.export_image(&image), dest, &job.cancel, fault("export the image")).await
     }
 
-    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<String, EngineError> {
+    async fn named(&self, run: &Run, job: &BuildJob, name: &str) -> Result<(), EngineError> {
         let image = self.build(run, job, "", &[(CACHE_LABEL, "base")]).await?;
         let (repo, tag) = split_tag(name);
         let options =
             TagImageOptions { repo: Some(repo.to_owned()), tag: Some(tag.unwrap_or("latest").to_owned()) };
-        self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))?;
-        Ok(image)
+        self.client.tag_image(&image, Some(options)).await.map_err(fault("tag the image"))
     }
 
-    /// Removes what a run left, but for `keep`. The run's own outcome counts more than this one's.
-    async fn clean(&self, run: &Run, keep: Option<&str>) {
-        if let Err(error) = self.sweep(run, keep).await {
-            tracing::warn!(build = %run.id, error = %error_chain(&error), "something of this build is left in the engine");
+    /// Removes what a run left, but for an image that it gave a name. The run's own outcome counts more than this one's: what
+    /// cannot be removed now is when the next run begins.
+    async fn clean(&self, run: Run) {
+        match self.sweep(&run).await {
+            Ok(()) => run.note.into_iter().for_each(Note::forget),
+            Err(error) => {
+                tracing::warn!(build = %run.id, error = %error_chain(&error), "something of this build is left in the engine until the next one begins");
+            }
         }
     }
 }
@@ -271,23 +300,23 @@ impl Engine for DockerEngine {
     }
 
     async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError> {
-        let run = Run::new(&job.id);
+        let run = self.begin(&job.id).await?;
         let named = self.named(&run, job, name).await;
-        self.clean(&run, named.as_deref().ok()).await;
-        named.map(|_| ())
+        self.clean(run).await;
+        named
     }
 
     async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
-        let run = Run::new(&job.id);
+        let run = self.begin(&job.id).await?;
         let result = self.payload(&run, job, dest).await;
-        self.clean(&run, None).await;
+        self.clean(run).await;
         result
     }
 
     async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
-        let run = Run::new(&job.id);
+        let run = self.begin(&job.id).await?;
         let result = self.archive(&run, job, dest).await;
-        self.clean(&run, None).await;
+        self.clean(run).await;
         result
     }
 }
@@ -339,3 +368,7 @@ mod tests {
         assert!(a.nonce.starts_with("job-"));
     }
 }
+
+#[cfg(test)]
+#[path = "dead_runs_tests.rs"]
+mod dead_runs_tests;

@@ -39,13 +39,13 @@ impl Removal {
 }
 
 impl DockerEngine {
-    /// Removes the run's containers and images, but for the image `keep`.
-    pub(super) async fn sweep(&self, run: &Run, keep: Option<&str>) -> Result<(), EngineError> {
+    /// Removes the run's containers and images, but for one that has a name: that is kept for others.
+    pub(super) async fn sweep(&self, run: &Run) -> Result<(), EngineError> {
         let quiet_rounds = if run.unobserved.load(Ordering::Relaxed) { QUIET_ROUNDS } else { 1 };
         let mut quiet = 0;
         for _ in 0..ROUNDS {
             let containers = self.remove_containers(run).await?;
-            let images = self.remove_images(run, keep).await?;
+            let images = self.remove_images(run).await?;
             // What could be removed at once is gone; only what resisted is looked at again.
             quiet = if containers == Removal::Stuck || images == Removal::Stuck { 0 } else { quiet + 1 };
             if quiet == quiet_rounds {
@@ -76,12 +76,12 @@ impl DockerEngine {
 
     /// Removes the run's images, children first, and never a parent that is not the run's own. An
     /// intermediate image cannot go while the image made from it stays.
-    async fn remove_images(&self, run: &Run, keep: Option<&str>) -> Result<Removal, EngineError> {
+    async fn remove_images(&self, run: &Run) -> Result<Removal, EngineError> {
         let options =
             ListImagesOptions { all: true, filters: Some(by_label(run)), ..ListImagesOptions::default() };
         let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
         let mut stuck = false;
-        for id in children_first(&images, keep) {
+        for id in children_first(&images) {
             let options = RemoveImageOptions { force: true, noprune: true, platforms: None };
             stuck |= !is_gone(self.client.remove_image(id, Some(options), None).await, "remove an image")?;
         }
@@ -102,23 +102,21 @@ fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool, E
     }
 }
 
-/// The images in an order in which they can be removed, without `keep` and its ancestors.
-fn children_first<'a>(images: &'a [ImageSummary], keep: Option<&str>) -> Vec<&'a str> {
+/// The images in an order in which they can be removed, without those that have a name and their ancestors.
+fn children_first<'a>(images: &'a [ImageSummary]) -> Vec<&'a str> {
     let parents: HashMap<&str, &str> =
         images.iter().map(|image| (image.id.as_str(), image.parent_id.as_str())).collect();
     let ancestors = |id: &'a str| {
         // Bounded by the number of images, should a daemon answer with a circle.
         std::iter::successors(parents.get(id).copied(), |id| parents.get(id).copied()).take(images.len())
     };
-    let is_kept = |id: &str| {
-        keep.is_some_and(|keep| {
-            id == keep || id.strip_prefix("sha256:").is_some_and(|hex| hex.starts_with(keep))
-        })
-    };
-    let kept: HashSet<&str> = parents
-        .keys()
-        .filter(|id| is_kept(id))
-        .flat_map(|id| std::iter::once(*id).chain(ancestors(id)))
+    // Older daemons name what has no name.
+    let is_named = |image: &&ImageSummary| image.repo_tags.iter().any(|tag| tag != "<none>:<none>");
+    let kept: HashSet<&str> = images
+        .iter()
+        .filter(is_named)
+        .map(|image| image.id.as_str())
+        .flat_map(|id| std::iter::once(id).chain(ancestors(id)))
         .collect();
     let mut doomed: Vec<&str> = parents.keys().copied().filter(|id| !kept.contains(id)).collect();
     doomed.sort_by_key(|id| (std::cmp::Reverse(ancestors(id).count()), *id));
@@ -133,24 +131,27 @@ mod tests {
         ImageSummary { id: id.to_owned(), parent_id: parent.to_owned(), ..ImageSummary::default() }
     }
 
+    fn named(id: &str, parent: &str, name: &str) -> ImageSummary {
+        ImageSummary { repo_tags: vec![name.to_owned()], ..image(id, parent) }
+    }
+
     #[test]
     fn children_go_before_parents() {
-        let images = [image("a", "base"), image("c", "b"), image("b", "a"), image("x", "")];
-        let order = children_first(&images, None);
+        let images = [image("a", "base"), image("c", "b"), named("b", "a", "<none>:<none>"), image("x", "")];
+        let order = children_first(&images);
         let place = |id| order.iter().position(|found| *found == id);
         assert!(place("c") < place("b") && place("b") < place("a"));
         assert_eq!(order.len(), 4);
     }
 
     #[test]
-    fn what_is_kept_keeps_its_parents() {
-        let images = [image("sha256:a1", ""), image("sha256:b2", "sha256:a1"), image("sha256:c3", "")];
-        assert_eq!(children_first(&images, Some("sha256:b2")), ["sha256:c3"]);
-        assert_eq!(children_first(&images, Some("b2")), ["sha256:c3"]);
+    fn what_has_a_name_keeps_its_parents() {
+        let images = [image("a1", ""), named("b2", "a1", "localhost/farrier/base:1"), image("c3", "")];
+        assert_eq!(children_first(&images), ["c3"]);
     }
 
     #[test]
     fn a_circle_ends() {
-        assert_eq!(children_first(&[image("a", "b"), image("b", "a")], None).len(), 2);
+        assert_eq!(children_first(&[image("a", "b"), image("b", "a")]).len(), 2);
     }
 }

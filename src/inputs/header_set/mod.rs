@@ -47,8 +47,11 @@ pub struct HeaderSet {
     pub compiler: Option<Compiler>,
     /// Packages and versions, or file and digest: for provenance.
     pub origin: Vec<String>,
-    /// Hash over the content's names, versions and digests; goes into the input hash.
-    pub identity: String,
+    /// Its entry in the cache.
+    pub key: String,
+    /// What goes into input hashes beyond the definition and the release; `None` where these say it all. Sets that are
+    /// only listed have none.
+    pub identity: Option<String>,
 }
 
 /// What became of a search for headers.
@@ -70,17 +73,19 @@ impl Headers<'_> {
         if let Some(imported) = self.imported(target).await? {
             return self.load_imported(&imported, target).await;
         }
-        let lookup = match source {
+        let (lookup, identity) = match source {
             HeaderSource::Apt(apt) => {
                 let what = || format!("headers of {release} ({arch})");
-                self.0.unless_kept(self.in_packages(apt, target).await, what, CARRY)?
+                (self.0.unless_kept(self.in_packages(apt, target).await, what, CARRY)?, None)
             }
-            HeaderSource::Tarball(tarball) => self.in_tarball(tarball, root, target).await?,
+            HeaderSource::Tarball(tarball) => match self.in_tarball(tarball, root, target).await? {
+                Lookup::Found((found, digest)) => (Lookup::Found(found), Some(digest)),
+                Lookup::Missing { looked_for, hint } => (Lookup::Missing { looked_for, hint }, None),
+            },
         };
         match lookup {
-            Lookup::Found(found) => self.load(found, target).await,
+            Lookup::Found(found) => self.load(found, identity, target).await,
             Lookup::Missing { looked_for, hint } => {
-                self.forget_answer(target)?;
                 let hint = format!(
                     "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that \
                      runs this kernel `farrier headers collect`, both with --registry"
@@ -117,11 +122,12 @@ impl Headers<'_> {
                 let Some(place) = cache.get(KIND, &found.key)? else { continue };
                 let root = place.join(TREE);
                 if let Ok((facts, compiler)) = read_header_set(&root, &release, found.arch) {
-                    sets.push(HeaderSet { root, facts, compiler, origin: found.origin, identity: found.key });
+                    let Found { key, origin, .. } = found;
+                    sets.push(HeaderSet { root, facts, compiler, origin, key, identity: None });
                 }
             }
-            sets.sort_by(|a, b| (&a.facts.release, &a.identity).cmp(&(&b.facts.release, &b.identity)));
-            sets.dedup_by(|a, b| a.identity == b.identity);
+            sets.sort_by(|a, b| (&a.facts.release, &a.key).cmp(&(&b.facts.release, &b.key)));
+            sets.dedup_by(|a, b| a.key == b.key);
             Ok::<_, FetchError>(sets)
         })
         .await
@@ -168,12 +174,13 @@ impl Headers<'_> {
         search.run(self.0, target, finish).await
     }
 
+    /// With its digest.
     async fn in_tarball(
         self,
         tarball: &TarballHeaders,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Lookup<Found>, FetchError> {
+    ) -> Result<Lookup<(Found, String)>, FetchError> {
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
             return Ok(Lookup::Missing {
@@ -182,7 +189,8 @@ impl Headers<'_> {
             });
         }
         let known = self.0.digest_of(&path).await?;
-        let origin = vec![format!("{} sha256:{}", name_of(&path), known.digest)];
+        let digest = known.digest.clone();
+        let origin = vec![format!("{} sha256:{digest}", name_of(&path))];
         let found = Found::new(FORMAT, target, &[known.digest], origin);
         let wanted = target.clone();
         let make = |dir: PathBuf| {
@@ -204,15 +212,20 @@ impl Headers<'_> {
         let cache = &self.0.cache;
         cache.get_or_make(KIND, &found.key, make).await?;
         cache.write_record(KIND, &found.key, &found)?;
-        Ok(Lookup::Found(found))
+        Ok(Lookup::Found((found, digest)))
     }
 
-    async fn load(self, found: Found, target: &KernelTarget) -> Result<HeaderLookup, FetchError> {
+    async fn load(
+        self,
+        found: Found,
+        identity: Option<String>,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
         let Found { release: _, arch: _, key, origin } = found;
         let root = self.0.cache.place(KIND, &key)?.join(TREE);
         let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
         let (facts, compiler) = stoppable(move |_| read_header_set(&place, &release, arch)).await?;
-        Ok(Lookup::Found(Box::new(HeaderSet { root, facts, compiler, origin, identity: key })))
+        Ok(Lookup::Found(Box::new(HeaderSet { root, facts, compiler, origin, key, identity })))
     }
 }
 

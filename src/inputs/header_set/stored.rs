@@ -1,11 +1,11 @@
 //! Adapter: finds imported header sets, in the store beside the images, else in the cache, and keeps them there.
 //!
-//! They come before a family's own source. What the store answered is believed for as long as package lists are.
+//! They come before a family's own source. The store is asked each time: what one farrier brings there, every other one
+//! has to count in its input hashes at once.
 
 use std::{
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use fs_err::File;
@@ -34,8 +34,6 @@ pub(super) const LIMITS: Limits = Limits { entries: 500_000, bytes: 4 << 30, dep
 const FORMAT: &str = "brought-1";
 /// The kind of the records of imports on this machine.
 const IMPORTED: &str = "imported-headers";
-/// The kind of the records of the store's answers.
-const STORED: &str = "stored-headers";
 /// Longest origin and identity that are read from the store.
 const MAX_VALUE: usize = 4096;
 
@@ -49,14 +47,6 @@ pub(super) struct Imported {
     /// What goes into input hashes; `None` where the release says it all.
     pub identity: Option<String>,
     pub origin: Vec<String>,
-}
-
-/// What the store answered.
-#[derive(Debug, Serialize, Deserialize)]
-struct Answer {
-    /// Seconds since 1970.
-    at: u64,
-    found: Option<Imported>,
 }
 
 impl Imported {
@@ -115,7 +105,7 @@ impl Imported {
     }
 
     /// Its entry in the cache.
-    fn found(&self) -> Found {
+    pub(super) fn found(&self) -> Found {
         let key = digest::of_parts([FORMAT, &self.release, self.arch.as_str(), &self.content]);
         Found { release: self.release.clone(), arch: self.arch, key, origin: self.origin.clone() }
     }
@@ -213,7 +203,7 @@ impl Headers<'_> {
         if let Some(stored) = self.in_store(release, *arch).await? {
             return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
         }
-        let HeaderSet { root: tree, facts, compiler, origin, identity: _ } =
+        let HeaderSet { root: tree, facts, compiler, origin, key: _, identity } =
             match self.find(source, root, target).await? {
                 Lookup::Found(found) => *found,
                 Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
@@ -223,7 +213,7 @@ impl Headers<'_> {
             release: release.to_string(),
             arch: *arch,
             content: packed.layer.diff_id.to_string(),
-            identity: self.identity(source, root, target).await?,
+            identity,
             origin,
         };
         let packed = packed.with_notes(set.annotations(&facts, compiler));
@@ -234,44 +224,10 @@ impl Headers<'_> {
     /// to one registry build with the same headers.
     pub(super) async fn imported(self, target: &KernelTarget) -> Result<Option<Imported>, FetchError> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
-        if let Some(found) = self.ask_store(release, *arch).await? {
-            return Ok(Some(found));
+        match self.in_store(release, *arch).await? {
+            Some(stored) => Imported::of_stored(&stored, release, *arch).map(Some),
+            None => self.imported_here(release, *arch),
         }
-        self.imported_here(release, *arch)
-    }
-
-    async fn ask_store(
-        self,
-        release: &KernelRelease,
-        arch: Architecture,
-    ) -> Result<Option<Imported>, FetchError> {
-        let Some(key) = self.answer_key(release, arch)? else { return Ok(None) };
-        let now = now();
-        if let Some(Answer { at, found }) = self.0.cache.read_record::<Answer>(STORED, &key)?
-            && at <= now
-            && now - at < self.0.options.refresh.as_secs()
-        {
-            return Ok(found);
-        }
-        let stored = self.in_store(release, arch).await?;
-        let found = stored.map(|stored| Imported::of_stored(&stored, release, arch)).transpose()?;
-        let answer = Answer { at: now, found };
-        self.0.cache.write_record(STORED, &key, &answer)?;
-        Ok(answer.found)
-    }
-
-    /// Forgets what the store answered for a kernel: what is missing now may be imported at any moment.
-    pub(super) fn forget_answer(self, target: &KernelTarget) -> Result<(), FetchError> {
-        if let Some(key) = self.answer_key(&target.release, target.arch)? {
-            self.0.cache.remove_record(STORED, &key)?;
-        }
-        Ok(())
-    }
-
-    fn answer_key(self, release: &KernelRelease, arch: Architecture) -> Result<Option<String>, FetchError> {
-        let Some(store) = self.0.store() else { return Ok(None) };
-        let repository = store.repository(InputKind::Headers)?.to_string();
-        Ok(Some(digest::of_parts([repository.as_str(), release.as_str(), arch.as_str()])))
     }
 
     /// What was imported on this machine, if it is still in the cache.
@@ -285,23 +241,10 @@ impl Headers<'_> {
         Ok(self.0.cache.get(KIND, &found.found().key)?.map(|_| found))
     }
 
-    /// Notes an imported set, so that look-ups find it.
-    pub(super) fn remember(
-        self,
-        imported: &Imported,
-        stored: Option<&StoredInput>,
-    ) -> Result<(), FetchError> {
+    /// Notes an imported set, so that look-ups on this machine find it.
+    pub(super) fn remember(self, imported: &Imported) -> Result<(), FetchError> {
         let Imported { release, arch, .. } = imported;
-        self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?;
-        if let Some(stored) = stored
-            && let Ok(release) = release.parse()
-            && let Some(key) = self.answer_key(&release, *arch)?
-        {
-            // What the store says of itself counts: the same content may have come from packages.
-            let found = Some(Imported::of_stored(stored, &release, *arch)?);
-            self.0.cache.write_record(STORED, &key, &Answer { at: now(), found })?;
-        }
-        Ok(())
+        Ok(self.0.cache.write_record(IMPORTED, &local_key(release, *arch), imported)?)
     }
 
     /// The set's tree in the cache, made by `make` if it is not there.
@@ -323,7 +266,7 @@ impl Headers<'_> {
         target: &KernelTarget,
     ) -> Result<HeaderLookup, FetchError> {
         self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
-        self.load(imported.found(), target).await
+        self.load(imported.found(), imported.identity.clone(), target).await
     }
 
     async fn fetch_tree(
@@ -338,7 +281,6 @@ impl Headers<'_> {
             there.is_ok_and(|there| there.content == imported.content)
         });
         let Some(stored) = stored else {
-            self.forget_answer(target)?;
             return Err(FetchError::StoredHeaders {
                 message: format!(
                     "fetch the {} from the store: they are not there any more",
@@ -378,8 +320,4 @@ fn unpack_content(
 
 fn local_key(release: &str, arch: Architecture) -> String {
     digest::of_parts([release, arch.as_str()])
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

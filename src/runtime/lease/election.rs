@@ -107,6 +107,11 @@ impl Election {
         self.trusted_until = None;
     }
 
+    /// Is this one the holder, as far as it knows? It may be cut off, and then leads no more until it could renew.
+    pub(super) fn holds(&self) -> bool {
+        self.trusted_until.is_some()
+    }
+
     /// Until when this one leads, if nothing else happens.
     pub(super) fn leads_until(&self, now: Instant) -> Option<Instant> {
         self.trusted_until.filter(|until| now < *until)
@@ -171,7 +176,7 @@ mod tests {
         while other.decide(Some(&held_by("a", 7)), first_take) == Move::Wait {
             first_take += Duration::from_millis(100);
         }
-        assert_eq!(holder.leads_until(sent + s(10)), None);
+        assert_eq!((holder.leads_until(sent + s(10)), holder.holds()), (None, true));
         assert!(first_take >= sent + s(15));
     }
 
@@ -181,7 +186,7 @@ mod tests {
         let now = Instant::now();
         election.won(now);
         assert_eq!(election.decide(Some(&held_by("b", 1)), now + s(1)), Move::Wait);
-        assert_eq!(election.leads_until(now + s(1)), None);
+        assert_eq!((election.leads_until(now + s(1)), election.holds()), (None, false));
     }
 
     proptest! {

@@ -67,6 +67,8 @@ struct Shared {
 #[derive(Clone, Copy, Debug, Default)]
 struct Trust {
     until: Option<(Instant, SystemTime)>,
+    /// Could the lease only not be renewed?
+    cut_off: bool,
     /// Has this farrier led before?
     ever_led: bool,
 }
@@ -76,6 +78,7 @@ impl Trust {
         match self.until {
             Some((until, wall_until)) if now < until && wall < wall_until => None,
             Some(_) => Some(format!("lease {lease} could not be renewed in time")),
+            None if self.cut_off => Some(format!("lease {lease} could not be renewed")),
             None if self.ever_led => Some(format!("lease {lease} was lost")),
             None => Some(format!("lease {lease} is held by another farrier")),
         }
@@ -132,7 +135,9 @@ pub fn campaign(client: Client, options: LeaseOptions) -> (Leadership, LeaseTask
 }
 
 impl Leadership {
-    /// Tells when this farrier begins or ceases to lead.
+    /// Tells whether this farrier is the leader as far as it knows, when that changes and when its fence opens or closes. One
+    /// that is cut off from the API server stays the leader until it sees another one, behind a closed fence: it is not
+    /// known that any other is, and what it works on may still be of use.
     pub fn watch(&self) -> watch::Receiver<bool> {
         self.leads.clone()
     }
@@ -243,26 +248,29 @@ impl Candidate {
 
     /// Tells the fence, and those who watch, where things stand.
     fn settle(&mut self) {
-        let now = Instant::now();
-        let until = self.election.leads_until(now);
-        {
+        let until = self.election.leads_until(Instant::now());
+        let (leads, writes) = (self.election.holds(), until.is_some());
+        let wrote = {
             let mut trust = self.shared.lock();
-            trust.until = until.map(|until| (until, self.wall_until));
-            trust.ever_led |= until.is_some();
+            let before = std::mem::replace(&mut trust.until, until.map(|until| (until, self.wall_until)));
+            trust.cut_off = leads && !writes;
+            trust.ever_led |= writes;
+            before.is_some()
+        };
+        let led = *self.leads.borrow();
+        if (led, wrote) == (leads, writes) {
+            return;
         }
-        let leads = until.is_some();
-        let LeaseOptions { identity, .. } = &self.options;
-        self.leads.send_if_modified(|before| {
-            let changed = *before != leads;
-            *before = leads;
-            if changed && leads {
-                self.leader = None;
-                tracing::info!(lease = self.shared.lease, identity, "leads: this farrier builds and writes");
-            } else if changed {
-                tracing::warn!(lease = self.shared.lease, identity, "leads no more: nothing is written");
-            }
-            changed
-        });
+        let (lease, identity) = (&self.shared.lease, &self.options.identity);
+        if writes {
+            self.leader = None;
+            tracing::info!(lease, identity, "leads: this farrier builds and writes");
+        } else if leads {
+            tracing::warn!(lease, identity, "the lease could not be renewed: nothing is written until it is");
+        } else {
+            tracing::warn!(lease, identity, "leads no more: nothing is written");
+        }
+        self.leads.send_replace(leads);
     }
 
     /// Says who leads, once for each leader: the log of a standby holds little else.
@@ -362,7 +370,7 @@ mod tests {
     #[test]
     fn both_clocks_must_trust_the_lease() {
         let (now, wall) = (Instant::now(), SystemTime::now());
-        let trust = Trust { until: Some((now + s(10), wall + s(10))), ever_led: true };
+        let trust = Trust { until: Some((now + s(10), wall + s(10))), cut_off: false, ever_led: true };
         assert_eq!(trust.closed("f/f", now + s(9), wall + s(9)), None);
         // The monotonic clock decides though the other one was set back a year.
         let set_back = wall - s(31_000_000);

@@ -6,7 +6,6 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
-    time::Duration,
 };
 
 use farrier::{
@@ -90,8 +89,7 @@ impl Bench {
     }
 
     pub fn fetcher(&self, cache: &str) -> Fetcher {
-        let options = FetchOptions { refresh: Duration::ZERO, ..FetchOptions::default() };
-        Fetcher::new(Cache::open(self.path(cache)).unwrap(), options)
+        Fetcher::new(Cache::open(self.path(cache)).unwrap(), FetchOptions::default())
     }
 
     pub fn with_store(&self, cache: &str) -> Fetcher {

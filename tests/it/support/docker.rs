@@ -25,15 +25,6 @@ pub fn left_by(pid: u32) -> Vec<String> {
     containers.lines().chain(images.lines()).filter(is_left).map(str::to_owned).collect()
 }
 
-/// Removes what a farrier that was killed left: its next run cannot know what another one is still using.
-pub fn remove_left_by(pid: u32) {
-    for line in left_by(pid) {
-        let id = line.split_whitespace().next().unwrap_or_default().to_owned();
-        docker(&["rm", "-f", &id]);
-        docker(&["rmi", "-f", &id]);
-    }
-}
-
 /// Is a container of this farrier running?
 pub fn runs_container_of(pid: u32) -> bool {
     let label = r#"{{.Label "farrier.dev/build"}}"#;

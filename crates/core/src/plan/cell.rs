@@ -1,6 +1,6 @@
 //! Pure: one driver image for one kernel target: its names, Dockerfile and input hash.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
@@ -50,6 +50,20 @@ pub struct CellPatch {
     pub index: usize,
     /// Its name in the build context, below `patches/`: `001-foo.patch`.
     pub name: String,
+    /// sha256 over its content, which counts in the input hash.
+    pub sha256: String,
+}
+
+/// What the input hash stands for of that which a build fetches by itself. A build that gets anything else is not the build
+/// of its cell.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FetchedInputs {
+    /// Digest of the headers that a user brings; `None` for those of packages.
+    pub headers: Option<String>,
+    /// Each source's identity by its name.
+    pub sources: BTreeMap<String, String>,
+    /// Identity of the runtime base, where the image has one that is no need.
+    pub base: Option<String>,
 }
 
 /// One driver image for one kernel target.
@@ -93,6 +107,9 @@ pub struct Cell {
     /// The patches that apply, in order.
     #[serde(skip)]
     pub patches: Vec<CellPatch>,
+    /// What a build fetches by itself.
+    #[serde(skip)]
+    pub fetched: FetchedInputs,
     /// What it is compiled against beside the kernel, in the definition's order.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub needs: Vec<CellNeed>,
@@ -115,5 +132,24 @@ impl Cell {
     /// All its names.
     pub fn references(&self) -> impl Iterator<Item = &ImageReference> {
         std::iter::once(&self.reference).chain(&self.further)
+    }
+
+    /// What is another one in the same cell at another time, for people; `None` where the input hash is the same.
+    pub fn changed_since(&self, before: &Self) -> Option<&'static str> {
+        if self.input_hash == before.input_hash {
+            return None;
+        }
+        let (now, then) = (&self.fetched, &before.fetched);
+        let parts = [
+            ("the kernel's headers", now.headers != then.headers),
+            ("a source", now.sources != then.sources),
+            ("a patch", self.patches != before.patches),
+            ("the toolchain", self.toolchain != before.toolchain),
+            ("what it is compiled against", self.needs != before.needs),
+            ("the runtime base", now.base != then.base),
+            ("the key that signs modules", self.signed_with != before.signed_with),
+        ];
+        let changed = parts.iter().find(|(_, differs)| *differs);
+        Some(changed.map_or("its definition", |(what, _)| what))
     }
 }

@@ -133,11 +133,7 @@ fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(
             .add("unpack", canonical("unpack", unpack)?)
             .add("subdir", canonical("subdir", subdir)?);
     }
-    for CellPatch { index, name } in *patches {
-        let sha256 = resolved
-            .patches
-            .get(index)
-            .ok_or_else(|| SkipReason::Unresolved { detail: format!("patch {name} was not looked up") })?;
+    for CellPatch { index: _, name, sha256 } in *patches {
         hasher.add("patch", name).add("sha256", sha256);
     }
     // What the image was exposed by does not count: one that exposes the same is as good.

@@ -15,9 +15,22 @@ pub struct Interest {
     pub daemon_sets: BTreeSet<(String, String)>,
     /// Operators' resources that rollouts name.
     pub resources: BTreeSet<OperatorResource>,
+    /// Is it asked for what farrier has set, in order to take it back? Then all DaemonSets with a record of it count, those
+    /// that nothing names (any more), too; and no pods.
+    pub rollback: bool,
 }
 
 impl Interest {
+    /// All that carries a record of what farrier has set, and DaemonSets of these namespaces and names.
+    pub fn for_rollback(daemon_sets: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self {
+            labels: BTreeSet::new(),
+            daemon_sets: daemon_sets.into_iter().collect(),
+            resources: OperatorResource::ALL.into(),
+            rollback: true,
+        }
+    }
+
     /// What these definitions ask about.
     pub fn of(definitions: &Definitions) -> Self {
         let mut interest = Self {

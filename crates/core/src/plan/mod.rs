@@ -50,7 +50,7 @@ pub use announced::{
     newest,
 };
 pub use budget::Budget;
-pub use cell::{BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, SIGNING_FORMAT};
+pub use cell::{BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT};
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use deadline::next_deadline;
 pub use gc::{
@@ -80,7 +80,8 @@ pub use reasons::{BuildReason, HoldReason};
 pub use rollout::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, FieldRecord, ImageChange, NodeChange,
     PlannedRollout, PodRestart, Record, RecordState, ResourceChange, RollbackOutcome, RollbackStep,
-    RolloutDecision, RolloutObject, RolloutTarget, handover_label, rollback, rollback_per_kernel,
+    RolloutDecision, RolloutObject, RolloutTarget, handover_label, per_kernel_originals, rollback,
+    rollback_per_kernel,
 };
 pub use selector::{NodeAffinity, Operator, Requirement, SelectorTerm};
 pub use signatures::{PlannedSignature, asks_for_signatures};

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use super::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, ImageLocation, ResolvedImage, SignedWith,
-    SkipReason,
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ImageLocation, ResolvedImage,
+    SignedWith, SkipReason,
     cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
 };
 use crate::{
@@ -41,7 +41,9 @@ struct Rendered<'a> {
     family: &'a KernelFamily,
     resolved: &'a ResolvedImage,
     toolchain: &'a str,
+    /// What the definition says of the headers, then their digest.
     headers: String,
+    headers_digest: Option<String>,
     base_name: String,
     patches: Vec<CellPatch>,
     dockerfile: String,
@@ -61,20 +63,28 @@ fn rendered<'a>(
     let toolchain = looked_up(&resolved.toolchains, family_name, "it was not looked up")
         .map_err(|detail| SkipReason::Toolchain { family: family_name.to_string(), detail })?;
     let mut headers = canonical("headers", &family.spec.headers)?;
-    match resolved.headers.get(target) {
-        Some(Ok(digest)) => headers.push_str(digest.as_deref().unwrap_or_default()),
+    let headers_digest = match resolved.headers.get(target) {
+        Some(Ok(digest)) => digest.clone(),
         Some(Err(detail)) => return Err(SkipReason::Headers { detail: detail.clone() }),
-        None => {}
-    }
+        None => None,
+    };
+    headers.push_str(headers_digest.as_deref().unwrap_or_default());
     let base_name = base_name(toolchain, &headers, target);
     let version = target.release.version();
     let patches = image.spec.patches.iter().enumerate();
-    let patches: Vec<CellPatch> = patches
+    let patches = patches
         .filter(|(_, patch)| patch.kernels.as_ref().is_none_or(|range| range.matches(&version)))
-        .map(|(index, patch)| CellPatch { index, name: patch_name(index, patch) })
-        .collect();
+        .map(|(index, patch)| {
+            let name = patch_name(index, patch);
+            let sha256 = image_found.patches.get(&index).cloned().ok_or_else(|| SkipReason::Unresolved {
+                detail: format!("patch {name} was not looked up"),
+            })?;
+            Ok(CellPatch { index, name, sha256 })
+        })
+        .collect::<Result<Vec<_>, SkipReason>>()?;
     let dockerfile = dockerfile(definitions, templates, (image, image_found), &patches, &base_name, target)?;
-    Ok(Rendered { family, resolved: image_found, toolchain, headers, base_name, patches, dockerfile })
+    let resolved = image_found;
+    Ok(Rendered { family, resolved, toolchain, headers, headers_digest, base_name, patches, dockerfile })
 }
 
 /// Works out one image for one kernel target, with what it is compiled against; no node calls for it yet.
@@ -86,7 +96,8 @@ pub(super) fn cell_with(
     needs: Vec<CellNeed>,
 ) -> Result<Cell, SkipReason> {
     let rendered = rendered(inputs, templates, image, target)?;
-    let Rendered { family, resolved, toolchain, headers, base_name, patches, dockerfile } = rendered;
+    let Rendered { family, resolved, toolchain, headers, headers_digest, base_name, patches, dockerfile } =
+        rendered;
     let (reference, further) = references(inputs.location, templates, (image, resolved), target, &needs)?;
     let spec = &image.spec;
     let inputs =
@@ -110,6 +121,11 @@ pub(super) fn cell_with(
         dockerfile,
         base_name,
         patches,
+        fetched: FetchedInputs {
+            headers: headers_digest,
+            sources: resolved.sources.clone(),
+            base: resolved.base_identity.clone(),
+        },
         needs,
         nodes: Vec::new(),
         needed_by: Vec::new(),

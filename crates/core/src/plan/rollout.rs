@@ -22,7 +22,7 @@ mod target;
 mod union;
 mod watch;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use self::context::{Context, Decided, no_image};
 pub use self::context::{PlannedRollout, RolloutDecision};
@@ -39,13 +39,12 @@ pub(super) use union::left_kernels;
 pub(super) use watch::Limits;
 
 use super::{
-    Announcements, CellInputs, ClusterSnapshot, DaemonSetFacts, HoldReason, ImageLocation, Instance,
-    Manifests, Observed, PlanInputs, PlannedUnion, Resolved,
+    ClusterSnapshot, DaemonSetFacts, HoldReason, PER_KERNEL_ANNOTATION, PlanInputs, PlannedUnion,
     chain_state::ChainStates,
     node::{NodeGroup, group_nodes},
     outcome::Cells,
 };
-use crate::image::{Chains, Definitions, ImageName, RolloutSpec, Strategy};
+use crate::image::{Chains, ImageName, RolloutSpec, Strategy};
 
 /// Decides every rollout of the definitions, those of needed images before those of their dependents. Gives the union
 /// images that they ask for as well.
@@ -135,42 +134,35 @@ fn held_by_their_chain(planned: &[PlannedRollout], chains: &ChainStates<'_>) -> 
     planned.iter().enumerate().filter_map(held).collect()
 }
 
-/// The next steps that take a rollout by kernel back: the original DaemonSet is marked, gets its nodes back and then its
-/// own node affinity, and the copies are deleted. Empty when all of that is done. A loop that runs meanwhile sees the
-/// mark and does the same.
+/// The next steps that take a rollout by kernel back, whatever the definitions say: the original DaemonSet, given by
+/// namespace and name, is marked, gets its nodes back and then its own node affinity, and the copies are deleted. Empty when
+/// all of that is done. A loop that runs meanwhile sees the mark and does the same.
 ///
 /// # Errors
-/// Why it cannot be taken back: no such DaemonSet, or no such rollout in the definitions.
+/// Why it cannot be taken back: the cluster has no such DaemonSet, or is deleting it.
 pub fn rollback_per_kernel(
-    definitions: &Definitions,
     snapshot: &ClusterSnapshot,
     now: jiff::Timestamp,
-    target: &RolloutTarget,
+    (namespace, name): (&str, &str),
 ) -> Result<Vec<Change>, HoldReason> {
-    let (resolved, observed, manifests) = (Resolved::default(), Observed::default(), Manifests::new());
-    let inputs = PlanInputs {
-        cells: CellInputs {
-            definitions,
-            resolved: &resolved,
-            published: &observed.published,
-            location: &ImageLocation { prefix: String::new(), pullable: true },
-        },
-        observed: &observed,
-        snapshot,
-        announced: &Announcements::default(),
-        manifests: &manifests,
-        instance: &Instance::default(),
-        now,
+    let mut all = snapshot.daemon_sets.iter();
+    let found = all.find(|found| found.namespace == namespace && found.name == name);
+    let found = found.ok_or(HoldReason::NotFound)?;
+    let live = found.live.as_ref().ok_or(HoldReason::OnlyLive)?;
+    if live.deleting {
+        return Err(HoldReason::Deleting);
+    }
+    Ok(per_kernel::rollback(&per_kernel::Original::observe(snapshot, found, live), now))
+}
+
+/// Namespace and name of the DaemonSets that are, or were, rolled out by kernel: they carry a note of it, or have copies.
+pub fn per_kernel_originals(snapshot: &ClusterSnapshot) -> BTreeSet<(String, String)> {
+    let original = |found: &DaemonSetFacts| {
+        let live = found.live.as_ref()?;
+        let noted = live.annotations.contains_key(PER_KERNEL_ANNOTATION).then(|| found.name.clone());
+        Some((found.namespace.clone(), noted.or_else(|| copy::original_of(live))?))
     };
-    let all = definitions.images.iter();
-    let mut named = all.flat_map(|(name, image)| image.spec.rollout.iter().map(move |spec| (name, spec)));
-    let (image, spec) =
-        named.find(|(_, spec)| RolloutTarget::of(spec) == *target).ok_or(HoldReason::NotFound)?;
-    let labels = snapshot.daemon_sets.iter().flat_map(DaemonSetFacts::label_keys);
-    let groups = group_nodes(&snapshot.nodes, labels);
-    let (places, unknown) = (HashMap::new(), HashSet::new());
-    let cells = Cells { all: &[], places: &places, withheld: None, unknown: &unknown, without: None };
-    per_kernel::rollback(&Context { inputs: &inputs, cells, groups: &groups, image, spec }, target)
+    snapshot.daemon_sets.iter().filter_map(original).collect()
 }
 
 /// Decides one rollout, with the union image that it asks for.

@@ -105,12 +105,11 @@ impl Headers<'_> {
         let Prepared { facts, compiler, layer, origin } =
             stoppable(move |stop| prepare(&sources, &wanted, arch, &directory, stop)).await?;
         let content = layer.diff_id.clone();
-        let identity = content.hex().to_owned();
         let imported = Imported {
             release: release.to_string(),
             arch,
             content: content.to_string(),
-            identity: Some(identity.clone()),
+            identity: Some(content.hex().to_owned()),
             origin,
         };
         let (outcome, stored) = if self.0.store().is_some() {
@@ -127,8 +126,10 @@ impl Headers<'_> {
         let made = work.path().join(TREE);
         let place = move |entry: PathBuf| async move { Ok(fs::rename(&made, entry.join(TREE))?) };
         let root = self.keep_tree(&imported, place).await?;
-        self.remember(&imported, stored.as_ref())?;
-        let headers = HeaderSet { root, facts, compiler: Some(compiler), origin: imported.origin, identity };
+        self.remember(&imported)?;
+        let key = imported.found().key;
+        let Imported { origin, identity, .. } = imported;
+        let headers = HeaderSet { root, facts, compiler: Some(compiler), origin, key, identity };
         Ok(ImportedHeaders { outcome, headers, content, size: layer.size, stored })
     }
 

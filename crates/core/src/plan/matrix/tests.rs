@@ -1,10 +1,10 @@
 use super::super::{
-    CellInputs, EntrypointBinary, SkipReason, cell_for,
+    Cell, CellInputs, EntrypointBinary, SkipReason, cell_for,
     fixtures::{K47, K48, World, image, name, resolved},
 };
 use crate::{
     definition::NonEmpty,
-    image::{InputHash, Output, RuntimeBase},
+    image::{Output, RuntimeBase},
     kernel::{Architecture, KernelTarget},
     template::Templates,
 };
@@ -146,10 +146,10 @@ fn what_cannot_be_built_has_a_reason() {
 
 #[test]
 fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
-    fn hash(change: fn(&mut World)) -> InputHash {
+    fn cell(change: fn(&mut World)) -> Cell {
         let mut world = World::new(&[K47]);
         change(&mut world);
-        world.cells()[0].input_hash
+        Cell::clone(&world.cells()[0])
     }
     fn found(world: &mut World) -> &mut super::super::ResolvedImage {
         world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap()
@@ -158,7 +158,7 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
         starts_with(world, "driver-entrypoint");
         found(world).entrypoint = Some(EntrypointBinary { arch: Architecture::Amd64 });
     }
-    let same = hash(|_| ());
+    let same = cell(|_| ());
     for change in [
         (|w| w.image("mft").spec.rollout.clear()) as fn(&mut World),
         |w| w.image("mft").spec.tags = vec!["other".to_owned()],
@@ -166,9 +166,9 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
         |w| w.location.prefix = "elsewhere.test".to_owned(),
         |w| w.snapshot.nodes[0].name = "other".to_owned(),
     ] {
-        assert_eq!(hash(change), same);
+        assert_eq!((cell(change).input_hash, cell(change).changed_since(&same)), (same.input_hash, None));
     }
-    let different: Vec<InputHash> = [
+    let different: Vec<Cell> = [
         (|w| found(w).version = "4.34.0".to_owned()) as fn(&mut World),
         |w| found(w).sources = [("src".to_owned(), "sha256:2".to_owned())].into(),
         |w| w.image("mft").spec.sources[0].unpack = Some("a.tar".parse().unwrap()),
@@ -190,10 +190,13 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
             found(w).patches.insert(0, "sha256:4".to_owned());
         },
     ]
-    .map(hash)
+    .map(cell)
     .into();
-    let distinct: std::collections::BTreeSet<_> = different.iter().chain([&same]).collect();
+    let all = different.iter().chain([&same]);
+    let distinct: std::collections::BTreeSet<_> = all.map(|cell| cell.input_hash).collect();
     assert_eq!(distinct.len(), different.len() + 1);
+    let what: Vec<&str> = different.iter().map(|cell| cell.changed_since(&same).unwrap()).collect();
+    insta::assert_snapshot!(what.join(", "), @"its definition, a source, its definition, its definition, its definition, its definition, its definition, its definition, the runtime base, its definition, the toolchain, its definition, a patch");
 }
 
 fn starts_with(world: &mut World, program: &str) {

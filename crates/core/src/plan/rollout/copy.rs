@@ -90,6 +90,14 @@ pub(super) struct WantedCopy<'a> {
     pub(super) unused_since: Option<Timestamp>,
 }
 
+/// The name of the DaemonSet that this one is a copy of, if it is one.
+pub(super) fn original_of(live: &LiveDaemonSet) -> Option<String> {
+    live.labels.get(COPY_OF_LABEL)?;
+    let owners = live.manifest.pointer("/metadata/ownerReferences")?.as_array()?;
+    let owner = owners.iter().find(|owner| owner["kind"] == "DaemonSet")?;
+    owner["name"].as_str().map(str::to_owned)
+}
+
 /// Whose copy a DaemonSet is, as a label's value.
 pub(super) fn copy_of(original: &DaemonSetFacts) -> String {
     let name = &original.name;

@@ -5,11 +5,14 @@
 //! handed over, one for a try and then as many at once as the DaemonSet allows to be away.
 
 mod fleet;
+mod original;
 mod record;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
 
 use self::{
     fleet::{Fleet, Image},
@@ -28,7 +31,7 @@ use crate::{
     plan::{NodeAffinity, PER_KERNEL_ANNOTATION, Seen},
 };
 
-pub(super) use self::record::OriginalNote;
+pub(super) use self::{original::Original, record::OriginalNote};
 
 /// What is done now, and what for.
 #[derive(Default)]
@@ -50,19 +53,19 @@ pub(super) fn decide(context: &Context<'_>, target: &RolloutTarget) -> Result<De
         return Err(HoldReason::NotFound);
     };
     let fleet = Fleet::observe(context, target)?;
-    let note = OriginalNote::read(fleet.live);
+    let note = OriginalNote::read(fleet.original.live);
     if note.rolled_back.is_some() {
-        let steps = back_to_the_original(&fleet, &note);
+        let steps = back_to_the_original(&fleet.original, &note);
         return if steps.changes.is_empty() { Err(HoldReason::CopiesRolledBack) } else { Ok(done(steps)) };
     }
-    if fleet.members.is_empty() && fleet.copies.is_empty() {
+    if fleet.members.is_empty() && fleet.original.copies.is_empty() {
         return Err(HoldReason::NoNodes);
     }
     let images = fleet.images(context);
     let mut steps = Steps::default();
     take_back(&fleet, &images, &mut steps);
     bring_up_to_date(context, &fleet, &images, (*watch, *retire_after), &mut steps)?;
-    if !fleet.is_fenced() {
+    if !fleet.original.is_fenced() {
         fence(context, &fleet, &images, note, &mut steps)?;
     } else if let Some(detail) = context.inputs.snapshot.unseen.get(&Seen::Pods) {
         if steps.changes.is_empty() {
@@ -83,31 +86,30 @@ fn done(steps: Steps) -> Decided {
 
 /// What `farrier rollback` does: the original gets all nodes back, and is marked so that they stay with it. Each call
 /// gives the next step, none when there is nothing left to do.
-pub(super) fn rollback(context: &Context<'_>, target: &RolloutTarget) -> Result<Vec<Change>, HoldReason> {
-    let fleet = Fleet::observe(context, target)?;
-    let mut note = OriginalNote::read(fleet.live);
+pub(super) fn rollback(original: &Original<'_>, now: Timestamp) -> Vec<Change> {
+    let mut note = OriginalNote::read(original.live);
     if note.rolled_back.is_none() {
-        note.rolled_back = Some(context.inputs.now);
-        return Ok(vec![fleet.write_original(fleet.original.affinity.clone(), &note)]);
+        note.rolled_back = Some(now);
+        return vec![original.write(original.facts.affinity.clone(), &note)];
     }
-    Ok(back_to_the_original(&fleet, &note).changes)
+    back_to_the_original(original, &note).changes
 }
 
 /// Labels first, while the copies still exist: a node that has lost its label is the original's from then on.
-fn back_to_the_original(fleet: &Fleet<'_>, note: &OriginalNote) -> Steps {
+fn back_to_the_original(original: &Original<'_>, note: &OriginalNote) -> Steps {
     let mut steps = Steps::default();
-    for node in fleet.marked_nodes() {
-        let what = format!("gives node {} back to DaemonSet {}", node.name, fleet.original.name);
-        steps.add(switch(&node.name, &fleet.label, false), what);
+    for node in original.marked_nodes() {
+        let what = format!("gives node {} back to DaemonSet {}", node.name, original.facts.name);
+        steps.add(switch(&node.name, &original.label, false), what);
     }
-    if steps.changes.is_empty() && fleet.is_fenced() {
-        let what = format!("DaemonSet {} gets its own node affinity back", fleet.original.name);
-        steps.add(fleet.write_original(fleet.base.affinity.clone(), note), what);
+    if steps.changes.is_empty() && original.is_fenced() {
+        let what = format!("DaemonSet {} gets its own node affinity back", original.facts.name);
+        steps.add(original.write(original.base.affinity.clone(), note), what);
     }
     if steps.changes.is_empty() {
-        for copy in fleet.copies.values().filter(|copy| !copy.live.deleting) {
+        for copy in original.copies.values().filter(|copy| !copy.live.deleting) {
             let what = format!("deletes DaemonSet {}", copy.facts.name);
-            steps.add(retirement(&fleet.original.namespace, copy), what);
+            steps.add(retirement(&original.facts.namespace, copy), what);
         }
     }
     steps
@@ -116,10 +118,10 @@ fn back_to_the_original(fleet: &Fleet<'_>, note: &OriginalNote) -> Steps {
 /// Nodes that the original serves better: their kernel has neither a copy nor an image, or the copy's pod on them did
 /// not get ready. Not where the original is known to have no modules for the kernel either.
 fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
-    if fleet.copies.is_empty() && !fleet.is_fenced() {
-        for node in fleet.marked_nodes() {
+    if fleet.original.copies.is_empty() && !fleet.original.is_fenced() {
+        for node in fleet.original.marked_nodes() {
             let what = format!("removes a mark of an earlier rollout from node {}", node.name);
-            steps.add(switch(&node.name, &fleet.label, false), what);
+            steps.add(switch(&node.name, &fleet.original.label, false), what);
         }
         return;
     }
@@ -128,7 +130,7 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         if fleet.original_lacks(kernel) {
             continue;
         }
-        let why = match fleet.copies.get(kernel) {
+        let why = match fleet.original.copies.get(kernel) {
             None if images.get(kernel).and_then(Image::ready).is_none() => "there is no image for its kernel",
             Some(copy)
                 if copy.record.as_ref().is_some_and(CopyRecord::is_failed)
@@ -138,9 +140,9 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
             }
             _ => continue,
         };
-        let (node, original) = (&member.node.name, &fleet.original.name);
+        let (node, original) = (&member.node.name, &fleet.original.facts.name);
         steps.add(
-            switch(node, &fleet.label, false),
+            switch(node, &fleet.original.label, false),
             format!("gives node {node} back to DaemonSet {original}: {why}"),
         );
     }
@@ -155,10 +157,10 @@ fn bring_up_to_date(
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
     let now = context.inputs.now;
-    let kernels: BTreeSet<&KernelTarget> = images.keys().chain(fleet.copies.keys()).collect();
+    let kernels: BTreeSet<&KernelTarget> = images.keys().chain(fleet.original.copies.keys()).collect();
     for kernel in kernels {
-        let found = fleet.copies.get(kernel);
-        if found.is_some_and(|copy| copy.live.deleting || !copy.belongs_to(fleet.live)) {
+        let found = fleet.original.copies.get(kernel);
+        if found.is_some_and(|copy| copy.live.deleting || !copy.belongs_to(fleet.original.live)) {
             continue;
         }
         let image = images.get(kernel).and_then(Image::ready);
@@ -174,25 +176,28 @@ fn bring_up_to_date(
         {
             let what =
                 format!("deletes DaemonSet {}: no node has run {kernel} since {since:.0}", copy.facts.name);
-            steps.add(retirement(&fleet.original.namespace, copy), what);
+            steps.add(retirement(&fleet.original.facts.namespace, copy), what);
             continue;
         }
         let Some(name) =
-            found.map(|copy| copy.facts.name.clone()).or_else(|| copy_name(fleet.original, kernel))
+            found.map(|copy| copy.facts.name.clone()).or_else(|| copy_name(fleet.original.facts, kernel))
         else {
             continue;
         };
         let wanted = WantedCopy {
-            original: fleet.original,
+            original: fleet.original.facts,
             container: fleet.container,
-            handover: &fleet.label,
+            handover: &fleet.original.label,
             name: &name,
             target: kernel,
             record: &record,
             unused_since,
         };
         let manifest = manifest(&wanted).ok_or_else(|| HoldReason::Unreadable {
-            detail: format!("DaemonSet {} is not of the form that DaemonSets have", fleet.original.name),
+            detail: format!(
+                "DaemonSet {} is not of the form that DaemonSets have",
+                fleet.original.facts.name
+            ),
         })?;
         let old_image = found.and_then(|copy| copy.image(fleet.container));
         let same_image = old_image == Some(record.image.as_str());
@@ -209,7 +214,7 @@ fn bring_up_to_date(
         };
         let proof = if same_image { Vec::new() } else { record.image.parse().into_iter().collect() };
         let change = DaemonSetCopy {
-            namespace: fleet.original.namespace.clone(),
+            namespace: fleet.original.facts.namespace.clone(),
             name,
             version: found.map(|copy| copy.live.version.clone()),
             manifest,
@@ -242,7 +247,7 @@ fn fence(
         member
             .target
             .as_ref()
-            .is_ok_and(|kernel| wanted(kernel) || (member.handed_over && !fleet.copies.is_empty()))
+            .is_ok_and(|kernel| wanted(kernel) || (member.handed_over && !fleet.original.copies.is_empty()))
     });
     if !needed {
         return Ok(());
@@ -254,15 +259,15 @@ fn fence(
         }
     }
     note.fenced_at = Some(context.inputs.now);
-    let affinity = handover::fenced(&fleet.original.affinity, &fleet.label);
-    let what = format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.name);
-    steps.add(fleet.write_original(affinity, &note), what);
+    let affinity = handover::fenced(&fleet.original.facts.affinity, &fleet.original.label);
+    let what = format!("keeps DaemonSet {} off nodes that have been handed over", fleet.original.facts.name);
+    steps.add(fleet.original.write(affinity, &note), what);
     Ok(())
 }
 
 /// Hands nodes over: those first whose pod of the original does not work anyhow.
 fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &mut Steps) {
-    let limit = handover::at_once(fleet.live.max_unavailable, fleet.members.len());
+    let limit = handover::at_once(fleet.original.live.max_unavailable, fleet.members.len());
     let is_away = |member: &&fleet::Member<'_>| {
         member.handed_over
             && !handover::is_in_maintenance(member.node)
@@ -278,7 +283,9 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
     waiting.sort_by_key(|(node, _)| (fleet.original_is_ready_on(&node.name), &node.name));
     let mut tried: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
     for (node, kernel) in waiting {
-        let Some(copy) = fleet.copies.get(kernel).filter(|_| fleet.accepts(kernel, images)) else { continue };
+        let Some(copy) = fleet.original.copies.get(kernel).filter(|_| fleet.accepts(kernel, images)) else {
+            continue;
+        };
         if left == 0 || !fleet.would_take(copy, node) {
             continue;
         }
@@ -290,7 +297,7 @@ fn hand_over(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         *trying += 1;
         left -= 1;
         let what = format!("hands node {} over to DaemonSet {}", node.name, copy.facts.name);
-        steps.add(switch(&node.name, &fleet.label, true), what);
+        steps.add(switch(&node.name, &fleet.original.label, true), what);
     }
 }
 
@@ -304,7 +311,7 @@ fn switch(node: &str, label: &str, on: bool) -> Change {
 
 /// How it stands when there is nothing to do.
 fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result<Decided, HoldReason> {
-    for (kernel, copy) in fleet.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
+    for (kernel, copy) in fleet.original.copies.iter().filter(|(kernel, _)| images.contains_key(*kernel)) {
         if let Some(failed) = copy.record.as_ref().and_then(|record| record.failed.as_ref()) {
             return Err(HoldReason::CopyFailed {
                 kernel: kernel.to_string(),
@@ -326,19 +333,19 @@ fn conclude(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>) -> Result
         let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
         return Ok(RolloutDecision::Steps { now: vec![format!("waits for node {names}{rest}")] }.into());
     }
-    let kernels = fleet.copies.len();
+    let kernels = fleet.original.copies.len();
     let nodes = fleet.members.iter().filter(|member| member.handed_over).count();
     let how = format!("{nodes} nodes, {kernels} kernels, a DaemonSet for each kernel");
     Ok(RolloutDecision::Settled { how }.into())
 }
 
-impl Fleet<'_> {
-    /// The apply that says all that is farrier's in the original.
-    fn write_original(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
+impl Original<'_> {
+    /// The apply that says all that is farrier's in it.
+    fn write(&self, affinity: NodeAffinity, note: &OriginalNote) -> Change {
         let is_ours = handover::is_fenced(&affinity, &self.label) || affinity != NodeAffinity::Any;
         // Images of other containers may be farrier's by another rollout; without a record that can be read none is.
         let record = Record::of(&self.live.annotations).unwrap_or_default();
-        let mut change = naming(self.original, &record);
+        let mut change = naming(self.facts, &record);
         change.annotations.insert(PER_KERNEL_ANNOTATION.to_owned(), note.to_text());
         change.affinity = is_ours.then_some(affinity);
         Change::DaemonSet(change)

@@ -4,19 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
     super::{
-        DaemonSetFacts,
-        copy::{CopyRecord, FoundCopy, read_copy, share_a_name},
+        copy::{CopyRecord, FoundCopy, share_a_name},
         daemon_set::original,
-        handover::{HANDED_OVER, handover_label, is_fenced, is_handed_over, without_fence},
+        handover::{HANDED_OVER, is_handed_over},
         no_image,
         reached::reached,
     },
-    Context, HoldReason, RolloutTarget,
+    Context, HoldReason, Original, RolloutTarget,
 };
 use crate::{
     image::ImageReference,
     kernel::{KernelLabel, KernelTarget},
-    plan::{ImageContents, KERNEL_LABEL, LiveDaemonSet, NodeFacts, NodeReason, PodFacts, outcome::State},
+    plan::{ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, outcome::State},
 };
 
 /// The image for one kernel.
@@ -44,16 +43,9 @@ pub(super) struct Member<'a> {
 
 /// How it stands.
 pub(super) struct Fleet<'a> {
-    pub(super) original: &'a DaemonSetFacts,
-    pub(super) live: &'a LiveDaemonSet,
+    pub(super) original: Original<'a>,
     pub(super) container: &'a str,
-    /// The handover label's key.
-    pub(super) label: String,
-    /// The original without what farrier added to its affinity.
-    pub(super) base: DaemonSetFacts,
     pub(super) members: Vec<Member<'a>>,
-    pub(super) copies: BTreeMap<KernelTarget, FoundCopy<'a>>,
-    nodes: &'a [NodeFacts],
     /// What the original's image holds, where that is known.
     contents: Option<&'a ImageContents>,
     pods: HashMap<&'a str, Vec<&'a PodFacts>>,
@@ -67,26 +59,18 @@ impl<'a> Fleet<'a> {
     /// Looks at everything that decides.
     pub(super) fn observe(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Self, HoldReason> {
         let inputs = context.inputs;
-        let (original, live, container) = original(context, target)?;
-        let label = handover_label(&original.namespace, &original.name);
-        let base = DaemonSetFacts { affinity: without_fence(&original.affinity, &label), ..original.clone() };
+        let (facts, live, container) = original(context, target)?;
+        let original = Original::observe(inputs.snapshot, facts, live);
         let mut members = Vec::new();
         for group in context.groups {
-            for node in reached(&base, group)? {
+            for node in reached(&original.base, group)? {
                 members.push(Member {
                     node,
                     target: group.target.clone(),
-                    handed_over: is_handed_over(node, &label),
+                    handed_over: is_handed_over(node, &original.label),
                 });
             }
         }
-        let copies: BTreeMap<_, _> = inputs
-            .snapshot
-            .daemon_sets
-            .iter()
-            .filter_map(|found| read_copy(original, found))
-            .map(|copy| (copy.target.clone(), copy))
-            .collect();
         let mut pods: HashMap<&str, Vec<&PodFacts>> = HashMap::new();
         for pod in &inputs.snapshot.pods {
             pods.entry(pod.daemon_set.as_str()).or_default().push(pod);
@@ -94,23 +78,10 @@ impl<'a> Fleet<'a> {
         let ready_of = |uid: &str| -> HashSet<&'a str> {
             ready_nodes(pods.get(uid).into_iter().flatten().copied()).collect()
         };
-        let ready = copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
+        let ready = original.copies.values().flat_map(|copy| ready_of(&copy.live.version.uid)).collect();
         let ready_before = ready_of(&live.version.uid);
-        let contents = original.image_of(container).and_then(|image| inputs.observed.contents.get(image));
-        Ok(Self {
-            original,
-            live,
-            container,
-            label,
-            base,
-            members,
-            copies,
-            nodes: &inputs.snapshot.nodes,
-            contents,
-            pods,
-            ready,
-            ready_before,
-        })
+        let contents = facts.image_of(container).and_then(|image| inputs.observed.contents.get(image));
+        Ok(Self { original, container, members, contents, pods, ready, ready_before })
     }
 
     /// The image of every kernel that a node runs or that was announced.
@@ -137,16 +108,6 @@ impl<'a> Fleet<'a> {
             .collect()
     }
 
-    /// Does the original keep off nodes that are handed over?
-    pub(super) fn is_fenced(&self) -> bool {
-        is_fenced(&self.original.affinity, &self.label)
-    }
-
-    /// Nodes that carry the handover label, whether or not the original reaches them.
-    pub(super) fn marked_nodes(&self) -> impl Iterator<Item = &'a NodeFacts> {
-        self.nodes.iter().filter(|node| is_handed_over(node, &self.label))
-    }
-
     /// Is the original's image known to have no modules for this kernel?
     pub(super) fn original_lacks(&self, kernel: &KernelTarget) -> bool {
         self.contents.is_some_and(|contents| !contents.kernels.contains(kernel.release.as_str()))
@@ -154,7 +115,8 @@ impl<'a> Fleet<'a> {
 
     /// Can nodes of this kernel be handed over now?
     pub(super) fn accepts(&self, kernel: &KernelTarget, images: &BTreeMap<KernelTarget, Image>) -> bool {
-        let copy = self.copies.get(kernel).filter(|copy| !copy.live.deleting && copy.belongs_to(self.live));
+        let Original { live, copies, .. } = &self.original;
+        let copy = copies.get(kernel).filter(|copy| !copy.live.deleting && copy.belongs_to(live));
         images.get(kernel).and_then(Image::ready).is_some()
             && copy.and_then(|copy| copy.record.as_ref()).is_some_and(|record| !CopyRecord::is_failed(record))
     }
@@ -162,7 +124,7 @@ impl<'a> Fleet<'a> {
     /// Would the copy select the node once it is handed over?
     pub(super) fn would_take(&self, copy: &FoundCopy<'_>, node: &NodeFacts) -> bool {
         let mut node = node.clone();
-        node.labels.insert(self.label.clone(), HANDED_OVER.to_owned());
+        node.labels.insert(self.original.label.clone(), HANDED_OVER.to_owned());
         copy.facts.reaches(&node) == Some(true)
     }
 

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use self::simulation::{Cluster, OLD};
 use super::super::{
     super::fixtures::{K47, K48},
-    RolloutDecision, handover_label, rollback_per_kernel,
+    RolloutDecision, handover_label, per_kernel_originals, rollback_per_kernel,
 };
 use crate::plan::{HoldReason, KERNEL_LABEL};
 
@@ -237,11 +237,12 @@ fn a_rollback_ends_with_the_original_as_it_was() {
     let before = cluster.object("mft").unwrap()["spec"].clone();
     cluster.publish();
     settled(&mut cluster);
-    let target = cluster.plan().target;
+    let original = ("kube-system".to_owned(), "mft".to_owned());
+    assert_eq!(per_kernel_originals(&cluster.world.snapshot), [original].into());
     for round in 0.. {
         assert!(round < 10);
         let world = &cluster.world;
-        let changes = rollback_per_kernel(&world.definitions, &world.snapshot, world.now, &target).unwrap();
+        let changes = rollback_per_kernel(&world.snapshot, world.now, ("kube-system", "mft")).unwrap();
         if changes.is_empty() {
             break;
         }
