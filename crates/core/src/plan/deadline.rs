@@ -1,13 +1,17 @@
-//! Pure: when a rollout that is watched has to be looked at again, though nothing changes.
+//! Pure: when a rollout has to be looked at again, though nothing changes.
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
-use super::{ClusterSnapshot, LiveDaemonSet, Record, RecordState, rollout::Limits};
-use crate::image::Definitions;
+use super::{
+    ClusterSnapshot, DaemonSetFacts, LiveDaemonSet, Record, RecordState,
+    rollout::{Limits, copy_times, left_kernels},
+};
+use crate::image::{Definitions, Period, RolloutSpec};
 
-/// How long it is until the first deadline of a watched rollout passes; `None` where none is ahead.
+/// How long it is until the first time passes that a rollout waits for: a deadline of its pods, the time that they must stay
+/// ready, the grace time of a kernel that no node runs. `None` where none is ahead.
 ///
 /// Pods that get ready are changes of the cluster and wake the loop by themselves. Pods that do not are none.
 pub fn next_deadline(
@@ -17,12 +21,11 @@ pub fn next_deadline(
 ) -> Option<Duration> {
     let specs = definitions.images.values().flat_map(|image| &image.spec.rollout);
     specs
-        .filter_map(|spec| Some((spec.daemon_set()?, spec.watch()?)))
-        .flat_map(|(wanted, watch)| {
-            let named = snapshot.daemon_sets.iter().filter(|found| found.is_named(wanted));
-            named.filter_map(move |found| Some((found.live.as_ref()?, watch)))
+        .flat_map(|spec| {
+            let is_named =
+                move |found: &&DaemonSetFacts| spec.daemon_set().is_some_and(|wanted| found.is_named(wanted));
+            snapshot.daemon_sets.iter().filter(is_named).flat_map(move |found| ends(spec, found, snapshot))
         })
-        .flat_map(|(live, watch)| ends(live, Limits::of(watch, live), snapshot))
         .filter_map(|end| {
             // A second more, so that the deadline has passed by the next look, and not nearly.
             let left = Duration::try_from(end.duration_since(now)).ok()?;
@@ -31,15 +34,47 @@ pub fn next_deadline(
         .min()
 }
 
-/// When deadlines pass: that of the rewrite, those of pods that are not ready yet, and of those that must stay so.
-fn ends(live: &LiveDaemonSet, limits: Limits, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
+/// All the times that a rollout to this DaemonSet waits for.
+fn ends(spec: &RolloutSpec, found: &DaemonSetFacts, snapshot: &ClusterSnapshot) -> Vec<Timestamp> {
+    let (Some(live), Some(watch)) = (&found.live, spec.watch()) else { return Vec::new() };
     // An annotation that another writer changed says nothing.
     let record = Record::of(&live.annotations).unwrap_or_default();
-    if record.0.is_empty() {
-        return Vec::new();
+    let mut ends = Vec::new();
+    if !record.0.is_empty() {
+        let set = record.0.values().filter(|field| field.state == RecordState::Set).map(|field| field.at);
+        ends.extend(ends_of_pods(live, set, Limits::of(watch, live), snapshot));
     }
-    let set = record.0.values().filter(|field| field.state == RecordState::Set);
-    let set = set.map(|field| (field.at, limits.deadline));
+    match spec {
+        RolloutSpec::PerKernel { retire_after, .. } => {
+            for copy in copy_times(found, &snapshot.daemon_sets) {
+                ends.extend(copy.unused_since.and_then(|since| after(since, *retire_after)));
+                if copy.watched_since.is_some() {
+                    let limits = Limits::of(watch, copy.live);
+                    ends.extend(ends_of_pods(copy.live, copy.watched_since, limits, snapshot));
+                }
+            }
+        }
+        RolloutSpec::Union { drop_after, .. } => {
+            let left = left_kernels(&live.annotations);
+            ends.extend(left.into_values().filter_map(|since| after(since, *drop_after)));
+        }
+        _ => {}
+    }
+    ends
+}
+
+fn after(since: Timestamp, period: Period) -> Option<Timestamp> {
+    since.checked_add(SignedDuration::try_from(period.duration()).ok()?).ok()
+}
+
+/// When deadlines pass: those of rewrites, those of pods that are not ready yet, and of those that must stay so.
+fn ends_of_pods(
+    live: &LiveDaemonSet,
+    set: impl IntoIterator<Item = Timestamp>,
+    limits: Limits,
+    snapshot: &ClusterSnapshot,
+) -> Vec<Timestamp> {
+    let set = set.into_iter().map(|at| (at, limits.deadline));
     let own =
         snapshot.pods.iter().filter(|pod| pod.daemon_set == live.version.uid && pod.bound && !pod.deleting);
     let pods = own.filter_map(|pod| {

@@ -31,6 +31,7 @@ pub use change::{
     ResourceChange,
 };
 pub use handover::handover_label;
+pub(super) use copy::copy_times;
 pub(super) use operator::switches;
 pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};

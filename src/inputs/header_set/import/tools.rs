@@ -1,8 +1,11 @@
 //! The programs of a header set: kbuild runs them for every module, on the machine that builds.
 
-use std::{io::Read, path::Path};
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+};
 
-use fs_err::File;
+use fs_err::{self as fs, File};
 
 use crate::{archive::links::resolve, inputs::FetchError, kernel::Architecture, kmod::KernelConfig};
 
@@ -27,7 +30,7 @@ pub(super) fn check(
     ];
     for (tool, _) in wanted.into_iter().filter(|(_, wanted)| *wanted) {
         let place = resolve(root, &build.join(tool))?.filter(|place| root.join(place).is_file());
-        let Some(place) = place else { return Err(missing(tool)) };
+        let Some(place) = place else { return Err(missing(root, &build.join(tool), tool)) };
         if let Some(found) = other_than(&root.join(place), arch)? {
             return Err(FetchError::unusable(
                 format!("run {tool} of the header set on {arch}: it is {found}"),
@@ -41,16 +44,34 @@ pub(super) fn check(
     // Since 5.10 the linker script of modules is made by modules_prepare.
     let made = resolve(root, &build.join("scripts/module.lds.S"))?.is_some();
     if made && resolve(root, &build.join("scripts/module.lds"))?.is_none() {
-        return Err(missing("scripts/module.lds"));
+        return Err(missing(root, &build.join("scripts/module.lds"), "scripts/module.lds"));
     }
     Ok(())
 }
 
-fn missing(tool: &str) -> FetchError {
+fn missing(root: &Path, place: &Path, tool: &str) -> FetchError {
+    if let Some((link, target)) = broken_link(root, place) {
+        let (link, target) = (link.display(), target.display());
+        return FetchError::unusable(
+            format!("find {tool} in the header set: /{link} leads to {target}, which is not there"),
+            "install the package that it is in (Debian: linux-kbuild-*), or name it as a further source; a Job that collects \
+             headers sees only the directories of the node that it mounts (Helm: headers.collect.hostPaths)",
+        );
+    }
     FetchError::unusable(
         format!("find {tool} in the header set: kbuild runs it for every module"),
         "run `make modules_prepare` in the build tree, with the kernel's own .config, and import again",
     )
+}
+
+/// The first link on the way to a file that leads to what is not there, and what it says.
+fn broken_link(root: &Path, file: &Path) -> Option<(PathBuf, PathBuf)> {
+    let mut way: Vec<&Path> = file.ancestors().filter(|path| !path.as_os_str().is_empty()).collect();
+    way.reverse();
+    way.into_iter().find_map(|path| {
+        let says = fs::read_link(root.join(path)).ok()?;
+        matches!(resolve(root, path), Ok(None)).then(|| (path.to_owned(), says))
+    })
 }
 
 /// What a file is, unless it is a program for this architecture.
@@ -72,4 +93,23 @@ fn other_than(path: &Path, arch: Architecture) -> Result<Option<String>, FetchEr
         Some((_, found)) => Some(format!("a program for {found}")),
         None => Some(format!("a program for another machine (ELF number {machine})")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_to_a_directory_that_was_not_taken_along_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let build = Path::new("usr/src/linux-headers-6.1.0-47-amd64");
+        fs::create_dir_all(root.path().join(build)).unwrap();
+        let target = "../../lib/linux-kbuild-6.1/scripts";
+        fs_err::os::unix::fs::symlink(target, root.path().join(build).join("scripts")).unwrap();
+        let said =
+            || missing(root.path(), &build.join("scripts/basic/fixdep"), "scripts/basic/fixdep").to_string();
+        insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: /usr/src/linux-headers-6.1.0-47-amd64/scripts leads to ../../lib/linux-kbuild-6.1/scripts, which is not there");
+        fs::create_dir_all(root.path().join("usr/lib/linux-kbuild-6.1/scripts")).unwrap();
+        insta::assert_snapshot!(said(), @"find scripts/basic/fixdep in the header set: kbuild runs it for every module");
+    }
 }

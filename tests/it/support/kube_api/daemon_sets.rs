@@ -9,42 +9,27 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
+    kubelet::{Clock, Fate, Start},
     selectors,
     store::{Object, State},
 };
 
-/// What a kubelet starts.
-#[derive(Clone, Debug)]
-pub struct Start {
-    pub daemon_set: String,
-    /// Of the containers, init containers first.
-    pub images: Vec<String>,
-    pub node: String,
-    /// `status.nodeInfo.kernelVersion` of the node.
-    pub kernel: String,
-}
-
-/// What becomes of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fate {
-    Ready,
-    /// With the waiting container's reason and message, such as `CrashLoopBackOff`.
-    NotReady(String, String),
-}
-
 type Decide = dyn Fn(&Start) -> Fate + Send;
 
-/// The simulation; it has no clock and goes step by step.
+/// The simulation; it goes step by step.
 pub struct Kubelets {
     decide: Box<Decide>,
-    /// Steps by itself after each write.
+    /// Steps by itself after each write, and while containers crash.
     pub automatic: bool,
+    /// Do pods change by themselves?
+    pub crashing: bool,
+    clock: Clock,
     pods: u64,
 }
 
 impl Kubelets {
     pub fn new(automatic: bool, decide: impl Fn(&Start) -> Fate + Send + 'static) -> Self {
-        Self { decide: Box::new(decide), automatic, pods: 0 }
+        Self { decide: Box::new(decide), automatic, crashing: false, clock: Clock::default(), pods: 0 }
     }
 }
 
@@ -109,7 +94,7 @@ impl State {
             self.manage(daemon_set, &mut kubelets);
         }
         self.schedule();
-        self.run(&kubelets);
+        self.run(&mut kubelets);
         for daemon_set in &all {
             self.report(daemon_set);
         }
@@ -201,13 +186,14 @@ impl State {
     }
 
     /// Starts what is bound; a pod's fate may change with its node.
-    fn run(&mut self, kubelets: &Kubelets) {
+    fn run(&mut self, kubelets: &mut Kubelets) {
         let kind = self.resource("pods");
         let nodes = self.resource("nodes");
         let bound = |object: &&Arc<Object>| {
             !object.node_name.is_empty() && object.labels.contains_key("controller-revision-hash")
         };
         let pods: Vec<Pod> = self.list(&kind, "").filter(bound).map(Pod::read).collect();
+        kubelets.crashing = false;
         for pod in pods {
             let node = self.get(&nodes, "", &pod.node).map(|node| node.value()).unwrap_or_default();
             let kernel = node["status"]["nodeInfo"]["kernelVersion"].as_str().unwrap_or_default();
@@ -217,7 +203,9 @@ impl State {
                 node: pod.node.clone(),
                 kernel: kernel.to_owned(),
             };
-            let status = status(&pod.value, &(kubelets.decide)(&start));
+            let fate = (kubelets.decide)(&start);
+            kubelets.crashing |= matches!(fate, Fate::Crashes(_));
+            let status = kubelets.clock.status(&pod.value, &fate);
             if pod.value["status"] != status {
                 let mut value = pod.value.clone();
                 value["status"] = status;
@@ -318,33 +306,4 @@ fn images(pod: &Value) -> Vec<String> {
         .flat_map(|list| pod["spec"][list].as_array().cloned().unwrap_or_default())
         .map(|container| container["image"].as_str().unwrap_or_default().to_owned())
         .collect()
-}
-
-fn status(pod: &Value, fate: &Fate) -> Value {
-    let ready = *fate == Fate::Ready;
-    let containers = pod["spec"]["containers"].as_array().cloned().unwrap_or_default();
-    let statuses: Vec<Value> = containers
-        .iter()
-        .map(|container| {
-            let state = match fate {
-                Fate::Ready => json!({"running": {"startedAt": pod["metadata"]["creationTimestamp"]}}),
-                Fate::NotReady(reason, message) => json!({"waiting": {"reason": reason, "message": message}}),
-            };
-            json!({
-                "name": container["name"], "image": container["image"], "ready": ready, "started": ready,
-                "restartCount": u8::from(!ready), "state": state, "lastState": {},
-            })
-        })
-        .collect();
-    let held = if ready { "True" } else { "False" };
-    json!({
-        "phase": "Running",
-        "conditions": [
-            {"type": "PodScheduled", "status": "True"},
-            {"type": "Initialized", "status": "True"},
-            {"type": "ContainersReady", "status": held},
-            {"type": "Ready", "status": held},
-        ],
-        "containerStatuses": statuses,
-    })
 }

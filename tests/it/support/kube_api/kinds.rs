@@ -31,10 +31,15 @@ impl Kind {
             plural: plural.to_owned(),
             kind: kind.to_owned(),
             namespaced,
-            status: matches!(kind, "Node" | "Pod" | "Namespace" | "DaemonSet" | "PodDisruptionBudget")
-                || kind == "CustomResourceDefinition",
+            status: matches!(
+                kind,
+                "Node" | "Pod" | "Namespace" | "DaemonSet" | "Deployment" | "PodDisruptionBudget"
+            ) || kind == "CustomResourceDefinition",
             custom: false,
-            generation: matches!(kind, "DaemonSet" | "PodDisruptionBudget" | "CustomResourceDefinition"),
+            generation: matches!(
+                kind,
+                "DaemonSet" | "Deployment" | "PodDisruptionBudget" | "CustomResourceDefinition"
+            ),
             short: Vec::new(),
         }
     }
@@ -163,10 +168,17 @@ pub fn built_in() -> Vec<Arc<Kind>> {
         ("", "configmaps", "ConfigMap", true),
         ("", "secrets", "Secret", true),
         ("", "serviceaccounts", "ServiceAccount", true),
+        ("", "services", "Service", true),
         ("apps", "daemonsets", "DaemonSet", true),
+        ("apps", "deployments", "Deployment", true),
         ("coordination.k8s.io", "leases", "Lease", true),
         ("events.k8s.io", "events", "Event", true),
+        ("networking.k8s.io", "networkpolicies", "NetworkPolicy", true),
         ("policy", "poddisruptionbudgets", "PodDisruptionBudget", true),
+        ("rbac.authorization.k8s.io", "clusterroles", "ClusterRole", false),
+        ("rbac.authorization.k8s.io", "clusterrolebindings", "ClusterRoleBinding", false),
+        ("rbac.authorization.k8s.io", "roles", "Role", true),
+        ("rbac.authorization.k8s.io", "rolebindings", "RoleBinding", true),
         ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition", false),
     ]
     .into_iter()
@@ -239,4 +251,33 @@ fn resource_list(kinds: &[Arc<Kind>], group: &str, version: &str) -> Option<Valu
         "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": served.first()?.api_version(),
         "resources": resources,
     }))
+}
+
+/// What is published below `/openapi/v3` of each kind: that the server itself looks for unknown fields, which is what kubectl
+/// asks before it sends an object.
+pub fn openapi(kinds: &[Arc<Kind>], path: &[&str]) -> Option<Value> {
+    let place = |kind: &Kind| match kind.group.as_str() {
+        "" => format!("api/{}", kind.version),
+        group => format!("apis/{group}/{}", kind.version),
+    };
+    if path.is_empty() {
+        let url = |kind: &Arc<Kind>| {
+            (place(kind), json!({"serverRelativeURL": format!("/openapi/v3/{}", place(kind))}))
+        };
+        return Some(json!({"paths": kinds.iter().map(url).collect::<serde_json::Map<_, _>>()}));
+    }
+    let wanted = path.join("/");
+    let operation = |kind: &Arc<Kind>| {
+        let patch = json!({
+            "parameters": [{"name": "fieldValidation", "in": "query"}],
+            "responses": {},
+            "x-kubernetes-group-version-kind":
+                {"group": kind.group, "version": kind.version, "kind": kind.kind},
+        });
+        (format!("/{wanted}/{}/{{name}}", kind.plural), json!({"patch": patch}))
+    };
+    let served = kinds.iter().filter(|kind| place(kind) == wanted).map(operation);
+    let paths: serde_json::Map<_, _> = served.collect();
+    (!paths.is_empty())
+        .then(|| json!({"openapi": "3.0.0", "info": {"title": "fake", "version": "1"}, "paths": paths}))
 }

@@ -12,6 +12,7 @@ mod faults;
 mod fields;
 mod http;
 mod kinds;
+mod kubelet;
 mod managed;
 pub mod objects;
 mod routes;
@@ -33,9 +34,9 @@ use std::{
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::mpsc};
 
-pub use daemon_sets::{Fate, Start};
 pub use faults::{Fault, Record, Requests};
 pub use kinds::Kind;
+pub use kubelet::{Crash, Fate, Start};
 
 use daemon_sets::Kubelets;
 use managed::Author;
@@ -55,7 +56,29 @@ impl Shared {
     fn announce(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
+
+    /// Containers that crash change by themselves.
+    async fn tick(&self) {
+        let mut ticks = tokio::time::interval(TICK);
+        loop {
+            ticks.tick().await;
+            let changed = {
+                let mut state = self.state.lock().unwrap();
+                let before = state.revision;
+                if state.kubelets.as_ref().is_some_and(|kubelets| kubelets.automatic && kubelets.crashing) {
+                    state.settle();
+                }
+                state.revision != before
+            };
+            if changed {
+                self.announce();
+            }
+        }
+    }
 }
+
+/// How often it is looked whether a container has come to its end.
+const TICK: Duration = Duration::from_millis(50);
 
 /// The server; it ends when this is dropped.
 pub struct FakeApi {
@@ -83,6 +106,8 @@ impl FakeApi {
                 let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
                 let address = listener.local_addr().unwrap();
                 started.send(address).unwrap();
+                let ticking = Arc::clone(&served);
+                tokio::spawn(async move { ticking.tick().await });
                 http::serve(listener, served, received, address).await;
             });
         });

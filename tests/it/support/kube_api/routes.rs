@@ -181,6 +181,11 @@ fn outside(state: &State, path: &[&str], method: &str) -> Answer {
                 }),
             );
         }
+        ["openapi", "v3", group @ ..] if method == "GET" => {
+            if let Some(found) = kinds::openapi(&state.kinds, group) {
+                return Answer::json(200, &found);
+            }
+        }
         _ if method == "GET" => {
             if let Some(found) = kinds::discovery(&state.kinds, path) {
                 return Answer::json(200, &found);

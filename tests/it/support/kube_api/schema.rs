@@ -27,7 +27,8 @@ pub fn list(kind: &Kind, path: &Path) -> List {
         }
         "volumeMounts" => List::Keyed(&["mountPath"]),
         "volumeDevices" => List::Keyed(&["devicePath"]),
-        "ports" => List::Keyed(&["containerPort", "protocol"]),
+        "ports" if names.contains(&"containers") => List::Keyed(&["containerPort", "protocol"]),
+        "ports" if kind.kind == "Service" => List::Keyed(&["port", "protocol"]),
         "hostAliases" => List::Keyed(&["ip"]),
         "conditions" | "addresses" => List::Keyed(&["type"]),
         "topologySpreadConstraints" => List::Keyed(&["topologyKey", "whenUnsatisfiable"]),

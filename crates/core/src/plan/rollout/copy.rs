@@ -148,6 +148,31 @@ pub(super) fn read_copy<'a>(original: &DaemonSetFacts, facts: &'a DaemonSetFacts
     Some(FoundCopy { facts, live, target, record, unused_since })
 }
 
+/// The times in a copy that a plan waits for.
+#[derive(Debug)]
+pub(in crate::plan) struct CopyTimes<'a> {
+    pub(in crate::plan) live: &'a LiveDaemonSet,
+    /// When it got its image, where that has not shown yet whether it works.
+    pub(in crate::plan) watched_since: Option<Timestamp>,
+    /// Since when no node runs its kernel.
+    pub(in crate::plan) unused_since: Option<Timestamp>,
+}
+
+/// Those of all copies of a DaemonSet.
+pub(in crate::plan) fn copy_times<'a>(
+    original: &DaemonSetFacts,
+    all: &'a [DaemonSetFacts],
+) -> impl Iterator<Item = CopyTimes<'a>> {
+    all.iter().filter_map(|facts| read_copy(original, facts)).map(|copy| CopyTimes {
+        live: copy.live,
+        watched_since: copy
+            .record
+            .filter(|record| !record.good && !record.is_failed())
+            .map(|record| record.at),
+        unused_since: copy.unused_since,
+    })
+}
+
 impl FoundCopy<'_> {
     /// Is it owned by this very original? One of a DaemonSet that was deleted goes with it.
     pub(super) fn belongs_to(&self, original: &LiveDaemonSet) -> bool {

@@ -135,6 +135,28 @@ mod tests {
         assert!(matches!(steady(61, 70), Progress::Failed { .. }), "started again after the deadline");
     }
 
+    /// As a kubelet shows it: ready for a second at each start, away for longer after each end.
+    #[test]
+    fn a_pod_that_crashes_at_each_start_is_never_good() {
+        let starts = [0, 2, 13, 34, 75];
+        let second = |second| Timestamp::from_second(1000 + second).unwrap();
+        let daemon_set = live_daemon_set("mft");
+        let limits = Limits { deadline: SignedDuration::from_secs(30), ..LIMITS };
+        let failed = (0..90).find(|now| {
+            let running = starts.iter().copied().find(|start| (*start..=start + 1).contains(now));
+            let pod = PodFacts {
+                created: Some(second(0)),
+                steady_since: running.map(second),
+                ..pod(&daemon_set, "n0", running.is_some())
+            };
+            let image = &daemon_set.containers[0].image;
+            let found = progress([&pod], "driver", image, second(0), limits, second(*now));
+            assert_ne!(found, Progress::Good, "at {now} s");
+            found != Progress::Waiting
+        });
+        assert_eq!(failed, Some(31), "the first second after the deadline");
+    }
+
     #[test]
     fn the_daemon_sets_own_time_counts_where_it_is_longer() {
         let mut live = live_daemon_set("mft").live.unwrap();

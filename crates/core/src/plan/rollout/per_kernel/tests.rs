@@ -9,7 +9,7 @@ use super::super::{
     super::fixtures::{K47, K48},
     RolloutDecision, handover_label, per_kernel_originals, rollback_per_kernel,
 };
-use crate::plan::{HoldReason, KERNEL_LABEL};
+use crate::plan::{HoldReason, KERNEL_LABEL, next_deadline};
 
 fn now(cluster: &mut Cluster) -> String {
     match cluster.plan().decision {
@@ -139,6 +139,37 @@ fn a_copy_goes_after_its_grace_time_and_not_while_a_node_may_run_its_kernel() {
     cluster.pass_time(90_000);
     settled(&mut cluster);
     assert_eq!((cluster.copies().len(), cluster.writes - writes), (1, 3), "kept, unused again, deleted");
+}
+
+#[test]
+fn the_times_of_copies_are_looked_at_when_they_have_passed() {
+    let next_look = |cluster: &mut Cluster| {
+        cluster.plan();
+        next_deadline(&cluster.world.definitions, &cluster.world.snapshot, cluster.world.now)
+    };
+    let mut cluster = Cluster::new(&[K47], &[K47]);
+    cluster.publish();
+    cluster.broken.extend(cluster.modules.keys().filter(|image| *image != OLD).cloned());
+    cluster.converge();
+    // First that of the image, then that of the pod, which was made later.
+    for _ in 0..2 {
+        let wait = next_look(&mut cluster).expect("a deadline is ahead");
+        cluster.pass_time(wait.as_secs().try_into().unwrap());
+    }
+    let planned = cluster.converge();
+    assert!(matches!(planned.decision, RolloutDecision::Hold(HoldReason::CopyFailed { .. })));
+
+    let mut cluster = Cluster::new(&[K47, K48], &[]);
+    cluster.publish();
+    settled(&mut cluster);
+    assert_eq!(next_look(&mut cluster), None);
+    cluster.set_kernel("n1", K47);
+    cluster.settle();
+    settled(&mut cluster);
+    let wait = next_look(&mut cluster).expect("the grace time of a copy is ahead");
+    cluster.pass_time(wait.as_secs().try_into().unwrap());
+    settled(&mut cluster);
+    assert_eq!(cluster.copies().len(), 1);
 }
 
 #[test]
