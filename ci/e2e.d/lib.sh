@@ -40,7 +40,7 @@ survey_cluster() {
     [ -z "$others" ] || echo "    another run's objects are here: $others. Where nobody plays it any more, delete them" >&2
     if [ -n "$real_node" ]; then
         jq -e --arg name "$real_node" --arg nfd "$nfd" '.items[] | select(.metadata.name == $name)
-            | .metadata.labels as $labels | .status.nodeInfo.kernelVersion as $kernel
+            | .metadata.labels as $labels
             | ["/kernel-version.full", "/system-os_release.ID", "/system-os_release.VERSION_ID"] | all($labels[$nfd + .] != null)' \
             <<< "$nodes" > /dev/null || die "$real_node is no node with NFD's labels for kernel and operating system"
         echo "    drivers crash on $real_node, whose container runtime has to reach $registry" >&2
@@ -258,8 +258,8 @@ node_info() {
             lastTransitionTime: $now}],
         nodeInfo: {kernelVersion: $kernel, architecture: $arch, operatingSystem: "linux",
             osImage: "Debian GNU/Linux 12 (bookworm)", containerRuntimeVersion: "containerd://1.7.27", machineID: "",
-            systemUUID: "", bootID: $now, kubeletVersion: "v1.30.0", kubeProxyVersion: ""}}}' > "$here/node-status.json"
-    k patch node "$run-$scenario-$1" --subresource status --type merge --patch-file "$here/node-status.json" > /dev/null
+            systemUUID: "", bootID: $now, kubeletVersion: "v1.30.0", kubeProxyVersion: ""}}}' |
+        k patch node "$run-$scenario-$1" --subresource status --type merge --patch-file /dev/stdin > /dev/null
 }
 
 # node_label NAME KERNEL: what NFD would say some seconds later.

@@ -25,7 +25,8 @@ fn rollout(strategy: &str, watch: &str, fate: Fate) -> Live {
             if start.images[0] == OLD_IMAGE { Fate::Ready } else { fate.clone() }
         },
     );
-    live.start(&[]);
+    // Times are looked at when they have passed, and not with the next resync.
+    live.start(&["--interval", "3600"]);
     live.until("the new image to run", |live| on_node(live) != [OLD_IMAGE]);
     live
 }
@@ -146,7 +147,7 @@ fn a_crash_holds_no_other_daemon_set() {
         let crashes = start.daemon_set == DRIVER && start.images[0] != OLD_IMAGE;
         if crashes { Fate::Crashes(Crash::at_once(WORDS)) } else { Fate::Ready }
     });
-    live.start(&[]);
+    live.start(&["--interval", "3600"]);
     live.until("one to be put back", |live| record(live)["state"] == "failed");
     live.until("the other to be good", |live| {
         noted(live, "other", "farrier.dev/record")["driver"]["state"] == "good"
