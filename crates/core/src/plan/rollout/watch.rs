@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_pod_that_crashes_at_each_start_is_never_good() {
         let starts = [0, 2, 13, 34, 75];
-        let second = |second| Timestamp::from_second(1000 + second).unwrap();
+        let second = |second: i64| Timestamp::from_second(1000 + second).unwrap();
         let daemon_set = live_daemon_set("mft");
         let limits = Limits { deadline: SignedDuration::from_secs(30), ..LIMITS };
         let failed = (0..90).find(|now| {
