@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use crate::support::{
     kube_api::{
-        Crash, Fate,
+        Fate,
+        kubelet::Crash,
         objects::{daemon_set, node},
     },
     live::{DRIVER, Live, NAMESPACE, OLD_IMAGE},

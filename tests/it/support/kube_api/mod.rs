@@ -12,7 +12,7 @@ mod faults;
 mod fields;
 mod http;
 mod kinds;
-mod kubelet;
+pub mod kubelet;
 mod managed;
 pub mod objects;
 mod routes;
@@ -36,7 +36,7 @@ use tokio::{net::TcpListener, sync::mpsc};
 
 pub use faults::{Fault, Record, Requests};
 pub use kinds::Kind;
-pub use kubelet::{Crash, Fate, Start};
+pub use kubelet::{Fate, Start};
 
 use daemon_sets::Kubelets;
 use managed::Author;
