@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{
     kube_api::{
-        Fate,
+        Fate, Kind,
         kubelet::Crash,
         objects::{daemon_set, node},
     },
@@ -19,6 +19,8 @@ const WORDS: &str = "no such device";
 fn rollout(strategy: &str, watch: &str, fate: Fate) -> Live {
     let mut live = Live::new([node("n0", KERNEL)], strategy);
     live.site.edit("images/driver.yaml", "container: driver}", &format!("container: driver, {watch}}}"));
+    // Without it there are no Events either.
+    live.api.install(Kind::defined_by(&serde_json::to_value(farrier::status::crd()).unwrap()).unwrap());
     live.publish();
     live.api.run_daemon_sets(
         true,
@@ -54,7 +56,7 @@ fn record(live: &Live) -> Value {
 #[track_caller]
 fn assert_told(live: &Live, why: &Value) {
     let why = why.as_str().unwrap_or_else(|| panic!("no reason is noted\n{}", live.log()));
-    for words in ["the pod on node n0", "exit code 1", WORDS, "restarted"] {
+    for words in ["on node n0", "exit code 1", WORDS, "restarted"] {
         assert!(why.contains(words), "{words:?} is not in the record: {why}");
     }
     let plan = live.plan().to_string();

@@ -15,6 +15,7 @@ mod kinds;
 pub mod kubelet;
 mod managed;
 pub mod objects;
+mod protobuf;
 mod routes;
 mod schema;
 mod selectors;

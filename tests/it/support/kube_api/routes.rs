@@ -12,6 +12,7 @@ use super::{
     http::{Reply, Request},
     kinds::{self, Kind},
     managed::Author,
+    protobuf,
     selectors::Selector,
     store::{Key, State},
     watch::{Terms, Watch},
@@ -69,6 +70,9 @@ fn verb(request: &Request, parameters: &BTreeMap<String, String>, named: bool) -
 
 fn record(request: &Request, verb: &'static str, place: Option<&Place>) -> Record {
     let body = serde_json::from_slice(&request.body).unwrap_or_else(|_| {
+        if let Some(object) = protobuf::object(&request.body) {
+            return object;
+        }
         let text = String::from_utf8_lossy(&request.body);
         // Other clients apply YAML.
         serde_saphyr::from_str(&text).unwrap_or(Value::Null)
