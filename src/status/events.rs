@@ -20,8 +20,8 @@ const QUIET: SignedDuration = SignedDuration::from_mins(5);
 /// Events of one pass. When a third of a fleet reboots at once, more of them do not help, and cost the API server a lot.
 const MOST: usize = 50;
 
-/// A note's characters: the API takes 1024 bytes.
-const NOTE: usize = 250;
+/// A note's bytes; the API takes 1024.
+const NOTE: usize = 1000;
 
 /// An Event's reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
@@ -154,7 +154,9 @@ pub fn events(before: Option<&EventHistory>, view: &PassView) -> (Vec<StatusEven
 }
 
 fn event(reason: EventReason, regarding: Regarding, note: &str) -> StatusEvent {
-    StatusEvent { reason, regarding, note: printable(note, NOTE) }
+    // A character that is not ASCII may take four bytes.
+    let most = if note.is_ascii() { NOTE } else { NOTE / 4 };
+    StatusEvent { reason, regarding, note: printable(note, most) }
 }
 
 /// What the pass wrote to rollout targets.

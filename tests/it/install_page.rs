@@ -17,7 +17,7 @@ fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
         .env("HOME", directory.path())
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
     assert!(output.status.success(), "{said}");
     let left: Vec<String> = ["deployments.apps", "clusterroles.rbac.authorization.k8s.io", "secrets"]
         .iter()

@@ -92,7 +92,8 @@ fn container_messages(status: &ContainerStatus) -> impl Iterator<Item = String> 
         1 => Some(format!("{}: restarted once", status.name)),
         times => Some(format!("{}: restarted {times} times", status.name)),
     };
-    waiting.into_iter().chain(ended).chain(restarts)
+    // The last words first: where there is room for little, they are what is read.
+    ended.into_iter().chain(restarts).chain(waiting)
 }
 
 /// `None` for what is no trouble: a container that is being made, or that ended well.
@@ -167,8 +168,8 @@ mod tests {
         assert_eq!(
             failing.messages,
             [
-                "a: CrashLoopBackOff: back-off",
                 "a: Error: exit code 3: no device [0m",
+                "a: CrashLoopBackOff: back-off",
                 "not scheduled: 0/3 nodes fit",
             ]
         );

@@ -225,7 +225,7 @@ fn list(state: &State, place: &Place, parameters: &BTreeMap<String, String>) -> 
         None => (state.revision, Key::default()),
     };
     let kind = &place.kind;
-    let prefix = if kind.custom { 0 } else { kind.prefix().len() };
+    let beginning = kind.prefix();
     let mut matching =
         state.list_after(kind, &place.namespace, after).filter(|object| selector.matches(&***object));
     let page: Vec<_> = matching.by_ref().take(limit).collect();
@@ -242,7 +242,9 @@ fn list(state: &State, place: &Place, parameters: &BTreeMap<String, String>) -> 
     );
     let mut body = vec![Bytes::from(head)];
     for (at, object) in page.iter().enumerate() {
-        // Items of built-in kinds do not say their kind.
+        // Items of built-in kinds do not say their kind; some have fields that come before it.
+        let says_it = kind.custom || !object.bytes.starts_with(beginning.as_bytes());
+        let prefix = if says_it { 0 } else { beginning.len() };
         let opening: &'static [u8] = match (at, prefix) {
             (0, 0) => b"",
             (0, _) => b"{",
