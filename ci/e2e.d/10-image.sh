@@ -12,8 +12,8 @@ expect 30 "a pod on n1 runs it" pod_on solo n1 "$image_a"
 expect 30 "and one on n2" pod_on solo n2 "$image_a"
 # Server-side apply: what farrier owns is what it says it owns.
 owned() {
-    k get daemonset solo -n "$drivers" -o json --show-managed-fields | jq -e '[.metadata.managedFields[]
-        | select(.manager == "farrier") | .fieldsV1["f:spec"]["f:template"]["f:spec"] | keys] == [["f:containers"]]'
+    k get daemonset solo -n "$drivers" -o json --show-managed-fields | jq -e --arg manager "farrier-$run" '[.metadata.managedFields[]
+        | select(.manager == $manager) | .fieldsV1["f:spec"]["f:template"]["f:spec"] | keys] == [["f:containers"]]'
 }
 expect 5 "farrier owns the image and nothing else of the pod" owned
 steady 5 "nothing to do: no write" ds_spec solo

@@ -302,7 +302,7 @@ start_farrier() {
     port="$(free_port)"
     echo "$port" > "$here/farrier-$name.port"
     KUBECONFIG="$here/kubeconfig" "$farrier" run --cluster kube --registry "$registry" --engine "$engine" \
-        --definitions "$here/definitions" --cache-dir "$here/cache-$name" --leader-elect --listen "127.0.0.1:$port" \
+        --definitions "$here/definitions" --cache-dir "$here/cache-$name" --leader-elect --lease-name farrier --listen "127.0.0.1:$port" \
         --log-format json "$@" > "$here/farrier-$name.out" 2>> "$here/farrier-$name.log" < /dev/null &
     echo $! > "$here/farrier-$name.pid"
     expect 30 "farrier $name is ready or has ended" ready_or_ended "$name"
