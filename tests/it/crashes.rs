@@ -133,7 +133,7 @@ fn a_crash_holds_no_other_daemon_set() {
     live.site.edit(
         "images/driver.yaml",
         "container: driver}",
-        "container: driver, deadline: 2s, stableFor: 1s}",
+        "container: driver, deadline: 3s, stableFor: 2s}",
     );
     let mut other = daemon_set(NAMESPACE, "other", OLD_IMAGE);
     other["spec"]["template"]["spec"]["nodeSelector"] = serde_json::json!({});
