@@ -30,8 +30,8 @@ pub use change::{
     Change, DaemonSetChange, DaemonSetCopy, DaemonSetRetirement, ImageChange, NodeChange, PodRestart,
     ResourceChange,
 };
-pub use handover::handover_label;
 pub(super) use copy::copy_times;
+pub use handover::handover_label;
 pub(super) use operator::switches;
 pub use record::{FieldRecord, Record, RecordState};
 pub use rollback::{RollbackOutcome, RollbackStep, rollback};
