@@ -9,6 +9,7 @@ use std::{
 use crate::support::{
     docker::docker,
     kernels::{self, shared_cache},
+    packages::apt_cache,
     registry_process::{RegistryProcess, Wants},
     site::skopeo,
 };
@@ -62,9 +63,7 @@ async fn kernel(release: &str) -> Kernel {
 
 /// The newest 6.12 kernel of Debian 12's security suite.
 fn newest_long_term() -> String {
-    let output =
-        Command::new("apt-cache").args(["pkgnames", "linux-image-6.12."]).output().expect("run apt-cache");
-    let names = String::from_utf8(output.stdout).unwrap();
+    let names = apt_cache(&["pkgnames", "linux-image-6.12."]);
     let number = |name: &&str| -> Option<u32> {
         name.strip_prefix("linux-image-6.12.")?.strip_suffix("+deb12-amd64")?.parse().ok()
     };

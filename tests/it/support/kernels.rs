@@ -1,6 +1,7 @@
 //! Debian 12's newest kernels, found at run time in the suites that farrier itself looks into.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
@@ -93,16 +94,21 @@ fn ask_apt(cache: &Path) -> Vec<String> {
         .collect();
     releases.sort();
     releases.dedup();
-    let lists = lists(cache);
-    let suite = |release: &String| if is_stable(&lists, release) { STABLE } else { "" };
-    releases.into_iter().map(|(_, release)| format!("{release}{}", suite(&release))).collect()
+    let packages: Vec<String> =
+        releases.iter().map(|(_, release)| format!("linux-headers-{release}")).collect();
+    let stable = in_stable(&lists(cache), &packages);
+    let suite = |package: &String| if stable.contains(package) { STABLE } else { "" };
+    let lines = releases.iter().zip(&packages);
+    lines.map(|((_, release), package)| format!("{release}{}", suite(package))).collect()
 }
 
-/// Is the kernel in the suite itself?
-fn is_stable(lists: &[PathBuf], release: &str) -> bool {
-    let package = format!("linux-headers-{release}");
-    lists.iter().any(|list| {
-        let output = Command::new("apt-cache").arg("-c").arg(list).args(["madison", &package]).output();
-        String::from_utf8(output.expect("run apt-cache").stdout).unwrap().contains(&format!("{STABLE}/"))
-    })
+/// Those of the packages that are in the suite itself.
+fn in_stable(lists: &[PathBuf], packages: &[String]) -> BTreeSet<String> {
+    let of_list = |list: &PathBuf| {
+        let output = Command::new("apt-cache").arg("-c").arg(list).arg("madison").args(packages).output();
+        let text = String::from_utf8(output.expect("run apt-cache").stdout).unwrap();
+        let stable = text.lines().filter(|line| line.contains(&format!("{STABLE}/")));
+        stable.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect::<Vec<_>>()
+    };
+    lists.iter().flat_map(of_list).collect()
 }

@@ -3,8 +3,10 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
+    io::Write,
     path::{Path, PathBuf},
     process::Command,
+    time::UNIX_EPOCH,
 };
 
 use farrier::{inputs::KernelImage, kernel::Architecture, kernel::KernelRelease};
@@ -20,10 +22,29 @@ pub fn run(command: &mut Command) -> String {
     stdout.into_owned()
 }
 
+/// What `apt-cache` says of the host's suites. It takes a second of processor time for each question where the host keeps no
+/// cache of its lists, and the tests, each a process, have hundreds of the same: an answer is kept as long as the lists
+/// are the same.
+pub fn apt_cache(question: &[&str]) -> String {
+    let lists = fs::metadata("/var/lib/apt/lists").and_then(|lists| lists.modified()).unwrap();
+    let state = lists.duration_since(UNIX_EPOCH).unwrap().as_nanos();
+    let answers = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apt-answers/{state}"));
+    fs::create_dir_all(&answers).unwrap();
+    let kept = answers.join(question.join(" ").replace('/', "%"));
+    if let Ok(answer) = fs::read_to_string(&kept) {
+        return answer;
+    }
+    let answer = run(Command::new("apt-cache").args(question));
+    let mut file = tempfile::NamedTempFile::new_in(&answers).unwrap();
+    file.write_all(answer.as_bytes()).unwrap();
+    file.persist(kept).unwrap();
+    answer
+}
+
 /// Amd64 kernels of a series whose headers the host's suites have, oldest first. `prefix` and `suffix` stand around
 /// the number that grows: `6.1.0-` and `-amd64`, `6.12.` and `+deb12-amd64`.
 pub fn releases(prefix: &str, suffix: &str) -> Vec<KernelRelease> {
-    let packages = run(Command::new("apt-cache").args(["pkgnames", &format!("linux-headers-{prefix}")]));
+    let packages = apt_cache(&["pkgnames", &format!("linux-headers-{prefix}")]);
     let number = |package: &str| -> Option<u32> {
         package.strip_prefix("linux-headers-")?.strip_prefix(prefix)?.strip_suffix(suffix)?.parse().ok()
     };
@@ -59,7 +80,12 @@ pub fn unpacked_with(options: &[String], package: &str) -> PathBuf {
 
 /// A field of the newest version of a package.
 fn field(options: &[String], package: &str, name: &str) -> String {
-    let text = run(Command::new("apt-cache").args(options).args(["show", "--no-all-versions", package]));
+    let question = ["show", "--no-all-versions", package];
+    let text = if options.is_empty() {
+        apt_cache(&question)
+    } else {
+        run(Command::new("apt-cache").args(options).args(question))
+    };
     let start = format!("{name}: ");
     text.lines().find_map(|line| line.strip_prefix(&start)).unwrap().to_owned()
 }
@@ -67,8 +93,8 @@ fn field(options: &[String], package: &str, name: &str) -> String {
 /// The package that holds a kernel and its modules: signed, or not yet signed.
 pub fn image_package(release: &KernelRelease) -> String {
     let signed = format!("linux-image-{release}");
-    let exists = Command::new("apt-cache").args(["show", &signed]).output().unwrap();
-    if exists.status.success() && !exists.stdout.is_empty() { signed } else { format!("{signed}-unsigned") }
+    let exists = apt_cache(&["pkgnames", &signed]).lines().any(|package| package == signed);
+    if exists { signed } else { format!("{signed}-unsigned") }
 }
 
 /// The root with a kernel's headers.
