@@ -13,13 +13,13 @@ use std::{
 use serde_json::{Value, json};
 
 pub(crate) use self::{
-    fleet::{FIRST, Fleet, Gate},
+    fleet::{FIRST, Fleet, Gate, State},
     logs::Logs,
 };
 use super::{
     assemble, cell, check, document, headers,
     job::{Against, Job, Payload},
-    needs::Needed,
+    needs,
     pipeline::{BuildOptions, Built, build},
     publish,
 };
@@ -87,11 +87,11 @@ impl BootChecker for Scripted {
     }
 }
 
-fn image(spec: &Value) -> DriverImage {
+fn image(name: &str, spec: &Value) -> DriverImage {
     let mut whole = json!({"version": "1.0", "template": "t", "modules": ["m"]});
     whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
     serde_json::from_value(json!({
-        "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {"name": "x"}, "spec": whole,
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "DriverImage", "metadata": {"name": name}, "spec": whole,
     }))
     .unwrap()
 }
@@ -116,7 +116,7 @@ impl Bench {
         let cache = Cache::open(at("cache")).unwrap();
         let location = RegistryLocation::Layout(at("layout"));
         let options = RegistryOptions::default();
-        let image = image(spec);
+        let image = image("x", spec);
         let heard = Arc::new(Heard::default());
         // Nothing listens there: a build that needs the engine fails.
         let env = EngineEnv {
@@ -158,6 +158,12 @@ impl Bench {
             bench.headers(release, SYMBOLS);
         }
         bench
+    }
+
+    /// Adds an image beside `x`, with these fields of its definition beside the usual ones.
+    pub(crate) fn add(&mut self, name: &str, spec: &Value) {
+        let image = image(name, spec);
+        self.parts.definitions.images.insert(image.metadata.name.clone(), image);
     }
 
     /// Writes a kernel's headers.
@@ -222,7 +228,11 @@ impl Bench {
     }
 
     pub(crate) async fn cell(&self, release: &str) -> Cell {
-        let name: ImageName = "x".parse().unwrap();
+        self.cell_of("x", release).await
+    }
+
+    async fn cell_of(&self, image: &str, release: &str) -> Cell {
+        let name: ImageName = image.parse().unwrap();
         cell::cell(&self.parts, &name, &Self::target(release)).await.unwrap()
     }
 
@@ -251,10 +261,30 @@ impl Bench {
 
     /// Checks and publishes a payload, as a build does.
     pub(crate) async fn publish(&self, release: &str, modules: &[&ModuleFile]) -> Result<Built, TargetError> {
-        let cell = self.cell(release).await;
+        self.publish_of("x", release, modules).await
+    }
+
+    /// The same of another image. What it exposes is one file for each place.
+    pub(crate) async fn publish_of(
+        &self,
+        image: &str,
+        release: &str,
+        modules: &[&ModuleFile],
+    ) -> Result<Built, TargetError> {
+        let cell = self.cell_of(image, release).await;
         let job = Job::of(&self.parts, &cell).unwrap();
-        let against = Against { headers: headers::fetch(&job).await?, needed: Needed::default() };
-        let checked = check::check(&job, &against, self.payload(release, modules), None).await?;
+        let against = Against { headers: headers::fetch(&job).await?, needed: needs::fetch(&job).await? };
+        let mut payload = self.payload(release, modules);
+        let exposes = &job.image.spec.exposes;
+        for place in exposes {
+            let place = payload.tree.join(AsRef::<str>::as_ref(place).trim_start_matches('/'));
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join("header.h"), release).unwrap();
+        }
+        if !exposes.is_empty() {
+            payload.exposed = Some(crate::payload::expose(&payload.tree, exposes).unwrap().digest);
+        }
+        let checked = check::check(&job, &against, payload, None).await?;
         let image = assemble::assemble(&job, &checked).await?;
         let documents = document::document(&job, &checked, &image).await?;
         let pushed_bytes = publish::publish(&job, &image, &documents).await?;

@@ -2,15 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use crate::{
     cluster::{ApiError, Cluster, ClusterError},
     kmod::{BootOutcome, BootReport, ModuleBoot},
     parts::{BootCheck, BootChecker, TargetError},
     plan::{
-        ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, Interest, KERNEL_LABEL, NodeAffinity,
-        NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL,
+        ARCH_LABEL, Change, ClusterSnapshot, Container, DaemonSetFacts, Interest, KERNEL_LABEL,
+        LiveDaemonSet, NodeAffinity, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, PodCount,
+        PodFacts, UpdateStrategy,
     },
 };
 
@@ -27,12 +31,14 @@ pub(crate) struct State {
     pub(crate) looks: usize,
     pub(crate) writes: Vec<String>,
     pub(crate) interest: Vec<Interest>,
-    /// A node that joins with that look: its name, and what it runs.
-    pub(crate) joins: Option<(usize, &'static str, &'static str)>,
+    /// What happens before that look.
+    pub(crate) before: Option<(usize, fn(&mut State))>,
     /// So many looks find a label of every node changed.
     pub(crate) churn: usize,
-    /// DaemonSets that cannot be written, with the error.
+    /// DaemonSets that cannot be written and pods that cannot be evicted, with the error.
     pub(crate) refused: BTreeMap<String, ApiError>,
+    /// When the eviction of a pod was asked for.
+    pub(crate) evictions: Vec<Instant>,
 }
 
 impl State {
@@ -67,6 +73,43 @@ impl State {
             owner: None,
             live: None,
         });
+    }
+
+    /// Makes it a DaemonSet of a live cluster that leaves its pods to others, with a pod `<DaemonSet>-<node>` that runs
+    /// this image.
+    pub(crate) fn pod(&mut self, daemon_set: &str, node: &str, image: &str) {
+        let found = self.snapshot.daemon_sets.iter_mut().find(|found| found.name == daemon_set).unwrap();
+        let version = |name: &str| ObjectVersion { uid: name.to_owned(), resource_version: "1".to_owned() };
+        found.live = Some(LiveDaemonSet {
+            version: version(daemon_set),
+            annotations: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            match_labels: BTreeMap::new(),
+            update: UpdateStrategy::OnDelete,
+            max_unavailable: PodCount::Number(1),
+            deleting: false,
+            manifest: serde_json::json!({}).into(),
+        });
+        let name = format!("{daemon_set}-{node}");
+        self.snapshot.pods.push(PodFacts {
+            namespace: found.namespace.clone(),
+            version: version(&name),
+            name,
+            daemon_set: daemon_set.to_owned(),
+            node: node.to_owned(),
+            bound: true,
+            images: [("driver".to_owned(), image.to_owned())].into(),
+            ready: true,
+            steady_since: None,
+            created: None,
+            deleting: false,
+            messages: Vec::new(),
+        });
+    }
+
+    pub(crate) fn set_image(&mut self, name: &str, image: &str) {
+        let found = self.snapshot.daemon_sets.iter_mut().find(|found| found.name == name);
+        image.clone_into(&mut found.unwrap().containers[0].image);
     }
 
     pub(crate) fn image(&self, name: &str) -> &str {
@@ -108,8 +151,8 @@ impl Cluster for Fleet {
         self.0.send_modify(|state| {
             state.changed = false;
             state.looks += 1;
-            if let Some((_, name, release)) = state.joins.take_if(|(look, ..)| *look == state.looks) {
-                state.node(name, release);
+            if let Some((_, change)) = state.before.take_if(|(look, _)| *look == state.looks) {
+                change(state);
                 state.changed = false;
             }
             if state.churn > 0 {
@@ -123,10 +166,24 @@ impl Cluster for Fleet {
     }
 
     async fn apply(&self, change: &Change) -> Result<(), ClusterError> {
-        let Change::DaemonSet(change) = change else { panic!("{change:?}") };
-        if let Some(error) = self.state().refused.get(&change.name) {
-            return Err(ClusterError::Api { action: format!("apply {}", change.name), error: error.clone() });
+        let name = match change {
+            Change::DaemonSet(change) => &change.name,
+            Change::Restart(restart) => {
+                self.0.send_modify(|state| state.evictions.push(Instant::now()));
+                &restart.name
+            }
+            _ => panic!("{change:?}"),
+        };
+        if let Some(error) = self.state().refused.get(name) {
+            return Err(ClusterError::Api { action: format!("write {name}"), error: error.clone() });
         }
+        let Change::DaemonSet(change) = change else {
+            self.change(|state| {
+                state.changed = true;
+                state.snapshot.pods.retain(|pod| pod.name != *name);
+            });
+            return Ok(());
+        };
         self.0.send_modify(|state| {
             state.changed = true;
             state.writes.push(change.images["driver"].clone());

@@ -2,6 +2,7 @@
 //! kernel's payload is taken over. The clock is turned by the tests, so that hours pass in a moment.
 
 mod inputs;
+mod waits;
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -172,7 +173,7 @@ async fn a_node_that_joins_after_the_plan_stops_the_rollout() {
     let fleet = Fleet::new(|state| {
         state.node("n", K9);
         state.daemon_set("a", "");
-        state.joins = Some((2, "m", K10));
+        state.before = Some((2, |state| state.node("m", K10)));
     });
     let live = Running::start(bench, fleet, true);
     live.fleet.until(|state| state.looks >= 5).await;
@@ -196,7 +197,7 @@ async fn nodes_that_a_rollout_does_not_reach_do_not_stop_it() {
     let fleet = Fleet::new(|state| {
         state.node("n", K9);
         state.daemon_set("a", K9);
-        state.joins = Some((2, "m", K10));
+        state.before = Some((2, |state| state.node("m", K10)));
     });
     let live = Running::start(bench, fleet, true);
     let state = live.fleet.until(|state| !state.writes.is_empty()).await;

@@ -1,0 +1,144 @@
+//! Adapter: the rollouts of a pass: what is made, what waits, and what holds the rest of its chain.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Live;
+use crate::{
+    controller::{Planned, RolloutReport, broken_chains::BrokenChains},
+    error_chain,
+    parts::TargetError,
+    plan::{Change, ClusterSnapshot, HoldReason, PlannedRollout, RolloutDecision, RolloutTarget},
+    runtime::RewriteOutcomeLabel,
+};
+
+/// How long an eviction that a PodDisruptionBudget refused is not asked for again.
+const NEXT_EVICTION: Duration = Duration::from_secs(15);
+
+impl Live {
+    /// Makes what the plan says of rollouts; the plan then says how things stand. One that would reach a node of which the
+    /// plan does not know waits for the next plan (guarantee 1); it and its chain alone.
+    pub(super) async fn roll_out(
+        &mut self,
+        planned: &mut Planned,
+        cancel: &CancellationToken,
+    ) -> Result<Vec<RolloutReport>, TargetError> {
+        let mut reports = Vec::with_capacity(planned.plan.rollouts.len());
+        let mut broken = BrokenChains::of(&self.parts.definitions);
+        let seen = &planned.snapshot;
+        for rollout in &mut planned.plan.rollouts {
+            if cancel.is_cancelled() {
+                break;
+            }
+            if let Some(why) = broken.hold(rollout) {
+                if !self.builds.is_single_run() {
+                    tracing::warn!(image = %rollout.image, target = %rollout.target, why, "rollout waits");
+                }
+                reports.push(RolloutReport { planned: rollout.clone(), error: Some(why) });
+                continue;
+            }
+            if let Some(why) = self.must_wait(rollout) {
+                tracing::warn!(image = %rollout.image, target = %rollout.target, %why, "rollout waits");
+                if matches!(why, HoldReason::TooOften) {
+                    broken.put_off(rollout);
+                }
+                rollout.hold(why);
+            }
+            if broken.is_put_off(rollout) {
+                continue;
+            }
+            if !rollout.changes.is_empty() && !self.still_stands(seen, &rollout.target, cancel).await? {
+                tracing::debug!(target = %rollout.target, "its nodes have changed since the plan was made");
+                broken.put_off(rollout);
+                continue;
+            }
+            // Only what is written counts.
+            if matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
+                self.pace.take(&rollout.target);
+            }
+            let error = self.parts.roll_out(self.context.cluster.as_ref(), rollout).await.err();
+            self.context.health.beat();
+            if let Some(TargetError::Cluster(error)) = &error
+                && let Some(detail) = error.disruption()
+            {
+                self.evictions.insert(rollout.target.clone(), Instant::now() + NEXT_EVICTION);
+                self.wake.by(Instant::now() + NEXT_EVICTION);
+                tracing::info!(image = %rollout.image, target = %rollout.target, detail, "a pod may not be evicted now");
+                rollout.hold(HoldReason::Disruption { detail: detail.to_owned() });
+                reports.push(RolloutReport { planned: rollout.clone(), error: None });
+                continue;
+            }
+            let error = error.map(|error| error_chain(&error));
+            if let Some(error) = &error {
+                broken.note(rollout, error);
+            }
+            self.log(rollout, error.as_deref());
+            let planned = rollout.clone();
+            if let (RolloutDecision::Rewrite { to, .. }, None) = (&planned.decision, &error) {
+                rollout.decision = RolloutDecision::AlreadySet { image: to.clone() };
+                rollout.changes.clear();
+            }
+            reports.push(RolloutReport { planned, error });
+        }
+        Ok(reports)
+    }
+
+    /// Why a rollout is not made now although nothing is wrong with it.
+    fn must_wait(&mut self, rollout: &PlannedRollout) -> Option<HoldReason> {
+        let now = Instant::now();
+        self.evictions.retain(|_, next| now < *next);
+        if rollout.changes.iter().any(|change| matches!(change, Change::Restart(_)))
+            && let Some(next) = self.evictions.get(&rollout.target)
+        {
+            self.wake.by(*next);
+            let detail = "the last eviction was refused a moment ago".to_owned();
+            return Some(HoldReason::Disruption { detail });
+        }
+        if !matches!(rollout.decision, RolloutDecision::Rewrite { .. }) {
+            return None;
+        }
+        let next = self.pace.wait(&rollout.target, self.started.elapsed())?;
+        self.wake.by(self.started + next);
+        Some(HoldReason::TooOften)
+    }
+
+    /// Does the plan know all kinds of nodes that the rollout reaches now? What else is different is seen in the next pass:
+    /// looking at the cluster used up the notice of it.
+    async fn still_stands(
+        &mut self,
+        planned: &ClusterSnapshot,
+        target: &RolloutTarget,
+        cancel: &CancellationToken,
+    ) -> Result<bool, TargetError> {
+        let Some(now) = self.snapshot(cancel).await? else { return Ok(false) };
+        if now != *planned {
+            self.wake.changed(Instant::now());
+        }
+        Ok(planned.knows_nodes_of(&now, target))
+    }
+
+    /// Logs and counts a rollout. Notes are no rewrites.
+    fn log(&self, rollout: &PlannedRollout, error: Option<&str>) {
+        if self.builds.is_single_run() {
+            return;
+        }
+        let (image, target, changes) = (&rollout.image, &rollout.target, rollout.changes.len());
+        let sets_image = rollout.changes.iter().any(Change::sets_image);
+        let outcome = match error {
+            None if sets_image => {
+                tracing::info!(%image, %target, changes, "rolled out");
+                RewriteOutcomeLabel::Made
+            }
+            None => return,
+            Some(error) => {
+                tracing::warn!(%image, %target, error, "rollout failed; it is planned anew");
+                RewriteOutcomeLabel::Failed
+            }
+        };
+        if sets_image {
+            self.context.metrics.rewrite(rollout.target.strategy, outcome);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What waits is no failure: a chain whose nodes change while it is rolled out, and a pod that a budget keeps.
+
+use super::{super::once::run_once, *};
+use crate::{
+    controller::testing::State,
+    kmod::testing::ModuleFile,
+    plan::{HoldReason, RolloutDecision},
+};
+
+/// `y` and `z` are compiled against `x`, and each of the three has a DaemonSet: `a`, `b` and `c`. All is published.
+async fn chain() -> Bench {
+    let mut bench = bench(&json!({"exposes": ["/usr/src/x"], "reuse": "never"}), &["a"]);
+    for (name, daemon_set) in [("y", "b"), ("z", "c")] {
+        bench.add(name, &json!({"modules": [name], "needs": ["x"], "rollout": [rollout(daemon_set)]}));
+    }
+    bench.publish(K9, &[&module()]).await.unwrap();
+    for name in ["y", "z"] {
+        bench.publish_of(name, K9, &[&ModuleFile::named(name).needs("printk", 1)]).await.unwrap();
+    }
+    bench
+}
+
+/// A node for each DaemonSet. With the third look, which comes between the first rollout of the chain and the second, the
+/// label of one has changed: `b` reaches it, and `c` does not.
+fn fleet() -> Arc<Fleet> {
+    Fleet::new(|state| {
+        for (node, daemon_set) in [("n", "a"), ("m", "b"), ("o", "c")] {
+            state.node(node, K9);
+            state.daemon_set(daemon_set, "");
+        }
+        let pool = ("pool".to_owned(), "c".to_owned());
+        state.snapshot.nodes[2].labels.extend([pool.clone()]);
+        state.snapshot.daemon_sets[2].node_selector = [pool].into();
+        state.before = Some((3, |state| {
+            state.snapshot.nodes[1].labels.insert("pool".to_owned(), "another".to_owned());
+        }));
+    })
+}
+
+/// The images' names in the order in which they were written.
+fn written(state: &State) -> Vec<&str> {
+    let repositories = state.writes.iter().map(|image| image.split_once('@').unwrap().0);
+    repositories.map(|repository| repository.rsplit('/').next().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
+    let (bench, fleet) = (chain().await, fleet());
+    let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
+    assert!(!report.failed(), "{:#?}", report.rollouts);
+    let state = fleet.state();
+    assert_eq!(written(&state), ["x", "y", "z"], "in their order, although nothing was in the way of the last");
+    assert_eq!(state.looks, 6, "two plans, and a look before each write and before the one that was put off");
+    let made = report.rollouts.iter().map(|made| (made.planned.target.to_string(), made.error.clone()));
+    assert_eq!(made.collect::<BTreeMap<_, _>>().len(), 3, "{:#?}", report.rollouts);
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn the_loop_rolls_out_the_rest_of_a_chain_with_the_next_plan() {
+    let live = Running::start(chain().await, fleet(), true);
+    let began = Instant::now();
+    let state = live.fleet.until(|state| state.writes.len() == 3).await;
+    assert_eq!(written(&state), ["x", "y", "z"]);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    let figures = live.metrics.text().unwrap();
+    assert!(!figures.contains("outcome=\"failed\""), "{figures}");
+    live.stop().await;
+}
+
+/// `a` has its image, and on node `n` a pod that was made before; `b` has nothing yet.
+async fn outdated_pod(bench: &Bench) -> Arc<Fleet> {
+    let image = published(bench, K9).await.unwrap();
+    let before = published(bench, K10).await.unwrap();
+    Fleet::new(|state| {
+        state.node("n", K9);
+        for name in ["a", "b"] {
+            state.daemon_set(name, "");
+        }
+        state.set_image("a", &image);
+        state.pod("a", "n", &before);
+        let refusal = "Cannot evict pod as it would violate the pod's disruption budget.".to_owned();
+        state.refused.insert("a-n".to_owned(), ApiError::Disruption(refusal));
+    })
+}
+
+async fn published_bench() -> Bench {
+    let bench = bench(&json!({}), &["a", "b"]);
+    for release in [K9, K10] {
+        bench.publish(release, &[&module()]).await.unwrap();
+    }
+    bench
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_pod_that_a_budget_keeps_is_a_wait_for_a_run() {
+    let bench = published_bench().await;
+    let fleet = outdated_pod(&bench).await;
+    let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
+    assert!(!report.failed(), "{:#?}", report.rollouts);
+    let [kept, made] = report.rollouts.as_slice() else { panic!("{:#?}", report.rollouts) };
+    let RolloutDecision::Hold(HoldReason::Disruption { detail }) = &kept.planned.decision else {
+        panic!("{kept:#?}")
+    };
+    assert!(detail.contains("disruption budget"), "{detail}");
+    assert!(matches!(made.planned.decision, RolloutDecision::Rewrite { .. }), "{made:#?}");
+    assert_eq!((fleet.state().evictions.len(), fleet.state().writes.len()), (1, 1));
+}
+
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_else() {
+    let bench = published_bench().await;
+    let fleet = outdated_pod(&bench).await;
+    let live = Running::start(bench, fleet, true);
+    let state = live.fleet.until(|state| state.writes.len() == 1).await;
+    assert_ne!(state.image("b"), FIRST);
+    // Passes come with each change; the API server is not asked again with each of them.
+    for change in 0..10 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        live.fleet.change(|state| {
+            state.snapshot.nodes[0].labels.insert("churn".to_owned(), change.to_string());
+            state.changed = true;
+        });
+    }
+    let state = live.fleet.until(|state| state.evictions.len() == 3).await;
+    for pair in state.evictions.windows(2) {
+        let between = pair[1] - pair[0];
+        assert!((15..20).contains(&between.as_secs()), "{between:?}");
+    }
+    live.fleet.change(|state| state.refused.clear());
+    live.fleet.until(|state| state.snapshot.pods.is_empty()).await;
+    let figures = live.metrics.text().unwrap();
+    assert!(!figures.contains("outcome=\"failed\""), "{figures}");
+    live.stop().await;
+}
