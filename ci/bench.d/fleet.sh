@@ -21,6 +21,20 @@ fleet_rows() {
     say "label change to rewritten image: median $(percentile rewritten-ms 50) ms, longest $(percentile rewritten-ms 100) ms"
 }
 
+churn_rows() {
+    churn ""
+    if [ -n "$kubeconfig" ]; then FARRIER_BENCH_KUBECONFIG="$kubeconfig" churn ", real API server"; fi
+}
+
+churn() { # WHERE
+    say "50 changes of a kernel label 0.4 s apart, then 50 at once, at 5,000 nodes$1"
+    cargo bench --locked --quiet --bench churn > "$state/fleet" 2>> "$state/bench.log" ||
+        { tail -n 40 "$state/bench.log" >&2; die "the benchmark of label changes failed"; }
+    row "50 kernel label changes 0.4 s apart, 5,000 nodes$1, p99" "$(percentile apart-ms 99)" 1000 ms
+    row "50 kernel label changes at once, 5,000 nodes$1, the last" "$(percentile at-once-ms 100)" 3000 ms
+    say "medians: $(percentile apart-ms 50) ms and $(percentile at-once-ms 50) ms"
+}
+
 figure() { awk -v what="$1" '$1 == what { print $2 }' "$state/fleet"; }
 
 # percentile WHAT PERCENT: the smallest value that so many of a hundred do not exceed.
