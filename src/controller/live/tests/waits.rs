@@ -49,7 +49,11 @@ async fn a_run_rolls_out_the_rest_of_a_chain_whose_nodes_change_meanwhile() {
     let report = run_once(bench.parts.clone(), Arc::clone(&fleet) as Arc<dyn Cluster>).await.unwrap();
     assert!(!report.failed(), "{:#?}", report.rollouts);
     let state = fleet.state();
-    assert_eq!(written(&state), ["x", "y", "z"], "in their order, although nothing was in the way of the last");
+    assert_eq!(
+        written(&state),
+        ["x", "y", "z"],
+        "in their order, although nothing was in the way of the last"
+    );
     assert_eq!(state.looks, 6, "two plans, and a look before each write and before the one that was put off");
     let made = report.rollouts.iter().map(|made| (made.planned.target.to_string(), made.error.clone()));
     assert_eq!(made.collect::<BTreeMap<_, _>>().len(), 3, "{:#?}", report.rollouts);
