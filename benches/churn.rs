@@ -216,10 +216,10 @@ impl Bench {
             fake.load((0..NODES).map(|number| self.node(number)));
             return;
         }
-        let nodes = self.nodes();
-        let create = async |number| {
+        let (nodes, params) = (&self.nodes(), &params);
+        let create = |number| async move {
             let node: Node = serde_json::from_value(self.node(number)).unwrap();
-            nodes.create(&params, &node).await.unwrap();
+            nodes.create(params, &node).await.unwrap();
         };
         stream::iter(0..NODES).for_each_concurrent(32, create).await;
         self.settle().await;
@@ -244,7 +244,7 @@ impl Bench {
     fn publish(&self) -> (String, String) {
         let published = || {
             let output = self.command(&["plan", "-o", "json"]).output().unwrap();
-            let plan = serde_json::from_slice(&output.stdout)
+            let plan: Value = serde_json::from_slice(&output.stdout)
                 .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
             publish_planned(&plan).into_values().next().expect("an image is to be built")
         };
@@ -339,15 +339,15 @@ impl Bench {
 async fn clear(client: &Client, name: &str) {
     let (params, ours) = (DeleteParams::default(), ListParams::default().labels(&format!("{RUN}={name}")));
     let nodes: Api<Node> = Api::all(client.clone());
-    loop {
-        let deleted = nodes.delete_collection(&params, &ours).await;
-        // A single request may end before all are gone.
-        match (deleted, nodes.list_metadata(&ours.clone().limit(1)).await) {
-            (Ok(_), Ok(left)) if left.items.is_empty() => break,
-            (Err(error), _) | (_, Err(error)) => eprintln!("delete nodes with {RUN}={name}: {error}"),
-            _ => {}
+    // One request may end before all are gone.
+    for _ in 0..60 {
+        if let Err(error) = nodes.delete_collection(&params, &ours).await {
+            eprintln!("delete nodes with {RUN}={name}: {error}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        if nodes.list(&ours.clone().limit(1)).await.is_ok_and(|left| left.items.is_empty()) {
+            break;
+        }
     }
     let namespaces: Api<Namespace> = Api::all(client.clone());
     if let Err(error) = namespaces.delete(name, &params).await {
