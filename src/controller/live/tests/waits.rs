@@ -13,9 +13,11 @@ async fn chain() -> Bench {
     for (name, daemon_set) in [("y", "b"), ("z", "c")] {
         bench.add(name, &json!({"modules": [name], "needs": ["x"], "rollout": [rollout(daemon_set)]}));
     }
-    bench.publish(K9, &[&module()]).await.unwrap();
-    for name in ["y", "z"] {
-        bench.publish_of(name, K9, &[&ModuleFile::named(name).needs("printk", 1)]).await.unwrap();
+    for release in [K9, K10] {
+        for (name, module) in [("x", "m"), ("y", "y"), ("z", "z")] {
+            let module = ModuleFile::named(module).needs("printk", 1);
+            bench.publish_of(name, release, &[&module]).await.unwrap();
+        }
     }
     bench
 }
@@ -68,6 +70,32 @@ async fn the_loop_rolls_out_the_rest_of_a_chain_with_the_next_plan() {
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
     let figures = live.metrics.text().unwrap();
     assert!(!figures.contains("outcome=\"failed\""), "{figures}");
+    live.stop().await;
+}
+
+/// Another writer has used up what the first target may be rewritten.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_target_that_is_rewritten_too_often_holds_the_rest_of_its_chain() {
+    let live = Running::start(chain().await, fleet(), true);
+    live.fleet.until(|state| state.writes.len() == 3).await;
+    for writes in 4..=6 {
+        live.fleet.change(|state| {
+            state.set_image("a", FIRST);
+            state.changed = true;
+        });
+        live.fleet.until(|state| state.writes.len() == writes).await;
+    }
+    live.fleet.change(|state| {
+        for node in &mut state.snapshot.nodes {
+            K10.clone_into(&mut node.kernel_version);
+            node.labels.insert(KERNEL_LABEL.to_owned(), K10.to_owned());
+        }
+        state.changed = true;
+    });
+    let held = Instant::now();
+    let state = live.fleet.until(|state| state.writes.len() == 9).await;
+    assert_eq!(written(&state), ["x", "y", "z", "x", "x", "x", "x", "y", "z"]);
+    assert!(held.elapsed() > Duration::from_secs(5), "{:?}", held.elapsed());
     live.stop().await;
 }
 
