@@ -233,7 +233,7 @@ impl Bench {
     async fn settle(&self) {
         let began = Instant::now();
         let selected = watcher::Config::default().labels(&format!("{RUN}={}", self.name));
-        let mut events = pin!(watcher::metadata_watcher(self.nodes(), selected).default_backoff());
+        let mut events = pin!(watcher(self.nodes(), selected).default_backoff());
         while tokio::time::timeout(QUIET, events.next()).await.is_ok() {
             assert!(began.elapsed() < QUIET_LIMIT, "the nodes go on changing");
         }
