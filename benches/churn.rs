@@ -283,7 +283,7 @@ impl Bench {
             while let Some(event) = events.next().await {
                 let Ok(Event::Apply(found) | Event::InitApply(found)) = event else { continue };
                 let (name, now) = (found.metadata.name.unwrap_or_default(), Instant::now());
-                let template = found.spec.and_then(|spec| spec.template.spec);
+                let template = found.spec.template.spec;
                 let image = template.and_then(|spec| spec.containers.into_iter().next()?.image);
                 let image = image.unwrap_or_default();
                 told.send_if_modified(|seen| {
