@@ -2,7 +2,7 @@
 # $prefix is what the names of its nodes begin with; $fates says how images do that do not simply work:
 # {"sha256:...": {"never": WORDS}} never gets ready, {"sha256:...": {"after": SECONDS, "words": WORDS}} crashes so long
 # after each start. A container without a readiness probe is ready from each start to its end; its first restart comes at
-# once, further ones after 10 s, 20 s, 40 s: as real kubelets have it.
+# once, further ones after 10 s, 20 s, 40 s: the states of a real kubelet (1.36), in its order.
 
 def text: now | floor | todate;
 def age: now - fromdateiso8601;
