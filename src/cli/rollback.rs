@@ -63,7 +63,9 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, Cli
     let unseen =
         snapshot.unseen.iter().filter(|(what, _)| matches!(what, Seen::DaemonSets | Seen::Resources));
     let unseen: Vec<String> = unseen.map(|(what, why)| format!("{what} cannot be seen: {why}")).collect();
-    unseen.iter().for_each(|unseen| output::message(&format!("warning: {unseen}")));
+    for unseen in &unseen {
+        output::message(&format!("warning: {unseen}"));
+    }
     let originals = plan::per_kernel_originals(&snapshot);
     if !originals.is_subset(&interest.daemon_sets) {
         // One whose copies have just been made carries no record yet.

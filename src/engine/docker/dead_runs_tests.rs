@@ -59,7 +59,7 @@ impl Daemon {
             json!({"Id": id, "ParentId": "", "RepoTags": name.as_slice(), "RepoDigests": [], "Created": 0, "Size": 0,
                    "SharedSize": -1, "Labels": {}, "Containers": -1})
         };
-        Value::from_iter(self.images.iter().filter(wanted).map(summary)).to_string()
+        self.images.iter().filter(wanted).map(summary).collect::<Value>().to_string()
     }
 }
 
