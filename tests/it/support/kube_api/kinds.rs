@@ -268,13 +268,13 @@ pub fn openapi(kinds: &[Arc<Kind>], path: &[&str]) -> Option<Value> {
     }
     let wanted = path.join("/");
     let operation = |kind: &Arc<Kind>| {
-        let patch = json!({
+        let patching = json!({
             "parameters": [{"name": "fieldValidation", "in": "query"}],
             "responses": {},
             "x-kubernetes-group-version-kind":
                 {"group": kind.group, "version": kind.version, "kind": kind.kind},
         });
-        (format!("/{wanted}/{}/{{name}}", kind.plural), json!({"patch": patch}))
+        (format!("/{wanted}/{}/{{name}}", kind.plural), json!({"patch": patching}))
     };
     let served = kinds.iter().filter(|kind| place(kind) == wanted).map(operation);
     let paths: serde_json::Map<_, _> = served.collect();
