@@ -20,6 +20,9 @@ use crate::{
 
 pub(crate) const FIRST: &str = "registry.test/x:first";
 
+/// What happens to the cluster while it is looked at.
+pub(crate) type Happening = fn(&mut State);
+
 /// A cluster in memory.
 pub(crate) struct Fleet(watch::Sender<State>);
 
@@ -32,7 +35,7 @@ pub(crate) struct State {
     pub(crate) writes: Vec<String>,
     pub(crate) interest: Vec<Interest>,
     /// What happens before that look.
-    pub(crate) before: Option<(usize, fn(&mut State))>,
+    pub(crate) before: Option<(usize, Happening)>,
     /// So many looks find a label of every node changed.
     pub(crate) churn: usize,
     /// DaemonSets that cannot be written and pods that cannot be evicted, with the error.
