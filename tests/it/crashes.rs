@@ -139,11 +139,11 @@ fn a_crash_holds_no_other_daemon_set() {
     other["spec"]["template"]["spec"]["nodeSelector"] = serde_json::json!({});
     live.api.create(other);
     let text = std::fs::read_to_string(live.site.definitions().join("images/driver.yaml")).unwrap();
-    let line = text.lines().find(|line| line.contains("strategy:")).unwrap().to_owned();
+    let entry = text.lines().find(|entry| entry.contains("strategy:")).unwrap().to_owned();
     live.site.edit(
         "images/driver.yaml",
-        &line,
-        &format!("{line}\n{}", line.replace("daemonSet: driver", "daemonSet: other")),
+        &entry,
+        &format!("{entry}\n{}", entry.replace("daemonSet: driver", "daemonSet: other")),
     );
     live.publish();
     live.api.run_daemon_sets(true, |start| {
