@@ -237,7 +237,10 @@ impl Bench {
         while tokio::time::timeout(QUIET, events.next()).await.is_ok() {
             assert!(began.elapsed() < QUIET_LIMIT, "the nodes go on changing");
         }
-        eprintln!("the nodes have been left alone since {} s", began.elapsed().saturating_sub(QUIET).as_secs());
+        eprintln!(
+            "the nodes have been left alone since {} s",
+            began.elapsed().saturating_sub(QUIET).as_secs()
+        );
     }
 
     /// Publishes the images for both kernels; each by digest.
