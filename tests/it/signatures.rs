@@ -158,8 +158,9 @@ fn an_unsigned_site_asks_for_no_signatures() {
     site.run_once().exits(0).line("nothing to do");
     let asked = site.registry.requests("GET") - before;
     assert_eq!(
-        asked, 3,
-        "what the tag names, what the DaemonSet names, and the record of the kernels that were seen"
+        asked, 4,
+        "what the tag names, what the DaemonSet names, headers that were brought for the kernel, and the record of the kernels \
+         that were seen"
     );
     let image = site.image();
     let all = rows(&site, &[&image], 0);
