@@ -37,7 +37,7 @@ survey_cluster() {
         jq -r '[.items[] | select(.spec.replicas > 0) | "\(.metadata.namespace)/\(.metadata.name)"] | join(", ")')"
     [ -z "$others" ] || echo "    farrier runs here: $others. It sees this run's nodes; this run's farriers have names of their own" >&2
     others="$(k get nodes,namespaces -l "$run_label" -o name | paste -sd ' ')"
-    [ -z "$others" ] || echo "    another run's objects are here: $others. Where nobody plays it any more, delete them" >&2
+    [ -z "$others" ] || echo "    another run's objects are here: $others. If that run is over, delete them" >&2
     if [ -n "$real_node" ]; then
         jq -e --arg name "$real_node" --arg nfd "$nfd" '.items[] | select(.metadata.name == $name)
             | .metadata.labels as $labels

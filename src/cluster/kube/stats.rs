@@ -44,7 +44,7 @@ struct Away {
 #[error("the API server was away and may not have loaded its rights yet: it answers 403")]
 pub(super) struct Starting;
 
-/// So long after it was away, a refusal of the API server is not believed.
+/// How long after its absence a refusal of the API server may be one of a server that starts.
 const STARTING: Duration = Duration::from_mins(1);
 
 /// Does the call fail only because the API server has just come back? It is tried again, without a word.

@@ -81,7 +81,7 @@ impl Run {
         Self { id: id.to_owned(), nonce, unobserved: AtomicBool::new(false), note: None }
     }
 
-    /// A run that is over, whose builder nobody has seen come to its end.
+    /// A run that is over, and whose builder was not seen to end.
     fn dead(nonce: String, note: Note) -> Self {
         Self { id: nonce.clone(), nonce, unobserved: AtomicBool::new(true), note: Some(note) }
     }

@@ -54,8 +54,7 @@ pub struct CellPatch {
     pub sha256: String,
 }
 
-/// What the input hash stands for of that which a build fetches by itself. A build that gets anything else is not the build
-/// of its cell.
+/// The inputs in the hash that a build fetches by itself. A build that gets other ones is not the build of its cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FetchedInputs {
     /// Digest of the headers that a user brings; `None` for those of packages.
@@ -134,7 +133,7 @@ impl Cell {
         std::iter::once(&self.reference).chain(&self.further)
     }
 
-    /// What is another one in the same cell at another time, for people; `None` where the input hash is the same.
+    /// The input that differs from an earlier state of this cell, for people; `None` where the input hash is the same.
     pub fn changed_since(&self, before: &Self) -> Option<&'static str> {
         if self.input_hash == before.input_hash {
             return None;

@@ -21,7 +21,7 @@ pub struct Interest {
 }
 
 impl Interest {
-    /// All that carries a record of what farrier has set, and DaemonSets of these namespaces and names.
+    /// Objects with a record of what farrier has set, and the DaemonSets with these namespaces and names.
     pub fn for_rollback(daemon_sets: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
             labels: BTreeSet::new(),

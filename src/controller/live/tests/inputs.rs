@@ -27,7 +27,7 @@ async fn is_published_as_planned(live: &Running) {
     assert!(plan.is_idle() && !plan.has_failures(), "{}", serde_json::to_string(&plan).unwrap());
 }
 
-/// The way out of "no headers" that the message names: somebody brings them while the build waits for its next attempt.
+/// The message "no headers" says how to bring them. They come while the build waits for its next attempt.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn headers_that_are_brought_while_a_build_waits_count_in_its_hash() {
     let bench = bench_with_a_lender().await;

@@ -163,7 +163,7 @@ fn a_node_that_calls_for_nothing_has_a_mark_of_its_own() {
 }
 
 #[test]
-fn a_kernel_that_no_family_knows_is_nobodys_to_boot() {
+fn no_node_boots_a_kernel_that_no_family_knows() {
     let mut world = world();
     let node = &mut world.snapshot.nodes[0];
     node.labels.remove("pci");
