@@ -244,13 +244,13 @@ need_kubectl() { trixie_tool kubectl 1.27 kubectl version --client; }
 # Debian 12 has none.
 need_cosign() { trixie_tool cosign 2.0 cosign version; }
 
-# debian_kernels SUITE COUNT: the newest 6.1 kernels of a Debian 12 suite, oldest of them first.
+# debian_kernels SUITE COUNT [FLAVOUR]: the newest 6.1 kernels of a Debian 12 suite, oldest of them first; without FLAVOUR
+# those of the architecture's plain one.
 debian_kernels() {
-    local config arch
-    arch="$(dpkg --print-architecture)"
+    local config flavour="${3:-$(dpkg --print-architecture)}"
     config="$(private_apt "$1")"
     APT_CONFIG="$config" apt-cache pkgnames linux-headers-6.1. |
-        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$arch\)\$/\1/p" | sort -V | tail -n "$2"
+        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$flavour\)\$/\1/p" | sort -V | tail -n "$2"
 }
 
 # empty_headers RELEASE ARCHIVE: a header set for images in which nothing is compiled. It holds what farrier asks every

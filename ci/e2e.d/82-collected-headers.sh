@@ -5,7 +5,7 @@
 
 # Debian's packages as they lie on a node, headers in three places: a tree, a common one and the kernel's own tools.
 flavour="cloud-$(dpkg --print-architecture)"
-kernel="$(cloud_kernels "$flavour" | tail -n 1)"
+kernel="$(debian_kernels bookworm-security 1 "$flavour")"
 [ -n "$kernel" ] || expect 0 "the security suite has a kernel of the flavour $flavour" false
 # A registry place of its own: in the other one this kernel's headers may be from another scenario.
 registry="$registry/$scenario"

@@ -128,12 +128,6 @@ stop_all() {
     done
 }
 
-# cloud_kernels FLAVOUR: the 6.1 kernels of that flavour in the security suite, oldest first.
-cloud_kernels() {
-    APT_CONFIG="$(private_apt bookworm-security)" apt-cache pkgnames linux-headers-6.1. |
-        sed -n "s/^linux-headers-\(6\.1\.[0-9]*-[0-9]*-$1\)\$/\1/p" | sort -V
-}
-
 # A text as a regular expression, as far as kernel releases need it.
 literal() { printf '%s' "$1" | sed 's/[.+]/\\&/g'; }
 
