@@ -13,7 +13,7 @@ use fs_err::{self as fs, File};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::{NamedTempFile, TempDir};
 
-use crate::error_chain;
+use crate::{error_causes, error_chain};
 
 /// The cache: every entry is complete or absent. An entry is made in a temporary directory beside its
 /// place and renamed; a lock file for each key keeps two farriers from making it twice.
@@ -48,14 +48,10 @@ pub fn says_full_disk(text: &str) -> bool {
 
 /// Is a full disk what failed? The words are read: an error that stands for its cause hides the cause's type.
 pub fn is_full_disk(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::StorageFull) {
-            return true;
-        }
-        cause = error.source();
-    }
-    says_full_disk(&error_chain(error))
+    let full = |cause: &(dyn Error + 'static)| {
+        cause.downcast_ref().map(io::Error::kind) == Some(io::ErrorKind::StorageFull)
+    };
+    error_causes(error).any(full) || says_full_disk(&error_chain(error))
 }
 
 /// Held while an entry is made; the system releases it even when the process is killed.

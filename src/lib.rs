@@ -32,8 +32,8 @@ mod yaml;
 pub use farrier_core::{image, kernel, plan, provenance, site, template};
 pub use kmod;
 
-/// An error with its causes, in one line.
-pub use ::oci::client::chain as error_chain;
+/// An error with its causes: in one line, and one after the other.
+pub use ::oci::client::{causes as error_causes, chain as error_chain};
 
 /// Images in OCI form, and what farrier writes on them.
 pub mod oci {

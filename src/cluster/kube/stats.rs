@@ -16,6 +16,8 @@ use http::{Method, Request, Response, StatusCode, header::RETRY_AFTER};
 use prometheus_client::metrics::{counter::Counter, family::Family};
 use tower::{BoxError, Layer, Service};
 
+use crate::error_causes;
+
 /// Labels of a count: `verb`, `kind` and `outcome`. All values are constants of this file.
 type Labels = [(&'static str, &'static str); 3];
 
@@ -49,14 +51,7 @@ const STARTING: Duration = Duration::from_mins(1);
 
 /// Does the call fail only because the API server has just come back? It is tried again, without a word.
 pub fn is_starting(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.is::<Starting>() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    error_causes(error).any(<dyn Error>::is::<Starting>)
 }
 
 impl KubeStats {

@@ -208,7 +208,7 @@ pub(super) fn speaks_something_else(error: &(dyn Error + 'static)) -> bool {
 
 /// An error and its causes. An `io::Error` does not list the error that it wraps among them, only that
 /// one's, so it is opened here.
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+pub fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| {
         match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
             Some(inner) => Some(inner),

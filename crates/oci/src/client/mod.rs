@@ -18,7 +18,7 @@ mod transport;
 mod upload;
 
 pub use self::{
-    error::{ConnectionProblem, RegistryError, Result, chain, connection_problem, excerpt},
+    error::{ConnectionProblem, RegistryError, Result, causes, chain, connection_problem, excerpt},
     layout::LayoutRegistry,
     location::{LocationError, RegistryLocation},
     registry::{Access, BlobContent, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
