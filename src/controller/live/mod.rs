@@ -32,7 +32,7 @@ use self::{
 };
 use super::{
     Memory, Planned, RolloutReport, TargetReport,
-    apply::{Marks, label_nodes},
+    apply::{NodeLabels, label_nodes},
 };
 use crate::{
     cluster::Cluster,
@@ -79,7 +79,7 @@ pub struct Live {
     last_record: LastRecord,
     kernels: KernelChanges,
     states: States,
-    marks: Marks,
+    labels: NodeLabels,
     pace: Pace,
     /// When the next pod of a target may be evicted, after a refusal.
     evictions: BTreeMap<RolloutTarget, Instant>,
@@ -117,7 +117,7 @@ impl Live {
             last_record: LastRecord::default(),
             kernels: KernelChanges::default(),
             states: States::default(),
-            marks: Marks::default(),
+            labels: NodeLabels::new(now),
             pace: Pace::default(),
             evictions: BTreeMap::new(),
             started: now,
@@ -337,7 +337,7 @@ impl Live {
     /// Tells nodes which kernel they may boot.
     async fn label_nodes(&mut self, plan: &mut Plan) {
         let cluster = self.context.cluster.as_ref();
-        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.marks).await;
+        label_nodes(&self.parts, cluster, &mut plan.nodes, &mut self.labels).await;
     }
 
     fn start_builds(&mut self) {

@@ -21,6 +21,7 @@ mod inputs;
 mod instance;
 mod interest;
 mod labels;
+mod marks;
 mod matrix;
 mod needs;
 mod new_cell;
@@ -68,6 +69,7 @@ pub use labels::{
     OS_ID_LABEL, OS_VERSION_LABEL, PER_KERNEL_ANNOTATION, READY_FOR, RECORD_ANNOTATION, UPGRADE_STATE_LABELS,
     tells_hardware,
 };
+pub use marks::{DueMarks, Marks};
 pub use matrix::{LeftAlone, OwnDriver};
 pub use needs::cell_for;
 pub use new_cell::dockerfile_for;
