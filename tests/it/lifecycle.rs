@@ -195,6 +195,20 @@ impl MofedNode {
         assert_eq!(self.exposed(), 0, "{log}");
         assert_eq!(self.node.sh("ls /etc/modprobe.d"), "", "the node's next boot loads its own drivers");
     }
+
+    /// What the node's disks hold: each file with its content's sum, each link with what it leads to.
+    fn disk(&mut self) -> Vec<String> {
+        let files = "find /etc /lib /usr /var -type f -print0 | xargs -0 md5sum";
+        let links = "find /etc /lib /usr /var -type l | while read -r link; do echo \"$link -> $(readlink \"$link\")\"; done";
+        sorted(self.node.sh(&format!("{files}; {links}")).lines().map(str::to_owned).collect())
+    }
+
+    /// Kills a container that is on its way when a command succeeds on the node.
+    fn killed_when(&mut self, moment: &str) {
+        let started = self.start();
+        assert!(self.node.await_that(moment, LIMIT), "{moment}: {}", self.node.log(&started));
+        self.node.kill(&started);
+    }
 }
 
 fn sorted(mut names: Vec<String>) -> Vec<String> {
@@ -227,11 +241,43 @@ fn mofed_replaces_the_in_tree_drivers_and_puts_them_back() {
     for moment in
         ["[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]", "[ -e /sys/module/ib_core ]"]
     {
-        let started = mofed.start();
-        assert!(mofed.node.await_that(moment, LIMIT), "{moment}: {}", mofed.node.log(&started));
-        mofed.node.kill(&started);
+        mofed.killed_when(moment);
         let started = mofed.run();
         mofed.stop(&started);
+    }
+}
+
+/// Killed while the host's drivers are kept away, it leaves nothing on the disk that would keep them away at the node's next
+/// boot, which would then have no network.
+#[test]
+fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
+    let mut mofed = MofedNode::boot();
+    let before = mofed.disk();
+    let operators = mofed.spec.clone();
+    let with_run = operators.clone().with_host_path("/run/modprobe.d", "/host/run/modprobe.d");
+    for (spec, place, left) in [
+        (
+            operators,
+            "/etc/modprobe.d",
+            &["/etc/modprobe.d/blacklist-ofed-modules.conf -> /run/mellanox/drivers/.blacklist"][..],
+        ),
+        (with_run, "/run/modprobe.d", &[][..]),
+    ] {
+        mofed.spec = spec;
+        let kept_away = format!("grep -q '^blacklist mlx5_core$' {place}/blacklist-ofed-modules.conf");
+        for moment in [kept_away.as_str(), "[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]"]
+        {
+            mofed.killed_when(moment);
+            assert!(mofed.node.holds(&kept_away), "it was killed too late to show anything: {moment}");
+            let after: Vec<String> = mofed.disk().into_iter().filter(|line| !before.contains(line)).collect();
+            assert_eq!(after, left, "{moment}");
+            // The next boot: what stands on the disk, and an empty /run.
+            let boot = "mount -t tmpfs tmpfs /run && cat /etc/modprobe.d/* /run/modprobe.d/* 2> /dev/null | grep -c .";
+            assert_eq!(mofed.node.run(&format!("unshare -m sh -c '{boot}'")).text.trim(), "0", "{moment}");
+            let started = mofed.run();
+            mofed.stop(&started);
+            assert_eq!(mofed.disk(), before, "{moment}");
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
 
@@ -39,6 +40,13 @@ pub(crate) fn write(node: &Node<'_>, path: &str, contents: &str) -> Result<(), E
     let written = at.parent().map_or(Ok(()), fs::create_dir_all);
     let written = written.and_then(|()| fs::write(&beside, contents)).and_then(|()| fs::rename(&beside, &at));
     written.map_err(Error::on("write", path))
+}
+
+/// Makes a link, and the directories above it. What it leads to is a path of the node's.
+pub(crate) fn link(node: &Node<'_>, path: &str, target: &str) -> Result<(), Error> {
+    let at = node.paths.at(path);
+    let made = at.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| symlink(target, &at));
+    made.map_err(Error::on("link", path))
 }
 
 /// Removes a file. Returns whether it was there.

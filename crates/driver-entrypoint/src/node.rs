@@ -41,3 +41,8 @@ impl Paths {
         self.at("/host/lib/modules").join(release)
     }
 }
+
+/// Is it an absolute path of the container, that leads to no place above one that it names?
+pub(crate) fn is_plain_path(path: &str) -> bool {
+    path.starts_with('/') && path.split('/').all(|part| part != "..")
+}

@@ -83,6 +83,14 @@ impl ContainerSpec {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
+
+    /// With one more directory of the node.
+    #[must_use]
+    pub fn with_host_path(mut self, source: &str, target: &str) -> Self {
+        let (source, target) = (source.to_owned(), target.to_owned());
+        self.mounts.push(Mount { source, target, read_only: false, propagation: Propagation::None });
+        self
+    }
 }
 
 impl Mount {

@@ -3,6 +3,7 @@
 //!
 //! The steps, files and variables are those of the Network Operator's container (Mellanox/doca-driver-build).
 
+mod blacklist;
 mod settings;
 mod sriov;
 mod stack;
@@ -10,6 +11,7 @@ mod stack;
 mod tests;
 mod udev;
 
+use blacklist::Blacklist;
 pub(crate) use settings::Settings;
 use sriov::State;
 use stack::{Comparison, PEER_MEMORY, Stack};
@@ -59,7 +61,7 @@ impl Container<'_> {
         node.log.step(format!("kernel {}: starting", node.kernel.release()));
         stack.check_image()?;
         // A container that was killed may have left it.
-        files::remove(node, &settings.blacklist_file)?;
+        self.blacklist().remove()?;
         let loaded = Loaded::read(&node.paths)?;
         match stack.compare(&loaded)? {
             Comparison::Same => {
@@ -108,28 +110,24 @@ impl Container<'_> {
         } else {
             node.log.step("RESTORE_DRIVER_ON_POD_TERMINATION is not set: the drivers stay loaded");
         }
-        files::remove(node, &settings.blacklist_file)?;
-        Ok(())
+        self.blacklist().remove()
     }
 
     /// Out with the old, in with the new. What cannot be done is found before, and what goes wrong then is undone.
     fn replace(&self, loaded: &Loaded) -> Result<(), Error> {
-        let Self { node, settings, stack, .. } = self;
+        let Self { node, stack, .. } = self;
         self.check_peer_memory(loaded)?;
         let leaving = stack.in_the_way(loaded)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         self.write_udev_rules()?;
-        files::write(node, &settings.blacklist_file, &self.blacklist())?;
-        node.log.step(format!("wrote {}", settings.blacklist_file));
         let taken_out = union(self.taken_out(), &leaving);
         self.note_taken_out(&taken_out)?;
         files::write(node, &self.state_file("replacing"), "")?;
+        self.blacklist().write()?;
         let replaced = self.exchange(loaded, &leaving, &taken_out);
         files::remove(node, &self.state_file("replacing"))?;
-        // In-tree modules must come back at the node's next boot, before any container runs.
-        files::remove(node, &settings.blacklist_file)?;
-        node.log.step(format!("removed {}", settings.blacklist_file));
+        self.blacklist().remove()?;
         replaced
     }
 
@@ -206,13 +204,8 @@ impl Container<'_> {
         mounts::conceal(self.node, &to)
     }
 
-    fn blacklist(&self) -> String {
-        let Settings { blacklist, third_party, unload_third_party, auxiliary, .. } = self.settings;
-        let third_party = third_party.iter().filter(|_| *unload_third_party);
-        let names = blacklist.iter().chain(third_party).chain(auxiliary);
-        let lines: Vec<String> = names.map(|name| format!("blacklist {name}")).collect();
-        let why = "# Written by driver-entrypoint while it replaces these modules; removed afterwards.";
-        format!("{why}\n{}\n", lines.join("\n"))
+    fn blacklist(&self) -> Blacklist<'_> {
+        Blacklist { node: self.node, settings: self.settings }
     }
 
     fn write_udev_rules(&self) -> Result<(), Error> {
@@ -263,9 +256,8 @@ impl Container<'_> {
         files::write(self.node, &self.state_file("replaced"), &names.join("\n"))
     }
 
-    /// On the node's volume, which is gone at its next boot, as is what it is about.
     fn state_file(&self, name: &str) -> String {
-        format!("{}/.{name}", self.settings.mount)
+        self.settings.state_file(name)
     }
 }
 

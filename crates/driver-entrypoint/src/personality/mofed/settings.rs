@@ -1,6 +1,6 @@
 //! What a MOFED container is told: its arguments, and the environment that the Network Operator's users know. Pure.
 
-use crate::modules::is_module_name;
+use crate::{modules::is_module_name, node::is_plain_path};
 
 /// Storage over RDMA, initiators and targets: what the operators' container calls storage modules.
 const STORAGE: &str = "ib_iser ib_isert ib_srp ib_srpt nvme_rdma nvmet_rdma rpcrdma xprtrdma";
@@ -45,7 +45,7 @@ pub(crate) struct Settings {
     pub(crate) blacklist: Vec<String>,
     /// `MLX5_AUXILIARY_MODULES`, parted by spaces; set and empty means none.
     pub(crate) auxiliary: Vec<String>,
-    /// `OFED_BLACKLIST_MODULES_FILE`.
+    /// `OFED_BLACKLIST_MODULES_FILE`: its place where the host's `/run/modprobe.d` is not mounted; its name everywhere.
     pub(crate) blacklist_file: String,
     /// `MLX_UDEV_RULES_FILE`.
     pub(crate) udev_file: String,
@@ -90,8 +90,8 @@ impl Settings {
             names(name, &given(name).unwrap_or_else(|| default.to_owned()), separator)
         };
         let path = |name: &str, default: &str| match given(name) {
-            Some(path) if path.starts_with('/') && !path.contains("/../") => Ok(path),
-            Some(path) => Err(format!("{name} is an absolute path, not {path}")),
+            Some(path) if is_plain_path(&path) => Ok(path),
+            Some(path) => Err(format!("{name} is an absolute path without .., not {path}")),
             None => Ok(default.to_owned()),
         };
         let bind_delay = given("BIND_DELAY_SEC").unwrap_or_else(|| "4".to_owned());
@@ -100,6 +100,11 @@ impl Settings {
             .parse()
             .map_err(|_| format!("BIND_DELAY_SEC is a number of seconds, not {bind_delay}"))?;
         let mount = path("MLX_DRIVERS_MOUNT", "/run/mellanox/drivers")?;
+        if !["/run/", "/var/run/"].iter().any(|place| mount.starts_with(place)) {
+            return Err(format!(
+                "MLX_DRIVERS_MOUNT is a path below /run, not {mount}: what is kept there must be gone at the next boot"
+            ));
+        }
         let ready = if expose_root { "/.driver-ready".to_owned() } else { format!("{mount}/.driver-ready") };
         Ok(Self {
             expose_root,
@@ -123,6 +128,16 @@ impl Settings {
             headers: path("SHARED_KERNEL_HEADERS_DIR", "/usr/src")?.trim_end_matches('/').to_owned(),
             mount,
         })
+    }
+
+    /// What is kept between containers: on the node's volume, which is gone at its next boot, as is what it is about.
+    pub(crate) fn state_file(&self, name: &str) -> String {
+        format!("{}/.{name}", self.mount)
+    }
+
+    /// What a link at [`blacklist_file`](Self::blacklist_file) leads to. The volume has the same path on the node.
+    pub(crate) fn blacklist_contents(&self) -> String {
+        self.state_file("blacklist")
     }
 
     /// Where the headers, or the root, are exposed.
@@ -207,7 +222,15 @@ mod tests {
             error("OFED_BLACKLIST_MODULES", "a:b\ninstall x /bin/sh"),
             "OFED_BLACKLIST_MODULES lists module names, not /bin/sh"
         );
-        assert_eq!(error("LOCK_FILE_PATH", "lock"), "LOCK_FILE_PATH is an absolute path, not lock");
+        for path in ["lock", "/run/../etc/lock", "/run/x/..", "/..", ".."] {
+            let expected = format!("LOCK_FILE_PATH is an absolute path without .., not {path}");
+            assert_eq!(error("LOCK_FILE_PATH", path), expected);
+        }
+        assert_eq!(read(&[], &[("LOCK_FILE_PATH", "/run/..x/...")]).unwrap().lock, "/run/..x/...");
+        assert_eq!(
+            error("MLX_DRIVERS_MOUNT", "/opt/drivers"),
+            "MLX_DRIVERS_MOUNT is a path below /run, not /opt/drivers: what is kept there must be gone at the next boot"
+        );
         assert_eq!(
             read(&["--force"], &[]).unwrap_err(),
             "mofed takes --expose-root and nothing else, not --force"

@@ -10,6 +10,8 @@ use crate::testing::{Bench, EndsWhenReady, Killed, RELEASE};
 
 const READY: &str = "/run/mellanox/drivers/.driver-ready";
 const BLACKLIST: &str = "/host/etc/modprobe.d/blacklist-ofed-modules.conf";
+const VOLATILE: &str = "/host/run/modprobe.d/blacklist-ofed-modules.conf";
+const CONTENTS: &str = "/run/mellanox/drivers/.blacklist";
 /// What is loaded while the container runs: each module's `srcversion`, by name.
 const OURS: [&str; 9] = [
     "image-ib_cm",
@@ -72,10 +74,49 @@ fn live(bench: &Bench, settings: &Settings, mut look: impl FnMut()) -> Result<()
     run(&bench.node(), settings, &mut EndsWhenReady(&mut look))
 }
 
+/// What there is of a blacklist, links that lead nowhere too.
+fn blacklists(bench: &Bench) -> Vec<String> {
+    let there = |path: &&&str| bench.at(path).symlink_metadata().is_ok();
+    [BLACKLIST, VOLATILE, CONTENTS].iter().filter(there).map(ToString::to_string).collect()
+}
+
+/// Kills a container when it has unloaded the first module.
+fn kill_on_the_way(bench: &Bench) {
+    bench.kernel.killed_at.set(Some((2, true)));
+    assert!(catch_unwind(AssertUnwindSafe(|| live(bench, &settings(&[]), || {}))).is_err());
+    bench.kernel.killed_at.set(None);
+}
+
+#[test]
+fn a_blacklist_is_gone_at_the_next_boot() {
+    // The host's /run/modprobe.d is there: nothing else is written.
+    let bench = bench();
+    std::fs::create_dir_all(bench.at("/host/run/modprobe.d")).unwrap();
+    kill_on_the_way(&bench);
+    assert_eq!(blacklists(&bench), [VOLATILE]);
+    assert!(bench.text(VOLATILE).unwrap().contains("\nblacklist mlx5_core\n"));
+    live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
+
+    // It is not: what is on the disk only leads to the volume.
+    let bench = self::bench();
+    kill_on_the_way(&bench);
+    assert_eq!(blacklists(&bench), [BLACKLIST, CONTENTS]);
+    assert_eq!(std::fs::read_link(bench.at(BLACKLIST)).unwrap().to_str(), Some(CONTENTS));
+    assert!(bench.text(CONTENTS).unwrap().contains("\nblacklist mlx5_core\n"));
+    let written = std::fs::read_dir(bench.at("/host/etc/modprobe.d")).unwrap().count();
+    assert_eq!(written, 1);
+    live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
+
+    // A container of an earlier version was killed.
+    let bench = self::bench();
+    bench.file(BLACKLIST, "blacklist mlx5_core\n");
+    live(&bench, &settings(&[]), || assert_eq!(blacklists(&bench), Vec::<String>::new())).unwrap();
+}
+
 fn refusal(bench: &Bench, environment: &[(&str, &str)]) -> String {
     let error = live(bench, &settings(environment), || panic!("it became ready")).unwrap_err();
     assert_eq!(bench.text(READY), None);
-    assert_eq!(bench.text(BLACKLIST), None);
+    assert_eq!(blacklists(bench), Vec::<String>::new());
     format!("{error} | {}", error.hint())
 }
 
@@ -86,7 +127,7 @@ fn the_stack_is_replaced_and_exposed_step_by_step() {
     live(&bench, &settings(&[]), || {
         assert_eq!(bench.loaded(), OURS);
         assert_eq!(bench.text(READY).as_deref(), Some(""));
-        assert_eq!(bench.text(BLACKLIST), None);
+        assert_eq!(blacklists(&bench), Vec::<String>::new());
     })
     .unwrap();
     assert_eq!(
@@ -287,10 +328,7 @@ fn the_blacklist_names_what_the_variables_say() {
     let text = |environment: &[(&str, &str)]| {
         let settings = settings(environment);
         let node = bench.node();
-        let (index, parameters) = (Index::of_node(&node).unwrap(), Parameters::default());
-        let loader = || Loader { node: &node, index: &index, parameters: &parameters };
-        let stack = Stack { node: &node, settings: &settings, loader: loader() };
-        Container { node: &node, settings: &settings, stack, host: loader() }.blacklist()
+        Blacklist { node: &node, settings: &settings }.text()
     };
     assert!(
         text(&[])
@@ -446,6 +484,6 @@ proptest! {
         let after: Vec<String> = bench.loaded().into_iter().filter(|name| name != "host-tls").collect();
         prop_assert_eq!(after, before);
         prop_assert_eq!(bench.text(READY), None);
-        prop_assert_eq!(bench.text(BLACKLIST), None);
+        prop_assert_eq!(blacklists(&bench), Vec::<String>::new());
     }
 }

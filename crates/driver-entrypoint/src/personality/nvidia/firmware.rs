@@ -2,7 +2,8 @@
 //! kernel must know where.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, BufRead, BufReader},
     os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
@@ -19,6 +20,9 @@ pub(crate) const HOST_PATH: &str = "/run/nvidia/driver/lib/firmware";
 
 /// The kernel's own search path (`Documentation/driver-api/firmware/fw_search_path.rst`).
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
+
+/// So much of two files is compared at a time.
+const PIECE: usize = 256 << 10;
 
 /// Where images keep the firmware. The operator mounts the host's directory over `/lib/firmware`, which is why its
 /// own images have the first.
@@ -101,10 +105,26 @@ fn copy(from: &Path, to: &Path) -> io::Result<usize> {
     Ok(written)
 }
 
-/// Firmware is named by the driver's version, and whole after [`copy`]: the same size is the same file.
+/// Is the same content there?
 fn is_there(source: &Path, target: &Path) -> io::Result<bool> {
     let Some(there) = if_there(fs::metadata(target))? else { return Ok(false) };
-    Ok(there.len() == fs::metadata(source)?.len())
+    if !there.is_file() || there.len() != fs::metadata(source)?.len() {
+        return Ok(false);
+    }
+    let open = |path: &Path| Ok::<_, io::Error>(BufReader::with_capacity(PIECE, File::open(path)?));
+    let (mut one, mut other) = (open(source)?, open(target)?);
+    loop {
+        let (left, right) = (one.fill_buf()?, other.fill_buf()?);
+        let length = left.len().min(right.len());
+        if length == 0 {
+            return Ok(left.is_empty() && right.is_empty());
+        }
+        if left.get(..length) != right.get(..length) {
+            return Ok(false);
+        }
+        one.consume(length);
+        other.consume(length);
+    }
 }
 
 #[cfg(test)]
@@ -157,9 +177,12 @@ mod tests {
         assert_eq!(provide(&bench.node()).unwrap(), 2);
         assert_eq!(provide(&bench.node()).unwrap(), 0);
         assert_eq!(bench.text(&copied).unwrap(), "firmware");
-        bench.file(&copied, "firm");
-        assert_eq!(provide(&bench.node()).unwrap(), 1);
-        assert_eq!(bench.text(&copied).unwrap(), "firmware");
+        // Another length, and another content of the same length.
+        for other in ["firm", "fakeware"] {
+            bench.file(&copied, other);
+            assert_eq!(provide(&bench.node()).unwrap(), 1);
+            assert_eq!(bench.text(&copied).unwrap(), "firmware");
+        }
         let names = fs::read_dir(bench.at(&copied).parent().unwrap()).unwrap().count();
         assert_eq!(names, 2, "nothing unfinished is left");
     }

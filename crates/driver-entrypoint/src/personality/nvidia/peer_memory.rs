@@ -13,7 +13,7 @@ use crate::{
     error::Error,
     files,
     modules::{load::Loader, loaded::Loaded, parameters::Parameters, unload},
-    node::Node,
+    node::{Node, is_plain_path},
     signals::Ending,
 };
 
@@ -72,7 +72,7 @@ impl<'a> PeerMemory<'a> {
             _ => return None,
         };
         let host_ofed = variable("USE_HOST_MOFED").is_some_and(|value| value == "true");
-        let is_path = ready_file.starts_with('/') && !ready_file.ends_with('/');
+        let is_path = is_plain_path(ready_file) && !ready_file.ends_with('/');
         let (module, ready_file) = ("nv_peer_mem", Some(ready_file));
         is_path.then_some(Self { module, owner: Owner::Us, ready_file, host_ofed })
     }

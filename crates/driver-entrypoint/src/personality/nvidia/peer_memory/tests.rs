@@ -268,7 +268,13 @@ fn the_ready_file_can_be_another() {
         story(vec![Box::new(|| {}), Box::new(|| assert!(bench.text("/run/mellanox/peer/.ready").is_some()))]);
     peer_memory.run(&bench.node(), &mut story).unwrap();
     assert_eq!(parse(&[]), Some(NV_PEER_MEM));
-    for words in [&["--ready-file"][..], &["--ready-file", "relative"], &["--ready-file", "/d/"], &["now"]] {
+    for words in [
+        &["--ready-file"][..],
+        &["--ready-file", "relative"],
+        &["--ready-file", "/d/"],
+        &["--ready-file", "/d/.."],
+        &["now"],
+    ] {
         assert_eq!(parse(words), None, "{words:?}");
     }
 }
