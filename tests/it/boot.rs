@@ -2,6 +2,7 @@
 //! down in every way.
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -142,6 +143,39 @@ async fn without_qemu_it_says_what_to_install() {
     let error = boot_check(&request, &CancellationToken::new()).await.unwrap_err();
     assert_eq!(error.to_string(), "start /nonexistent/qemu: there is no such program");
     assert_eq!(error.hint(), "install qemu-system-x86, or name the emulator");
+}
+
+/// A guest that breaks out into QEMU finds system calls closed; a QEMU that was built without that works all the same.
+#[tokio::test]
+async fn qemu_runs_in_its_sandbox_where_it_has_one() {
+    let release = newest();
+    let modules = fixture_modules(&release);
+    let endless = request(&release, &modules, &["farrier_loop.ko"]);
+    let filtered = async {
+        let is_filtered = |stat: String| {
+            let id = stat.split(' ').next().unwrap();
+            let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+            status.contains("qemu-system") && status.contains("\nSeccomp:\t2\n")
+        };
+        while !children().into_iter().any(is_filtered) {
+            // Nothing tells; this only paces the question.
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let cancel = CancellationToken::new();
+    tokio::select! {
+        report = boot_check(&endless, &cancel) => panic!("{report:?}"),
+        filtered = tokio::time::timeout(Duration::from_secs(30), filtered) => filtered.expect("QEMU is filtered"),
+    }
+
+    let directory = tempfile::tempdir().unwrap();
+    let emulator = directory.path().join("qemu");
+    let text = "#!/bin/sh\ncase \"$*\" in *-sandbox*) exit 1 ;; esac\nexec qemu-system-x86_64 \"$@\"\n";
+    fs::write(&emulator, text).unwrap();
+    fs::set_permissions(&emulator, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut request = request(&release, &modules, &["farrier_good.ko"]);
+    request.emulator = Some(emulator);
+    assert_eq!(*outcomes(&boot(&request).await)["farrier_good"], BootOutcome::Loaded);
 }
 
 #[tokio::test]
