@@ -12,7 +12,7 @@ use crate::{
         Definitions, DriverImage, ImageReference, InputHasher, PatchSpec, TagInputs, Version, render_tags,
     },
     kernel::{KernelFamily, KernelTarget, match_family},
-    template::Templates,
+    template::{Templates, fetching_add},
 };
 
 /// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
@@ -157,9 +157,17 @@ fn dockerfile(
         .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.to_string() })?;
     let mut context = image.template_context(base_name, &resolved.version, target);
     context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
-    templates
-        .render(&spec.template, text, &context)
-        .map_err(|error| SkipReason::Template { detail: error.to_string() })
+    let refused = |detail: String| SkipReason::Template { detail };
+    let dockerfile =
+        templates.render(&spec.template, text, &context).map_err(|error| refused(error.to_string()))?;
+    match fetching_add(&dockerfile) {
+        None => Ok(dockerfile),
+        Some((line, source)) => Err(refused(format!(
+            "template {} gives a Dockerfile in whose line {line} ADD takes {source}, which is no plain path of the build \
+             context: the engine would fetch it; name it in the image's `sources`, and COPY it",
+            spec.template
+        ))),
+    }
 }
 
 fn references(

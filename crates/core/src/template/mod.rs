@@ -1,11 +1,15 @@
 //! Pure: Dockerfile templates, rendered strictly.
 
+mod dockerfile;
 mod strict;
 
 use std::collections::BTreeMap;
 
 use handlebars::{Handlebars, RenderErrorReason, TemplateErrorReason};
 use serde::Serialize;
+
+pub(crate) use dockerfile::fetching_add;
+pub use dockerfile::{Instruction, instructions};
 
 use crate::kernel::{KernelLabel, KernelTarget};
 

@@ -136,6 +136,9 @@ fn what_cannot_be_built_has_a_reason() {
     let mut world = World::new(&[K47]);
     world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchian}}".to_owned());
     assert!(matches!(world.skipped()[0].1, SkipReason::Template { .. }));
+    let adding = "FROM {{toolchain}} AS modules\nADD https://x.example/y.tgz /src/\n";
+    world.definitions.templates.insert("mft".to_owned(), adding.to_owned());
+    insta::assert_snapshot!(world.skipped()[0].1, @"template mft gives a Dockerfile in whose line 2 ADD takes https://x.example/y.tgz, which is no plain path of the build context: the engine would fetch it; name it in the image's `sources`, and COPY it");
     world.image("mft").spec.tags = vec!["{{verzion}}".to_owned()];
     world.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned());
     assert!(matches!(world.skipped()[0].1, SkipReason::Tag { .. }));
