@@ -81,6 +81,6 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 pub async fn status(session: &Session, args: PlanArgs) -> Result<Exit, CliError> {
     let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
     let planned = parts.plan(cluster.as_ref()).await?;
-    session.show(&plan::status(&planned.plan), |rows| output::status(rows))?;
+    session.show(&plan::status(&planned.plan), |rows| output::status(rows, &planned.plan))?;
     Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
 }

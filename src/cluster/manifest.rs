@@ -6,7 +6,8 @@ use granit_parser::ScalarStyle;
 
 use crate::{
     plan::{
-        Container, DaemonSetFacts, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm, tells_hardware,
+        Container, DaemonSetFacts, Distrust, NodeAffinity, NodeFacts, Owner, Requirement, SelectorTerm,
+        tells_hardware,
     },
     yaml::{Node, Scalar, YamlError, documents},
 };
@@ -75,6 +76,7 @@ fn node(place: &Node) -> Result<NodeFacts, YamlError> {
         architecture: info("architecture")?,
         os_image: info("osImage")?,
         unschedulable: path(place, &["spec", "unschedulable"]).is_some_and(|value| value.is_true()),
+        distrust: Distrust::default(),
     })
 }
 

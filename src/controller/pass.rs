@@ -1,6 +1,6 @@
 //! Adapter: the steps of a pass over a cluster: plan, build, publish, roll out.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use super::{Memory, TargetReport, apply::prove};
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
     kmod::{CheckReport, Verdict},
     parts::{Parts, TargetError, image_location},
     plan::{
-        self, Announcements, Cell, CellInputs, ClusterSnapshot, Manifests, Plan, PlanInputs, PlannedRollout,
-        PlannedSignature, PlannedUnion, images_in_use, kernels_to_note, node_target,
+        self, Announcements, Cell, CellInputs, Claims, ClusterSnapshot, Manifests, Plan, PlanInputs,
+        PlannedRollout, PlannedSignature, PlannedUnion, images_in_use, kernels_to_note, node_target,
     },
     resolve::{resolve_more, tracked},
 };
@@ -66,7 +66,8 @@ impl BuildFault {
 impl Parts {
     /// Observes and plans; touches nothing.
     pub async fn plan(&self, cluster: &dyn Cluster) -> Result<Planned, TargetError> {
-        let snapshot = cluster.snapshot().await?;
+        let mut snapshot = cluster.snapshot().await?;
+        Claims::default().judge(&mut snapshot, &self.definitions, Duration::ZERO);
         self.plan_for(snapshot, &mut Memory::default()).await
     }
 

@@ -52,6 +52,8 @@ pub enum EventReason {
     NodeWaits,
     /// A node announces a kernel that is not used.
     AnnouncementNotUsed,
+    /// A node names more kernels than a node does, or a kernel that is one too many.
+    NodeNotBelieved,
 }
 
 impl EventReason {
@@ -69,7 +71,7 @@ impl EventReason {
             Self::ReadyForKernel => ("MarkNode", false),
             Self::NotReadyForKernel => ("MarkNode", true),
             Self::NodeWaits => ("Observe", false),
-            Self::AnnouncementNotUsed => ("Observe", true),
+            Self::AnnouncementNotUsed | Self::NodeNotBelieved => ("Observe", true),
         }
     }
 }
@@ -197,8 +199,9 @@ fn states(view: &PassView, told: &mut EventHistory) {
             left.why,
             NodeReason::KernelLabelDiffers { .. } | NodeReason::ArchitectureLabelDiffers { .. }
         );
-        if contradicts {
-            told.nodes.insert((EventReason::NodeWaits, left.node.clone()), left.why.to_string());
+        let distrust = left.why.is_distrust().then_some(EventReason::NodeNotBelieved);
+        if let Some(reason) = distrust.or(contradicts.then_some(EventReason::NodeWaits)) {
+            told.nodes.insert((reason, left.node.clone()), left.why.to_string());
         }
     }
     for unused in &view.plan.unused_announcements {

@@ -1,7 +1,7 @@
 //! Plans and the matrix of status, as people read them.
 
 use super::lines;
-use crate::plan::{Plan, StatusRow, Table, status_table, summary, tables};
+use crate::plan::{Plan, StatusRow, Table, left_alone, status_table, summary, tables};
 
 /// The plan as tables, and one closing line.
 pub fn plan(plan: &Plan) -> String {
@@ -13,13 +13,15 @@ pub fn sections(plan: &Plan) -> String {
     tables(plan).iter().map(|table| laid_out(table) + "\n").collect()
 }
 
-/// The matrix of images and kernels.
-pub fn status(rows: &[StatusRow]) -> String {
-    if rows.is_empty() {
+/// The matrix of images and kernels, and the nodes that are left alone.
+pub fn status(rows: &[StatusRow], plan: &Plan) -> String {
+    let matrix = if rows.is_empty() {
         "no node calls for a driver image\n".to_owned()
     } else {
         laid_out(&status_table(rows))
-    }
+    };
+    let left_alone = left_alone(plan);
+    if left_alone.rows.is_empty() { matrix } else { format!("{matrix}\n{}", laid_out(&left_alone)) }
 }
 
 /// A table in columns.

@@ -23,8 +23,8 @@ use super::{
 use crate::{
     image::OperatorResource,
     plan::{
-        Container, DaemonSetFacts, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner, PodCount,
-        Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, tells_hardware,
+        Container, DaemonSetFacts, Distrust, LiveDaemonSet, NodeAffinity, NodeFacts, ObjectVersion, Owner,
+        PodCount, Requirement, ResourceFacts, SelectorTerm, UpdateStrategy, tells_hardware,
     },
 };
 
@@ -46,6 +46,7 @@ pub(super) fn node(node: NodeObject) -> Object {
         architecture: info.architecture,
         os_image: info.os_image,
         unschedulable: spec.and_then(|spec| spec.unschedulable).unwrap_or_default(),
+        distrust: Distrust::default(),
     };
     Object { version, facts: Facts::Node(Box::new(facts)) }
 }
@@ -231,6 +232,7 @@ mod tests {
             os_image,
             unschedulable,
             hardware_labelled,
+            distrust: _,
         } = facts;
         assert_eq!((name.as_str(), kernel_version.as_str()), ("n1", "6.1.0"));
         assert_eq!((architecture.as_str(), os_image.as_str()), ("amd64", "Debian"));

@@ -39,7 +39,7 @@ use crate::{
     error_chain,
     images::LastRecord,
     parts::{Parts, TargetError},
-    plan::{ClusterSnapshot, Interest, Outcome, Pace, Plan, RolloutTarget, retry},
+    plan::{Claims, ClusterSnapshot, Interest, Outcome, Pace, Plan, RolloutTarget, retry},
     runtime::{Configuration, Health, Metrics, PassOutcomeLabel},
 };
 
@@ -79,6 +79,7 @@ pub struct Live {
     last_record: LastRecord,
     kernels: KernelChanges,
     states: States,
+    claims: Claims,
     labels: NodeLabels,
     pace: Pace,
     /// When the next pod of a target may be evicted, after a refusal.
@@ -117,6 +118,7 @@ impl Live {
             last_record: LastRecord::default(),
             kernels: KernelChanges::default(),
             states: States::default(),
+            claims: Claims::default(),
             labels: NodeLabels::new(now),
             pace: Pace::default(),
             evictions: BTreeMap::new(),
@@ -252,18 +254,20 @@ impl Live {
         Ok(Some(planned))
     }
 
-    /// The cluster as it is; `None` when the loop is to end. A cluster that is away for minutes is waited for: that is
-    /// no hang, and a restart would not help.
-    async fn snapshot(&self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, TargetError> {
-        let mut snapshot = self.context.cluster.snapshot();
-        loop {
+    /// The cluster as it is, with what is not believed of it; `None` when the loop is to end. A cluster that is away for
+    /// minutes is waited for: that is no hang, and a restart would not help.
+    async fn snapshot(&mut self, cancel: &CancellationToken) -> Result<Option<ClusterSnapshot>, TargetError> {
+        let mut observed = self.context.cluster.snapshot();
+        let mut snapshot = loop {
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => return Ok(None),
-                outcome = &mut snapshot => return Ok(outcome.map(Some)?),
+                outcome = &mut observed => break outcome?,
                 () = tokio::time::sleep(TURN) => self.context.health.beat(),
             }
-        }
+        };
+        self.claims.judge(&mut snapshot, &self.parts.definitions, self.started.elapsed());
+        Ok(Some(snapshot))
     }
 
     /// Leads, and still may write.

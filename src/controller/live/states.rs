@@ -7,8 +7,8 @@ use std::{
 };
 
 use crate::plan::{
-    Activity, Cell, HoldReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout, RolloutDecision,
-    StatusEntry, counts, status_entries,
+    Activity, Cell, HoldReason, NodeReason, Outcome, Phase, Plan, PlannedCell, PlannedRollout,
+    RolloutDecision, StatusEntry, counts, status_entries,
 };
 
 /// After so long without a plan a line says that it is still made: before the first one, package lists are fetched.
@@ -52,6 +52,8 @@ struct StateLine {
 pub(super) struct States {
     /// The state, and the gist of its reason; no gist where the end of a build has told it.
     said: BTreeMap<Subject, (&'static str, Option<String>)>,
+    /// The nodes of which it was said that they are not believed.
+    distrusted: BTreeSet<String>,
     began: bool,
 }
 
@@ -61,6 +63,7 @@ impl States {
         if !self.began {
             tracing::info!(found = counts(plan), "first plan made");
         }
+        self.log_distrust(plan);
         for StateLine { image, target, state, reason, hint, warns } in self.news(plan, activity) {
             if warns {
                 tracing::warn!(image, target, state, reason, hint, "state changed");
@@ -68,6 +71,19 @@ impl States {
                 tracing::info!(image, target, state, reason, "state changed");
             }
         }
+    }
+
+    /// Logs which nodes are not believed from now on: one line for each reason.
+    fn log_distrust(&mut self, plan: &Plan) {
+        let distrusted = || plan.left_alone.iter().filter(|left| left.why.is_distrust());
+        let mut news: BTreeMap<&NodeReason, Vec<&str>> = BTreeMap::new();
+        for left in distrusted().filter(|left| !self.distrusted.contains(&left.node)) {
+            news.entry(&left.why).or_default().push(&left.node);
+        }
+        for (reason, nodes) in news {
+            tracing::warn!(node = nodes.first(), count = nodes.len(), %reason, "a node is not believed");
+        }
+        self.distrusted = distrusted().map(|left| left.node.clone()).collect();
     }
 
     /// A build ended, and its end was logged.

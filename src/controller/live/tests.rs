@@ -1,6 +1,7 @@
 //! The loop over a cluster in memory and a registry in a directory. Builds are real and need no engine: another
 //! kernel's payload is taken over. The clock is turned by the tests, so that hours pass in a moment.
 
+mod hostile_nodes;
 mod inputs;
 mod waits;
 

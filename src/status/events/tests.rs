@@ -2,7 +2,7 @@ use super::*;
 use crate::{
     controller::RolloutReport,
     kmod::Verdict,
-    plan::{Activity, BuildActivity, KERNEL_LABEL, Plan, Stage, testing::Fleet},
+    plan::{Activity, BuildActivity, KERNEL_LABEL, PassedLimit, Plan, Stage, testing::Fleet},
 };
 
 const K47: &str = "6.1.0-47-amd64";
@@ -109,6 +109,16 @@ fn a_flapping_node_is_told_once() {
     }
     let waits = all.iter().filter(|event| event.reason == EventReason::NodeWaits).count();
     assert_eq!((waits, all.len()), (1, 1), "{all:?}");
+}
+
+#[test]
+fn a_node_that_is_not_believed_is_told() {
+    let (mut fleet, mut story) = (Fleet::new(&[K47, K48]), Story::new());
+    story.next(&fleet.plan(), &[]);
+    fleet.node(1).distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    let told = story.lines(&fleet.plan());
+    let wanted = "NodeNotBelieved node n1: nodes run more than 1 kernels";
+    assert!(told.contains(wanted) && told.contains("kernelLimits.distinct"), "{told}");
 }
 
 #[test]

@@ -3,11 +3,13 @@
 mod apt;
 pub mod checked;
 mod form;
+mod period;
 
 pub use apt::{AptPackages, AptSuites, BootstrapSpec};
 use checked::ImageName;
 pub(crate) use form::text_form;
 pub use form::{NonEmpty, NotA, TextOr, VersionRange, text_or};
+pub use period::Period;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

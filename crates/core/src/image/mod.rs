@@ -21,12 +21,12 @@ pub use input_hash::{InputHash, InputHasher};
 pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};
-pub use rollout::{DaemonSetContainer, OperatorResource, Period, RolloutSpec, Strategy, Watch};
+pub use rollout::{DaemonSetContainer, OperatorResource, RolloutSpec, Strategy, Watch};
 pub use source::{AptSource, PatchSpec, SourceOrigin, SourceSpec};
 pub use tag::{TagError, TagInputs, needs_in, render_tags};
 pub use version::VersionSpec;
 
 pub use crate::definition::{
-    ApiVersion, Metadata,
+    ApiVersion, Metadata, Period,
     checked::{self, ImageName},
 };

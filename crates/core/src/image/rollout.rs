@@ -1,14 +1,13 @@
 //! Pure: what is rewritten when an image is there.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::fmt;
 
-use schemars::{JsonSchema, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{
-    NotA,
+    Period,
     checked::{DnsLabel, DnsName, LocalPath},
-    text_form,
 };
 
 /// One thing whose image field is rewritten.
@@ -171,79 +170,6 @@ impl fmt::Display for OperatorResource {
         f.write_str(self.kind())
     }
 }
-
-/// A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Period(Duration);
-
-/// Ten years: no clock arithmetic with it overflows.
-const LONGEST: Duration = Duration::from_hours(10 * 366 * 24);
-
-impl Period {
-    /// The time.
-    pub fn duration(self) -> Duration {
-        self.0
-    }
-
-    /// From seconds.
-    pub const fn seconds(seconds: u64) -> Self {
-        Self(Duration::from_secs(seconds))
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        if text.starts_with(' ') {
-            return None;
-        }
-        let mut total = Duration::ZERO;
-        for part in text.split_inclusive(['s', 'm', 'h', 'd']) {
-            let part = part.strip_prefix(' ').unwrap_or(part);
-            let (number, unit) = part.split_at_checked(part.len().checked_sub(1)?)?;
-            if !number.bytes().all(|digit| digit.is_ascii_digit()) {
-                return None;
-            }
-            let number: u32 = number.parse().ok()?;
-            let unit = match unit {
-                "s" => 1,
-                "m" => 60,
-                "h" => 3600,
-                "d" => 86400,
-                _ => return None,
-            };
-            total = total.checked_add(Duration::from_secs(u64::from(number) * unit))?;
-        }
-        (!text.is_empty() && total <= LONGEST).then_some(Self(total))
-    }
-}
-
-impl FromStr for Period {
-    type Err = NotA;
-
-    fn from_str(text: &str) -> Result<Self, NotA> {
-        let what = "a length of time such as `90s`, `10m`, `1h 30m` or `2d`";
-        Self::parse(text).ok_or_else(|| NotA::new(text, what))
-    }
-}
-
-impl fmt::Display for Period {
-    /// In the largest unit that holds it whole: `600s` is `10m`.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs();
-        let units = [(86400, 'd'), (3600, 'h'), (60, 'm')];
-        let whole = units.into_iter().find(|(unit, _)| seconds > 0 && seconds.is_multiple_of(*unit));
-        let (unit, name) = whole.unwrap_or((1, 's'));
-        write!(f, "{}{name}", seconds / unit)
-    }
-}
-
-text_form!(
-    Period,
-    false,
-    json_schema!({
-        "type": "string",
-        "pattern": r"^[0-9]+(s|m|h|d)( ?[0-9]+(s|m|h|d))*$",
-        "description": "A length of time as people write it: `90s`, `10m`, `1h 30m`, `2d`.",
-    })
-);
 
 /// How the first pods with a new image are watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
@@ -426,28 +352,5 @@ impl TryFrom<RolloutForm> for RolloutSpec {
             },
             Strategy::File => Self::File { path: path.ok_or_else(|| needed("path"))?, target: target()? },
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn periods_are_read_and_written() {
-        for (text, seconds, written) in [
-            ("90s", 90, "90s"),
-            ("600s", 600, "10m"),
-            ("1h 30m", 5400, "90m"),
-            ("2d", 172_800, "2d"),
-            ("0s", 0, "0s"),
-        ] {
-            let period = Period::parse(text).unwrap();
-            assert_eq!((period.duration().as_secs(), period.to_string()), (seconds, written.to_owned()));
-            assert_eq!(Period::parse(written), Some(period));
-        }
-        for text in ["", "10", "m", "-1s", "1.5h", "1w", "99999d", "1s  2s", "+1s", " 1s"] {
-            assert_eq!(Period::parse(text), None, "{text:?}");
-        }
     }
 }

@@ -8,11 +8,11 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, reasons::and_more,
-    skip_reason::explained,
+    ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit,
+    reasons::and_more, skip_reason::explained,
 };
 use crate::{
-    image::{Definitions, DriverImage, ImageName},
+    image::{Definitions, DriverImage, ImageName, Period},
     kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family},
 };
 
@@ -144,6 +144,17 @@ pub enum AnnouncementReason {
         release: String,
         /// How many are built.
         most: usize,
+    },
+    /// The node named more kernels than a node does.
+    #[error(
+        "it named more than {most} kernels within {within}: it is not believed until those are older; find out who changes \
+         its kernel, its labels and its annotations, or raise kernelLimits.perNode in site.yaml"
+    )]
+    TooManyNamed {
+        /// How many a node may name.
+        most: u32,
+        /// In which time.
+        within: Period,
     },
 }
 
@@ -289,8 +300,11 @@ impl Announcements {
 }
 
 /// What a node's annotation announces.
-fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, AnnouncementReason>> {
+pub(super) fn announcement(node: &NodeFacts) -> Option<Result<KernelTarget, AnnouncementReason>> {
     let text = node.annotations.get(NEXT_KERNEL_ANNOTATION)?;
+    if let Some(PassedLimit::PerNode { most, within }) = node.distrust.announcement {
+        return Some(Err(AnnouncementReason::TooManyNamed { most, within }));
+    }
     let target = match text.parse::<KernelRelease>() {
         Ok(release) if KernelLabel::of(&release).is_none() => {
             let detail = format!("kernel release {text:?} gives no label of at most 63 characters");

@@ -10,8 +10,10 @@ mod cell;
 mod cell_hash;
 mod chain_state;
 mod ci_matrix;
+mod claims;
 mod deadline;
 mod decide;
+mod distrust;
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, dead_code, clippy::unwrap_used, clippy::expect_used)]
 mod fixtures;
@@ -53,7 +55,9 @@ pub use announced::{
 pub use budget::Budget;
 pub use cell::{BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT};
 pub use ci_matrix::{MatrixForm, ci_matrix};
+pub use claims::Claims;
 pub use deadline::next_deadline;
+pub use distrust::{Distrust, PassedLimit};
 pub use gc::{
     Candidates, GcInputs, GcPlan, GoingImage, HeldImage, KeptImage, KeptWhy, KernelKey, KernelRecord,
     LiveKernels, gc_plan, kernels_to_note,
@@ -95,5 +99,5 @@ pub use snapshot::{
 pub use status::{StatusEntry, StatusRow, status, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
-pub use table::{Table, counts, readiness_table, status_table, summary, tables};
+pub use table::{Table, counts, left_alone, readiness_table, status_table, summary, tables};
 pub use union::{PlannedUnion, UnionMember, images_in_use};

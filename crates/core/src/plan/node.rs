@@ -4,8 +4,13 @@ use std::collections::{BTreeSet, HashMap};
 
 use serde::Serialize;
 
-use super::{ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, labels::TARGET_LABELS};
-use crate::kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion};
+use super::{
+    ARCH_LABEL, KERNEL_LABEL, NodeFacts, OS_ID_LABEL, OS_VERSION_LABEL, PassedLimit, labels::TARGET_LABELS,
+};
+use crate::{
+    image::Period,
+    kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion},
+};
 
 /// Why a node's kernel target is not known. Such a node is left alone (guarantee 6).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, thiserror::Error)]
@@ -43,6 +48,43 @@ pub enum NodeReason {
     /// Two nodes of the snapshot have this name.
     #[error("two nodes have this name")]
     DefinedTwice,
+    /// It named more kernels than a node does, and no node that is believed runs this one.
+    #[error(
+        "it named more than {most} kernels within {within}, and no other node runs the one that it names now: it is not \
+         believed until those are older, and holds no others; find out who changes its kernel and its labels, or raise \
+         kernelLimits.perNode in site.yaml"
+    )]
+    TooManyNamed {
+        /// How many a node may name.
+        most: u32,
+        /// In which time.
+        within: Period,
+    },
+    /// The nodes run more kernels than a fleet does.
+    #[error(
+        "nodes run more than {most} kernels, and others are run by more nodes or for longer: this one is left out, and holds \
+         no others; retire kernels, or raise kernelLimits.distinct in site.yaml"
+    )]
+    TooManyKernels {
+        /// How many they may run.
+        most: u32,
+    },
+}
+
+impl NodeReason {
+    /// Is its word not believed? Then no rollout waits for it.
+    pub fn is_distrust(&self) -> bool {
+        matches!(self, Self::TooManyNamed { .. } | Self::TooManyKernels { .. })
+    }
+}
+
+impl From<PassedLimit> for NodeReason {
+    fn from(passed: PassedLimit) -> Self {
+        match passed {
+            PassedLimit::PerNode { most, within } => Self::TooManyNamed { most, within },
+            PassedLimit::Distinct { most } => Self::TooManyKernels { most },
+        }
+    }
 }
 
 /// The kernel target that a node runs.
@@ -72,7 +114,10 @@ pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
     }
     let os: OsId = label(OS_ID_LABEL)?.parse().map_err(malformed)?;
     let os_version: OsVersion = label(OS_VERSION_LABEL)?.parse().map_err(malformed)?;
-    Ok(KernelTarget { os, os_version, release, arch })
+    match node.distrust.kernel {
+        Some(passed) => Err(passed.into()),
+        None => Ok(KernelTarget { os, os_version, release, arch }),
+    }
 }
 
 fn malformed(error: impl std::error::Error) -> NodeReason {
@@ -107,13 +152,17 @@ pub(super) fn group_nodes<'a>(
     }
     let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
     let mut groups: Vec<NodeGroup<'a>> = Vec::new();
-    let mut key = Vec::with_capacity(labels.len() + 3);
+    let mut key = Vec::with_capacity(labels.len() + 4);
     for node in nodes {
         let twice = names.get(node.name.as_str()).is_some_and(|count| *count > 1);
         key.clear();
         key.push(Some(node.kernel_version.as_str()));
         key.push(Some(node.architecture.as_str()));
         key.push(twice.then_some("twice"));
+        key.push(node.distrust.kernel.map(|passed| match passed {
+            PassedLimit::PerNode { .. } => "named too many",
+            PassedLimit::Distinct { .. } => "one too many",
+        }));
         key.extend(labels.iter().map(|label| node.labels.get(*label).map(String::as_str)));
         let place = places.get(&key).copied().unwrap_or_else(|| {
             places.insert(key.clone(), groups.len());

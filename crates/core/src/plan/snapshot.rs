@@ -10,7 +10,9 @@ use std::{
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::{NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, labels::HANDOVER_LABELS};
+use super::{
+    Distrust, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, labels::HANDOVER_LABELS,
+};
 use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
 
 /// A node, as it describes itself. Nothing in it is checked yet; [`super::node_target`] does that.
@@ -32,6 +34,8 @@ pub struct NodeFacts {
     pub unschedulable: bool,
     /// Is there a label that tells which hardware it has ([`super::tells_hardware`]), also where that is not kept?
     pub hardware_labelled: bool,
+    /// What of it is not believed, as far as [`super::Claims`] was asked.
+    pub distrust: Distrust,
 }
 
 /// A container or init container of a pod template.
@@ -224,13 +228,14 @@ fn is_written_here(label: &str) -> bool {
 }
 
 /// What of a node decides which images may reach it.
-type Likeness<'a> = (Option<&'a str>, &'a str, &'a str, Vec<(&'a str, &'a str)>);
+type Likeness<'a> = (Option<&'a str>, &'a str, &'a str, bool, Vec<(&'a str, &'a str)>);
 
 impl NodeFacts {
     fn likeness(&self, by_name: bool) -> Likeness<'_> {
         let labels = self.labels.iter().filter(|(key, _)| !is_written_here(key));
         let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
-        (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, labels)
+        let distrusted = self.distrust.kernel.is_some();
+        (by_name.then_some(self.name.as_str()), &self.kernel_version, &self.architecture, distrusted, labels)
     }
 
     /// Does it carry the labels that the image asks for, and none that says that it has its own driver?

@@ -237,8 +237,9 @@ fn nodes(plan: &Plan) -> Table {
     table(&["NODES", "NEXT KERNEL", "REBOOT", "WHY"], kernels.into_iter().map(row))
 }
 
-/// One row for each reason: of a fleet without labels, ten thousand rows would say nothing more.
-fn left_alone(plan: &Plan) -> Table {
+/// The nodes that are left alone. One row for each reason: of a fleet without labels, ten thousand rows would say nothing
+/// more.
+pub fn left_alone(plan: &Plan) -> Table {
     let left = plan.left_alone.iter().map(|left| (left.why.to_string(), left.node.as_str()));
     by_reason("NODES LEFT ALONE", left)
 }

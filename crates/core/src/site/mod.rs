@@ -2,6 +2,7 @@
 //! be signed.
 
 mod host;
+mod kernel_limits;
 mod mirrors;
 mod network;
 mod policy;
@@ -14,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
+pub use kernel_limits::KernelLimits;
 pub use mirrors::{Images, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, MirrorRule, Proxy};
 pub use policy::Policy;
@@ -48,8 +50,16 @@ pub enum SiteKind {
 impl SiteSpec {
     /// Files that hold secrets, as the definition names them; they never leave the machine.
     pub fn secret_files(&self) -> Vec<PathBuf> {
-        let Self { mirrors: _, proxy: _, hosts, credentials, module_signing, image_signing, policy: _ } =
-            self;
+        let Self {
+            mirrors: _,
+            proxy: _,
+            hosts,
+            credentials,
+            module_signing,
+            image_signing,
+            policy: _,
+            kernel_limits: _,
+        } = self;
         let mut sources: Vec<&SecretSource> =
             hosts.iter().filter_map(|host| host.client_key.as_ref()).collect();
         let mut files = Vec::new();
@@ -104,13 +114,24 @@ pub struct SiteSpec {
     /// What must hold before a rollout.
     #[serde(default, skip_serializing_if = "Policy::is_empty")]
     pub policy: Policy,
+    /// How many kernels nodes may bring.
+    #[serde(default, skip_serializing_if = "KernelLimits::is_default")]
+    pub kernel_limits: KernelLimits,
 }
 
 impl SiteSpec {
     /// What decides how hosts are reached.
     pub fn network(&self) -> (&[MirrorRule], Option<&Proxy>, &[Host], &[Credentials]) {
-        let Self { mirrors, proxy, hosts, credentials, module_signing: _, image_signing: _, policy: _ } =
-            self;
+        let Self {
+            mirrors,
+            proxy,
+            hosts,
+            credentials,
+            module_signing: _,
+            image_signing: _,
+            policy: _,
+            kernel_limits: _,
+        } = self;
         (mirrors, proxy.as_ref(), hosts, credentials)
     }
 }

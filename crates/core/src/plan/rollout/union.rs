@@ -1,7 +1,10 @@
 //! Pure: the strategy `union`: one image holds the modules for every kernel that the DaemonSet's nodes run, that was
 //! announced, or that left only a while ago.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use jiff::Timestamp;
 
@@ -19,6 +22,7 @@ use crate::{
     plan::{
         ImageContents, LiveDaemonSet, NodeFacts, NodeReason, UpdateStrategy,
         guarantee::{MadeFor, passing},
+        node::NodeGroup,
         outcome::State,
         union::{MAX_MEMBERS, PlannedUnion},
     },
@@ -84,6 +88,8 @@ fn wanted<'a>(context: &Context<'a>, target: &'a RolloutTarget) -> Result<Wanted
     }
     let mut members = Members::default();
     let announced = context.announced().filter(|cell| cell.outcome.cell().is_some()).map(|cell| &cell.target);
+    // Kernels that nodes run go before those that they may run one day.
+    let announced = announced.take(MAX_MEMBERS.saturating_sub(live_kernels.len()));
     let all: BTreeSet<&KernelTarget> = live_kernels.keys().copied().chain(announced).collect();
     for kernel in &all {
         members.add(context, kernel, current)?;
@@ -179,7 +185,8 @@ impl Members {
     }
 
     /// Keeps kernels that no node runs any more for their grace time, and says since when that is. Only as long as the
-    /// image is still made from the same things: payloads of two driver versions do not belong in one image.
+    /// image is still made from the same things, as payloads of two driver versions do not belong in one image; and only
+    /// while there is room: those that left last are kept first.
     fn keep(
         &mut self,
         context: &Context<'_>,
@@ -192,8 +199,10 @@ impl Members {
         let is_alike =
             self.images.iter().any(|(kernel, digest)| current.members.get(kernel.as_str()) == Some(digest));
         let before = left_kernels(&live.annotations);
+        let is_unknown = |group: &NodeGroup<'_>| group.target.as_ref().is_err_and(|why| !why.is_distrust());
         let now = context.inputs.now;
         let mut left = BTreeMap::new();
+        let mut kept = Vec::new();
         for (release, digest) in current.members.iter().filter(|_| is_alike) {
             let Ok(kernel) = release.parse::<KernelRelease>() else { continue };
             if wanted.iter().any(|target| target.release == kernel) {
@@ -203,15 +212,20 @@ impl Members {
             let may_run = context
                 .groups
                 .iter()
-                .any(|group| group.target.is_err() && group.sample.kernel_version == *release);
+                .any(|group| is_unknown(group) && group.sample.kernel_version == *release);
             let since = before.get(release).copied().unwrap_or(now);
             let is_over = now > since && now.duration_since(since).unsigned_abs() >= drop_after.duration();
             if may_run || !is_over {
-                self.images.insert(kernel, digest.clone());
+                kept.push(((!may_run).then_some(since), kernel, digest));
             }
-            if !may_run && !is_over {
-                left.insert(release.clone(), since);
-            }
+        }
+        // Those that a node may still run, then the last that left.
+        kept.sort_by(|(a, kernel, _), (b, other, _)| {
+            (a.is_some(), Reverse(a), kernel).cmp(&(b.is_some(), Reverse(b), other))
+        });
+        for (since, kernel, digest) in kept.into_iter().take(MAX_MEMBERS.saturating_sub(wanted.len())) {
+            left.extend(since.map(|since| (kernel.to_string(), since)));
+            self.images.insert(kernel, digest.clone());
         }
         left
     }

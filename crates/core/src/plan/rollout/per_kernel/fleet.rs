@@ -15,7 +15,7 @@ use super::{
 use crate::{
     image::ImageReference,
     kernel::{KernelLabel, KernelTarget},
-    plan::{ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, outcome::State},
+    plan::{ImageContents, KERNEL_LABEL, NodeFacts, NodeReason, PodFacts, node::NodeGroup, outcome::State},
 };
 
 /// The image for one kernel.
@@ -62,7 +62,8 @@ impl<'a> Fleet<'a> {
         let (facts, live, container) = original(context, target)?;
         let original = Original::observe(inputs.snapshot, facts, live);
         let mut members = Vec::new();
-        for group in context.groups {
+        let is_believed = |group: &&NodeGroup<'_>| !group.target.as_ref().is_err_and(NodeReason::is_distrust);
+        for group in context.groups.iter().filter(is_believed) {
             for node in reached(&original.base, group)? {
                 members.push(Member {
                     node,

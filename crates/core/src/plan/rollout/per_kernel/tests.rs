@@ -9,7 +9,7 @@ use super::super::{
     super::fixtures::{K47, K48},
     RolloutDecision, handover_label, per_kernel_originals, rollback_per_kernel,
 };
-use crate::plan::{HoldReason, KERNEL_LABEL, next_deadline};
+use crate::plan::{HoldReason, KERNEL_LABEL, PassedLimit, next_deadline};
 
 fn now(cluster: &mut Cluster) -> String {
     match cluster.plan().decision {
@@ -49,6 +49,22 @@ fn a_rollout_step_by_step() {
         let images = cluster.selected(&node);
         assert!(images.len() == 1 && images[0] != OLD && cluster.has_modules(&images[0], &node.name));
     }
+}
+
+/// It says that it was handed over, and has no pod that is ready: it would use up what may be away at once.
+#[test]
+fn a_node_that_is_not_believed_holds_nobody() {
+    let mut cluster = Cluster::new(&[K47, K47, K48], &[K47]);
+    cluster.publish();
+    let hostile = &mut cluster.world.snapshot.nodes[2];
+    hostile.labels.insert(handover_label("kube-system", "mft"), "handed-over".to_owned());
+    hostile.distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    settled(&mut cluster);
+    for name in ["n0", "n1"] {
+        let images = &cluster.all_selected()[name];
+        assert!(images.len() == 1 && images[0] != OLD && cluster.has_modules(&images[0], name), "{images:?}");
+    }
+    assert_eq!(cluster.copies().len(), 1);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::super::{
 use crate::{
     image::Digest,
     kmod::Verdict,
-    plan::{ImageContents, Published, UpdateStrategy},
+    plan::{ImageContents, PassedLimit, Published, UpdateStrategy, union::MAX_MEMBERS},
 };
 
 const OLD: &str = "registry.test/old:1";
@@ -133,6 +133,34 @@ fn a_kernel_that_left_is_dropped_after_its_grace_time() {
     apply(&mut world);
     assert_eq!(held(&world), [K48.to_owned()].into());
     assert!(world.plan().is_idle(), "{:?}", world.plan().rollouts);
+}
+
+/// One node that runs kernel after kernel could fill the image with what it ran.
+#[test]
+fn kernels_that_left_never_make_the_image_too_large() {
+    let mut world = world(&[K47, K47], UpdateStrategy::OnDelete);
+    for turn in 0..MAX_MEMBERS + 20 {
+        world.snapshot.nodes[1] = node("n1", &format!("6.1.0-{}-amd64", 100 + turn));
+        world.now += jiff::SignedDuration::from_mins(1);
+        world.publish(Verdict::Loads);
+        publish_union(&mut world);
+        apply(&mut world);
+        let decision = decision(&world);
+        assert!(!matches!(decision, RolloutDecision::Hold(_)), "{turn}: {decision:?}");
+    }
+    let held = held(&world);
+    assert_eq!(held.len(), MAX_MEMBERS);
+    assert!(held.contains(K47) && held.contains("6.1.0-219-amd64") && !held.contains("6.1.0-100-amd64"));
+}
+
+/// A node whose word does not count holds nobody, and nothing is kept for it.
+#[test]
+fn a_node_that_is_not_believed_holds_no_union() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    world.snapshot.nodes[1].distrust.kernel = Some(PassedLimit::Distinct { most: 1 });
+    publish_union(&mut world);
+    apply(&mut world);
+    assert_eq!(held(&world), [K47.to_owned()].into());
 }
 
 #[test]

@@ -1,0 +1,123 @@
+//! Pure: whose word for a kernel counts. A node says itself which kernel it runs and announces; whoever has one node in
+//! their hands could have every packaged kernel built, or fill the images of the whole fleet.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap},
+    time::Duration,
+};
+
+use super::{ClusterSnapshot, Distrust, PassedLimit, announced::announcement, node_target};
+use crate::{image::Definitions, kernel::KernelTarget, site::KernelLimits};
+
+/// Which kernels nodes named lately. Times are counted from any one moment, the same for all calls.
+#[derive(Debug, Default)]
+pub struct Claims {
+    /// By node: the kernels, with when it named each last.
+    nodes: HashMap<String, Vec<(KernelTarget, Duration)>>,
+    /// The kernels that believed nodes run: when one did first, and last.
+    kernels: BTreeMap<KernelTarget, (Duration, Duration)>,
+}
+
+impl Claims {
+    /// Takes note of what the nodes of a new snapshot say, and marks what of it does not count. Only nodes that an image is
+    /// meant for are looked at: others call for nothing.
+    pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
+        let KernelLimits { per_node, within, distinct } = definitions.site.kernel_limits;
+        let (most, time) = (per_node.get(), within.duration());
+        self.forget(now, time);
+        // What each node runs, and whether it named too many.
+        let mut said: Vec<Option<(KernelTarget, bool)>> = Vec::with_capacity(snapshot.nodes.len());
+        for node in &mut snapshot.nodes {
+            node.distrust = Distrust::default();
+            if !definitions.images.values().any(|image| node.calls_for(image)) {
+                said.push(None);
+                continue;
+            }
+            let runs = node_target(node).ok();
+            let announces = announcement(node).and_then(Result::ok);
+            let suspicious = self.note(&node.name, runs.iter().chain(&announces), most, now);
+            if suspicious {
+                node.distrust.announcement = Some(PassedLimit::PerNode { most, within });
+            }
+            said.push(runs.map(|runs| (runs, suspicious)));
+        }
+        let mut counts: BTreeMap<&KernelTarget, usize> = BTreeMap::new();
+        for (kernel, suspicious) in said.iter().flatten() {
+            if !suspicious {
+                *counts.entry(kernel).or_default() += 1;
+            }
+        }
+        let taken = self.taken(&counts, distinct.get(), now);
+        for (node, said) in snapshot.nodes.iter_mut().zip(&said) {
+            let Some((kernel, _)) = said.as_ref().filter(|(kernel, _)| !taken.contains(kernel)) else {
+                continue;
+            };
+            node.distrust.kernel = Some(if counts.contains_key(kernel) {
+                PassedLimit::Distinct { most: distinct.get() }
+            } else {
+                PassedLimit::PerNode { most, within }
+            });
+        }
+    }
+
+    fn forget(&mut self, now: Duration, time: Duration) {
+        let is_recent = |last: Duration| now < last + time;
+        self.nodes.retain(|_, named| {
+            named.retain(|(_, last)| is_recent(*last));
+            !named.is_empty()
+        });
+        self.kernels.retain(|_, (_, last)| is_recent(*last));
+    }
+
+    /// Notes what a node names. Were they too many lately?
+    fn note<'a>(
+        &mut self,
+        node: &str,
+        kernels: impl Iterator<Item = &'a KernelTarget>,
+        most: u32,
+        now: Duration,
+    ) -> bool {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        if !self.nodes.contains_key(node) {
+            self.nodes.insert(node.to_owned(), Vec::with_capacity(1));
+        }
+        let Some(named) = self.nodes.get_mut(node) else { return false };
+        for kernel in kernels {
+            if let Some((_, last)) = named.iter_mut().find(|(known, _)| known == kernel) {
+                *last = now;
+                continue;
+            }
+            // One more than it may name is enough to know.
+            let oldest = named.iter().enumerate().min_by_key(|(_, (_, last))| *last).map(|(place, _)| place);
+            match oldest.filter(|_| named.len() > most) {
+                Some(oldest) => named[oldest] = (kernel.clone(), now),
+                None => named.push((kernel.clone(), now)),
+            }
+        }
+        named.len() > most
+    }
+
+    /// The kernels that count, of those that believed nodes run.
+    fn taken<'a>(
+        &mut self,
+        counts: &BTreeMap<&'a KernelTarget, usize>,
+        most: u32,
+        now: Duration,
+    ) -> BTreeSet<&'a KernelTarget> {
+        let mut ranked: Vec<_> = counts
+            .iter()
+            .map(|(kernel, nodes)| {
+                let (first, last) = self.kernels.entry((*kernel).clone()).or_insert((now, now));
+                *last = now;
+                (Reverse(*nodes), *first, *kernel)
+            })
+            .collect();
+        ranked.sort_unstable();
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        ranked.into_iter().take(most).map(|(_, _, kernel)| kernel).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

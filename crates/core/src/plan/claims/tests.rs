@@ -1,0 +1,145 @@
+use std::{collections::BTreeSet, num::NonZeroU32};
+
+use super::{
+    super::{
+        Plan, RolloutDecision,
+        fixtures::{K47, K48, World, node},
+    },
+    *,
+};
+use crate::kmod::Verdict;
+
+/// A fleet over time.
+struct Story {
+    world: World,
+    claims: Claims,
+    now: Duration,
+}
+
+impl Story {
+    fn new(releases: &[&str]) -> Self {
+        Self { world: World::new(releases), claims: Claims::default(), now: Duration::from_secs(7) }
+    }
+
+    fn runs(&mut self, place: usize, release: &str) {
+        let name = self.world.snapshot.nodes[place].name.clone();
+        self.world.snapshot.nodes[place] = node(&name, release);
+    }
+
+    /// Time goes by, and a plan is made.
+    fn after(&mut self, time: Duration) -> Plan {
+        self.now += time;
+        self.claims.judge(&mut self.world.snapshot, &self.world.definitions, self.now);
+        self.world.plan()
+    }
+
+    fn minute(&mut self) -> Plan {
+        self.after(Duration::from_mins(1))
+    }
+}
+
+/// What there are cells for.
+fn kernels(plan: &Plan) -> BTreeSet<String> {
+    plan.cells.iter().map(|planned| planned.target.release.to_string()).collect()
+}
+
+fn left_alone(plan: &Plan) -> Vec<String> {
+    plan.left_alone.iter().map(|left| format!("{}: {}", left.node, left.why)).collect()
+}
+
+#[test]
+fn a_node_that_cycles_through_kernels_has_few_of_them_built_and_holds_nobody() {
+    let mut story = Story::new(&[K47, K47]);
+    let mut called_for = BTreeSet::new();
+    for turn in 0..200 {
+        story.runs(1, &format!("6.1.0-{}-amd64", 100 + turn));
+        called_for.extend(kernels(&story.minute()));
+    }
+    assert_eq!(called_for.len(), 1 + 16, "{called_for:?}");
+
+    story.world.publish(Verdict::Loads);
+    let plan = story.minute();
+    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n1: it named more than 16 kernels within 1d, and no other node runs the one that it names now: it is not believed until those are older, and holds no others; find out who changes its kernel and its labels, or raise kernelLimits.perNode in site.yaml");
+    assert!(matches!(plan.rollouts[0].decision, RolloutDecision::Rewrite { .. }), "{:?}", plan.rollouts);
+    assert!(crate::plan::table(&plan).contains("kernelLimits.perNode"));
+
+    // A kernel that believed nodes run costs nothing more, and is the node's.
+    story.runs(1, K47);
+    assert_eq!(left_alone(&story.minute()), [""; 0]);
+    // What it announces counts as little.
+    story.world.snapshot.nodes[1]
+        .annotations
+        .insert(crate::plan::NEXT_KERNEL_ANNOTATION.to_owned(), "6.1.0-7-amd64".to_owned());
+    let plan = story.minute();
+    assert_eq!(kernels(&plan), [K47.to_owned()].into());
+    assert!(plan.unused_announcements[0].why.to_string().contains("kernelLimits.perNode"));
+    // After a day it starts anew.
+    let plan = story.after(Duration::from_hours(25));
+    assert_eq!(kernels(&plan).len(), 2);
+    assert!(plan.unused_announcements.is_empty());
+}
+
+#[test]
+fn announcements_count_as_much_as_reboots() {
+    let mut story = Story::new(&[K47, K47]);
+    let mut called_for = BTreeSet::new();
+    for turn in 0..200 {
+        let next = format!("6.1.0-{}-amd64", 100 + turn);
+        let annotations = &mut story.world.snapshot.nodes[1].annotations;
+        annotations.insert(crate::plan::NEXT_KERNEL_ANNOTATION.to_owned(), next);
+        called_for.extend(kernels(&story.minute()));
+    }
+    // Its own kernel is one of those that it names.
+    assert_eq!(called_for.len(), 16, "{called_for:?}");
+}
+
+#[test]
+fn an_honest_node_is_believed_whatever_its_day_is_like() {
+    let mut story = Story::new(&[K47]);
+    // It flaps between two kernels for a week, and boots a new one four times a day.
+    for turn in 0..7 * 24 * 6_u32 {
+        let newest = format!("6.1.0-{}-amd64", 50 + turn / 36);
+        story.runs(0, if turn % 2 == 0 { &newest } else { K48 });
+        assert_eq!(left_alone(&story.after(Duration::from_mins(10))), [""; 0], "{turn}");
+    }
+}
+
+#[test]
+fn the_kernels_of_most_nodes_and_those_that_were_first_stay() {
+    let mut story = Story::new(&["6.1.0-9-amd64", K47, K47, K48]);
+    story.world.definitions.site.kernel_limits.distinct = NonZeroU32::new(3).unwrap();
+    assert_eq!(kernels(&story.minute()).len(), 3);
+    story.world.snapshot.nodes.push(node("n4", "6.1.0-1-amd64"));
+    let plan = story.minute();
+    assert!(!kernels(&plan).contains("6.1.0-1-amd64"), "it came last");
+    insta::assert_snapshot!(left_alone(&plan).join("\n"), @"n4: nodes run more than 3 kernels, and others are run by more nodes or for longer: this one is left out, and holds no others; retire kernels, or raise kernelLimits.distinct in site.yaml");
+    story.world.snapshot.nodes.push(node("n5", "6.1.0-1-amd64"));
+    let plan = story.minute();
+    assert!(kernels(&plan).contains("6.1.0-1-amd64") && kernels(&plan).len() == 3);
+    assert_eq!(plan.left_alone.len(), 1);
+}
+
+#[test]
+fn only_nodes_that_an_image_is_meant_for_count() {
+    let mut story = Story::new(&[K47, K47, K48]);
+    story.world.definitions.site.kernel_limits.distinct = NonZeroU32::MIN;
+    for place in 0..2 {
+        story.world.snapshot.nodes[place].labels.remove("pci");
+    }
+    let plan = story.minute();
+    assert_eq!((kernels(&plan), left_alone(&plan)), ([K48.to_owned()].into(), Vec::new()));
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let mut story = Story::new(&[K47]);
+    for turn in 0..1000 {
+        story.world.snapshot.nodes[0] = node(&format!("n{}", turn % 3), &format!("6.1.0-{turn}-amd64"));
+        story.minute();
+    }
+    assert!(story.claims.nodes.values().all(|named| named.len() <= 17) && story.claims.nodes.len() == 3);
+    assert!(story.claims.kernels.len() <= 3 * 16, "{}", story.claims.kernels.len());
+    story.world.snapshot.nodes.clear();
+    story.after(Duration::from_hours(25));
+    assert!(story.claims.nodes.is_empty() && story.claims.kernels.is_empty());
+}

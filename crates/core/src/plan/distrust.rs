@@ -1,0 +1,29 @@
+//! Pure: what is not believed of a node. It calls for nothing, and nobody waits for it. [`Claims`](super::Claims) decides.
+
+use crate::image::Period;
+
+/// A limit of the site that kernels of nodes passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassedLimit {
+    /// The node named too many.
+    PerNode {
+        /// How many it may name.
+        most: u32,
+        /// In which time.
+        within: Period,
+    },
+    /// The fleet runs too many, and others go before this one.
+    Distinct {
+        /// How many it may run.
+        most: u32,
+    },
+}
+
+/// What is not believed of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Distrust {
+    /// Why the kernel that it runs does not count.
+    pub kernel: Option<PassedLimit>,
+    /// Why the kernel that it announces does not count.
+    pub announcement: Option<PassedLimit>,
+}

@@ -1,0 +1,45 @@
+//! Nodes that are in the hands of somebody who wishes the fleet ill.
+
+use std::num::NonZeroU32;
+
+use super::*;
+use crate::image::Period;
+
+/// A node that names kernel after kernel: the one over the limit is not built, holds no other node, and is told.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_node_that_cycles_through_kernels_holds_nobody() {
+    let logs = Logs::start();
+    let mut bench = bench(&json!({}), &["a"]);
+    let limits = &mut bench.parts.definitions.site.kernel_limits;
+    (limits.per_node, limits.within) = (NonZeroU32::MIN, Period::seconds(3600));
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.publish(K10, &[&module()]).await.unwrap();
+    let fleet = Fleet::new(|state| {
+        state.node("n", K9);
+        state.node("m", K10);
+        state.daemon_set("a", "");
+    });
+    let live = Running::start(bench, fleet, true);
+    live.fleet.until(|state| state.looks >= 3).await;
+    assert_eq!(live.fleet.state().image("a"), FIRST, "two kernels hold it");
+
+    live.fleet.change(|state| state.node("m", K11));
+    let state = live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert_eq!(Some(state.image("a").to_owned()), live.published(K9).await);
+    let looks = state.looks;
+    live.fleet.until(|state| state.looks >= looks + 3).await;
+    assert_eq!(live.published(K11).await, None);
+    let said = logs.with("a node is not believed");
+    assert!(said.len() == 1 && said[0].contains("kernelLimits.perNode"), "{said:?}");
+
+    // What it named before is old: it is believed again.
+    let believed = async {
+        while live.published(K11).await.is_none() {
+            tokio::time::sleep(Duration::from_mins(1)).await;
+        }
+    };
+    let began = Instant::now();
+    tokio::time::timeout(Duration::from_hours(2), believed).await.unwrap();
+    assert!(began.elapsed() > Duration::from_mins(30), "{:?}", began.elapsed());
+    live.stop().await;
+}
