@@ -206,8 +206,7 @@ impl MofedNode {
     /// Kills a container that is on its way when a command succeeds on the node.
     fn killed_when(&mut self, moment: &str) {
         let started = self.start();
-        assert!(self.node.await_that(moment, LIMIT), "{moment}: {}", self.node.log(&started));
-        self.node.kill(&started);
+        self.node.kill_when(&started, moment, LIMIT);
     }
 }
 
@@ -255,18 +254,13 @@ fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
     let before = mofed.disk();
     let operators = mofed.spec.clone();
     let with_run = operators.clone().with_host_path("/run/modprobe.d", "/host/run/modprobe.d");
-    for (spec, place, left) in [
-        (
-            operators,
-            "/etc/modprobe.d",
-            &["/etc/modprobe.d/blacklist-ofed-modules.conf -> /run/mellanox/drivers/.blacklist"][..],
-        ),
-        (with_run, "/run/modprobe.d", &[][..]),
-    ] {
+    let link = "/etc/modprobe.d/blacklist-ofed-modules.conf -> /run/mellanox/drivers/.blacklist";
+    let written = |place: &str| format!("grep -q '^blacklist mlx5_core$' {place}/blacklist-ofed-modules.conf");
+    for (spec, kept_away, left) in
+        [(operators, written("/etc/modprobe.d"), &[link][..]), (with_run, written("/run/modprobe.d"), &[][..])]
+    {
         mofed.spec = spec;
-        let kept_away = format!("grep -q '^blacklist mlx5_core$' {place}/blacklist-ofed-modules.conf");
-        for moment in [kept_away.as_str(), "[ ! -e /sys/module/mlx5_core ]", "[ -e /sys/module/mlx_compat ]"]
-        {
+        for moment in [kept_away.as_str(), "[ ! -e /sys/module/mlx5_core ]"] {
             mofed.killed_when(moment);
             assert!(mofed.node.holds(&kept_away), "it was killed too late to show anything: {moment}");
             let after: Vec<String> = mofed.disk().into_iter().filter(|line| !before.contains(line)).collect();

@@ -61,8 +61,8 @@ fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
         }
         let line = line.trim_end();
         let goes = |text: &&str| reading.doubled || !text.ends_with(escape);
-        let continued = line.strip_suffix(escape).filter(goes);
-        let (text, continues) = continued.map_or((line, false), |text| (text, true));
+        let head = line.strip_suffix(escape).filter(goes);
+        let (text, continues) = (head.unwrap_or(line), head.is_some());
         match found.last_mut().filter(|_| goes_on) {
             Some(instruction) => instruction.text.push_str(text),
             None => found.push(Instruction { text: text.trim_start().to_owned(), first: place, last: None }),

@@ -137,6 +137,17 @@ impl Node {
         self.await_end(started);
     }
 
+    /// The same, as soon as a command succeeds on the node. All of it happens there: some moments are short.
+    pub fn kill_when(&mut self, started: &Started, condition: &str, limit: Duration) {
+        let directory = directory(&started.spec);
+        let script = format!(
+            "until {condition}; do usleep 1000; done > /dev/null 2>&1; kill -KILL $(cat {directory}/pid)"
+        );
+        let output = self.machine.run(&script, limit);
+        assert_eq!(output.status, 0, "{condition}: {}", self.report(started));
+        self.await_end(started);
+    }
+
     /// What the container has written.
     pub fn log(&mut self, started: &Started) -> String {
         self.sh(&format!("cat {}/log", directory(&started.spec)))
