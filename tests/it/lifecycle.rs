@@ -255,10 +255,12 @@ fn a_killed_mofed_container_leaves_the_next_boot_its_drivers() {
     let operators = mofed.spec.clone();
     let with_run = operators.clone().with_host_path("/run/modprobe.d", "/host/run/modprobe.d");
     let link = "/etc/modprobe.d/blacklist-ofed-modules.conf -> /run/mellanox/drivers/.blacklist";
-    let written = |place: &str| format!("grep -q '^blacklist mlx5_core$' {place}/blacklist-ofed-modules.conf");
-    for (spec, kept_away, left) in
-        [(operators, written("/etc/modprobe.d"), &[link][..]), (with_run, written("/run/modprobe.d"), &[][..])]
-    {
+    let written =
+        |place: &str| format!("grep -q '^blacklist mlx5_core$' {place}/blacklist-ofed-modules.conf");
+    for (spec, kept_away, left) in [
+        (operators, written("/etc/modprobe.d"), &[link][..]),
+        (with_run, written("/run/modprobe.d"), &[][..]),
+    ] {
         mofed.spec = spec;
         for moment in [kept_away.as_str(), "[ ! -e /sys/module/mlx5_core ]"] {
             mofed.killed_when(moment);
