@@ -23,6 +23,7 @@ pub mod parts;
 pub mod payload;
 pub mod registry;
 mod resolve;
+mod run_notes;
 pub mod runtime;
 pub mod signing;
 pub mod status;

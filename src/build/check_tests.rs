@@ -3,7 +3,7 @@ use serde_json::json;
 use super::{super::needs::Needed, *};
 use crate::{
     build::{
-        build_one, known_failures, record_outcome,
+        build_one, failures::record_outcome, known_failures,
         testing::{Bench, K9, module},
     },
     kmod::{BootOutcome, ModuleBoot, testing::ModuleFile},
@@ -54,9 +54,9 @@ async fn unknown_is_accepted_unless_the_definition_denies_it() {
     record_outcome(&bench.parts, &cell, &Err(error)).unwrap();
     let failures = known_failures(&bench.parts.cache, [cell.input_hash]).unwrap();
     let failure = failures[&cell.input_hash].as_ref().unwrap();
-    assert!(failure.still_holds(bench.definition().0.spec.check));
+    assert!(failure.still_holds(&bench.definition().0.spec));
     bench.image().spec.check.unknown = UnknownPolicy::Allow;
-    assert!(!failure.still_holds(bench.definition().0.spec.check));
+    assert!(!failure.still_holds(&bench.definition().0.spec));
 }
 
 #[tokio::test]

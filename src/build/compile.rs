@@ -1,9 +1,16 @@
 //! Adapter: the compile stage: sources and patches into the build context, the engine's run, and what it left.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    path::Path,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     base::PreparedBase,
@@ -14,7 +21,7 @@ use super::{
 use crate::{
     blocking::blocking,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog},
-    image::{Digest, Output},
+    image::{Digest, Output, Period},
     parts::{Finding, FindingKind, Stage, TargetError},
     payload,
 };
@@ -38,30 +45,21 @@ pub(super) async fn compile(
         dockerfile: cell.dockerfile.clone(),
         context,
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
-        cancel: parts.cancel.clone(),
+        cancel: parts.cancel.child_token(),
     };
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
-    let outcome = match image.spec.output {
-        Output::Payload => base.engine.build_payload(&build, &tree).await,
-        Output::Image => base.engine.build_archive(&build, &archive).await,
-    };
-    match outcome {
-        Ok(()) => {}
-        Err(EngineError::Step { message }) => {
-            let (diagnosis, tail) = log.finish();
-            let (message, detail) = match diagnosis {
-                Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
-                None => (message, tail),
-            };
-            let hint = format!(
-                "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
-                log_path.display()
-            );
-            let message = format!("compile failed: {message}");
-            return Err(Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }.into());
+    let run = async {
+        match image.spec.output {
+            Output::Payload => base.engine.build_payload(&build, &tree).await,
+            Output::Image => base.engine.build_archive(&build, &archive).await,
         }
-        Err(other) => return Err(other.into()),
+    };
+    match within(image.spec.build.deadline, &build.cancel, run).await {
+        Some(Ok(())) => {}
+        Some(Err(EngineError::Step { message })) => return Err(failed(&log, &message, &log_path).into()),
+        Some(Err(other)) => return Err(other.into()),
+        None => return Err(too_long(&log, image.spec.build.deadline, &log_path).into()),
     }
     let made = match image.spec.output {
         Output::Payload => None,
@@ -85,6 +83,46 @@ pub(super) async fn compile(
     };
     payload.exposed = expose(job, &payload).await?;
     Ok(payload)
+}
+
+/// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
+async fn within<T>(
+    deadline: Period,
+    cancel: &CancellationToken,
+    run: impl Future<Output = Result<T, EngineError>>,
+) -> Option<Result<T, EngineError>> {
+    let mut run = pin!(run);
+    if let Ok(outcome) = timeout(deadline.duration(), run.as_mut()).await {
+        return Some(outcome);
+    }
+    cancel.cancel();
+    Some(run.await).filter(|outcome| !matches!(outcome, Err(EngineError::Cancelled)))
+}
+
+/// A step of the Dockerfile failed.
+fn failed(log: &FileLog, message: &str, log_path: &Path) -> Finding {
+    let (diagnosis, tail) = log.finish();
+    let (message, detail) = match diagnosis {
+        Some(diagnosis) => (diagnosis.to_string(), Vec::new()),
+        None => (message.to_owned(), tail),
+    };
+    let hint = format!(
+        "the whole log is {}; these inputs are not compiled again until one of them changes (driver version, patch, template, kernel)",
+        log_path.display()
+    );
+    let message = format!("compile failed: {message}");
+    Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }
+}
+
+/// The build was stopped at its deadline.
+fn too_long(log: &FileLog, deadline: Period, log_path: &Path) -> Finding {
+    let (_, detail) = log.finish();
+    let message = format!("the build was stopped: it did not end within its deadline of {deadline}");
+    let hint = format!(
+        "the log is {}; if the build needs more time, raise build.deadline in the definition: until then, or until an input changes, it is not tried again",
+        log_path.display()
+    );
+    Finding { kind: FindingKind::TooLong, message, detail, hint: Some(hint) }
 }
 
 /// Finds what the payload exposes and settles its links.
@@ -130,4 +168,46 @@ fn job_id(job: &Job<'_>) -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let (image, hash) = (&job.cell.image, job.cell.input_hash.short());
     format!("{image}-{hash}-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    /// An engine's run that ends by itself after some seconds, or when it is stopped.
+    async fn run(seconds: u64, cancel: &CancellationToken) -> Result<u64, EngineError> {
+        tokio::select! {
+            () = sleep(Duration::from_secs(seconds)) => Ok(seconds),
+            () = cancel.cancelled() => Err(EngineError::Cancelled),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_is_stopped_at_its_deadline() {
+        let deadline = Period::seconds(60);
+        let in_time = CancellationToken::new();
+        assert!(matches!(within(deadline, &in_time, run(59, &in_time)).await, Some(Ok(59))));
+        assert!(!in_time.is_cancelled());
+        let late = CancellationToken::new();
+        assert!(within(deadline, &late, run(61, &late)).await.is_none());
+        // Whoever stops farrier stops the run, which is then not late.
+        let stopped = CancellationToken::new();
+        let stop = async {
+            sleep(Duration::from_secs(5)).await;
+            stopped.cancel();
+        };
+        let (outcome, ()) = tokio::join!(within(deadline, &stopped, run(61, &stopped)), stop);
+        assert!(matches!(outcome, Some(Err(EngineError::Cancelled))));
+        // It came to its end while it was being stopped.
+        let ends = CancellationToken::new();
+        let outcome = within(deadline, &ends, async {
+            sleep(Duration::from_secs(61)).await;
+            Ok(())
+        });
+        assert!(matches!(outcome.await, Some(Ok(()))));
+    }
 }

@@ -1,18 +1,75 @@
 //! Adapter: remembers permanent failures by input hash, so that they are not tried again until an input
-//! changes. They are kept in the cache: losing them costs one more attempt, nothing else.
+//! changes, and attempts that began, so that one which ended farrier itself is not begun again and again. Both are kept in the
+//! cache: losing them costs one more attempt, nothing else.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use super::pipeline::Built;
+use super::pipeline::{BuildOptions, Built, build};
 use crate::{
     cache::{Cache, CacheError},
     error_chain,
     image::InputHash,
-    parts::{Parts, TargetError},
+    parts::{Finding, FindingKind, Parts, TargetError},
     plan::{Cell, Failure},
+    run_notes::{Note, Notes},
 };
 
 const KIND: &str = "failures";
+
+/// Builds one cell, or takes over a published payload, and records the attempt and what it came to.
+pub(crate) async fn attempt(
+    parts: &Parts,
+    cell: &Cell,
+    options: BuildOptions,
+) -> Result<Result<Built, TargetError>, CacheError> {
+    let attempts = Attempts::in_cache(&parts.cache);
+    let (outcome, note) = match attempts.begin(cell.input_hash) {
+        Ok(note) => (build(parts, cell, options).await, Some(note)),
+        Err(error) => (Err(error.into()), None),
+    };
+    record_outcome(parts, cell, &outcome)?;
+    if let Some(note) = note {
+        attempts.end(cell.input_hash, note);
+    }
+    Ok(outcome)
+}
+
+/// Attempts at builds, each noted when it begins and forgotten when its outcome is recorded. What is left are those whose
+/// farrier was killed, perhaps by what it built: a compiler that takes all memory takes farrier with it.
+pub(crate) struct Attempts(Notes);
+
+impl Attempts {
+    /// Those of a cache.
+    pub(crate) fn in_cache(cache: &Cache) -> Self {
+        Self(Notes::in_directory(cache.root().join("attempts")))
+    }
+
+    /// Notes that one begins.
+    pub(crate) fn begin(&self, inputs: InputHash) -> std::io::Result<Note> {
+        self.0.begin(&format!("{inputs}.{:016x}", fastrand::u64(..)))
+    }
+
+    /// An attempt had an outcome: with it, those before count no more.
+    fn end(&self, inputs: InputHash, note: Note) {
+        note.forget();
+        let same = |(run, _): &(String, Note)| inputs_of(run) == Some(inputs);
+        self.0.dead().into_iter().filter(same).for_each(|(_, note)| note.forget());
+    }
+
+    /// How many attempts in a row ended without an outcome, by inputs.
+    pub(crate) fn without_outcome(&self) -> BTreeMap<InputHash, u32> {
+        let mut counts = BTreeMap::new();
+        for inputs in self.0.dead().iter().filter_map(|(run, _)| inputs_of(run)) {
+            *counts.entry(inputs).or_default() += 1;
+        }
+        counts
+    }
+}
+
+/// The inputs of an attempt, by the name of its note.
+fn inputs_of(run: &str) -> Option<InputHash> {
+    run.split_once('.')?.0.parse().ok()
+}
 
 /// The recorded failures of the given inputs; `None` where there is none.
 pub(crate) fn known_failures(
@@ -24,7 +81,7 @@ pub(crate) fn known_failures(
 }
 
 /// Remembers a permanent failure, forgets it after a success.
-pub(crate) fn record_outcome(
+pub(super) fn record_outcome(
     parts: &Parts,
     cell: &Cell,
     outcome: &Result<Built, TargetError>,
@@ -33,12 +90,14 @@ pub(crate) fn record_outcome(
     match outcome {
         Ok(_) => parts.cache.remove_record(KIND, &key),
         Err(error) if error.is_permanent() => {
-            let image = parts.definitions.images.get(&cell.image).filter(|_| error.is_of_policy());
+            let spec = parts.definitions.images.get(&cell.image).map(|image| &image.spec);
+            let is_late = matches!(error, TargetError::Finding(Finding { kind: FindingKind::TooLong, .. }));
             let failure = Failure {
                 at: jiff::Timestamp::now(),
                 message: error_chain(error),
                 permanent: true,
-                under: image.map(|image| image.spec.check),
+                under: spec.filter(|_| error.is_of_policy()).map(|spec| spec.check),
+                deadline: spec.filter(|_| is_late).map(|spec| spec.build.deadline),
             };
             parts.cache.write_record(KIND, &key, &failure)
         }
@@ -50,4 +109,25 @@ pub(crate) fn record_outcome(
 pub(super) fn log_path(cache: &Cache, cell: &Cell) -> PathBuf {
     let (image, release, hash) = (&cell.image, &cell.target.release, cell.input_hash.short());
     cache.root().join("logs").join(format!("{image}-{release}-{hash}.log"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::image::InputHasher;
+
+    #[test]
+    fn attempts_without_an_outcome_are_counted_until_there_is_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let attempts = Attempts::in_cache(&Cache::open(directory.path().to_owned()).unwrap());
+        let [inputs, others] = ["1", "2"].map(|format| InputHasher::new(format).finish());
+        assert!(attempts.without_outcome().is_empty());
+        for killed in [inputs, inputs, others] {
+            drop(attempts.begin(killed).unwrap());
+        }
+        let running = attempts.begin(inputs).unwrap();
+        assert_eq!(attempts.without_outcome(), [(inputs, 2), (others, 1)].into());
+        attempts.end(inputs, running);
+        assert_eq!(attempts.without_outcome(), [(others, 1)].into());
+    }
 }

@@ -21,7 +21,7 @@ pub(crate) mod testing;
 pub(crate) use cell::add_needs;
 pub use cell::{cell, dockerfile};
 pub use check::check_with_image;
-pub(crate) use failures::{known_failures, record_outcome};
+pub(crate) use failures::{Attempts, attempt, known_failures};
 pub use pipeline::{BuildOptions, Built, build};
 pub(crate) use publish::add_tags;
 pub use single::{BuildOutcome, build_one};

@@ -2,8 +2,8 @@
 
 use super::{
     cell::{cell, find, in_build_order},
-    failures::{known_failures, record_outcome},
-    pipeline::{BuildOptions, Built, build},
+    failures::{attempt, known_failures},
+    pipeline::{BuildOptions, Built},
 };
 use crate::{
     image::{Digest, DriverImage, ImageName, OnConflict, UnknownPolicy},
@@ -71,13 +71,12 @@ async fn build_alone(
     if !force
         && let Some(failure) =
             known_failures(&parts.cache, [cell.input_hash])?.remove(&cell.input_hash).flatten()
-        && failure.still_holds(image.spec.check)
+        && failure.still_holds(&image.spec)
     {
         let message = format!("the same inputs failed at {}: {}", failure.at, failure.message);
         return Err(TargetError::unmet(message, "change an input, or build with --force"));
     }
-    let outcome = build(parts, &cell, BuildOptions { push, compile: force }).await;
-    record_outcome(parts, &cell, &outcome)?;
+    let outcome = attempt(parts, &cell, BuildOptions { push, compile: force }).await?;
     let how = match (&outcome, push) {
         (Err(_), _) => "failed",
         (Ok(_), true) => "published",

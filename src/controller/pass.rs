@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use super::{Memory, TargetReport, apply::prove};
 use crate::{
-    build::{self, BuildOptions, Built, add_needs, record_outcome},
+    build::{self, BuildOptions, Built, add_needs},
     cluster::{Cluster, Directory},
     error_chain,
     image::{DriverImage, RolloutSpec, Version},
@@ -127,9 +127,7 @@ impl Parts {
     /// Builds one cell and records the outcome.
     pub(super) async fn build_planned(&self, cell: &Cell) -> Result<BuildEnd, TargetError> {
         let subject = cell.subject();
-        let outcome = build::build(self, cell, BuildOptions { push: true, compile: false }).await;
-        record_outcome(self, cell, &outcome)?;
-        match outcome {
+        match build::attempt(self, cell, BuildOptions { push: true, compile: false }).await? {
             Ok(built) => Ok(BuildEnd { report: self.published_report(cell, built), fault: None }),
             Err(error) => {
                 self.reporter.finished(&subject, &format!("failed: {}", error_chain(&error)));

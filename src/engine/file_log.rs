@@ -1,6 +1,7 @@
 //! Adapter: a build's whole log in a file, with its diagnosis.
 
 use std::{
+    collections::VecDeque,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -10,7 +11,11 @@ use fs_err::{self as fs, File};
 
 use super::{BuildLog, Diagnoser, Diagnosis, EngineError};
 
-/// Writes a build's output to a file, looks for its first error and hands each line on.
+/// What a file holds of a log: many times what a whole GPU driver prints.
+const KEPT: Kept = Kept { beginning: 32 << 20, end: 1 << 20 };
+
+/// Writes a build's output to a file, of endless output its beginning and its end. Looks for its first error and hands each
+/// line on.
 pub struct FileLog {
     path: PathBuf,
     live: Box<dyn Fn(&str) + Send + Sync>,
@@ -18,7 +23,7 @@ pub struct FileLog {
 }
 
 struct State {
-    file: BufWriter<File>,
+    file: CappedFile,
     /// Writing failed once: reported then, not for each line.
     broken: bool,
     diagnoser: Diagnoser,
@@ -34,7 +39,11 @@ impl FileLog {
         Ok(Self {
             path: path.to_owned(),
             live: Box::new(live),
-            state: Mutex::new(State { file, broken: false, diagnoser: Diagnoser::default() }),
+            state: Mutex::new(State {
+                file: CappedFile::new(file, KEPT),
+                broken: false,
+                diagnoser: Diagnoser::default(),
+            }),
         })
     }
 
@@ -42,7 +51,7 @@ impl FileLog {
     /// not the build.
     pub fn finish(&self) -> (Option<Diagnosis>, Vec<String>) {
         let mut state = self.lock();
-        let flushed = state.file.flush();
+        let flushed = state.file.finish();
         self.note(&mut state, flushed);
         (state.diagnoser.diagnosis().cloned(), state.diagnoser.tail().map(str::to_owned).collect())
     }
@@ -66,7 +75,7 @@ impl BuildLog for FileLog {
         (self.live)(line);
         let mut state = self.lock();
         state.diagnoser.feed(line);
-        let written = writeln!(state.file, "{line}");
+        let written = state.file.line(line);
         self.note(&mut state, written);
     }
 }
@@ -74,6 +83,58 @@ impl BuildLog for FileLog {
 impl Drop for FileLog {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+/// Bytes of a long log that are kept, at its two ends.
+#[derive(Clone, Copy)]
+struct Kept {
+    beginning: usize,
+    end: usize,
+}
+
+/// A file that takes lines up to a limit, and keeps the last ones behind it in memory until the end is known.
+struct CappedFile {
+    file: BufWriter<File>,
+    kept: Kept,
+    written: usize,
+    end: VecDeque<String>,
+    end_bytes: usize,
+    left_out: u64,
+}
+
+impl CappedFile {
+    fn new(file: BufWriter<File>, kept: Kept) -> Self {
+        Self { file, kept, written: 0, end: VecDeque::new(), end_bytes: 0, left_out: 0 }
+    }
+
+    fn line(&mut self, line: &str) -> std::io::Result<()> {
+        let size = line.len() + 1;
+        if self.written.saturating_add(size) <= self.kept.beginning && self.end.is_empty() {
+            self.written += size;
+            return writeln!(self.file, "{line}");
+        }
+        self.end.push_back(line.to_owned());
+        self.end_bytes += size;
+        while self.end_bytes > self.kept.end {
+            let Some(first) = self.end.pop_front() else { break };
+            self.end_bytes -= first.len() + 1;
+            self.left_out += 1;
+        }
+        Ok(())
+    }
+
+    /// Writes what was kept of the end.
+    fn finish(&mut self) -> std::io::Result<()> {
+        if self.left_out > 0 {
+            writeln!(self.file, "[farrier: {} lines are left out here: the log is too long]", self.left_out)?;
+        }
+        self.left_out = 0;
+        for line in std::mem::take(&mut self.end) {
+            writeln!(self.file, "{line}")?;
+        }
+        self.end_bytes = 0;
+        self.file.flush()
     }
 }
 
@@ -98,6 +159,31 @@ mod tests {
         assert_eq!(tail.len(), 3);
         assert_eq!(*seen.lock().unwrap(), tail);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), tail.join("\n") + "\n");
+    }
+
+    #[test]
+    fn of_endless_output_the_file_holds_both_ends() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let new = |kept| CappedFile::new(BufWriter::new(File::create(&path).unwrap()), kept);
+        let mut log = new(Kept { beginning: 12, end: 9 });
+        for number in 0..1000 {
+            log.line(&number.to_string()).unwrap();
+            assert!(log.end_bytes <= 9);
+        }
+        log.finish().unwrap();
+        log.finish().unwrap();
+        let said = "[farrier: 992 lines are left out here: the log is too long]";
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert_eq!(text, format!("0\n1\n2\n3\n4\n5\n{said}\n998\n999\n"));
+
+        // One that just fits is whole.
+        let mut log = new(Kept { beginning: 4, end: 4 });
+        for number in 0..4 {
+            log.line(&number.to_string()).unwrap();
+        }
+        log.finish().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "0\n1\n2\n3\n");
     }
 
     #[test]

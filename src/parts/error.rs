@@ -23,6 +23,8 @@ use crate::{
 pub enum FindingKind {
     /// The driver does not compile against this kernel, or the toolchain lacks the kernel's compiler or a tool.
     Compile,
+    /// It did not compile within its deadline.
+    TooLong,
     /// The kernel would refuse the modules.
     Refused,
     /// It is not known whether the modules load, and the definition does not accept that.
@@ -199,7 +201,7 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Finding(Finding { kind: FindingKind::Compile | FindingKind::Refused, .. }) => true,
+            Self::Finding(Finding { kind: FindingKind::Compile | FindingKind::TooLong | FindingKind::Refused, .. }) => true,
             Self::Payload(error) => error.is_permanent(),
             _ => self.is_of_policy(),
         }

@@ -50,6 +50,25 @@ fn a_run_that_is_told_to_stop() {
     site.run_once().exits(0).line("rewrote");
 }
 
+/// A compile that does not end: it is stopped at its deadline, and not tried again until something changes.
+#[test]
+fn a_build_that_takes_too_long() {
+    let kernel = kernels::newest().newer;
+    let site = slow_site(&kernel);
+    site.edit("images/hello.yaml", "  version:", "  build: {deadline: 5s}\n  version:");
+    let child = site.start(&["run", "--once"]);
+    // `finish` looks at containers, images and temporary files.
+    let run = site.finish(child).exits(1);
+    run.line("the build was stopped: it did not end within its deadline of 5s");
+    run.line("raise build.deadline in the definition");
+    assert_eq!((site.image().as_str(), site.tags("hello").len()), (FIRST_IMAGE, 0));
+    site.run_once().exits(1).line("held back");
+
+    make_quick(&site);
+    site.edit("images/hello.yaml", "deadline: 5s", "deadline: 10m");
+    site.run_once().exits(0).line("rewrote");
+}
+
 /// SIGKILL in the middle of a compile: the next run completes, and removes what was left in the cache and in the engine.
 #[test]
 fn a_run_that_is_killed() {

@@ -75,9 +75,16 @@ impl SharedActivity {
             activity.since = None;
             activity.took = Some(took);
             activity.error = error;
-            activity.next_retry = retry_in
-                .and_then(|wait| jiff::SignedDuration::try_from(wait).ok())
-                .and_then(|wait| Timestamp::now().checked_add(wait).ok());
+            activity.next_retry = retry_in.and_then(from_now);
+        });
+    }
+
+    /// It waits, because so many attempts of an earlier farrier had no outcome.
+    pub(super) fn put_off(&self, key: &CellKey, attempts: u32, error: String, wait: Duration) {
+        self.with(key, |activity| {
+            activity.attempts = attempts;
+            activity.error = Some(error);
+            activity.next_retry = from_now(wait);
         });
     }
 
@@ -94,6 +101,10 @@ impl SharedActivity {
     pub(super) fn renewed(&self, key: &CellKey) {
         self.lock().remove(key);
     }
+}
+
+fn from_now(wait: Duration) -> Option<Timestamp> {
+    Timestamp::now().checked_add(jiff::SignedDuration::try_from(wait).ok()?).ok()
 }
 
 /// Writes down what one build tells, and hands it on.

@@ -18,12 +18,12 @@ use super::{
     queue::{CellKey, Ended, Queue, key_of},
 };
 use crate::{
+    build::Attempts,
     controller::{
         TargetReport,
         pass::{BuildEnd, BuildFault},
     },
     error_chain,
-    image::Definitions,
     parts::{Parts, TargetError},
     plan::{Activity, Cell, Phase, Plan},
     runtime::{BuildOutcomeLabel, Metrics},
@@ -31,6 +31,18 @@ use crate::{
 
 /// What is said of a build that panicked, or whose outcome could not be recorded.
 pub(super) const BROKE_OFF: &str = "the build broke off; farrier's log says why";
+
+/// What is said of a build that farrier did not live through.
+fn without_outcome(attempts: u32) -> String {
+    let attempts = match attempts {
+        1 => "the last attempt".to_owned(),
+        attempts => format!("the last {attempts} attempts"),
+    };
+    format!(
+        "{attempts} ended without a result: farrier was killed meanwhile (`kubectl describe pod` says why; \
+         where its memory ran out, raise the limit)"
+    )
+}
 
 /// The builds of the loop.
 pub(super) struct Builds {
@@ -73,12 +85,20 @@ impl Builds {
     }
 
     /// Takes over what a plan asks for.
-    pub(super) fn update(&mut self, plan: &Plan, definitions: &Definitions) {
-        let cost = |cell: &Cell| definitions.images.get(&cell.image).map(|image| image.spec.build);
+    pub(super) fn update(&mut self, plan: &Plan, parts: &Parts) {
+        let images = &parts.definitions.images;
+        let cost = |cell: &Cell| images.get(&cell.image).map(|image| image.spec.build);
         let costed = |cell: &Arc<Cell>| (Arc::clone(cell), cost(cell).unwrap_or_default());
         let renewed = self.queue.update(plan.builds().map(costed));
         for key in &renewed {
             self.activity.renewed(key);
+        }
+        // A single run tries each build once, and at once.
+        if !self.is_single_run() {
+            let attempts = Attempts::in_cache(&parts.cache).without_outcome();
+            for (key, attempts, wait) in self.queue.put_off(&attempts, Instant::now(), fastrand::f64()) {
+                self.activity.put_off(&key, attempts, without_outcome(attempts), wait);
+            }
         }
         for key in self.queue.queued() {
             self.activity.queued(key);

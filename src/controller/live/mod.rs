@@ -221,7 +221,7 @@ impl Live {
             targets = self.complete(&planned.plan).await;
             targets.extend(self.publish_unions(&planned.plan).await);
             self.label_nodes(&mut planned.plan).await;
-            self.builds.update(&planned.plan, &self.parts.definitions);
+            self.builds.update(&planned.plan, &self.parts);
             self.start_builds();
             // Last: nothing waits for it.
             self.parts.record_kernels(&planned, &mut self.last_record).await;

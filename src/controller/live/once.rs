@@ -90,7 +90,7 @@ impl Live {
     ) -> Result<(), TargetError> {
         let chains = Chains::of(&self.parts.definitions.images);
         let mut fault = None;
-        self.builds.update(&planned.plan, &self.parts.definitions);
+        self.builds.update(&planned.plan, &self.parts);
         loop {
             if fault.is_none() {
                 self.start_builds();
@@ -128,7 +128,7 @@ impl Live {
                 Ok(Some(anew)) => {
                     report.unreachable |= planned.unreachable;
                     *planned = anew;
-                    self.builds.update(&planned.plan, &self.parts.definitions);
+                    self.builds.update(&planned.plan, &self.parts);
                 }
                 Ok(None) => {}
                 Err(error) => drop(fault.get_or_insert(error)),

@@ -119,6 +119,29 @@ impl Queue {
         renewed
     }
 
+    /// Puts off new builds whose inputs have ended so many attempts without an outcome, so that what killed farrier does not
+    /// kill it again at once. Gives each of them with its attempts, and the wait.
+    pub(super) fn put_off(
+        &mut self,
+        attempts: &BTreeMap<InputHash, u32>,
+        now: Instant,
+        jitter: f64,
+    ) -> Vec<(CellKey, u32, Duration)> {
+        let mut waits = Vec::new();
+        for (key, entry) in &mut self.entries {
+            if entry.state == State::Queued
+                && entry.failed == 0
+                && let Some(&failed) = attempts.get(&entry.input_hash())
+            {
+                let wait = retry::build_delay(failed, jitter);
+                entry.failed = failed;
+                entry.state = State::Waiting(now + wait);
+                waits.push((key.clone(), failed, wait));
+            }
+        }
+        waits
+    }
+
     /// The next build to start now, which then counts as running.
     pub(super) fn start(&mut self, now: Instant) -> Option<Arc<Cell>> {
         let running: Vec<BuildSpec> = self.costs().copied().collect();

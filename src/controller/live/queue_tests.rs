@@ -134,3 +134,20 @@ async fn a_single_run_builds_each_cell_once() {
     assert_eq!(queue.start(now), Some(other));
     assert_eq!((queue.running(), queue.waiting()), (1, 0));
 }
+
+#[tokio::test]
+async fn builds_that_had_no_outcome_wait_before_their_next_attempt() {
+    let [cell, other, ..] = cells().await;
+    let now = Instant::now();
+    let mut queue = Queue::new(limits(2));
+    queue.update(small([Arc::clone(&cell), Arc::clone(&other)]));
+    let attempts = [(cell.input_hash, 3)].into();
+    let (key, wait) = (key_of(&cell), Duration::from_secs(40));
+    assert_eq!(queue.put_off(&attempts, now, 0.0), [(key.clone(), 3, wait)]);
+    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "once only");
+    assert_eq!(queue.start(now).as_ref(), Some(&other));
+    assert_eq!((queue.start(now), queue.next_due(now)), (None, Some(now + wait)));
+    assert_eq!(queue.start(now + wait).as_ref(), Some(&cell));
+    assert_eq!(queue.put_off(&attempts, now, 0.0), [], "it runs");
+    assert_eq!(queue.ended(&key, Ended::Passing, now, 0.0), Some(2 * wait), "they count");
+}

@@ -1,6 +1,5 @@
 //! Adapter: the `docker` engine: the classic builder behind Docker's or Podman's socket.
 
-mod notes;
 mod output;
 mod sweep;
 
@@ -26,16 +25,17 @@ use bollard::{
 use futures::StreamExt;
 use tokio_util::sync::CancellationToken;
 
-use self::{
-    notes::{Note, Notes},
-    output::Output,
-};
+use self::output::Output;
 use super::{
     BuildJob, Credentials, Engine, EngineError, EngineKind, bridge,
     context::{self, DOCKERFILE},
     dockerfile,
 };
-use crate::error_chain;
+use crate::{
+    error_chain,
+    image::Digest,
+    run_notes::{Note, Notes},
+};
 
 /// Label of everything that a build makes: the job's id.
 const BUILD_LABEL: &str = "farrier.dev/build";
@@ -111,7 +111,7 @@ impl DockerEngine {
             description: format!("{name} {} at {address}", version.version.unwrap_or_default()),
             streaming: client.clone().with_timeout(STREAM_TIMEOUT),
             client: client.with_timeout(CALL_TIMEOUT),
-            notes: notes.map(|directory| Notes::of(directory, address)),
+            notes: notes.map(|directory| notes_of(directory, address)),
         })
     }
 
@@ -319,6 +319,11 @@ impl Engine for DockerEngine {
         self.clean(run).await;
         result
     }
+}
+
+/// Notes of the runs on the daemon at an address, below the directory for all daemons.
+fn notes_of(directory: &Path, address: &str) -> Notes {
+    Notes::in_directory(directory.join(&Digest::of(address.as_bytes()).hex()[..16]))
 }
 
 /// Makes the daemon's fault into ours.

@@ -47,11 +47,12 @@ mod tests {
     use super::*;
 
     fn build(cpus: u64, memory: u64) -> BuildSpec {
-        BuildSpec { cpus: Cpus::from_thousandths(cpus * 1000), memory: Memory::from_bytes(memory << 30) }
+        let (cpus, memory) = (Cpus::from_thousandths(cpus * 1000), Memory::from_bytes(memory << 30));
+        BuildSpec { cpus, memory, ..BuildSpec::default() }
     }
 
     fn budget(cpus: u64, memory: u64) -> Budget {
-        let BuildSpec { cpus, memory } = build(cpus, memory);
+        let BuildSpec { cpus, memory, deadline: _ } = build(cpus, memory);
         Budget { cpus, memory }
     }
 

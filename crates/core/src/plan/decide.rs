@@ -50,7 +50,7 @@ pub(super) fn decide(
     if failure.is_none() {
         questions.failures.insert(input_hash);
     }
-    let failure = failure.and_then(Option::as_ref).filter(|failure| failure.still_holds(spec.check));
+    let failure = failure.and_then(Option::as_ref).filter(|failure| failure.still_holds(spec));
     let why = match (failure.cloned(), other) {
         (Some(Failure { at, message, permanent: true, .. }), _) => {
             return Outcome::HeldBack { cell: Arc::clone(cell), at, message };

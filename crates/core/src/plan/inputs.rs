@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use super::{Announcements, ClusterSnapshot, Instance, Manifests};
 use crate::{
     image::{
-        CheckSpec, Definitions, Digest, ImageName, ImageReference, InputHash, ReferenceError, Repository,
-        Version,
+        CheckSpec, Definitions, Digest, DriverImageSpec, ImageName, ImageReference, InputHash, Period,
+        ReferenceError, Repository, Version,
     },
     kernel::{Architecture, KernelTarget},
     kmod::Verdict,
@@ -132,12 +132,16 @@ pub struct Failure {
     /// What the definition asked of the check, where that made the failure: asked for less, they may not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub under: Option<CheckSpec>,
+    /// The deadline that stopped it: with a longer one it may not fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Period>,
 }
 
 impl Failure {
-    /// Would the same inputs fail again under what the definition now asks of the check?
-    pub fn still_holds(&self, check: CheckSpec) -> bool {
-        self.under.is_none_or(|under| under == check)
+    /// Would the same inputs fail again under what the definition now asks of the check, and with its deadline?
+    pub fn still_holds(&self, spec: &DriverImageSpec) -> bool {
+        self.under.is_none_or(|under| under == spec.check)
+            && self.deadline.is_none_or(|deadline| spec.build.deadline <= deadline)
     }
 }
 

@@ -1,7 +1,9 @@
-//! What waits is no failure: a chain whose nodes change while it is rolled out, and a pod that a budget keeps.
+//! What waits is no failure: a chain whose nodes change while it is rolled out, a pod that a budget keeps, and a build that
+//! farrier did not live through.
 
 use super::{super::once::run_once, *};
 use crate::{
+    build::Attempts,
     controller::testing::State,
     kmod::testing::ModuleFile,
     plan::{HoldReason, RolloutDecision},
@@ -164,5 +166,38 @@ async fn a_pod_that_a_budget_keeps_is_asked_for_now_and_then_and_holds_nothing_e
     let figures = live.metrics.text().unwrap();
     let none_failed = "farrier_rewrites_total{strategy=\"image\",outcome=\"failed\"} 0";
     assert!(figures.contains(none_failed), "{figures}");
+    live.stop().await;
+}
+
+/// Two farriers before this one were killed while they built: by the build, it may be.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_build_that_killed_farrier_is_not_begun_again_at_once() {
+    let logs = Logs::start();
+    let bench = bench(&json!({}), &["a"]);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    let attempts = Attempts::in_cache(&bench.parts.cache);
+    for _ in 0..2 {
+        drop(attempts.begin(bench.cell(K10).await.input_hash).unwrap());
+    }
+    let began = Instant::now();
+    let live = Running::start(
+        bench,
+        Fleet::new(|state| {
+            state.node("n", K10);
+            state.daemon_set("a", "");
+        }),
+        true,
+    );
+    live.views.until(|activity, _| activity.values().any(|build| build.next_retry.is_some())).await;
+    let (activity, _) = live.views.last().unwrap();
+    let build = activity.values().next().unwrap();
+    assert_eq!(build.attempts, 2);
+    let said = logs.with("retrying");
+    assert!(said.len() == 1 && said[0].contains("the last 2 attempts ended without a result"), "{said:?}");
+
+    // It is tried again after a while, and with a result nothing is left of the earlier ones.
+    live.fleet.until(|state| state.writes.len() == 1).await;
+    assert!(began.elapsed() >= Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(attempts.without_outcome().is_empty());
     live.stop().await;
 }

@@ -205,7 +205,7 @@ fn what_cannot_be_compiled_against_says_why() {
         world
             .observed
             .failures
-            .insert(mofed.input_hash, Some(Failure { at, message, permanent: true, under: None }));
+            .insert(mofed.input_hash, Some(Failure { at, message, permanent: true, under: None, deadline: None }));
     });
     tell(&|world| world.image("peer").spec.needs.push(Need::Image(name("nobody"))));
     tell(&|world| world.image("mofed").spec.needs.push(Need::Image(name("peer"))));
@@ -351,7 +351,7 @@ fn meet_fates(
                 }
                 Fate::Failed => {
                     let (at, message) = (jiff::Timestamp::UNIX_EPOCH, "make: error 2".to_owned());
-                    let failure = Failure { at, message, permanent: true, under: None };
+                    let failure = Failure { at, message, permanent: true, under: None, deadline: None };
                     world.observed.failures.insert(cell.input_hash, Some(failure));
                 }
                 Fate::Unreachable => {

@@ -33,6 +33,7 @@ fn fail(world: &mut World, permanent: bool) {
         message: "nv-pci.c:12: too few arguments".to_owned(),
         permanent,
         under: None,
+        deadline: None,
     };
     let hash = world.cells()[0].input_hash;
     world.observed.failures.insert(hash, Some(failure));
@@ -198,6 +199,7 @@ fn busy() -> World {
         message: "nv-pci.c:12: too few arguments".to_owned(),
         permanent: true,
         under: None,
+        deadline: None,
     };
     world.observed.failures.insert(cells[3].input_hash, Some(failure));
     for node in [5, 6] {

@@ -1,34 +1,33 @@
-//! Adapter: notes of the runs that a daemon may still hold something of.
+//! Adapter: notes of runs that may end without having been able to say so: builds, and what an engine makes for one.
 //!
-//! A run is noted before it begins, and the note goes when nothing of it is left. It is locked for as long as the run lives:
-//! a note that is not is one of a run whose farrier was killed, or whose engine died before it was cleaned up.
+//! A run is noted before it begins, and the note goes when its outcome is known and nothing of it is left. It is locked for as
+//! long as the run lives: a note that is not locked is one of a run whose farrier was killed, or whose engine died before it
+//! was cleaned up.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
 
-use crate::image::Digest;
-
-/// The directory of one daemon's notes.
+/// A directory of notes.
 #[derive(Clone, Debug)]
-pub(super) struct Notes(PathBuf);
+pub(crate) struct Notes(PathBuf);
 
 /// One run's note.
 #[derive(Debug)]
-pub(super) struct Note {
+pub(crate) struct Note {
     path: PathBuf,
     _lock: File,
 }
 
 impl Notes {
-    /// Those on the daemon at an address, below the directory for all of them.
-    pub(super) fn of(directory: &Path, address: &str) -> Self {
-        Self(directory.join(&Digest::of(address.as_bytes()).hex()[..16]))
+    /// Those in a directory, which is made with the first one.
+    pub(crate) fn in_directory(directory: PathBuf) -> Self {
+        Self(directory)
     }
 
     /// Notes that a run of this name begins.
-    pub(super) fn begin(&self, run: &str) -> std::io::Result<Note> {
+    pub(crate) fn begin(&self, run: &str) -> std::io::Result<Note> {
         fs::create_dir_all(&self.0)?;
         // It gets its name when it is locked: before, another farrier might take the run for a dead one.
         let new = NamedTempFile::with_prefix_in(".new-", &self.0)?;
@@ -38,8 +37,8 @@ impl Notes {
         Ok(Note { path, _lock: lock })
     }
 
-    /// The runs that are over and may have left something, each with its note, which is this process's now.
-    pub(super) fn dead(&self) -> Vec<(String, Note)> {
+    /// The runs that are over and were not forgotten, each with its note, which is the caller's now.
+    pub(crate) fn dead(&self) -> Vec<(String, Note)> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
         let dead = entries.flatten().filter_map(|entry| {
             let (path, run) = (entry.path(), entry.file_name().into_string().ok()?);
@@ -52,8 +51,8 @@ impl Notes {
 }
 
 impl Note {
-    /// Nothing of the run is left.
-    pub(super) fn forget(self) {
+    /// The run's outcome is known, and nothing of it is left.
+    pub(crate) fn forget(self) {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::debug!(path = %self.path.display(), %error, "a run's note stays; it is looked at again");
         }
@@ -67,7 +66,7 @@ mod tests {
     #[test]
     fn only_runs_that_are_over_are_dead() {
         let directory = tempfile::tempdir().unwrap();
-        let notes = Notes::of(directory.path(), "unix:///a.sock");
+        let notes = Notes::in_directory(directory.path().join("notes"));
         assert!(notes.dead().is_empty());
         let alive = notes.begin("alive").unwrap();
         drop(notes.begin("dead").unwrap());
@@ -77,7 +76,5 @@ mod tests {
         note.forget();
         drop(alive);
         assert_eq!(notes.dead().len(), 1);
-        // Another daemon is another matter.
-        assert!(Notes::of(directory.path(), "unix:///b.sock").dead().is_empty());
     }
 }
