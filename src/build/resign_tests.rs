@@ -15,16 +15,17 @@ use crate::{
         ModuleSigner,
         testing::{EC_256, RSA_2048, Workshop},
     },
-    site::{KeySource, ModuleSigning, Signed},
+    site::{Existing, ImageSigning, KeySource, ModuleSigning, Signed},
 };
 
 /// Kernels that load signed modules only.
 const ENFORCING: &str = "CONFIG_MODULE_SIG=y\nCONFIG_MODULE_SIG_FORCE=y\nCONFIG_MODULE_SIG_HASH=\"sha512\"\n";
 
 fn bench(options: &str) -> Bench {
-    let bench = Bench::new(&json!({
+    let mut bench = Bench::new(&json!({
         "reuse": "compatible", "tags": ["{{version}}-{{kernel_label}}-{{signer}}"],
     }));
+    sign_images_with(&mut bench, &workshop(EC_256));
     for release in [K9, K10] {
         bench.headers_with(release, SYMBOLS, options);
     }
@@ -49,6 +50,19 @@ fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
     let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
     let opened = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
     bench.parts.module_signer = Some(Arc::new(opened));
+}
+
+/// The key goes where the definitions are.
+fn sign_images_with(bench: &mut Bench, workshop: &Workshop) {
+    for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
+        fs::copy(workshop.path(file), bench.root().join(name)).unwrap();
+    }
+    bench.parts.definitions.site.image_signing = Some(ImageSigning {
+        key: KeySource::File("images.pem".parse().unwrap()),
+        passphrase: None,
+        public_key: Some("images.pub".parse().unwrap()),
+        existing: Existing::Leave,
+    });
 }
 
 /// The certificate's serial number, as OpenSSL knows it.
@@ -127,6 +141,48 @@ async fn signing_switched_on_takes_the_unsigned_payload() {
     // Switched off again, a signed payload is of no use: signatures are not taken off.
     bench.parts.module_signer = None;
     bench.lose(&unsigned.reference);
+    let error = bench.build(K9).await.unwrap_err();
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+}
+
+/// Whoever may write to the registry can give a payload any annotations. No engine answers, so nothing else is published.
+#[tokio::test]
+async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
+    let mut bench = bench(ENFORCING);
+    let key = workshop(RSA_2048);
+    let strangers: [fn(&mut Bench); 2] = [
+        |bench| sign_images_with(bench, &workshop(EC_256)),
+        |bench| bench.parts.definitions.site.image_signing = None,
+    ];
+    for publish_as in strangers {
+        let ours = bench.parts.definitions.site.image_signing.clone();
+        let keys = ["images.pem", "images.pub"].map(|name| (name, fs::read(bench.root().join(name)).unwrap()));
+        publish_as(&mut bench);
+        sign_with(&mut bench, &workshop(RSA_2048), Signed::Keep);
+        let theirs = bench.publish(K9, &[&module()]).await.unwrap().digest;
+        for (name, bytes) in keys {
+            fs::write(bench.root().join(name), bytes).unwrap();
+        }
+        bench.parts.definitions.site.image_signing = ours;
+        sign_with(&mut bench, &key, Signed::Keep);
+        for release in [K9, K10] {
+            bench.heard();
+            let error = bench.build(release).await.unwrap_err();
+            assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+            let (heard, refused) = (bench.heard(), format!("{theirs} is not taken over: "));
+            assert!(heard.iter().any(|note| note.contains(&refused)), "{heard:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn without_keys_for_images_no_published_payload_is_signed() {
+    let mut bench = bench(ENFORCING);
+    let (first, second) = (workshop(RSA_2048), workshop(RSA_2048));
+    sign_with(&mut bench, &first, Signed::Keep);
+    bench.publish(K9, &[&module()]).await.unwrap();
+    bench.parts.definitions.site.image_signing = None;
+    sign_with(&mut bench, &second, Signed::Keep);
     let error = bench.build(K9).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
 }

@@ -15,6 +15,7 @@ use crate::{
     cache::Scratch,
     error_chain,
     image::{Digest, Output, Reuse, Tag, Version},
+    images::StoredImage,
     kernel::KernelRelease,
     kmod::{BootReport, Verdict},
     oci::{ImageFacts, ImageManifest, ReusedFrom, annotations},
@@ -89,6 +90,7 @@ async fn find_to_resign(job: &Job<'_>) -> Result<Option<Lender>, TargetError> {
     for tag in tags_to_resign(job.cell, tags, MAX_RESIGN_LOOKUPS) {
         if let Some(lender) = look_up(job, tag).await?
             && may_resign(job.cell, &lender.facts)
+            && lender.is_trusted(job).await?
         {
             return Ok(Some(lender));
         }
@@ -143,6 +145,7 @@ async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>, TargetEr
         if let Some(lender) = lender?
             && may_lend(job.cell, &lender.facts)
             && let Some(kernel) = lender.facts.kernel_release.clone()
+            && lender.is_trusted(job).await?
         {
             lenders.push((kernel, lender));
         }
@@ -202,6 +205,16 @@ impl Lender {
     /// The image that the payload was built for: several kernels may have it by now.
     fn origin(&self) -> &Digest {
         self.facts.reused_from.as_ref().unwrap_or(&self.digest)
+    }
+
+    /// May its payload be taken, and signed? What the image says of itself is no reason.
+    async fn is_trusted(&self, job: &Job<'_>) -> Result<bool, TargetError> {
+        let (repository, digest) = (&job.cell.reference.repository, &self.digest);
+        let trusted = StoredImage { parts: job.parts, repository, digest }.trusted().await?;
+        if let Err(why) = &trusted {
+            job.note(&format!("the payload of {repository}@{digest} is not taken over: {why}"));
+        }
+        Ok(trusted.is_ok())
     }
 
     /// Fetches the payload and unpacks it into `payload` of a scratch directory; `None` where the image has none.

@@ -120,7 +120,9 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
     if let Some(file) = &site {
         let mut documents = parse::<Site>(file, &mut errors).into_iter();
         if let Some((site, document)) = documents.next() {
-            site::network(&mut Report { file, document: &document, errors: &mut errors }, &site.spec);
+            let mut report = Report { file, document: &document, errors: &mut errors };
+            site::network(&mut report, &site.spec);
+            site::signing(&mut report, &site.spec);
             definitions.site = site.spec;
         }
         if documents.next().is_some() {

@@ -46,3 +46,13 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
         }
     }
 }
+
+/// Reports what is missing to sign modules safely.
+pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
+    if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
+        let message = "modules are signed, and no key for images is named: published modules are signed anew when the key \
+                       changes, and whoever may write to the registry could then have modules of their own signed. Add \
+                       imageSigning, so that farrier knows its own images";
+        report.wrong(&["spec", "moduleSigning"], message.to_owned());
+    }
+}

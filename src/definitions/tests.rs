@@ -462,6 +462,7 @@ spec:
     - {host: R.example}
     - {host: s.example, clientKey: {file: k.pem}}
     - {host: t.example, plainHttp: true, caFile: ca.pem}
+  moduleSigning: {key: {file: modules.pem}, certificate: modules.crt}
 "#;
     insta::assert_snapshot!(mistakes(&[("site.yaml", together)]));
 }

@@ -74,6 +74,13 @@ pub(super) async fn required_keys(parts: &Parts) -> Result<Vec<PublicKey>, Targe
     read_keys(paths.collect()).await
 }
 
+/// The keys that make a published image count as an input: the site's own, and those that the policy names.
+pub(super) async fn trusted_keys(parts: &Parts) -> Result<Vec<PublicKey>, TargetError> {
+    let mut keys = required_keys(parts).await?;
+    keys.extend(own_key(parts).await?);
+    Ok(keys)
+}
+
 /// Reads public keys in PEM form.
 async fn read_keys(paths: Vec<PathBuf>) -> Result<Vec<PublicKey>, TargetError> {
     let mut keys = Vec::new();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, stream};
 
-use super::keys::{own_key, required_keys};
+use super::keys::{own_key, required_keys, trusted_keys};
 use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
@@ -116,6 +116,20 @@ impl StoredImage<'_> {
             Ok(Err(why)) => Err(why),
             Err(error) => Err(error_chain(&error)),
         }
+    }
+
+    /// May something be made from the image? Where the site has keys for images, one of them must have signed it, because
+    /// whoever may write to the registry can put any content under its tag, with any annotations; why none did, as a value.
+    /// Where modules are signed there are such keys: else its writers could have anything signed.
+    pub(crate) async fn trusted(self) -> Result<Result<(), String>, TargetError> {
+        let keys = trusted_keys(self.parts).await?;
+        if keys.is_empty() {
+            return Ok(match self.parts.module_signer {
+                None => Ok(()),
+                Some(_) => Err("the site has no keys for images".to_owned()),
+            });
+        }
+        Ok(self.must_be_signed(&keys).await)
     }
 
     pub(super) fn remember_signature(self, key: &PublicKey) -> Result<(), TargetError> {

@@ -309,7 +309,7 @@ fn a_rotated_key_signs_what_was_compiled_once() {
             "site.yaml",
             &format!(
                 "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: acme}}\nspec:\n  moduleSigning:\n    \
-                 key: {{file: {key}.pem}}\n    certificate: {key}.crt\n"
+                 key: {{file: {key}.pem}}\n    certificate: {key}.crt\n  imageSigning: {{key: {{file: first.pem}}}}\n"
             ),
         );
     };
@@ -371,7 +371,7 @@ fn what_is_wrong_with_a_key_is_said_before_anything_is_published() {
     ] {
         site.define(
             "site.yaml",
-            &format!("apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: acme}}\nspec: {{moduleSigning: {signing}}}\n"),
+            &format!("apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: acme}}\nspec: {{moduleSigning: {signing}, imageSigning: {{key: {{file: ours.pem}}}}}}\n"),
         );
         let run = site.build("hello", &kernel, &["--push"]).exits(2);
         run.line(message);
