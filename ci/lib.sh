@@ -179,14 +179,17 @@ YAML
 }
 
 # host_source SUITE: the `deb` line of a Debian 12 suite: the host's own entry; else its main Debian
-# entry, else the default that debootstrap ships with, for that suite.
+# entry, else the default that debootstrap ships with, for that suite. A host that takes expired lists has a frozen
+# mirror: the line says so, for where the host's configuration is not.
 host_source() {
-    local suite="$1" uri release main='' keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    local suite="$1" uri release main='' checks='' options='signed-by=/usr/share/keyrings/debian-archive-keyring.gpg'
     need_packages debian-archive-keyring
+    eval "$(apt-config shell checks Acquire::Check-Valid-Until/b)"
+    if [ "$checks" = false ]; then options+=' check-valid-until=no'; fi
     # shellcheck disable=SC2016 # apt's own variables
     while IFS='|' read -r uri release; do
         if [ "$release" = "$suite" ]; then
-            echo "deb [signed-by=$keys] $uri $suite ${2:-main}"
+            echo "deb [$options] $uri $suite ${2:-main}"
             return
         fi
         if [[ "$uri" == */debian/ ]]; then main="${uri%/}"; fi
@@ -196,7 +199,7 @@ host_source() {
         main="$(sed -n 's/^default_mirror //p' /usr/share/debootstrap/scripts/sid)"
     fi
     if [[ "$suite" == *-security ]]; then main="$main-security"; fi
-    echo "deb [signed-by=$keys] $main/ $suite ${2:-main}"
+    echo "deb [$options] $main/ $suite ${2:-main}"
 }
 
 # private_apt SUITE [COMPONENT]: makes a private apt configuration that knows this suite only, and

@@ -3,7 +3,9 @@ use serde_json::json;
 use super::{super::needs::Needed, *};
 use crate::{
     build::{
-        build_one, failures::record_outcome, known_failures,
+        build_one,
+        failures::record_outcome,
+        known_failures,
         testing::{Bench, K9, module},
     },
     kmod::{BootOutcome, ModuleBoot, testing::ModuleFile},

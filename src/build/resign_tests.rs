@@ -58,7 +58,7 @@ fn sign_images_with(bench: &mut Bench, workshop: &Workshop) {
         fs::copy(workshop.path(file), bench.root().join(name)).unwrap();
     }
     bench.parts.definitions.site.image_signing = Some(ImageSigning {
-        key: KeySource::File("images.pem".parse().unwrap()),
+        key: KeySource::File(bench.root().join("images.pem").to_str().unwrap().parse().unwrap()),
         passphrase: None,
         public_key: Some("images.pub".parse().unwrap()),
         existing: Existing::Leave,
@@ -156,9 +156,11 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
     ];
     for publish_as in strangers {
         let ours = bench.parts.definitions.site.image_signing.clone();
-        let keys = ["images.pem", "images.pub"].map(|name| (name, fs::read(bench.root().join(name)).unwrap()));
+        let keys =
+            ["images.pem", "images.pub"].map(|name| (name, fs::read(bench.root().join(name)).unwrap()));
         publish_as(&mut bench);
-        sign_with(&mut bench, &workshop(RSA_2048), Signed::Keep);
+        let their_key = workshop(RSA_2048);
+        sign_with(&mut bench, &their_key, Signed::Keep);
         let theirs = bench.publish(K9, &[&module()]).await.unwrap().digest;
         for (name, bytes) in keys {
             fs::write(bench.root().join(name), bytes).unwrap();

@@ -85,7 +85,9 @@ async fn union_part(
 ) -> Result<UnionPart, TargetError> {
     let UnionMember { kernel, digest } = member;
     if let Err(why) = (StoredImage { parts, repository, digest }).trusted().await? {
-        let message = format!("the image for kernel {kernel}, {repository}@{digest}, is not signed with a key of this site: {why}");
+        let message = format!(
+            "the image for kernel {kernel}, {repository}@{digest}, is not signed with a key of this site: {why}"
+        );
         let hint = "if farrier published it, delete its tag: then it is built and published again";
         return Err(TargetError::unmet(message, hint));
     }

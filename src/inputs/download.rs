@@ -26,17 +26,21 @@ pub(super) async fn download(
     url: &Download,
     sha256: &str,
 ) -> Result<PathBuf, FetchError> {
-    let url = parse(url)?;
-    // The name matters for a file that is no archive: the source is then a tree of that one file.
-    let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
-    let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
-    let name: String = last.chars().filter(plain).take(200).collect();
-    let name = if name.trim_matches('.').is_empty() { "download".to_owned() } else { name };
+    let (name, url) = (name_of(url)?, parse(url)?);
     let make = |dir: PathBuf| any_of(&fetcher.net, what, &url, sha256, dir.join(&name));
     let place = fetcher.cache.get_or_make("downloads", sha256, make).await?;
     // Another address may have given the same content another name.
     let mut names = files::names_in(&place)?.into_iter();
     Ok(place.join(names.next().unwrap_or_else(|| name.into())))
+}
+
+/// What a downloaded file is called. It matters for a file that is no archive: the source is then a tree of that one file.
+pub(super) fn name_of(url: &Download) -> Result<String, FetchError> {
+    let url = parse(url)?;
+    let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
+    let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
+    let name: String = last.chars().filter(plain).take(200).collect();
+    Ok(if name.trim_matches('.').is_empty() { "download".to_owned() } else { name })
 }
 
 /// From the first place that has it.

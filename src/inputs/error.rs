@@ -305,6 +305,11 @@ fn program_hint(message: &str) -> Option<&'static str> {
         Some("the mirror does not have this suite: check `suites`, or set `mirror` and `signedBy` beside it")
     } else if message.contains("NO_PUBKEY") || message.contains("is not signed") {
         Some("the archive's key is not known: set `signedBy` to its keyring")
+    } else if message.contains(" is expired (invalid since") {
+        Some(
+            "the mirror was not updated for long, or the clock is wrong; of a mirror that is frozen on purpose, write \
+             `[check-valid-until=no]` into its line in /etc/apt/sources.list.d",
+        )
     } else {
         None
     }

@@ -141,8 +141,9 @@ fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 8] = [
+    const FINAL: [&str; 9] = [
         "does not have a Release file",
+        " is expired (invalid since",
         "NO_PUBKEY",
         "is not signed",
         "EXPKEYSIG",
@@ -196,6 +197,10 @@ mod tests {
         assert!(may_pass("E: something new"));
         assert!(!may_pass("E: The repository 'x' does not have a Release file."));
         assert!(!may_pass("W: GPG error: NO_PUBKEY 1234"));
+        let expired = "E: Release file for http://a.test/InRelease is expired (invalid since 16d 4h). Updates for this \
+                       repository will not be applied.";
+        assert!(!may_pass(expired));
+        assert!(failure("fetch".to_owned(), expired).hint().unwrap().contains("check-valid-until=no"));
     }
 
     #[test]

@@ -15,9 +15,10 @@ use super::{
         package::{self, Package, native},
         version,
     },
-    download::download,
+    digest,
+    download::{download, name_of},
     files::{copy_file, listing, names_in},
-    stored::{Input, StoredUnder, content_key, source_tag},
+    stored::{Input, Packed, StoredUnder, content_key, source_tag},
     unpack,
 };
 use crate::{
@@ -67,7 +68,7 @@ impl Sources<'_> {
     /// What the source is at this moment. Downloads no source.
     pub async fn identity(self, spec: &SourceSpec, root: &Path) -> Result<SourceIdentity, FetchError> {
         if let Some(stored) = self.in_place_of(spec, root).await? {
-            let identity = stored.note(annotations::IDENTITY)?.to_owned();
+            let identity = stored_identity(spec, &stored)?;
             let version = stored.annotations.get(annotations::VERSION).cloned();
             return Ok(SourceIdentity { identity, version });
         }
@@ -83,8 +84,8 @@ impl Sources<'_> {
     pub async fn fetch(self, spec: &SourceSpec, root: &Path) -> Result<FetchedSource, FetchError> {
         let (Self(fetcher), SourceSpec { name: _, from, unpack, subdir }) = (self, spec);
         if let Some(stored) = self.in_place_of(spec, root).await? {
-            let origin = stored.note(annotations::IDENTITY)?.to_owned();
-            let make = |dir| fetcher.take_tree(&stored, dir);
+            let origin = stored_identity(spec, &stored)?;
+            let make = |dir| self.lay_out_stored(spec, &stored, &origin, dir);
             let place = fetcher.cache.get_or_make(PLACE, &content_key(&origin), make).await?;
             return Ok(FetchedSource { root: place.join(TREE), origin });
         }
@@ -99,13 +100,15 @@ impl Sources<'_> {
         let key = content_key(&origin);
         // What lies on this machine is not fetched from another one.
         let is_here = matches!(content, Content::Local { .. });
-        let make = |dir| self.lay_out(spec, content, dir);
-        let place = if is_here {
-            fetcher.cache.get_or_make(PLACE, &key, make).await?
-        } else {
-            fetcher.obtain(PLACE, InputKind::Source, &key, make).await?
+        let make = |dir| async {
+            if !is_here && let Some(stored) = fetcher.stored(InputKind::Source, &key_tag(&key)?).await? {
+                return self.lay_out_stored(spec, &stored, &origin, dir).await;
+            }
+            let original = self.original(spec, content).await?;
+            self.lay_out(spec, original, dir).await
         };
-        Ok(FetchedSource { root: place.join(TREE), origin })
+        let root = fetcher.cache.get_or_make(PLACE, &key, make).await?.join(TREE);
+        Ok(FetchedSource { root, origin })
     }
 
     /// Puts the source into the store, unless it is there.
@@ -118,13 +121,20 @@ impl Sources<'_> {
             declared: Some(source_tag(spec)?),
         };
         let content = async {
-            let tree = self.fetch(spec, root).await?.root;
+            let original = self.original(spec, self.content(&spec.from, root).await?).await?;
+            let packed = if original.is_dir() {
+                self.0.pack(original).await?
+            } else {
+                let (sha256, size) =
+                    (self.0.digest_of(&original).await?.digest, fs::metadata(&original)?.len());
+                Packed::original(original, &sha256, size)?
+            };
             let notes = [
                 (annotations::TITLE, Some(spec.name.to_string())),
                 (annotations::IDENTITY, Some(identity)),
                 (annotations::VERSION, version),
             ];
-            Ok(self.0.pack(tree).await?.with_notes(notes))
+            Ok(packed.with_notes(notes))
         };
         Box::pin(self.0.keep(input, content)).await
     }
@@ -141,22 +151,62 @@ impl Sources<'_> {
         if wanted { self.0.stored(InputKind::Source, &source_tag(spec)?).await } else { Ok(None) }
     }
 
-    /// Makes the source's tree in `dir`.
-    async fn lay_out(self, spec: &SourceSpec, content: Content, dir: PathBuf) -> Result<(), FetchError> {
-        let file = match content {
+    /// The source as its publisher made it: the file or directory whose digest is in its identity.
+    async fn original(self, spec: &SourceSpec, content: Content) -> Result<PathBuf, FetchError> {
+        match content {
             Content::Package(found) => {
                 let SourceOrigin::Apt(source) = &spec.from else { return Err(FetchError::Interrupted) };
-                package::file(self.0, source, &found, native()).await?
+                package::file(self.0, source, &found, native()).await
             }
             Content::Download { url, sha256 } => {
                 let what = format!("source {}", spec.name);
                 let downloaded = download(self.0, &what, &url, &sha256).await;
-                self.0.unless_kept(downloaded, || format!("{what} ({url})"), CARRY)?
+                self.0.unless_kept(downloaded, || format!("{what} ({url})"), CARRY)
             }
-            Content::Local { path, .. } => path,
-        };
+            Content::Local { path, .. } => Ok(path),
+        }
+    }
+
+    /// Makes the source's tree in `dir`.
+    async fn lay_out(self, spec: &SourceSpec, original: PathBuf, dir: PathBuf) -> Result<(), FetchError> {
         let (inner, subdir) = (spec.unpack.clone(), spec.subdir.clone());
-        stoppable(move |stop| lay_out(stop, &file, &dir, inner.as_ref(), subdir.as_ref())).await
+        stoppable(move |stop| lay_out(stop, &original, &dir, inner.as_ref(), subdir.as_ref())).await
+    }
+
+    /// The same from the store. What is there counts for its digest only, which must be the one in the identity: its tag
+    /// and annotations are whatever the last writer to the registry made them.
+    async fn lay_out_stored(
+        self,
+        spec: &SourceSpec,
+        stored: &StoredInput,
+        identity: &str,
+        dir: PathBuf,
+    ) -> Result<(), FetchError> {
+        let wanted = OriginalDigest::in_identity(identity);
+        let other = |found: &str| stored.is_not(&format!("it holds {found}, and {identity} is wanted"));
+        let work = self.0.cache.scratch()?;
+        let original = match wanted {
+            Some(OriginalDigest::File(sha256)) => {
+                if stored.layer.digest.hex() != sha256 {
+                    return Err(other(&format!("{}", stored.layer.digest)).into());
+                }
+                let file = work.path().join(file_name(&spec.from)?);
+                self.0.required_store()?.fetch(stored, &file).await?;
+                file
+            }
+            Some(OriginalDigest::Tree(sha256)) => {
+                self.0.take_tree(stored, work.path().to_owned()).await?;
+                let tree = work.path().join(TREE);
+                let path = tree.clone();
+                let found = stoppable(move |stop| digest::of_tree(&path, stop)).await?;
+                if found != sha256 {
+                    return Err(other(&format!("a tree with the digest sha256:{found}")).into());
+                }
+                tree
+            }
+            None => return Err(other("something without a digest").into()),
+        };
+        self.lay_out(spec, original, dir).await
     }
 
     async fn content(self, from: &SourceOrigin, root: &Path) -> Result<Content, FetchError> {
@@ -186,19 +236,80 @@ impl Sources<'_> {
     }
 }
 
+/// What a source's digest is over: 64 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OriginalDigest<'a> {
+    /// The bytes of a file.
+    File(&'a str),
+    /// The files of a directory.
+    Tree(&'a str),
+}
+
+impl<'a> OriginalDigest<'a> {
+    /// Of what [`identity`] wrote: `sha256:...`, `tree sha256:...`, `package=version sha256:...`, and what follows.
+    fn in_identity(identity: &'a str) -> Option<Self> {
+        let mut words = identity.split(' ');
+        let first = words.next()?;
+        let (is_tree, digest) = match first.strip_prefix("sha256:") {
+            Some(digest) => (false, digest),
+            None => (first == "tree", words.next()?.strip_prefix("sha256:")?),
+        };
+        Some(if is_tree { Self::Tree(digest) } else { Self::File(digest) })
+    }
+}
+
+/// What a source's file is called: its name is part of a tree of one file.
+fn file_name(from: &SourceOrigin) -> Result<String, FetchError> {
+    let name = match from {
+        SourceOrigin::Url { url, .. } => return name_of(url),
+        SourceOrigin::Path { path, .. } => path.file_name().and_then(OsStr::to_str),
+        SourceOrigin::Apt(source) => Some(source.package.as_str()),
+    };
+    Ok(name.unwrap_or("file").to_owned())
+}
+
 fn identity(spec: &SourceSpec, content: &Content) -> String {
-    let SourceSpec { name: _, from: _, unpack, subdir } = spec;
-    let mut text = match content {
+    let original = match content {
         Content::Package(package) => package.identity(),
         Content::Local { path: _, sha256, is_dir: true } => format!("tree sha256:{sha256}"),
         Content::Download { sha256, .. } | Content::Local { sha256, .. } => format!("sha256:{sha256}"),
     };
+    original + &parts_of(spec)
+}
+
+/// Which part of the original is the source, in its identity.
+fn parts_of(spec: &SourceSpec) -> String {
+    let SourceSpec { name: _, from: _, unpack, subdir } = spec;
+    let mut text = String::new();
     for (name, value) in [("unpack", unpack), ("subdir", subdir)] {
         if let Some(value) = value {
             let _ = write!(text, " {name}={value}");
         }
     }
     text
+}
+
+/// What a stored source says that it is. It cannot be other than the definition wants it.
+fn stored_identity(spec: &SourceSpec, stored: &StoredInput) -> Result<String, FetchError> {
+    let identity = stored.note(annotations::IDENTITY)?;
+    let original = identity.strip_suffix(&parts_of(spec));
+    let is_it = original.is_some_and(|original| match &spec.from {
+        SourceOrigin::Url { sha256, .. } | SourceOrigin::Path { sha256: Some(sha256), .. } => {
+            original == format!("sha256:{}", sha256.to_ascii_lowercase())
+        }
+        SourceOrigin::Path { sha256: None, .. } => true,
+        SourceOrigin::Apt(source) => match &source.version {
+            Some(version) => original.starts_with(&format!("{}={version} sha256:", source.package)),
+            None => original.starts_with(&format!("{}=", source.package)),
+        },
+    });
+    if is_it {
+        Ok(identity.to_owned())
+    } else {
+        Err(stored
+            .is_not(&format!("it says that it is {identity:?}, which the definition does not want"))
+            .into())
+    }
 }
 
 /// Makes `dir/tree` from a file or directory.

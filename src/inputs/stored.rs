@@ -15,9 +15,9 @@ use super::{FetchError, Fetcher, TREE, apt, digest, root_fs_layer, unpack};
 use crate::{
     blocking::stoppable,
     cache::Scratch,
-    image::{AptSource, MinimalSpec, SourceOrigin, SourceSpec, Tag},
+    image::{AptSource, Digest, MinimalSpec, SourceOrigin, SourceSpec, Tag},
     kernel::Architecture,
-    oci::{Layer, annotations},
+    oci::{Layer, annotations, media_type},
     payload::write_payload_layer,
     store::{self, InputKind, NewInput, PackedDefinitions, Store, StoredInput},
 };
@@ -25,7 +25,7 @@ use crate::{
 /// Changes when definitions' own keys are made otherwise.
 const FORMAT: &str = "declared-1";
 /// Changes when the same content of a source is laid out differently.
-const SOURCE_FORMAT: &str = "source-1";
+const SOURCE_FORMAT: &str = "source-2";
 
 /// The tag of the definitions that were kept last.
 pub const LATEST: &str = "latest";
@@ -57,7 +57,7 @@ pub(super) struct Input {
     pub(super) declared: Option<Tag>,
 }
 
-/// An input's content: one layer, in a file.
+/// An input's content: one layer, in a file. A layer is a packed tree, or the file that a publisher made.
 pub(super) struct Packed {
     pub(super) file: PathBuf,
     pub(super) layer: Layer,
@@ -71,6 +71,15 @@ impl Packed {
     /// Content whose file stays in the cache.
     pub(super) fn in_cache(file: PathBuf, layer: Layer) -> Self {
         Self { file, layer, notes: BTreeMap::new(), scratch: None }
+    }
+
+    /// A publisher's file, as it is: it is verified by the digest that its users know.
+    pub(super) fn original(file: PathBuf, sha256: &str, size: u64) -> Result<Self, FetchError> {
+        let digest: Digest = format!("sha256:{sha256}")
+            .parse()
+            .map_err(|_| FetchError::value("the digest of a source", sha256, "it is no sha256"))?;
+        let (diff_id, media_type) = (digest.clone(), media_type::SOURCE_FILE);
+        Ok(Self::in_cache(file, Layer { digest, diff_id, size, media_type }))
     }
 
     /// The same with what is noted of it, by annotation.
@@ -137,11 +146,10 @@ impl Fetcher {
         Ok(StoredUnder { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
     }
 
-    /// An entry of the cache: from the store, else made by `make`.
-    pub(super) async fn obtain<F, M>(
+    /// A root file system in the cache: from the store, else made by `make`.
+    pub(super) async fn obtain_root_fs<F, M>(
         &self,
         place: &str,
-        kind: InputKind,
         key: &str,
         make: F,
     ) -> Result<PathBuf, FetchError>
@@ -150,12 +158,11 @@ impl Fetcher {
         M: Future<Output = Result<(), FetchError>>,
     {
         let fill = |dir: PathBuf| async move {
-            match self.stored(kind, &store::key_tag(key)?).await? {
-                Some(stored) if kind == InputKind::RootFs => {
+            match self.stored(InputKind::RootFs, &store::key_tag(key)?).await? {
+                Some(stored) => {
                     self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
                     root_fs_layer::record_stored(&dir, &stored)
                 }
-                Some(stored) => self.take_tree(&stored, dir).await,
                 None => make(dir).await,
             }
         };
@@ -209,7 +216,7 @@ impl Fetcher {
         Ok(Packed { file, layer, notes: BTreeMap::new(), scratch: Some(scratch) })
     }
 
-    fn required_store(&self) -> Result<&Store, FetchError> {
+    pub(super) fn required_store(&self) -> Result<&Store, FetchError> {
         self.store.as_ref().ok_or(FetchError::NoStore)
     }
 }
@@ -245,7 +252,7 @@ pub fn source_tag(spec: &SourceSpec) -> Result<Tag, FetchError> {
     };
     parts.extend(["unpack".to_owned(), unpack.as_deref().unwrap_or_default().to_owned()]);
     parts.extend(["subdir".to_owned(), subdir.as_deref().unwrap_or_default().to_owned()]);
-    declared_tag("source", &parts)
+    declared_tag(SOURCE_FORMAT, &parts)
 }
 
 /// The tag under which a definition's minimal base is found.

@@ -45,8 +45,25 @@ impl Sites {
             .with_store(Store::new(location, registry))
     }
 
-    /// Keeps a tree under what a definition says, as a connected site would have.
-    async fn keep_as(&self, spec: &SourceSpec, identity: &str, version: Option<&str>) -> StoredUnder {
+    /// The driver as its publisher packs it, and the sha256 of that.
+    fn archive(&self) -> (PathBuf, String) {
+        let path = self.dir.path().join("driver.tar");
+        let mut tar = tar::Builder::new(fs::File::create(&path).unwrap());
+        tar.append_dir_all(".", self.here().join("driver")).unwrap();
+        tar.finish().unwrap();
+        let sha256 = Digest::of(&fs::read(&path).unwrap()).hex().to_owned();
+        (path, sha256)
+    }
+
+    /// Stores a file as the source of a definition, as a connected site would have, or as someone who may write to the
+    /// registry does: under its tags, with this identity.
+    async fn keep_as(
+        &self,
+        spec: &SourceSpec,
+        file: &Path,
+        identity: &str,
+        version: Option<&str>,
+    ) -> StoredUnder {
         let fetcher = self.fetcher("cache", false);
         let input = Input {
             kind: InputKind::Source,
@@ -56,8 +73,9 @@ impl Sites {
         };
         let identity = Some(identity.to_owned());
         let notes = [(annotations::IDENTITY, identity), (annotations::VERSION, version.map(str::to_owned))];
-        let packed = fetcher.pack(self.here().join("driver")).await.unwrap().with_notes(notes);
-        fetcher.put(input, packed).await.unwrap()
+        let bytes = fs::read(file).unwrap();
+        let packed = Packed::original(file.to_owned(), Digest::of(&bytes).hex(), bytes.len() as u64).unwrap();
+        fetcher.put(input, packed.with_notes(notes)).await.unwrap()
     }
 }
 
@@ -105,11 +123,12 @@ async fn a_source_that_lies_elsewhere_comes_from_the_store() {
 async fn a_package_that_may_be_newer_is_asked_upstream_but_offline() {
     let sites = Sites::new();
     let spec = spec(FLOATING);
-    let identity = "driver-dkms=1.2-3 sha256:00";
-    sites.keep_as(&spec, identity, Some("1.2")).await;
+    let (archive, sha256) = sites.archive();
+    let identity = format!("driver-dkms=1.2-3 sha256:{sha256}");
+    sites.keep_as(&spec, &archive, &identity, Some("1.2")).await;
     let offline = sites.fetcher("other-cache", true);
     let found = offline.sources().identity(&spec, &sites.there()).await.unwrap();
-    assert_eq!(found, SourceIdentity { identity: identity.to_owned(), version: Some("1.2".to_owned()) });
+    assert_eq!(found, SourceIdentity { identity, version: Some("1.2".to_owned()) });
     assert!(offline.sources().fetch(&spec, &sites.there()).await.unwrap().root.join("Kbuild").is_file());
     // There is no apt configuration to ask by.
     let asked = sites.fetcher("other-cache", false).sources().identity(&spec, &sites.there()).await;
@@ -120,21 +139,91 @@ async fn a_package_that_may_be_newer_is_asked_upstream_but_offline() {
 async fn a_fixed_version_comes_from_the_store_in_any_case() {
     let sites = Sites::new();
     let spec = spec(FIXED);
-    sites.keep_as(&spec, "driver-dkms=1.2-3 sha256:00", Some("1.2")).await;
+    let (archive, sha256) = sites.archive();
+    sites.keep_as(&spec, &archive, &format!("driver-dkms=1.2-3 sha256:{sha256}"), Some("1.2")).await;
     let online = sites.fetcher("other-cache", false);
     assert!(online.sources().fetch(&spec, &sites.there()).await.unwrap().root.join("Kbuild").is_file());
 }
 
 #[tokio::test]
-async fn a_download_is_found_by_its_digest() {
+async fn a_download_is_found_by_its_digest_and_verified_by_it() {
     let sites = Sites::new();
-    let sha256 = "ab".repeat(32);
+    let (archive, sha256) = sites.archive();
     let spec = |url: &str| spec(&format!(r#"{{"url": {{"url": "{url}", "sha256": "{sha256}"}}}}"#));
-    sites.keep_as(&spec("http://one.test/x.tar"), &format!("sha256:{sha256}"), None).await;
+    let identity = format!("sha256:{sha256}");
+    sites.keep_as(&spec("http://one.test/x.tar"), &archive, &identity, None).await;
     // Wherever it is said to be; no server listens there.
+    let elsewhere = spec("http://127.0.0.1:1/x.tar");
     let online = sites.fetcher("other-cache", false);
-    let found = online.sources().fetch(&spec("http://127.0.0.1:1/x.tar"), &sites.there()).await.unwrap();
+    let found = online.sources().fetch(&elsewhere, &sites.there()).await.unwrap();
     assert!(found.root.join("Kbuild").is_file());
+}
+
+/// Everything that a writer to the registry can do: any content under the right tags, with the right annotations.
+#[tokio::test]
+async fn a_stored_source_of_other_content_is_refused() {
+    let good = Sites::new().archive().1;
+    let pinned_url = format!(r#"{{"url": {{"url": "http://127.0.0.1:1/x.tar", "sha256": "{good}"}}}}"#);
+    let pinned_path = format!(r#"{{"path": {{"path": "x.tar", "sha256": "{good}"}}}}"#);
+    let (file, package, tree) =
+        (format!("sha256:{good}"), format!("driver-dkms=1.2-3 sha256:{good}"), format!("tree sha256:{good}"));
+    for (from, identity) in [
+        (pinned_url.as_str(), file.as_str()),
+        (pinned_path.as_str(), file.as_str()),
+        (FIXED, package.as_str()),
+        (FLOATING, package.as_str()),
+        (r#"{"path": {"path": "driver"}}"#, tree.as_str()),
+    ] {
+        let (sites, spec) = (Sites::new(), spec(from));
+        fs::write(sites.here().join("driver/Kbuild"), "obj-m += evil.o\n").unwrap();
+        sites.keep_as(&spec, &sites.archive().0, identity, Some("1.2")).await;
+        let there = sites.fetcher("other-cache", true);
+        let error = there.sources().fetch(&spec, &sites.there()).await.unwrap_err();
+        assert!(matches!(&error, FetchError::Store(_)), "{from}: {error:?}");
+        assert!(
+            !sites
+                .dir
+                .path()
+                .join("other-cache/sources")
+                .read_dir()
+                .is_ok_and(|mut left| left.next().is_some())
+        );
+    }
+
+    // Nor one that says itself that it is another.
+    for (from, identity) in [
+        (pinned_path.as_str(), format!("sha256:{}", "ab".repeat(32))),
+        (FIXED, format!("driver-dkms=1.2-2 sha256:{good}")),
+        (FLOATING, format!("other=1.2-3 sha256:{good}")),
+    ] {
+        let (sites, spec) = (Sites::new(), spec(from));
+        sites.keep_as(&spec, &sites.archive().0, &identity, Some("1.2")).await;
+        let there = sites.fetcher("other-cache", true);
+        let error = there.sources().identity(&spec, &sites.there()).await.unwrap_err();
+        assert!(crate::error_chain(&error).contains("which the definition does not want"), "{error}");
+    }
+}
+
+/// A directory has no publisher's digest: what is packed must be what the identity says.
+#[tokio::test]
+async fn a_stored_tree_of_other_content_is_refused() {
+    let sites = Sites::new();
+    let spec = spec(r#"{"path": {"path": "driver"}}"#);
+    let here = sites.fetcher("cache", false);
+    let identity = here.sources().identity(&spec, &sites.here()).await.unwrap().identity;
+    fs::write(sites.here().join("driver/Kbuild"), "obj-m += evil.o\n").unwrap();
+    let input = Input {
+        kind: InputKind::Source,
+        what: "x".to_owned(),
+        tag: store::key_tag(&content_key(&identity)).unwrap(),
+        declared: Some(source_tag(&spec).unwrap()),
+    };
+    let packed = here.pack(sites.here().join("driver")).await.unwrap();
+    here.put(input, packed.with_notes([(annotations::IDENTITY, Some(identity))])).await.unwrap();
+    let there = sites.fetcher("other-cache", true);
+    let error = there.sources().fetch(&spec, &sites.there()).await.unwrap_err();
+    let said = crate::error_chain(&error);
+    assert!(said.contains("it holds a tree with the digest") && said.contains("is wanted"), "{said}");
 }
 
 #[test]

@@ -201,7 +201,10 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Finding(Finding { kind: FindingKind::Compile | FindingKind::TooLong | FindingKind::Refused, .. }) => true,
+            Self::Finding(Finding {
+                kind: FindingKind::Compile | FindingKind::TooLong | FindingKind::Refused,
+                ..
+            }) => true,
             Self::Payload(error) => error.is_permanent(),
             _ => self.is_of_policy(),
         }

@@ -84,10 +84,14 @@ pub struct StoredInput {
 impl StoredInput {
     /// An annotation that it must have.
     pub fn note(&self, key: &str) -> Result<&str, StoreError> {
-        self.annotations.get(key).map(String::as_str).ok_or_else(|| StoreError::NotAnArtifact {
-            reference: format!("{}@{}", self.repository, self.digest),
-            reason: format!("it has no annotation {key}"),
-        })
+        let note = self.annotations.get(key).map(String::as_str);
+        note.ok_or_else(|| self.is_not(&format!("it has no annotation {key}")))
+    }
+
+    /// That it is not what it stands for.
+    pub fn is_not(&self, reason: &str) -> StoreError {
+        let reference = format!("{}@{}", self.repository, self.digest);
+        StoreError::NotAnArtifact { reference, reason: reason.to_owned() }
     }
 }
 

@@ -20,7 +20,6 @@ use crate::{
     },
     kernel::{AptSuites, Architecture, BootstrapSpec},
     oci,
-    store::InputKind,
 };
 
 /// Changes when the same specification gives another root file system.
@@ -82,7 +81,7 @@ impl RootFileSystems<'_> {
             let what = || format!("root file system of {} ({arch})", spec.suite);
             self.0.unless_kept(self.mmdebstrap(spec, arch, dir).await, what, CARRY)
         };
-        let place = self.0.obtain(PLACE, InputKind::RootFs, &bootstrap_key(spec, arch), make).await?;
+        let place = self.0.obtain_root_fs(PLACE, &bootstrap_key(spec, arch), make).await?;
         layer::read(&place, arch)
     }
 

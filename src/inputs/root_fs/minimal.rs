@@ -94,7 +94,7 @@ impl RootFileSystems<'_> {
             let file = package::file(self.0, &spec.source(), &package, arch).await?;
             stoppable(move |stop| write(stop, &file, &dir)).await
         };
-        layer::read(&self.0.obtain(PLACE, InputKind::RootFs, &key, make).await?, arch)
+        layer::read(&self.0.obtain_root_fs(PLACE, &key, make).await?, arch)
     }
 
     /// Puts the base into the store, unless it is there.

@@ -10,8 +10,10 @@ pub const CYCLONEDX: &str = "application/vnd.cyclonedx+json";
 pub const IN_TOTO: &str = "application/vnd.in-toto+json";
 /// A kernel's header set: one layer, a tree rooted at `/`.
 pub const HEADERS: &str = "application/vnd.farrier.headers.v1";
-/// A source of a driver image: one layer, the tree that a build gets.
+/// A source of a driver image: one layer, its publisher's file or the packed tree of a directory.
 pub const SOURCE: &str = "application/vnd.farrier.source.v1";
+/// The layer of a source that is a file, as it was published.
+pub const SOURCE_FILE: &str = "application/octet-stream";
 /// A root file system made from packages: one layer.
 pub const ROOT_FS: &str = "application/vnd.farrier.rootfs.v1";
 /// A definitions directory: one layer.

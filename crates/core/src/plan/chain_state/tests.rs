@@ -202,10 +202,10 @@ fn what_cannot_be_compiled_against_says_why() {
         let mofed = cells.iter().find(|cell| cell.image == name("mofed")).unwrap();
         let at = jiff::Timestamp::UNIX_EPOCH;
         let message = "make: error 2".to_owned();
-        world
-            .observed
-            .failures
-            .insert(mofed.input_hash, Some(Failure { at, message, permanent: true, under: None, deadline: None }));
+        world.observed.failures.insert(
+            mofed.input_hash,
+            Some(Failure { at, message, permanent: true, under: None, deadline: None }),
+        );
     });
     tell(&|world| world.image("peer").spec.needs.push(Need::Image(name("nobody"))));
     tell(&|world| world.image("mofed").spec.needs.push(Need::Image(name("peer"))));
