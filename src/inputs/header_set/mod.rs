@@ -86,18 +86,14 @@ impl Headers<'_> {
         match lookup {
             Lookup::Found(found) => self.load(found, identity, target).await,
             Lookup::Missing { looked_for, hint } => {
-                let hint = format!(
-                    "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that \
-                     runs this kernel `farrier headers collect`, both with --registry"
-                );
-                Ok(Lookup::Missing { looked_for, hint })
+                Ok(Lookup::Missing { looked_for, hint: or_import(&hint, release) })
             }
         }
     }
 
     /// What decides the content of the target's headers beyond the definition and the release: the digest
     /// of what was imported, or of the file that the user brings. `None` for packages, whose release says it all
-    /// (decision 0002), and where there is no file yet.
+    /// (decision 0002). Where there is no file yet, nothing can be built.
     pub async fn identity(
         self,
         source: &HeaderSource,
@@ -109,7 +105,11 @@ impl Headers<'_> {
         }
         let HeaderSource::Tarball(tarball) = source else { return Ok(None) };
         let path = root.join(with_release(&tarball.path, target));
-        if path.exists() { Ok(Some(self.0.digest_of(&path).await?.digest)) } else { Ok(None) }
+        if !path.exists() {
+            let message = format!("no headers for this kernel: {}", path.display());
+            return Err(FetchError::unusable(message, or_import(&bring(target), &target.release)));
+        }
+        Ok(Some(self.0.digest_of(&path).await?.digest))
     }
 
     /// The header sets in the cache, by release. One that cannot be read any more is left out.
@@ -183,10 +183,7 @@ impl Headers<'_> {
     ) -> Result<Lookup<(Found, String)>, FetchError> {
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
-            return Ok(Lookup::Missing {
-                looked_for: path.display().to_string(),
-                hint: format!("put the headers of {} there, as a directory or a tarball", target.release),
-            });
+            return Ok(Lookup::Missing { looked_for: path.display().to_string(), hint: bring(target) });
         }
         let known = self.0.digest_of(&path).await?;
         let digest = known.digest.clone();
@@ -227,6 +224,19 @@ impl Headers<'_> {
         let (facts, compiler) = stoppable(move |_| read_header_set(&place, &release, arch)).await?;
         Ok(Lookup::Found(Box::new(HeaderSet { root, facts, compiler, origin, key, identity })))
     }
+}
+
+/// What to do about a file that is not there.
+fn bring(target: &KernelTarget) -> String {
+    format!("put the headers of {} there, as a directory or a tarball", target.release)
+}
+
+/// The other ways to headers that a family's source does not have.
+fn or_import(hint: &str, release: &KernelRelease) -> String {
+    format!(
+        "{hint}; or import them: `farrier headers import SOURCE... --kernel {release}`, or on a node that runs this kernel \
+         `farrier headers collect`, both with --registry"
+    )
 }
 
 /// Only what is the target's header set becomes an entry.
