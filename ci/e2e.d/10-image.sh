@@ -16,6 +16,7 @@ owned() {
         | select(.manager == $manager) | .fieldsV1["f:spec"]["f:template"]["f:spec"] | keys] == [["f:containers"]]'
 }
 expect 5 "farrier owns the image and nothing else of the pod" owned
+expect 20 "the rollout is no longer watched" watch_is_over solo
 steady 5 "nothing to do: no write" ds_spec solo
 
 node_label n1 "$kernel_b"

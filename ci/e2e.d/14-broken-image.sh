@@ -7,9 +7,7 @@ add_node n1 "$kernel_a"
 add_daemonset solo "$registry/$driver:vendor" RollingUpdate
 start_farrier one
 expect 30 "kernel A's image works" pod_on solo n1 "$image_a"
-state_of_record() { k get daemonset solo -n "$drivers" -o json | jq -r '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state'; }
-watched() { [ "$(state_of_record)" != set ]; }
-expect 20 "and is no longer watched" watched
+expect 20 "and is no longer watched" watch_is_over solo
 break_image "$image_b"
 reboot n1 "$kernel_b"
 expect 20 "kernel B's image is set" has_image solo "$image_b"

@@ -345,6 +345,12 @@ expect() {
     exit 1
 }
 
+# watch_is_over DAEMONSET: its pods were watched to the end, and the record says how it went: no write is to come.
+watch_is_over() {
+    k get daemonset "$1" -n "$drivers" -o json |
+        jq -e '.metadata.annotations["farrier.dev/record"] | fromjson | .driver.state != "set"'
+}
+
 # steady SECONDS WHAT COMMAND...: what the command prints stays the same for so long.
 steady() {
     local before after end=$((SECONDS + $1))

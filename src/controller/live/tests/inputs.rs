@@ -27,14 +27,17 @@ async fn is_published_as_planned(live: &Running) {
     assert!(plan.is_idle() && !plan.has_failures(), "{}", serde_json::to_string(&plan).unwrap());
 }
 
-/// The message "no headers" says how to bring them. They come while the build waits for its next attempt.
+/// The message "no headers" says how to bring them, once. They come while the loop waits, and nothing else tells it.
 #[tokio::test(flavor = "local", start_paused = true)]
-async fn headers_that_are_brought_while_a_build_waits_count_in_its_hash() {
+async fn headers_that_are_brought_while_the_loop_waits_count_in_the_hash() {
+    let logs = Logs::start();
     let bench = bench_with_a_lender().await;
     std::fs::remove_dir_all(bench.root().join(format!("headers-{K10}"))).unwrap();
     let live = Running::start(bench, fleet(), true);
-    let lacks = |error: &Option<String>| error.as_ref().is_some_and(|error| error.contains("no headers"));
-    live.views.until(|activity, _| activity.values().any(|build| lacks(&build.error))).await;
+    live.fleet.until(|state| state.looks >= 5).await;
+    let said = logs.with("no headers for this kernel");
+    assert!(said.len() == 1 && said[0].contains("farrier headers collect"), "{said:?}");
+    assert!(logs.with("build starts").is_empty());
 
     live.bench.headers(K10, SYMBOLS);
     live.fleet.until(|state| state.writes.len() == 1).await;
