@@ -58,7 +58,7 @@ impl BtfBase {
 }
 
 impl<'a> Btf<'a> {
-    /// Reads a section: its header, and every type once. What follows the strings is passed over.
+    /// Reads a section: its header, and every type once. What follows the strings is passed over. It takes no memory.
     pub fn parse(section: &'a [u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         if strings.first() != Some(&0) {
@@ -118,7 +118,7 @@ pub(super) enum Fit {
 }
 
 impl SplitBtf {
-    /// Walks over all types once.
+    /// Walks over all types once. Memory: at most as much as the section, for its functions and prototypes.
     pub(super) fn read(section: &[u8]) -> Result<Self, BtfError> {
         let (types, strings) = parts(section)?;
         let last = strings.split_last().and_then(|(_, rest)| rest.iter().rposition(|&byte| byte == 0));

@@ -9,6 +9,9 @@ use x509_cert::{
 
 use super::signature::serial_id;
 
+/// Bytes of a certificate. Those of module signing keys have about 1,500.
+const MAX_CERTIFICATE: usize = 64 << 10;
+
 /// A certificate of a module signing key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
@@ -45,7 +48,12 @@ impl From<x509_cert::der::Error> for CertificateError {
 
 impl Certificate {
     /// Reads a certificate's DER.
+    ///
+    /// Memory: at most 30 times the DER, which may have 64 KiB.
     pub fn parse(der: &[u8]) -> Result<Self, CertificateError> {
+        if der.len() > MAX_CERTIFICATE {
+            return Err(CertificateError);
+        }
         let certificate = x509_cert::Certificate::from_der(der)?;
         let signed = certificate.tbs_certificate();
         let validity = signed.validity();

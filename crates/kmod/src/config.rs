@@ -28,6 +28,8 @@ pub enum ConfigError {
 impl KernelConfig {
     /// Reads `CONFIG_NAME=value` lines; values may be quoted (`.config`, and `auto.conf` up to Linux
     /// 5.x) or not (`auto.conf` since).
+    ///
+    /// Memory: at most twelve times the text.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         let mut options = BTreeMap::new();
         for (index, line) in text.lines().enumerate() {

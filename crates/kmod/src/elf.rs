@@ -1,5 +1,7 @@
 //! Pure: a module file's ELF structure, checked as the kernel's loader checks it before it reads on.
 
+use std::cell::Cell;
+
 use object::{
     LittleEndian, ReadRef,
     elf::{self, FileHeader64, SectionHeader64, Sym64},
@@ -10,15 +12,16 @@ use super::{ModuleError, error::Result};
 
 const LE: LittleEndian = LittleEndian;
 
-/// Bytes of one table that are read into memory. The largest known module with debug information, nvidia.ko,
+/// Bytes of all tables of a file that are read into memory. The largest known module with debug information, nvidia.ko,
 /// has 6 MB of names; a hostile file may claim any size.
-const MAX_TABLE: u64 = 256 << 20;
+const MAX_TABLES: u64 = 64 << 20;
 
-/// Bytes of one name: eight times the kernel's limit. Without a bound, a million symbols that share one name
-/// of a hundred megabytes would keep a reader busy for hours.
-const MAX_NAME: usize = 4096;
+/// Bytes of one name, with the zero that ends it (`KSYM_NAME_LEN` in `include/linux/kallsyms.h`). Names may share their
+/// bytes: without a bound a small file holds many long ones.
+pub(super) const MAX_NAME: usize = 512;
 
 pub(super) const BUILD_FOR_NODE: &str = "build for the node's architecture";
+pub(super) const NOT_READ: &str = "look at the file with readelf; a module of this size is not read";
 
 /// The section headers of a relocatable object, each section lying within the file.
 pub(super) struct Elf<'d, R> {
@@ -27,6 +30,8 @@ pub(super) struct Elf<'d, R> {
     pub machine: u16,
     headers: &'d [SectionHeader64<LittleEndian>],
     names: &'d [u8],
+    /// Bytes of tables that may still be read.
+    left: Cell<u64>,
 }
 
 /// The one symbol table of a module.
@@ -48,6 +53,7 @@ pub(super) enum Place {
 /// One symbol.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Symbol<'d> {
+    /// Cut after [`MAX_NAME`] bytes: no name that counts is so long.
     pub name: &'d [u8],
     pub place: Place,
     pub value: u64,
@@ -86,7 +92,9 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             .read_slice_at(offset, count)
             .map_err(|()| ModuleError::header("its section headers cannot be read"))?;
         let names_index = usize::from(header.e_shstrndx.get(LE).0);
-        let mut elf = Self { data, machine: header.e_machine.get(LE).0, headers, names: &[] };
+        // No byte is in two tables, but that the names of sections and of symbols may be one.
+        let left = Cell::new(length.saturating_mul(2).min(MAX_TABLES));
+        let mut elf = Self { data, machine: header.e_machine.get(LE).0, headers, names: &[], left };
         let names = headers
             .get(names_index)
             .filter(|_| names_index != 0)
@@ -140,19 +148,29 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         self.headers.get(index).is_some_and(|header| header.sh_type.get(LE) != elf::SHT_NOBITS)
     }
 
-    /// A section's bytes; none for one that has none in the file.
+    /// A section's bytes; none for one that has none in the file. For tables that are read once.
     pub fn contents(&self, index: usize) -> Result<&'d [u8]> {
         let Some(header) = self.headers.get(index) else { return Ok(&[]) };
         if header.sh_type.get(LE) == elf::SHT_NOBITS {
             return Ok(&[]);
         }
         let size = header.sh_size.get(LE);
-        if size > MAX_TABLE {
+        let left = self.left.get().checked_sub(size).ok_or_else(|| {
             let message = format!("section {} has {size} bytes, more than any module's", self.label(index));
-            let remedy = "look at the file with readelf; a module of this size is not read";
-            return Err(ModuleError::unknown(message, remedy));
-        }
+            ModuleError::unknown(message, NOT_READ)
+        })?;
+        self.left.set(left);
         self.data.read_bytes_at(header.sh_offset.get(LE), size).map_err(|()| ModuleError::read("a section"))
+    }
+
+    /// So many bytes of a section from an offset in it, or as many as there are. Symbols may point into thousands of sections
+    /// that lie over each other, so that none of those is read whole.
+    pub fn piece(&self, index: usize, offset: u64, size: u64) -> Result<&'d [u8]> {
+        let Some(header) = self.headers.get(index).filter(|_| self.has_bytes(index)) else { return Ok(&[]) };
+        let size = header.sh_size.get(LE).saturating_sub(offset).min(size);
+        let start = header.sh_offset.get(LE).checked_add(offset).filter(|_| size > 0);
+        let Some(start) = start else { return Ok(&[]) };
+        self.data.read_bytes_at(start, size).map_err(|()| ModuleError::read("a symbol's value"))
     }
 
     /// A section's size, whether or not the file holds its bytes.
@@ -212,8 +230,12 @@ impl<'d> Symbols<'d> {
     pub fn iter(&self) -> impl Iterator<Item = Result<Symbol<'d>>> {
         let names = self.names;
         self.entries.iter().skip(1).map(move |entry| {
-            let name = string_at(names, entry.st_name.get(LE) as usize)
+            let rest = names
+                .get(entry.st_name.get(LE) as usize..)
+                .filter(|rest| !rest.is_empty())
                 .ok_or_else(|| ModuleError::malformed(".symtab", "names a symbol outside its names"))?;
+            let name = rest.get(..MAX_NAME).unwrap_or(rest);
+            let name = string_at(name, 0).unwrap_or(name);
             let place = match entry.st_shndx.get(LE) {
                 elf::SHN_UNDEF => Place::Undefined,
                 elf::SHN_ABS => Place::Absolute,
@@ -233,7 +255,7 @@ pub(super) fn no_symbols() -> ModuleError {
     ModuleError::refused("the module has no symbols", remedy)
 }
 
-/// The zero-terminated string at an offset. One of more than [`MAX_NAME`] bytes is none.
+/// The zero-terminated string at an offset. One of [`MAX_NAME`] bytes or more is none.
 pub(super) fn string_at(bytes: &[u8], offset: usize) -> Option<&[u8]> {
     let rest = bytes.get(offset..)?;
     let end = rest.iter().take(MAX_NAME).position(|&byte| byte == 0)?;

@@ -7,9 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::module_name;
 
 /// Modules of one kernel. Distribution kernels have about 4,000.
-const MAX_MODULES: usize = 1_000_000;
+const MAX_MODULES: usize = 100_000;
 
 /// The modules that come with a kernel. Names as `lsmod` shows them.
+///
+/// Memory: at most 30 times the texts that it takes in, and 32 MiB beside their length: 100,000 modules of each kind. What is
+/// beyond that is not known as a module of the kernel's.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InTree {
     /// Loadable ones, with their files relative to the kernel's module directory.
@@ -38,7 +41,7 @@ impl InTree {
     /// Takes in `modules.builtin` (`kernel/a.ko`, one on each line).
     pub fn add_builtin(&mut self, text: &str) {
         let files = text.lines().map(str::trim).filter(|file| is_module(file));
-        self.builtin.extend(files.map(module_name).take(MAX_MODULES));
+        self.builtin.extend(files.map(module_name).take(MAX_MODULES.saturating_sub(self.builtin.len())));
     }
 
     /// Nothing in it?

@@ -6,7 +6,7 @@ use object::{ReadRef, elf};
 
 use super::{
     BtfError, ModuleError, Signature, SplitBtf,
-    elf::{BUILD_FOR_NODE, Elf, Place, Symbol, string_at},
+    elf::{BUILD_FOR_NODE, Elf, MAX_NAME, NOT_READ, Place, Symbol, string_at},
     error::Result,
     signature,
 };
@@ -18,6 +18,12 @@ const VERSION_ENTRY: usize = 64;
 const NAME_OFFSET: usize = 24;
 /// Bytes of that name on 64-bit machines (`MODULE_NAME_LEN`).
 const NAME_LENGTH: usize = 56;
+/// Names, versions, keys and values of `.modinfo` that are kept of one file. Debian's amdgpu.ko has 4,000.
+const MAX_KEPT: usize = 65_536;
+/// Exports of one file. Debian's drm.ko has 482.
+const MAX_EXPORTS: usize = 16_384;
+/// Bytes of all that text.
+const MAX_TEXT: usize = 8 << 20;
 /// Holds `struct module`.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
 
@@ -82,6 +88,9 @@ pub fn module_name(path: &str) -> String {
 impl Module {
     /// Reads a module's facts. `data` is the plain (decompressed) file: an [`object::read::ReadCache`] over
     /// an open file, of which only the tables that matter are read, or bytes in memory.
+    ///
+    /// Memory: the tables, which together are at most twice the file and at most 64 MiB, and 32 MiB for what is kept of them:
+    /// names of at most 511 bytes, 65,536 names and fields with 8 MiB of text, 16,384 exports. A file with more is `unknown`.
     pub fn parse<'d, R: ReadRef<'d>>(data: R) -> Result<Self> {
         let length = data.len().map_err(|()| ModuleError::read("the file's length"))?;
         let (signature, length) = signature::read(data, length);
@@ -102,17 +111,18 @@ impl Module {
         if !elf.has_bytes(this_module) {
             return Err(elf.malformed(this_module, "has no bytes in the file"));
         }
+        let mut room = Room::default();
         let info = match elf.find(".modinfo") {
-            Some(index) => read_info(elf.contents(index)?),
+            Some(index) => read_info(elf.contents(index)?, &mut room)?,
             None => Vec::new(),
         };
         let name = read_name(&info, elf.contents(this_module)?)
             .ok_or_else(|| elf.malformed(this_module, "holds no name"))?;
-        let (undefined, exports) = read_symbols(&elf)?;
+        let (undefined, exports) = read_symbols(&elf, &mut room)?;
         Ok(Self {
             name,
             arch,
-            versions: read_versions(&elf)?,
+            versions: read_versions(&elf, &mut room)?,
             undefined,
             exports,
             this_module_size: elf.size(this_module),
@@ -170,15 +180,55 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// What a file may still make its reader keep.
+struct Room {
+    items: usize,
+    bytes: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { items: MAX_KEPT, bytes: MAX_TEXT }
+    }
+}
+
+impl Room {
+    fn text(&mut self, bytes: &[u8]) -> Result<String> {
+        // Before it is made text, which may be three times as long.
+        if bytes.len() > self.bytes {
+            return Err(too_much());
+        }
+        let kept = text(bytes);
+        self.items = self.items.checked_sub(1).ok_or_else(too_much)?;
+        self.bytes = self.bytes.checked_sub(kept.len()).ok_or_else(too_much)?;
+        Ok(kept)
+    }
+
+    fn name(&mut self, bytes: &[u8]) -> Result<String> {
+        possible(bytes).and_then(|name| self.text(name))
+    }
+}
+
+/// A name that is looked up.
+fn possible(name: &[u8]) -> Result<&[u8]> {
+    if name.len() < MAX_NAME {
+        return Ok(name);
+    }
+    let message = format!("a symbol's name has more than {} bytes, more than any kernel's", MAX_NAME - 1);
+    Err(ModuleError::unknown(message, NOT_READ))
+}
+
+fn too_much() -> ModuleError {
+    ModuleError::unknown("the module has more names and fields than any known one", NOT_READ)
+}
+
 /// `key=value`, each ended by one or more zero bytes.
-fn read_info(bytes: &[u8]) -> Vec<(String, String)> {
-    bytes
-        .split(|&byte| byte == 0)
-        .filter_map(|entry| {
-            let equals = entry.iter().position(|&byte| byte == b'=')?;
-            Some((text(entry.get(..equals)?), text(entry.get(equals + 1..)?)))
-        })
-        .collect()
+fn read_info(bytes: &[u8], room: &mut Room) -> Result<Vec<(String, String)>> {
+    let entries = bytes.split(|&byte| byte == 0).filter_map(|entry| {
+        let equals = entry.iter().position(|&byte| byte == b'=')?;
+        Some((entry.get(..equals)?, entry.get(equals + 1..)?))
+    });
+    entries.map(|(key, value)| Ok((room.text(key)?, room.text(value)?))).collect()
 }
 
 /// The `name` field (since Linux 4.13), else the name in `struct module`.
@@ -193,7 +243,10 @@ fn read_name(info: &[(String, String)], this_module: &[u8]) -> Option<String> {
 }
 
 /// The extended table where there is one, because it alone holds long names; else the fixed-size one.
-fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap<String, u32>>> {
+fn read_versions<'d, R: ReadRef<'d>>(
+    elf: &Elf<'d, R>,
+    room: &mut Room,
+) -> Result<Option<BTreeMap<String, u32>>> {
     let extended = elf.find("__version_ext_crcs").zip(elf.find("__version_ext_names"));
     if let Some((crcs, names)) = extended {
         let (crc_bytes, name_bytes) = (elf.contents(crcs)?, elf.contents(names)?);
@@ -204,7 +257,7 @@ fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap
         let mut versions = BTreeMap::new();
         for crc in crc_bytes.chunks_exact(4) {
             let name = rest.next().ok_or_else(|| elf.malformed(names, "has fewer names than versions"))?;
-            versions.entry(text(name)).or_insert(u32_of(crc));
+            versions.entry(room.name(name)?).or_insert(u32_of(crc));
         }
         return Ok(Some(versions));
     }
@@ -218,7 +271,7 @@ fn read_versions<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<Option<BTreeMap
         }
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         // The loader takes the first of several.
-        versions.entry(text(name.get(..end).unwrap_or(name))).or_insert(u32_of(low));
+        versions.entry(room.name(name.get(..end).unwrap_or(name))?).or_insert(u32_of(low));
     }
     Ok(Some(versions))
 }
@@ -235,7 +288,10 @@ struct ExportParts<'d> {
     namespaces: BTreeMap<&'d [u8], Symbol<'d>>,
 }
 
-fn read_symbols<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>)> {
+fn read_symbols<'d, R: ReadRef<'d>>(
+    elf: &Elf<'d, R>,
+    room: &mut Room,
+) -> Result<(Vec<UndefinedSymbol>, Vec<ModuleExport>)> {
     let mut undefined = BTreeMap::new();
     let mut parts = ExportParts::default();
     for symbol in elf.symbols()?.iter() {
@@ -244,8 +300,11 @@ fn read_symbols<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<(Vec<UndefinedSy
             Place::Undefined if ignored(elf.machine, symbol.name) => {}
             Place::Undefined => {
                 // One strong use makes it needed.
-                let weak = undefined.entry(symbol.name).or_insert(true);
+                let weak = undefined.entry(possible(symbol.name)?).or_insert(true);
                 *weak &= symbol.weak;
+                if undefined.len() > MAX_KEPT {
+                    return Err(too_much());
+                }
             }
             // Slim LTO objects carry one such marker, which the loader forgives.
             Place::Common if !symbol.name.starts_with(b"__gnu_lto") => {
@@ -255,12 +314,13 @@ fn read_symbols<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>) -> Result<(Vec<UndefinedSy
                 return Err(ModuleError::refused(message, remedy));
             }
             Place::Common | Place::Other => {}
-            Place::Absolute | Place::Section(_) => parts.add(symbol),
+            Place::Absolute | Place::Section(_) => parts.add(symbol)?,
         }
     }
-    let undefined =
-        undefined.into_iter().map(|(name, weak)| UndefinedSymbol { name: text(name), weak }).collect();
-    Ok((undefined, parts.finish(elf)?))
+    let undefined = undefined.into_iter();
+    let undefined = undefined.map(|(name, weak)| Ok(UndefinedSymbol { name: room.name(name)?, weak }));
+    let undefined = undefined.collect::<Result<_>>()?;
+    Ok((undefined, parts.finish(elf, room)?))
 }
 
 /// Made by the assembler or linker, and never looked up (`ignore_undef_symbol` in `kernel/module/main.c`).
@@ -269,20 +329,25 @@ fn ignored(machine: u16, name: &[u8]) -> bool {
 }
 
 impl<'d> ExportParts<'d> {
-    fn add(&mut self, symbol: Symbol<'d>) {
+    fn add(&mut self, symbol: Symbol<'d>) -> Result<()> {
         if !symbol.name.starts_with(b"__") {
-            return;
+            return Ok(());
         }
-        if let Some(name) = symbol.name.strip_prefix(b"__ksymtab_") {
-            self.tables.insert(name, symbol);
+        let (part, name) = if let Some(name) = symbol.name.strip_prefix(b"__ksymtab_") {
+            (&mut self.tables, name)
         } else if let Some(name) = symbol.name.strip_prefix(b"__crc_") {
-            self.crcs.insert(name, symbol);
+            (&mut self.crcs, name)
         } else if let Some(name) = symbol.name.strip_prefix(b"__kstrtabns_") {
-            self.namespaces.insert(name, symbol);
-        }
+            (&mut self.namespaces, name)
+        } else {
+            return Ok(());
+        };
+        possible(symbol.name)?;
+        part.insert(name, symbol);
+        if part.len() > MAX_EXPORTS { Err(too_much()) } else { Ok(()) }
     }
 
-    fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>) -> Result<Vec<ModuleExport>> {
+    fn finish<R: ReadRef<'d>>(self, elf: &Elf<'d, R>, room: &mut Room) -> Result<Vec<ModuleExport>> {
         let Self { tables, crcs, namespaces } = self;
         let mut exports = Vec::with_capacity(tables.len());
         for (name, table) in tables {
@@ -292,14 +357,15 @@ impl<'d> ExportParts<'d> {
                 continue;
             }
             let namespace = match namespaces.get(name) {
-                Some(symbol) => bytes_at(elf, symbol)?.and_then(|bytes| string_at(bytes, 0)),
+                Some(symbol) => string_at(bytes_at(elf, symbol, MAX_NAME as u64)?, 0),
                 None => None,
             };
+            let namespace = namespace.filter(|namespace| !namespace.is_empty());
             exports.push(ModuleExport {
-                name: text(name),
+                name: room.name(name)?,
                 crc: crcs.get(name).map(|symbol| crc_of(elf, symbol)).transpose()?.flatten(),
                 gpl_only: section == b"__ksymtab_gpl" || section.starts_with(b"___ksymtab_gpl+"),
-                namespace: namespace.filter(|namespace| !namespace.is_empty()).map(text),
+                namespace: namespace.map(|namespace| room.name(namespace)).transpose()?,
             });
         }
         Ok(exports)
@@ -312,13 +378,15 @@ fn crc_of<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<O
     if symbol.place == Place::Absolute {
         return Ok(u32::try_from(symbol.value).ok());
     }
-    Ok(bytes_at(elf, symbol)?.and_then(|bytes| bytes.get(..4)).map(u32_of))
+    Ok(bytes_at(elf, symbol, 4)?.get(..4).map(u32_of))
 }
 
-fn bytes_at<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>) -> Result<Option<&'d [u8]>> {
-    let Place::Section(index) = symbol.place else { return Ok(None) };
-    let Ok(offset) = usize::try_from(symbol.value) else { return Ok(None) };
-    Ok(elf.contents(index)?.get(offset..))
+/// What a symbol points to, up to a size.
+fn bytes_at<'d, R: ReadRef<'d>>(elf: &Elf<'d, R>, symbol: &Symbol<'d>, size: u64) -> Result<&'d [u8]> {
+    match symbol.place {
+        Place::Section(index) => elf.piece(index, symbol.value, size),
+        _ => Ok(&[]),
+    }
 }
 
 /// For messages: a version as the kernel prints it.
@@ -326,5 +394,7 @@ pub(super) fn crc_text(crc: u32) -> String {
     format!("{crc:#010x}")
 }
 
+#[cfg(test)]
+mod memory_tests;
 #[cfg(test)]
 mod tests;

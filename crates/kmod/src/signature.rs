@@ -4,6 +4,8 @@
 //! `<module> <PKCS#7 message> <12-byte record> ~Module signature appended~\n`: `mod_check_sig` in
 //! `kernel/module_signature.c` and `module_sig_check` in `kernel/module/signing.c`.
 
+use std::fmt::Write as _;
+
 use object::ReadRef;
 
 use super::der::{CONTEXT_0, CONTEXT_1, Der, DerError, INTEGER, KEY_ID, OBJECT_ID, SEQUENCE, SET};
@@ -50,7 +52,8 @@ pub struct Signer {
     pub hash: Option<&'static str>,
 }
 
-/// Reads the end of a module. Also says how many bytes the object has without its signature.
+/// Reads the end of a module. Also says how many bytes the object has without its signature. Memory: the message, of at most
+/// 256 KiB, and what is kept of it, at most three times as much.
 pub(super) fn read<'d, R: ReadRef<'d>>(data: R, length: u64) -> (Signature, u64) {
     let marker = MARKER.len() as u64;
     let Some(body) = length.checked_sub(marker) else { return (Signature::None, length) };
@@ -147,7 +150,13 @@ pub(super) fn serial_id(serial: &[u8]) -> String {
 
 /// Octets as `modinfo` prints them: `6A:0F:...`.
 fn key_id(octets: &[u8]) -> String {
-    octets.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
+    let mut text = String::with_capacity(3 * octets.len());
+    for octet in octets {
+        let colon = if text.is_empty() { "" } else { ":" };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{colon}{octet:02X}");
+    }
+    text
 }
 
 fn name(issuer: &[u8]) -> Result<Option<String>, DerError> {

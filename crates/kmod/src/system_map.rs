@@ -7,32 +7,54 @@ use std::{
 
 /// Bytes of one line: an address, a letter, a name of at most `KSYM_NAME_LEN` (512) bytes and a module.
 const MAX_LINE: u64 = 4096;
-/// Symbols of one image. Distribution kernels export about 12,000.
-const MAX_EXPORTS: usize = 1_000_000;
+/// Symbols that one image exports. Distribution kernels export about 12,000.
+pub(super) const MAX_EXPORTS: usize = 200_000;
+/// Bytes of their names.
+const MAX_TEXT: usize = 16 << 20;
+/// Bytes of one name, with the zero that ends it (`KSYM_NAME_LEN`).
+pub(super) const MAX_NAME: usize = 512;
 /// What `EXPORT_SYMBOL` calls a symbol's entry in the table of exports (`include/linux/export.h`, and since
 /// Linux 6.4 `scripts/mod/modpost.c`).
 const ENTRY: &str = "__ksymtab_";
 
+/// Names of exports, no more and no longer than a kernel's can be.
+#[derive(Default)]
+pub(super) struct ExportNames {
+    pub names: BTreeSet<String>,
+    bytes: usize,
+}
+
+impl ExportNames {
+    /// Keeps a name; says whether there is room for it.
+    pub fn add(&mut self, name: &str) -> bool {
+        if !self.names.contains(name) {
+            self.bytes = self.bytes.saturating_add(name.len());
+            self.names.insert(name.to_owned());
+        }
+        name.len() < MAX_NAME && self.bytes <= MAX_TEXT && self.names.len() <= MAX_EXPORTS
+    }
+}
+
 /// Names that the kernel image exports, told by their table entries. The lines are read one by one; those of
 /// modules, which `/proc/kallsyms` marks with `[name]`, do not count. Empty for the placeholder that Debian's
 /// image packages hold, and for kernels that leave these entries out.
+///
+/// Memory: five times the text, at most 32 MiB: 200,000 names of at most 511 bytes with 16 MiB of text. More is an error.
 pub fn exported_names(mut lines: impl BufRead) -> io::Result<BTreeSet<String>> {
-    let mut names = BTreeSet::new();
+    let mut found = ExportNames::default();
     let mut line = Vec::new();
     loop {
         line.clear();
         let count = (&mut lines).take(MAX_LINE).read_until(b'\n', &mut line)?;
         if count == 0 {
-            return Ok(names);
+            return Ok(found.names);
         }
         if count as u64 == MAX_LINE {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a line is longer than any symbol's"));
         }
-        if let Some(name) = exported(&line) {
-            names.insert(name.to_owned());
-            if names.len() > MAX_EXPORTS {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "more exports than any kernel has"));
-            }
+        if exported(&line).is_some_and(|name| !found.add(name)) {
+            let message = "more exports, or longer ones, than any kernel has";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
     }
 }
@@ -79,6 +101,17 @@ mod tests {
     #[test]
     fn a_line_without_end_is_refused() {
         assert!(exported_names(io::BufReader::new(io::repeat(b'a').take(1 << 20))).is_err());
+    }
+
+    #[test]
+    fn names_have_a_bound() {
+        let line = |name: &str| format!("ffffffff826e7d60 r __ksymtab_{name}\n");
+        assert_eq!(names(line(&"a".repeat(511)).as_bytes()).len(), 1);
+        assert!(exported_names(line(&"a".repeat(512)).as_bytes()).is_err());
+        let many: String = (0..=MAX_EXPORTS).map(|number| line(&number.to_string())).collect();
+        assert!(exported_names(many.as_bytes()).is_err());
+        let long: String = (0..=MAX_TEXT / 511).map(|number| line(&format!("{number:0>511}"))).collect();
+        assert!(exported_names(long.as_bytes()).is_err());
     }
 
     proptest! {

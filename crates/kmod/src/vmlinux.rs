@@ -14,7 +14,12 @@ use object::{
     pod::from_bytes,
 };
 
-use super::{Btf, VmlinuzError, btf::u32_at, vmlinuz::Result};
+use super::{
+    Btf, VmlinuzError,
+    btf::u32_at,
+    system_map::{ExportNames, MAX_EXPORTS, MAX_NAME},
+    vmlinuz::Result,
+};
 
 /// Bytes of one section that is read into memory. A distribution kernel's BTF has 6 MB.
 const MAX_SECTION: u64 = 64 << 20;
@@ -26,10 +31,12 @@ const CHUNK: usize = 1 << 20;
 const BANNER: &[u8] = b"Linux version ";
 /// Bytes of the longest release (`__NEW_UTS_LEN`).
 const MAX_RELEASE: usize = 64;
-/// Bytes of one symbol's name (`KSYM_NAME_LEN`).
-const MAX_NAME: usize = 512;
 
 /// A decompressed kernel in a file.
+///
+/// Memory: 4,096 section headers and their names, at most 72 MiB while the file is opened and 4 MiB after that. Beside it one
+/// section at a time, at most twice its size and 128 MiB; of exports 5 MiB of tables, their names' section and 32 MiB of
+/// names. Nothing of it grows with the file.
 #[derive(Debug)]
 pub struct Vmlinux<F> {
     file: F,
@@ -122,13 +129,18 @@ impl<F: Read + Seek> Vmlinux<F> {
         let is_table =
             |section: &&Section| section.name.starts_with("__ksymtab") && section.name != "__ksymtab_strings";
         let sections: Vec<Section> = self.sections.iter().filter(is_table).cloned().collect();
+        // Tables may lie over each other.
+        let bytes = sections.iter().fold(0_u64, |sum, section| sum.saturating_add(section.size));
+        if bytes > MAX_EXPORTS as u64 * LARGEST_ENTRY {
+            return Err(VmlinuzError::Damaged("its tables of exports are larger than any kernel's"));
+        }
         let mut tables = Vec::new();
         for section in sections {
             tables.push((section.address, self.contents(&section)?));
         }
         let names = self.contents(&strings)?;
         Ok(ENTRY_FORMS.iter().find_map(|form| {
-            let mut found = BTreeSet::new();
+            let mut found = ExportNames::default();
             for (address, table) in &tables {
                 if table.len() % form.size != 0 {
                     return None;
@@ -136,10 +148,12 @@ impl<F: Read + Seek> Vmlinux<F> {
                 for (entry, place) in table.chunks_exact(form.size).zip((*address..).step_by(form.size)) {
                     let name = form.name(entry, place)?.checked_sub(strings.address)?;
                     let name = text_at(&names, usize::try_from(name).ok()?)?;
-                    found.insert(is_symbol(name).then(|| name.to_owned())?);
+                    if !is_symbol(name) || !found.add(name) {
+                        return None;
+                    }
                 }
             }
-            (!found.is_empty()).then_some(found)
+            (!found.names.is_empty()).then_some(found.names)
         }))
     }
 
@@ -225,6 +239,9 @@ struct EntryForm {
     /// Offsets from each field's own place (`CONFIG_HAVE_ARCH_PREL32_RELOCATIONS`, since Linux 4.19), or addresses.
     relative: bool,
 }
+
+/// Bytes of the longest form.
+const LARGEST_ENTRY: u64 = 24;
 
 /// With the namespace's name as third field (since Linux 5.4) and without it.
 const ENTRY_FORMS: [EntryForm; 4] = [

@@ -95,6 +95,19 @@ fn exports_in_every_form_of_the_table() {
 }
 
 #[test]
+fn tables_of_exports_that_lie_over_each_other_are_refused() {
+    let tables = (0..100).map(|_| ("__ksymtab", Vec::new()));
+    let strings = ("__ksymtab_strings", vec![b'a'; 256 << 10]);
+    let mut file = elf(&std::iter::once(strings).chain(tables).collect::<Vec<_>>());
+    let headers = file.len() - 103 * 64;
+    for table in 2..102 {
+        file[headers + table * 64 + 24..][..8].copy_from_slice(&0_u64.to_le_bytes());
+        file[headers + table * 64 + 32..][..8].copy_from_slice(&(256_u64 << 10).to_le_bytes());
+    }
+    assert!(matches!(open(&file).exports(), Err(VmlinuzError::Damaged(_))));
+}
+
+#[test]
 fn a_raw_image_is_looked_through() {
     // Things that only look like BTF, one of them cut off by the end; BTF across the border of two chunks.
     let mut image = vec![0; CHUNK - 30];

@@ -162,6 +162,8 @@ impl Method {
 
 /// The kernel itself, decompressed as it is read. It ends where the compressed stream does: what follows it in a
 /// payload, such as the kernel's size, is no part of it.
+///
+/// Memory: at most 161 MiB, whatever the stream asks for; how much comes out of it is for the caller to bound.
 pub fn kernel<'r>(image: &'r mut (impl Read + Seek), payload: &Payload) -> Result<Box<dyn Read + 'r>> {
     image.seek(SeekFrom::Start(payload.offset))?;
     let bytes = io::BufReader::with_capacity(128 << 10, image.take(payload.length));

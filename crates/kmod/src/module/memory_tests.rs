@@ -1,0 +1,142 @@
+//! How much memory hostile files take. Each test is a process of its own (nextest), whose peak says it.
+
+use std::{fs, io::Cursor};
+
+use object::read::ReadCache;
+
+use super::*;
+use crate::{
+    Verdict,
+    testing::{ModuleFile, SH_OFFSET, SH_SIZE, patch, section_header},
+};
+
+/// The most memory that this process has had (`VmHWM`), in bytes.
+fn peak() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+}
+
+/// What `Module::parse` says of the file, which must not take more than its documentation says.
+#[track_caller]
+fn parse(file: &[u8]) -> Result<Module> {
+    let before = peak();
+    let module = Module::parse(&ReadCache::new(Cursor::new(file)));
+    let taken = peak() - before;
+    let bound = (2 * file.len()).min(64 << 20) + (32 << 20);
+    assert!(taken <= bound, "{} MiB for a file of {} KiB", taken >> 20, file.len() >> 10);
+    module
+}
+
+#[track_caller]
+fn too_much(file: &[u8]) -> String {
+    let error = parse(file).unwrap_err();
+    assert_eq!(error.verdict(), Verdict::Unknown);
+    error.to_string()
+}
+
+fn count(file: &[u8]) -> usize {
+    usize::from(u16::from_le_bytes([file[60], file[61]]))
+}
+
+/// Gives a section these bytes, at the end of the file.
+fn replace(file: &mut Vec<u8>, index: usize, bytes: &[u8]) {
+    file.resize(file.len().next_multiple_of(8), 0);
+    let (header, at) = (section_header(file, index), file.len() as u64);
+    file.extend(bytes);
+    patch(file, header + SH_OFFSET, &at.to_le_bytes());
+    patch(file, header + SH_SIZE, &(bytes.len() as u64).to_le_bytes());
+}
+
+/// A module with these symbols: where each one's name starts among the names, and its section.
+fn with_symbols(names: &[u8], symbols: impl Iterator<Item = (usize, u16)>) -> Vec<u8> {
+    let mut file = ModuleFile::named("m").build();
+    let mut table = vec![0; 24];
+    for (name, section) in symbols {
+        table.extend(u32::try_from(name).unwrap().to_le_bytes());
+        table.extend([0x10, 0]);
+        table.extend(section.to_le_bytes());
+        table.extend([0; 16]);
+    }
+    let last = count(&file);
+    replace(&mut file, last - 3, &table);
+    replace(&mut file, last - 2, names);
+    file
+}
+
+/// Names that end alike: each byte of a run begins one.
+fn sharing(runs: usize, length: usize) -> Vec<u8> {
+    let run = |number| format!("{number:a>length$}\0");
+    let names: String = std::iter::once("\0".to_owned()).chain((0..runs).map(run)).collect();
+    let starts = 1..names.len();
+    with_symbols(names.as_bytes(), starts.map(|start| (start, 0)))
+}
+
+#[test]
+fn names_may_share_their_bytes() {
+    // 8 MB, of which xz makes 90 KB.
+    assert_eq!(
+        too_much(&sharing(80, 4000)),
+        "a symbol's name has more than 511 bytes, more than any kernel's"
+    );
+    assert_eq!(too_much(&sharing(700, 500)), "the module has more names and fields than any known one");
+    assert!(parse(&sharing(20, 500)).unwrap().undefined.len() > 9000);
+}
+
+#[test]
+fn fields_of_two_bytes() {
+    let mut file = ModuleFile::named("m").build();
+    replace(&mut file, 2, &b"=\0".repeat(4 << 20));
+    assert_eq!(too_much(&file), "the module has more names and fields than any known one");
+    // What is no text becomes three times as long.
+    replace(&mut file, 2, &[&b"name=m\0a="[..], &b"\xff".repeat(8 << 20)[..], b"\0"].concat());
+    assert_eq!(too_much(&file), "the module has more names and fields than any known one");
+}
+
+/// Sections over the same bytes, each with the version of one export.
+#[test]
+fn sections_that_lie_over_each_other() {
+    const EXPORTS: u16 = 400;
+    let plain = count(&ModuleFile::named("m").build());
+    let first = u16::try_from(plain).unwrap();
+    let name = |number: u16| (format!("__ksymtab_x{number:03}\0"), format!("__crc_x{number:03}\0"));
+    let (mut names, mut symbols) = (vec![0], Vec::new());
+    for number in 0..EXPORTS {
+        let (table, crc) = name(number);
+        symbols.push((names.len(), first - 7));
+        names.extend(table.as_bytes());
+        symbols.push((names.len(), first + number));
+        names.extend(crc.as_bytes());
+    }
+    let mut file = with_symbols(&names, symbols.into_iter());
+    file.resize(4 << 20, 0);
+    let start = section_header(&file, 0);
+    let mut headers = file[start..start + 64 * plain].to_vec();
+    for number in 0..u64::from(EXPORTS) {
+        let mut header = [0; 64];
+        patch(&mut header, 4, &1_u32.to_le_bytes());
+        patch(&mut header, SH_OFFSET, &(64 + number).to_le_bytes());
+        patch(&mut header, SH_SIZE, &(3_u64 << 20).to_le_bytes());
+        headers.extend(header);
+    }
+    let table = file.len() as u64;
+    file.extend(headers);
+    patch(&mut file, 40, &table.to_le_bytes());
+    patch(&mut file, 60, &(first + EXPORTS).to_le_bytes());
+    let exports = parse(&file).unwrap().exports;
+    assert_eq!(exports.len(), usize::from(EXPORTS));
+    assert!(exports.iter().all(|export| export.crc.is_some()));
+}
+
+#[test]
+fn tables_that_lie_over_each_other() {
+    let mut file = ModuleFile::named("m").build();
+    file.resize(1 << 20, 0);
+    for section in [2, 3, count(&file) - 3] {
+        let header = section_header(&file, section);
+        patch(&mut file, header + SH_OFFSET, &0_u64.to_le_bytes());
+        patch(&mut file, header + SH_SIZE, &(1_u64 << 20).to_le_bytes());
+    }
+    let error = too_much(&file);
+    assert!(error.ends_with("has 1048576 bytes, more than any module's"), "{error}");
+}
