@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::IgnoredAny};
 
 use super::media_type;
 use crate::Digest;
@@ -137,15 +137,41 @@ pub enum AnyManifest {
 impl AnyManifest {
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
-        #[derive(Deserialize)]
-        struct Shape {
-            manifests: Option<serde::de::IgnoredAny>,
+        if Shape::of("manifest", bytes)?.manifests.is_some() {
+            ImageIndex::parse(bytes).map(Self::Index)
+        } else {
+            ImageManifest::parse(bytes).map(Box::new).map(Self::Image)
         }
-        let shape: Shape = read("manifest", bytes)?;
-        match shape.manifests {
-            Some(_) => ImageIndex::parse(bytes).map(Self::Index),
-            None => ImageManifest::parse(bytes).map(Box::new).map(Self::Image),
+    }
+}
+
+/// The fields that tell a manifest from an index.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Shape {
+    media_type: Option<String>,
+    config: Option<IgnoredAny>,
+    layers: Option<IgnoredAny>,
+    manifests: Option<IgnoredAny>,
+}
+
+impl Shape {
+    /// Refuses what is both: one program would take the same bytes, under the same digest, for an image and another for a list
+    /// of other images (CVE-2021-41190).
+    fn of(what: &'static str, bytes: &[u8]) -> Result<Self, ImageError> {
+        let shape: Self = read(what, bytes)?;
+        let Self { media_type, config, layers, manifests } = &shape;
+        let is_index = manifests.is_some();
+        let other = if is_index { media_type::IMAGES } else { media_type::INDEXES };
+        if is_index && (config.is_some() || layers.is_some()) {
+            let reason = "has the fields of an image and of an index: nobody can tell what it is";
+            return Err(ImageError::unusable(what, reason));
         }
+        if let Some(said) = media_type.as_deref().filter(|said| other.contains(said)) {
+            let reason = format!("calls itself {said}, and has other fields");
+            return Err(ImageError::unusable(what, reason));
+        }
+        Ok(shape)
     }
 }
 
@@ -194,6 +220,7 @@ impl ImageManifest {
 
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
+        Shape::of("image manifest", bytes)?;
         let manifest: Self = read("image manifest", bytes)?;
         check_version("image manifest", manifest.schema_version)?;
         if manifest.layers.len() > MAX_LAYERS {
@@ -222,6 +249,7 @@ impl ImageIndex {
 
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, ImageError> {
+        Shape::of("image index", bytes)?;
         let index: Self = read("image index", bytes)?;
         check_version("image index", index.schema_version)?;
         Ok(index)
@@ -303,6 +331,32 @@ mod tests {
         insta::assert_snapshot!(error, @"image index: holds no image for linux/arm64");
         let bytes = index.to_bytes().unwrap();
         assert_eq!(AnyManifest::parse(&bytes).unwrap(), AnyManifest::Index(index));
+    }
+
+    #[test]
+    fn what_is_an_image_and_an_index_is_refused() {
+        let digest = Digest::of(b"x");
+        let blob = format!(r#"{{"mediaType":"x","digest":"{digest}","size":1}}"#);
+        let (image, index) =
+            (format!(r#""config":{blob},"layers":[{blob}]"#), format!(r#""manifests":[{blob}]"#));
+        let made = |fields: &str| format!(r#"{{"schemaVersion":2,{fields}}}"#).into_bytes();
+        let typed = |kind: &str, fields: &str| made(&format!(r#""mediaType":"{kind}",{fields}"#));
+        for both in [
+            made(&format!("{image},{index}")),
+            made(&format!(r#"{image},"manifests":[]"#)),
+            made(&format!(r#"{index},"layers":[]"#)),
+            typed(media_type::OCI_MANIFEST, &format!("{image},{index}")),
+            typed(media_type::OCI_INDEX, &image),
+            typed(media_type::OCI_MANIFEST, &index),
+        ] {
+            let text = String::from_utf8_lossy(&both);
+            assert!(matches!(AnyManifest::parse(&both), Err(ImageError::Unusable { .. })), "{text}");
+            assert!(ImageManifest::parse(&both).is_err() && ImageIndex::parse(&both).is_err(), "{text}");
+        }
+        assert!(ImageManifest::parse(&typed(media_type::OCI_MANIFEST, &image)).is_ok());
+        // Go writes an empty list as `null`.
+        assert!(ImageManifest::parse(&made(&format!(r#"{image},"manifests":null"#))).is_ok());
+        assert!(ImageIndex::parse(&made(&format!(r#"{index},"layers":null"#))).is_ok());
     }
 
     #[test]

@@ -23,6 +23,10 @@ pub const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
 /// Docker's layer: tar, compressed with gzip.
 pub const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 
+/// Manifests of one image.
+pub const IMAGES: [&str; 2] = [OCI_MANIFEST, DOCKER_MANIFEST];
+/// Lists of manifests.
+pub const INDEXES: [&str; 2] = [OCI_INDEX, DOCKER_LIST];
 /// Every manifest type that farrier reads, the best first.
 pub const MANIFESTS: [&str; 4] = [OCI_MANIFEST, DOCKER_MANIFEST, OCI_INDEX, DOCKER_LIST];
 

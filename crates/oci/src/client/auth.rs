@@ -17,6 +17,7 @@ use super::{
     challenge::{self, Challenge},
     error::{RegistryError, Result, excerpt},
     registry::Credential,
+    rest::retry_after,
     transport::{RemoteName, Transport, body_start},
 };
 
@@ -205,14 +206,18 @@ impl TokenQuery<'_> {
         let status = response.status();
         let body = body_start(&mut response, 1 << 20).await;
         let action = self.action.to_owned();
-        let answered = |status| format!("its token server answered {status}: {}", excerpt(&body));
+        let answered = |status| match self.name.quote(&response, &body) {
+            Ok(words) => format!("its token server answered {status}: {words}"),
+            Err(other) => format!("its token server {other} answered {status}"),
+        };
         match status.as_u16() {
             200..=299 => {}
             status @ (400 | 401 | 403) => {
                 return Err(RegistryError::Denied { host: host.clone(), action, reason: answered(status) });
             }
             status @ (429 | 500..=599) => {
-                return Err(RegistryError::Server { host: host.clone(), status, action });
+                let after = retry_after(response.headers());
+                return Err(RegistryError::Server { host: host.clone(), status, action, after });
             }
             status => return Err(RegistryError::protocol(host, action, answered(status))),
         }
@@ -239,10 +244,4 @@ impl TokenQuery<'_> {
             _ => Err(refused("is not reached through https")),
         }
     }
-}
-
-/// `host[:port]` of an address.
-pub(super) fn authority_of(url: &Url) -> String {
-    let host = url.host_str().unwrap_or_default();
-    url.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }

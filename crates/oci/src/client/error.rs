@@ -1,6 +1,6 @@
 //! Errors of registries, and why a connection to one failed.
 
-use std::{error::Error, io};
+use std::{error::Error, io, time::Duration};
 
 use rustls::{AlertDescription, CertificateError};
 use serde_json::Value;
@@ -25,7 +25,10 @@ pub enum RegistryError {
         source: Box<dyn Error + Send + Sync>,
     },
     /// 5xx, 429. Transient.
-    #[error("{host} answered {status} to {action}")]
+    #[error(
+        "{host} answered {status} to {action}{}",
+        after.map(|after| format!(", and wants to be asked again in {} s", after.as_secs())).unwrap_or_default()
+    )]
     Server {
         /// The registry.
         host: String,
@@ -33,6 +36,8 @@ pub enum RegistryError {
         status: u16,
         /// What was to be done.
         action: String,
+        /// How long it wants to be left alone (`Retry-After`).
+        after: Option<Duration>,
     },
     /// 401, 403, or no credentials for a registry that wants some. Permanent.
     #[error("{host} refused to {action}: {reason}")]

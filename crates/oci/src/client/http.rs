@@ -7,6 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Instant,
 };
 
 use bytes::Bytes;
@@ -21,9 +22,10 @@ use tokio_util::io::ReaderStream;
 use url::Url;
 
 use super::{
-    auth::{Authorizer, Scope, authority_of, explain},
-    error::{RegistryError, Result, excerpt},
+    auth::{Authorizer, Scope, explain},
+    error::{RegistryError, Result},
     registry::{Access, BlobSource},
+    rest::{Rests, retry_after},
     stream::{CHUNK, read_source},
     transport::{RemoteName, Transport, body_start, next_chunk},
 };
@@ -76,17 +78,26 @@ impl<'a> Call<'a> {
     pub(super) fn protocol(&self, reason: impl Into<String>) -> RegistryError {
         RegistryError::protocol(&self.name.host, self.action, reason)
     }
+
+    /// A body that cannot be used, with its beginning.
+    pub(super) fn unusable(&self, reason: &str, response: &Response, body: &[u8]) -> RegistryError {
+        self.protocol(match self.name.quote(response, body) {
+            Ok(words) => format!("{reason}: {words}"),
+            Err(other) => format!("{reason}, from {other}, to which it sends requests"),
+        })
+    }
 }
 
 /// Requests with authorization.
 pub(super) struct Http {
     transport: Transport,
     authorizer: Authorizer,
+    rests: Rests,
 }
 
 impl Http {
     pub(super) fn new(access: Arc<dyn Access>) -> Self {
-        Self { transport: Transport::new(access), authorizer: Authorizer::default() }
+        Self { transport: Transport::new(access), authorizer: Authorizer::default(), rests: Rests::default() }
     }
 
     /// A request about `rest` (`manifests/1.0`) of the repository.
@@ -115,8 +126,12 @@ impl Http {
     pub(super) async fn send(&self, call: &Call<'_>) -> Result<Response> {
         let Call { name, scope, action, .. } = *call;
         // Uploads may be sent elsewhere; credentials are only for the registry itself.
-        let own_host = authority_of(&call.url) == name.authority;
-        let mut header = if own_host { self.authorizer.known(name, scope).await } else { None };
+        let own = name.serves(&call.url);
+        if own && let Some((status, left)) = self.rests.left(&name.authority, Instant::now()) {
+            let (host, action) = (name.host.clone(), action.to_owned());
+            return Err(RegistryError::Server { host, status, action, after: Some(left) });
+        }
+        let mut header = if own { self.authorizer.known(name, scope).await } else { None };
         let mut challenged = false;
         loop {
             let mut request = Request::new(call.method.clone(), call.url.clone());
@@ -130,10 +145,12 @@ impl Http {
             if let Some(value) = &header {
                 request.headers_mut().insert(AUTHORIZATION, value.clone());
             }
-            let sent_by = (!own_host).then_some(name.host.as_str());
+            let sent_by = (!own).then_some(name.host.as_str());
             let mut response = self.transmit(call, request, sent_by).await?;
+            // The answer may be that of a host which the registry sent the request on to: what it asks for is not for it.
+            let answers = own && name.serves(response.url());
             // Once: the second answer is to what the first 401 led to.
-            if response.status().as_u16() == 401 && !challenged && own_host {
+            if response.status().as_u16() == 401 && !challenged && answers {
                 challenged = true;
                 let new = self
                     .authorizer
@@ -147,15 +164,22 @@ impl Http {
             let (host, action) = (name.host.clone(), action.to_owned());
             return match response.status().as_u16() {
                 status @ (401 | 403) => {
-                    let words = excerpt(&body_start(&mut response, MAX_ERROR_BODY).await);
-                    let reason = match (status, words.is_empty()) {
+                    let body = body_start(&mut response, MAX_ERROR_BODY).await;
+                    let reason = match (status, name.quote(&response, &body)) {
+                        (_, Err(other)) => format!("{status} from {other}, to which it sends requests"),
                         (401, _) => explain(&self.transport, name, header.as_ref()),
-                        (_, true) => "403 without a reason".to_owned(),
-                        (_, false) => words,
+                        (_, Ok(words)) if words.is_empty() => "403 without a reason".to_owned(),
+                        (_, Ok(words)) => words,
                     };
                     Err(RegistryError::Denied { host, action, reason })
                 }
-                status @ (429 | 500..=599) => Err(RegistryError::Server { host, status, action }),
+                status @ (429 | 500..=599) => {
+                    let after = retry_after(response.headers());
+                    if let Some(wait) = after.filter(|_| answers) {
+                        self.rests.begin(&name.authority, status, wait, Instant::now());
+                    }
+                    Err(RegistryError::Server { host, status, action, after })
+                }
                 _ => Ok(response),
             };
         }
@@ -197,7 +221,7 @@ impl Http {
             }
             let next = next_page(&response);
             let page = body(&call, &mut response).await?;
-            read(&page).map_err(|reason| call.protocol(reason))?;
+            read(&page).map_err(|reason| call.unusable(&reason, &response, &page))?;
             let Some(url) = next else { return Ok(()) };
             call.url = url;
         }
@@ -223,9 +247,13 @@ fn set_body(
 
 /// The error for a status that is none of the expected ones.
 pub(super) async fn unexpected(call: &Call<'_>, mut response: Response) -> RegistryError {
+    let body = body_start(&mut response, MAX_ERROR_BODY).await;
     let status = response.status().as_u16();
-    let words = excerpt(&body_start(&mut response, MAX_ERROR_BODY).await);
-    call.protocol(if words.is_empty() { status.to_string() } else { format!("{status}, {words}") })
+    call.protocol(match call.name.quote(&response, &body) {
+        Ok(words) if words.is_empty() => status.to_string(),
+        Ok(words) => format!("{status}, {words}"),
+        Err(other) => format!("{status} from {other}, to which it sends requests"),
+    })
 }
 
 /// A whole body, if it is no longer than manifests and lists may be.

@@ -11,6 +11,7 @@ mod mirrored;
 mod referrers;
 mod registry;
 mod remote;
+mod rest;
 mod retry;
 mod retrying;
 mod stream;
@@ -23,6 +24,6 @@ pub use self::{
     location::{LocationError, RegistryLocation},
     registry::{Access, BlobContent, BlobSource, BlobStream, Credential, Registry, StoredManifest, Upload},
     remote::RemoteRegistry,
-    retry::{MAX_TRIES, pause_before, retry_delay},
+    retry::{MAX_TRIES, delay_after, pause_before, retry_delay},
     retrying::Retrying,
 };

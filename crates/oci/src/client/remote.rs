@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::{
     auth::Scope,
-    error::{RegistryError, Result, excerpt},
+    error::{RegistryError, Result},
     http::{Http, Payload, body, header, unexpected},
     mirrored::Places,
     registry::{Access, BlobContent, BlobStream, Registry, StoredManifest, Upload},
@@ -83,7 +83,7 @@ impl RemoteRegistry {
         let bytes = body(&call, &mut response).await?;
         let digest = digest_of(&bytes, version.digest().or(promised.as_ref()), &action)?;
         let media_type = media_type_of(&bytes, said.as_deref())
-            .ok_or_else(|| call.protocol(format!("not a manifest: {}", excerpt(&bytes))))?;
+            .ok_or_else(|| call.unusable("not a manifest", &response, &bytes))?;
         Ok(Some(StoredManifest { digest, media_type, bytes }))
     }
 
@@ -116,8 +116,7 @@ impl RemoteRegistry {
         let call = self.http.call(Method::GET, name, Scope::Pull, &rest, &action).await?;
         let mut tags = Vec::new();
         let read = |page: &[u8]| {
-            let list: TagList =
-                serde_json::from_slice(page).map_err(|_| format!("not a list of tags: {}", excerpt(page)))?;
+            let list: TagList = serde_json::from_slice(page).map_err(|_| "not a list of tags".to_owned())?;
             // What is no tag cannot be one that is looked for.
             tags.extend(list.tags.unwrap_or_default().iter().filter_map(|tag| tag.parse::<Tag>().ok()));
             Ok(())

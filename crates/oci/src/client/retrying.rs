@@ -1,4 +1,4 @@
-//! Adapter: a registry whose transient faults are waited out, by the delays of [`retry_delay`].
+//! Adapter: a registry whose transient faults are waited out, by the delays of [`delay_after`].
 
 use std::{path::Path, sync::Arc};
 
@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     error::{RegistryError, Result, chain},
     registry::{BlobContent, BlobStream, Registry, StoredManifest, Upload},
-    retry::retry_delay,
+    retry::delay_after,
 };
 use crate::{Descriptor, Digest, Repository, Tag, Version};
 
@@ -36,8 +36,7 @@ impl Retrying {
                 outcome = call() => outcome,
             };
             let Err(error) = outcome else { return outcome };
-            let delay = if error.is_transient() { retry_delay(attempt) } else { None };
-            let Some(delay) = delay else { return Err(error) };
+            let Some(delay) = delay_after(&error, attempt) else { return Err(error) };
             attempt += 1;
             tracing::warn!(attempt, ?delay, error = %chain(&error), "transient fault of a registry, trying again");
             tokio::select! {

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 use url::Url;
 
 use super::{
-    error::{RegistryError, Result, speaks_something_else},
+    error::{RegistryError, Result, excerpt, speaks_something_else},
     registry::Access,
 };
 use crate::{Repository, is_docker_hub};
@@ -46,6 +46,33 @@ impl RemoteName {
         let (host, path) = repository.normalised();
         let authority = if is_docker_hub(&host) { HUB_API.to_owned() } else { host.clone() };
         Self { host: repository.host().map_or(host, str::to_owned), authority, path }
+    }
+
+    /// Is an address the registry's own: its host, and its port, which is the scheme's where none is named? Credentials are for
+    /// such addresses, and only their answers are quoted. The scheme is not compared: what begins with TLS is sent nowhere
+    /// without.
+    pub(super) fn serves(&self, url: &Url) -> bool {
+        let own = Url::parse(&format!("{}://{}/", url.scheme(), self.authority));
+        own.is_ok_and(|own| own.origin() == url.origin())
+    }
+
+    /// The words of an answer, for a message, which everyone may come to read who sees the status of a build. They are the
+    /// registry's own or none: it may have sent farrier to a host that answers farrier, and not them. Then the error is the host,
+    /// and the log has the words.
+    pub(super) fn quote(&self, response: &Response, body: &[u8]) -> Result<String, String> {
+        let (url, words) = (response.url(), excerpt(body));
+        if self.serves(url) {
+            return Ok(words);
+        }
+        let (host, status) = (url.host_str().unwrap_or_default(), response.status().as_u16());
+        tracing::debug!(
+            registry = self.host,
+            host,
+            status,
+            words,
+            "answer of a host that the registry names"
+        );
+        Err(host.to_owned())
     }
 }
 
@@ -160,5 +187,25 @@ mod tests {
         assert_eq!(name("localhost/a"), texts("localhost", "localhost", "a"));
         assert_eq!(name("docker.io/debian"), texts("docker.io", "registry-1.docker.io", "library/debian"));
         assert_eq!(name("acme/x"), texts("docker.io", "registry-1.docker.io", "acme/x"));
+    }
+
+    #[test]
+    fn a_registrys_own_addresses_have_its_host_and_port() {
+        for (repository, url, own) in [
+            ("r.example:443/x", "https://r.example/v2/", true),
+            ("r.example/x", "https://r.example:443/v2/", true),
+            ("r.example:80/x", "http://r.example/v2/", true),
+            ("R.Example/x", "https://r.example/v2/", true),
+            ("127.0.0.1:5000/x", "http://127.0.0.1:5000/v2/x/blobs/uploads/1", true),
+            ("docker.io/x", "https://registry-1.docker.io/v2/", true),
+            ("r.example/x", "https://r.example:5000/v2/", false),
+            ("r.example:80/x", "https://r.example/v2/", false),
+            ("r.example/x", "https://cdn.r.example/v2/", false),
+            ("r.example/x", "https://r.example@evil.example/v2/", false),
+            ("docker.io/x", "https://docker.io/v2/", false),
+        ] {
+            let name = RemoteName::of(&repository.parse().unwrap());
+            assert_eq!(name.serves(&url.parse().unwrap()), own, "{repository} {url}");
+        }
     }
 }

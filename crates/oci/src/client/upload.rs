@@ -21,7 +21,7 @@ use super::{
     http::{Call, Http, Payload, header, unexpected},
     registry::{BlobContent, Upload},
     remote::RemoteRegistry,
-    retry::retry_delay,
+    retry::delay_after,
     transport::RemoteName,
 };
 use crate::{Digest, Repository};
@@ -77,8 +77,7 @@ impl RemoteRegistry {
             if state.there >= most + PROGRESS {
                 (attempt, most) = (0, state.there);
             }
-            let again = size >= RESUMED_FROM && error.is_transient();
-            let delay = if again { retry_delay(attempt) } else { None };
+            let delay = delay_after(&error, attempt).filter(|_| size >= RESUMED_FROM);
             let Some(delay) = delay else { return Err(error) };
             attempt += 1;
             tracing::warn!(action = session.action, attempt, ?delay, error = %chain(&error), "upload broke off, going on with it");

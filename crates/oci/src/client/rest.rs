@@ -1,0 +1,88 @@
+//! Adapter: how long registries want to be left alone (`Retry-After`, RFC 9110, section 10.2.3).
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use jiff::Timestamp;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+
+/// A registry that asks for more is asked again after this.
+const LONGEST: Duration = Duration::from_hours(1);
+
+/// What an answer asks for; `None` where it asks for nothing, or in no known form.
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    wait_of(headers.get(RETRY_AFTER)?.to_str().ok()?.trim(), Timestamp::now())
+}
+
+/// Seconds, or a date.
+fn wait_of(text: &str, now: Timestamp) -> Option<Duration> {
+    let wait = if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        text.parse().map_or(LONGEST, Duration::from_secs)
+    } else {
+        let date = jiff::fmt::rfc2822::parse(text).ok()?.timestamp();
+        Duration::try_from(date.duration_since(now)).unwrap_or_default()
+    };
+    Some(wait.min(LONGEST))
+}
+
+/// Until when each registry wants to be left alone, and the status with which it said so. All calls keep to it, whichever of
+/// them it was said to.
+#[derive(Default)]
+pub(super) struct Rests(Mutex<HashMap<String, (Instant, u16)>>);
+
+impl Rests {
+    pub(super) fn begin(&self, authority: &str, status: u16, wait: Duration, now: Instant) {
+        let mut rests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rests.insert(authority.to_owned(), (now + wait, status));
+    }
+
+    /// How long the registry is still to be left alone.
+    pub(super) fn left(&self, authority: &str, now: Instant) -> Option<(u16, Duration)> {
+        // A poisoned lock protects a map that is always consistent.
+        let mut rests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let &(until, status) = rests.get(authority)?;
+        if until > now {
+            return Some((status, until - now));
+        }
+        rests.remove(authority);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_and_dates() {
+        let now: Timestamp = "1994-11-06T08:49:07Z".parse().unwrap();
+        for (text, seconds) in [
+            ("0", Some(0)),
+            ("120", Some(120)),
+            ("Sun, 06 Nov 1994 08:49:37 GMT", Some(30)),
+            ("Sun, 06 Nov 1994 08:49:00 GMT", Some(0)),
+            // Docker Hub has given the time of its clock.
+            ("1700000000", Some(3600)),
+            ("99999999999999999999", Some(3600)),
+            ("-5", None),
+            ("1.5", None),
+            ("soon", None),
+            ("", None),
+        ] {
+            assert_eq!(wait_of(text, now).map(|wait| wait.as_secs()), seconds, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_rest_is_one_registrys_and_ends() {
+        let (rests, now) = (Rests::default(), Instant::now());
+        rests.begin("r.example", 429, Duration::from_secs(10), now);
+        let at = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(rests.left("r.example", at(4)), Some((429, Duration::from_secs(6))));
+        assert_eq!(rests.left("s.example", at(4)), None);
+        assert_eq!(rests.left("r.example", at(10)), None);
+    }
+}
