@@ -66,7 +66,7 @@ pub fn proxies() -> Proxy {
     let proxy = |name: &str| -> Option<ProxyUrl> {
         let text = value(name)?;
         let address = if text.contains("://") { text } else { format!("http://{text}") };
-        match address.parse() {
+        match ProxyUrl::of_environment(&address) {
             Ok(proxy) => Some(proxy),
             Err(error) => {
                 tracing::warn!(variable = name, %error, "the environment's proxy is not used");
@@ -80,6 +80,7 @@ pub fn proxies() -> Proxy {
         http: proxy("http_proxy").filter(|_| !from_request).or_else(|| all.clone()),
         https: proxy("https_proxy").or(all),
         no_proxy: entries.split(',').filter_map(|entry| entry.trim().parse().ok()).collect(),
+        login: None,
     }
 }
 

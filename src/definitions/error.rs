@@ -3,7 +3,10 @@
 use std::fmt;
 
 use super::File;
-use crate::yaml::{Node, Position, YamlError};
+use crate::{
+    site::without_logins,
+    yaml::{Node, Position, YamlError},
+};
 
 /// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,11 +60,11 @@ impl Report<'_> {
     }
 }
 
-/// The line of this number, for people: cut, and without characters that a terminal would act on.
+/// The line of this number, for people: cut, without passwords, and without characters that a terminal would act on.
 fn line_of(text: &str, line: usize) -> String {
     let found = line.checked_sub(1).and_then(|index| text.lines().nth(index));
     let harmless = |c: char| if c.is_control() { ' ' } else { c };
-    found.unwrap_or_default().chars().take(200).map(harmless).collect()
+    without_logins(found.unwrap_or_default()).chars().take(200).map(harmless).collect()
 }
 
 impl fmt::Display for DefinitionError {

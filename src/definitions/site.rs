@@ -3,6 +3,15 @@
 use super::error::Report;
 use crate::site::{Host, MirrorRule, SiteSpec};
 
+/// Reports keys that would sign what the policy then takes for proof.
+pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
+    if site.image_signing.as_ref().is_some_and(|signing| signing.belies(&site.policy)) {
+        let message = "it signs what anyone put under a tag, and policy.requireSigned would take that for proof: leave it \
+                       out, or say `trustRegistryWriters: true` where all who may write to the registry are trusted";
+        report.wrong(&["spec", "imageSigning", "existing"], message);
+    }
+}
+
 /// Reports what is wrong with how the site's network is described.
 pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
     for (index, rule) in site.mirrors.iter().enumerate() {
@@ -25,7 +34,7 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
     }
     for (index, host) in site.hosts.iter().enumerate() {
         let at = index.to_string();
-        let Host { host: name, ca_file, client_certificate, client_key, plain_http } = host;
+        let Host { host: name, ca_file, client_certificate, client_key, plain_http, login: _ } = host;
         if site.hosts[..index].iter().any(|earlier| earlier.host == *name) {
             report.wrong(&["spec", "hosts", &at, "host"], format!("there is a host {name} already"));
         }

@@ -466,3 +466,5 @@ spec:
 "#;
     insta::assert_snapshot!(mistakes(&[("site.yaml", together)]));
 }
+
+mod site;

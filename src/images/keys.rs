@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use crate::{
     blocking::blocking,
-    parts::{Parts, TargetError},
+    parts::{FindingKind, Parts, TargetError},
     provenance::PublicKey,
     signing::{self, SignatureHash, Signer},
     site::ImageSigning,
@@ -20,7 +20,7 @@ impl ImageSigner {
     /// The site's; `None` where the site signs no images.
     pub(super) async fn load(parts: &Parts) -> Result<Option<Self>, TargetError> {
         let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
-        let ImageSigning { key, passphrase, public_key, existing: _ } = signing;
+        let ImageSigning { key, passphrase, public_key, .. } = signing;
         let path = public_key.as_ref().map(|path| parts.definitions.root.join(path));
         let public = path.as_deref().map(signing::read_public_key).transpose()?;
         let secrets = parts.fetcher.net().secrets();
@@ -45,7 +45,8 @@ pub(crate) async fn can_sign_images(parts: &Parts) -> Result<(), TargetError> {
     ImageSigner::load(parts).await.map(drop)
 }
 
-/// The keys that images are checked with where none is named: those that the policy asks for, else the site's own.
+/// The keys that an image is verified with: those that are named, else those that the policy asks for, else the site's own.
+/// At least one.
 pub async fn verification_keys(parts: &Parts, named: &[PathBuf]) -> Result<Vec<PublicKey>, TargetError> {
     if !named.is_empty() {
         return read_keys(named.to_vec()).await;
@@ -54,7 +55,17 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf]) -> Result<Vec<P
     if !required.is_empty() {
         return Ok(required);
     }
-    Ok(own_key(parts).await?.into_iter().collect())
+    own_key(parts).await?.map(|key| vec![key]).ok_or_else(|| {
+        TargetError::finding(
+            FindingKind::Usage,
+            "there is no key to verify the image with".to_owned(),
+            Some(
+                "give --key, or name keys in site.yaml (policy.requireSigned, imageSigning); without one, \
+                 --insecure-no-signature looks at the rest, which whoever may write to the registry can make fit"
+                    .to_owned(),
+            ),
+        )
+    })
 }
 
 /// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side

@@ -144,6 +144,7 @@ mod tests {
             passphrase: None,
             public_key: Some(workshop.path("p.pem").to_str().unwrap().parse().unwrap()),
             existing: Existing::Leave,
+            trust_registry_writers: false,
         };
         bench.parts.definitions.site.image_signing = Some(signing);
         let union = union(&bench).await;

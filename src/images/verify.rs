@@ -66,10 +66,19 @@ pub struct VerifyCheck {
 pub struct VerifyReport {
     /// The image, by digest where it is there.
     pub image: String,
-    /// Did no check fail, and was everything there?
+    /// Is everything there and as it should be, and signed by an accepted key?
     pub verified: bool,
     /// The checks.
     pub checks: Vec<VerifyCheck>,
+    /// What none of the checks looked at.
+    pub not_looked_at: Vec<&'static str>,
+}
+
+impl VerifyReport {
+    /// Did no check find anything wrong? Without a look at signatures, such an image is not verified.
+    pub fn is_in_order(&self) -> bool {
+        self.checks.iter().all(|check| matches!(check.result, CheckResult::Ok | CheckResult::Skipped))
+    }
 }
 
 /// What a check found that is not as it should be.
@@ -101,7 +110,10 @@ type Outcome = Result<String, Finding>;
 
 /// Collects the checks.
 #[derive(Default)]
-struct Checks(Vec<VerifyCheck>);
+struct Checks {
+    done: Vec<VerifyCheck>,
+    not_looked_at: Vec<&'static str>,
+}
 
 impl Checks {
     fn add(&mut self, check: &'static str, outcome: Outcome) {
@@ -109,18 +121,22 @@ impl Checks {
             Ok(message) => (CheckResult::Ok, message, None),
             Err(Finding { result, why, hint }) => (result, why, Some(hint)),
         };
-        self.0.push(VerifyCheck { check, result, message, hint });
+        self.done.push(VerifyCheck { check, result, message, hint });
     }
 
     fn report(self, image: String) -> VerifyReport {
-        let fine = |check: &VerifyCheck| matches!(check.result, CheckResult::Ok | CheckResult::Skipped);
-        VerifyReport { image, verified: self.0.iter().all(fine), checks: self.0 }
+        let Self { done: checks, not_looked_at } = self;
+        let verified = checks.iter().all(|check| check.result == CheckResult::Ok);
+        VerifyReport { image, verified, checks, not_looked_at }
     }
 }
 
 const PUSH_AGAIN: &str = "build it again with --push --force, or copy it again from where it is whole";
-const SIGN: &str = "with the key in site.yaml (imageSigning), `farrier build --push` or `farrier run` signs what is \
-                    published; or give the key that did sign with --key";
+const SIGN: &str = "`farrier build --push --force` signs what it builds with the key in site.yaml (imageSigning); or give \
+                    the key that did sign with --key";
+const NO_KEY: &str = "the signatures of the image and of the documents beside it: it may be anyone's (--insecure-no-signature)";
+const NO_CONTENT: &str = "the content of the blobs: they are there under their digests (--deep reads them)";
+const NO_MEMBERS: &str = "the signatures of the check reports of its members (verify each of them)";
 const BUILD_AGAIN: &str =
     "images of older versions of farrier have none: raise the version, or delete the tag, and build";
 const NOT_AS_STORED: &str = "what the registry gives is not what was pushed: copy the image again from where it is whole, or \
@@ -140,7 +156,8 @@ struct Subject<'a> {
     statements: Vec<Statement>,
 }
 
-/// Checks an image. What is wrong with it is in the report; an error is a registry that does not answer.
+/// Checks an image; without keys, all but signatures. What is wrong with it is in the report; an error is a registry that does
+/// not answer.
 pub async fn verify(
     parts: &Parts,
     reference: &ImageReference,
@@ -148,6 +165,8 @@ pub async fn verify(
     deep: bool,
 ) -> Result<VerifyReport, TargetError> {
     let mut checks = Checks::default();
+    checks.not_looked_at.extend(keys.is_empty().then_some(NO_KEY));
+    checks.not_looked_at.extend((!deep).then_some(NO_CONTENT));
     let repository = &reference.repository;
     let Some(stored) = parts.manifest(reference).await? else {
         checks.add("manifest", Err(Finding::absent(format!("there is no {reference}"), PUSH_AGAIN)));
@@ -174,6 +193,7 @@ pub async fn verify(
         checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
     } else {
         checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
+        checks.not_looked_at.extend((!keys.is_empty()).then_some(NO_MEMBERS));
     }
     checks.add(BILL.name, check_document(parts, &subject, &BILL, bill_fits).await?);
     checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
@@ -244,10 +264,8 @@ async fn check_signature(
 ) -> Result<(), TargetError> {
     let Subject { repository, digest, keys, .. } = subject;
     if keys.is_empty() {
-        let message =
-            "no key is named: give --key, or imageSigning or policy.requireSigned in site.yaml".to_owned();
-        let result = CheckResult::Skipped;
-        checks.0.push(VerifyCheck { check: "signature", result, message, hint: None });
+        let (result, message) = (CheckResult::Skipped, "not looked at".to_owned());
+        checks.done.push(VerifyCheck { check: "signature", result, message, hint: None });
         return Ok(());
     }
     checks.add(

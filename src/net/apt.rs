@@ -39,8 +39,12 @@ impl Net {
         Ok(())
     }
 
-    /// What apt needs to know for these archives.
-    pub fn apt_reach<'a>(&self, archives: impl IntoIterator<Item = &'a str>) -> Result<AptReach, NetError> {
+    /// What apt needs to know for these archives. It may hold a proxy's password.
+    pub async fn apt_reach<'a>(
+        &self,
+        archives: impl IntoIterator<Item = &'a str>,
+    ) -> Result<AptReach, NetError> {
+        let proxies = self.proxies().await?;
         let offline = self.is_offline();
         let mut reach = AptReach { options: Vec::new(), without_environment: offline || self.0.site_proxy };
         if offline {
@@ -64,10 +68,10 @@ impl Net {
             let Some(host) = HostPort::of_url(&url) else { continue };
             if reach.without_environment {
                 let (scheme, name) = (url.scheme(), host.name());
-                let proxy = match self.proxy(&url) {
+                let proxy = match proxies.for_url(&url) {
                     // A proxy of the environment is not named for `--offline`.
-                    Some((proxy, environment))
-                        if !environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
+                    Some(proxy)
+                        if !self.0.environment || proxy.host().is_some_and(|host| self.allows(&host)) =>
                     {
                         proxy.as_url().as_str()
                     }
@@ -88,7 +92,7 @@ impl Net {
     /// apt takes one CA file for a host, in place of the system's certificates. Its manual has these options as
     /// `CAInfo::<host>`; what it reads is `<host>::CAInfo`.
     fn certificates(&self, entry: &Host, name: &str, options: &mut Vec<String>) -> Result<(), NetError> {
-        let Host { host, ca_file, client_certificate, client_key, plain_http: _ } = entry;
+        let Host { host, ca_file, client_certificate, client_key, plain_http: _, login: _ } = entry;
         let key = match client_key {
             Some(SecretSource::File(file)) => Some(file),
             Some(SecretSource::Secret(_)) => {

@@ -12,25 +12,30 @@ use reqwest::{
 };
 use rustls::SupportedProtocolVersion;
 use url::Url;
+use zeroize::Zeroizing;
 
 use super::{Asker, Inner, Net, NetError};
-use crate::site::{Host, HostPort};
+use crate::site::{Host, HostPort, Login, Proxy};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
 static TLS12_ONLY: [&SupportedProtocolVersion; 1] = [&rustls::version::TLS12];
 
 impl Net {
-    /// Sends a request, and follows where the answer leads. It goes to no host that may not be asked, and credentials
-    /// stay with the host that they were for. A request whose body cannot be sent again is not sent on: then the answer
-    /// is the redirect. Sets no time limit.
+    /// Sends a request, and follows where the answer leads. It goes to no host that may not be asked; credentials, and what
+    /// is sent, stay with the host that they were for. A request whose body cannot be sent again is not sent on: then the
+    /// answer is the redirect. Sets no time limit.
     pub async fn execute(&self, mut request: Request, asker: &Asker<'_>) -> Result<Response, NetError> {
         let mut sender = asker.sent_by.map(str::to_owned);
         for _ in 0..=MAX_REDIRECTS {
             let url = request.url().clone();
             let client = self.client(&url, &Asker { what: asker.what, sent_by: sender.as_deref() }).await?;
-            let again = request.try_clone();
+            // What another host names gets no password.
+            if sender.is_none() {
+                self.log_in(&mut request).await?;
+            }
             bare(client, &mut request)?;
+            let again = request.try_clone();
             let host = HostPort::of_url(&url).map(|host| host.to_string());
             let response = match client.execute(request).await {
                 Ok(response) => response,
@@ -43,7 +48,7 @@ impl Net {
             if url.scheme() == "https" && to.scheme() != "https" {
                 return Err(refused("redirect from https to plain http"));
             }
-            request = sent_on(again, response.status().as_u16(), to);
+            request = sent_on(again, response.status().as_u16(), to)?;
             sender = host;
         }
         Err(refused("too many redirects"))
@@ -85,14 +90,59 @@ impl Net {
         let key = match entry.and_then(|entry| Some((&entry.host, entry.client_key.as_ref()?))) {
             Some((host, key)) => {
                 let read = self.0.secrets.read(key).await;
-                Some(read.map_err(|source| NetError::Secret { host: host.to_string(), source })?)
+                let what = format!("show the client certificate for {host}");
+                Some(read.map_err(|source| NetError::Secret { what, source })?)
             }
             None => None,
         };
-        make(&self.0, special.map(|(at, _)| at), key, versions).await.map_err(|reason| NetError::Options {
+        let proxy = self.proxies().await?;
+        let host = special.map(|(at, _)| at);
+        make(&self.0, host, key, proxy, versions).await.map_err(|reason| NetError::Options {
             what: entry.map_or_else(|| "TLS".to_owned(), |entry| format!("site.yaml, host {}", entry.host)),
             reason,
         })
+    }
+
+    /// The proxies, with the name and the password that the site has for them.
+    pub(super) async fn proxies(&self) -> Result<Proxy, NetError> {
+        let mut proxy = self.0.proxy.clone();
+        if let Some(login) = proxy.login.take() {
+            let password = self.password(&login, "the proxy").await?;
+            for address in [&mut proxy.http, &mut proxy.https].into_iter().flatten() {
+                address.log_in(&login.user, &password);
+            }
+        }
+        Ok(proxy)
+    }
+
+    /// Puts the name and the password that the site has for the host into the address.
+    async fn log_in(&self, request: &mut Request) -> Result<(), NetError> {
+        let url = request.url();
+        let entry = HostPort::of_url(url).and_then(|host| Some((self.host_entry(&host)?.1, host)));
+        let Some((Host { login: Some(login), .. }, host)) = entry else { return Ok(()) };
+        if request.headers().contains_key(AUTHORIZATION) {
+            return Ok(());
+        }
+        if url.scheme() != "https" && !self.allows_plain(&host) {
+            return Err(NetError::Options {
+                what: format!("site.yaml, host {host}: login"),
+                reason: "the password would go over plain http; ask for it by https, or allow plainHttp"
+                    .to_owned(),
+            });
+        }
+        let password = self.password(login, &host.to_string()).await?;
+        let url = request.url_mut();
+        // They cannot fail for an address that has a host.
+        let _ = url.set_username(&login.user);
+        let _ = url.set_password(Some(&password));
+        Ok(())
+    }
+
+    async fn password(&self, login: &Login, to: &str) -> Result<Zeroizing<String>, NetError> {
+        let what = format!("log in to {to} as {}", login.user);
+        let secret = Box::pin(self.0.secrets.read(&login.password)).await;
+        let text = secret.and_then(|secret| Ok(Zeroizing::new(secret.text("the password")?.to_owned())));
+        text.map_err(|source| NetError::Secret { what, source })
     }
 
     /// Does the server refuse our certificate, or the lack of one? With TLS 1.3 it says so after the handshake only, and
@@ -133,13 +183,13 @@ async fn make(
     inner: &Arc<Inner>,
     host: Option<usize>,
     key: Option<super::Secret>,
+    proxy: Proxy,
     versions: &'static [&'static SupportedProtocolVersion],
 ) -> Result<Client, String> {
     // Reads the system's certificates.
     let shared = Arc::clone(inner);
     let config = tokio::task::spawn_blocking(move || shared.trusted.config(host, key.as_ref(), versions));
     let config = config.await.map_err(|panic| panic.to_string())??;
-    let proxy = inner.proxy.clone();
     Client::builder()
         .tls_backend_preconfigured(config)
         .user_agent(concat!("farrier/", env!("CARGO_PKG_VERSION")))
@@ -169,7 +219,7 @@ fn target(response: &Response) -> Result<Option<Url>, NetError> {
 }
 
 /// The request as it goes on (Fetch standard, HTTP-redirect fetch).
-fn sent_on(mut request: Request, status: u16, to: Url) -> Request {
+fn sent_on(mut request: Request, status: u16, to: Url) -> Result<Request, NetError> {
     let becomes_get = match status {
         303 => !matches!(*request.method(), Method::GET | Method::HEAD),
         301 | 302 => *request.method() == Method::POST,
@@ -183,10 +233,14 @@ fn sent_on(mut request: Request, status: u16, to: Url) -> Request {
         }
     }
     if request.url().origin() != to.origin() {
+        // A refresh token, for one, which a token server could have sent to anyone.
+        if request.body().is_some() {
+            return Err(refused("it leads to another host, which must not get what is sent"));
+        }
         for name in [AUTHORIZATION, COOKIE, PROXY_AUTHORIZATION] {
             request.headers_mut().remove(name);
         }
     }
     *request.url_mut() = to;
-    request
+    Ok(request)
 }

@@ -23,11 +23,11 @@ pub enum NetError {
         /// Why.
         reason: String,
     },
-    /// A client certificate's key.
-    #[error("show the client certificate for {host}")]
+    /// A client certificate's key, or a password.
+    #[error("{what}")]
     Secret {
-        /// The host.
-        host: String,
+        /// What for: `show the client certificate for r.example`.
+        what: String,
         /// Why not.
         #[source]
         source: SecretError,

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use crate::support::{
@@ -18,10 +19,11 @@ use farrier::{
     net::{Net, NetOptions},
     oci::{Assembled, Assembly, Base, EntryKind, Layer, LayerWriter, assemble, media_type},
     registry::{
-        CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Upload,
-        hint,
+        CredentialFile, LayoutRegistry, Registry, RegistryError, RegistryOptions, RemoteRegistry, Retrying,
+        Upload, hint,
     },
 };
+use tokio_util::sync::CancellationToken;
 
 fn remote(options: &RegistryOptions) -> Arc<dyn Registry> {
     Arc::new(RemoteRegistry::new("test".to_owned(), options))
@@ -302,9 +304,22 @@ async fn a_blob_that_breaks_off() {
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
 }
 
+/// What a host says to which the registry sends farrier: a challenge, with a token server of its own.
+async fn challenging(scheme: &str) -> FakeHttp {
+    FakeHttp::start_with(|host| {
+        let challenge = format!(r#"{scheme} realm="http://{host}/token""#);
+        vec![
+            answer(401, "words of an inner host").header("WWW-Authenticate", challenge),
+            answer(200, r#"{"token":"theirs"}"#),
+            answer(200, "content"),
+        ]
+    })
+    .await
+}
+
 #[tokio::test]
 async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
-    let elsewhere = FakeHttp::start(vec![answer(200, "content")]).await;
+    let elsewhere = challenging("Bearer").await;
     let redirect = format!("http://{}/blob?signature=x", elsewhere.host);
     let fake = FakeHttp::start_with(|host| {
         let challenge = format!(r#"Bearer realm="http://{host}/token",service="registry""#);
@@ -323,7 +338,10 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     let repository = repository(&fake.host, "drivers/x");
     registry.tags(&repository).await.unwrap();
     registry.tags(&repository).await.unwrap();
-    registry.fetch_blob(&repository, &Digest::of(b"content"), &directory.path().join("blob")).await.unwrap();
+    let blob = directory.path().join("blob");
+    let error = registry.fetch_blob(&repository, &Digest::of(b"content"), &blob).await.unwrap_err();
+    assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
+    assert!(error.to_string().ends_with("401 from 127.0.0.1, to which it sends requests"), "{error}");
 
     let requests = fake.requests();
     let authorizations: Vec<_> = requests.iter().map(|r| r.header("authorization")).collect();
@@ -331,7 +349,96 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     assert!(authorizations[1].unwrap().starts_with("Basic "));
     assert_eq!(authorizations[2..], [Some("Bearer abc"); 3]);
     assert_eq!(requests[1].target, "/token?scope=repository%3Adrivers%2Fx%3Apull&service=registry");
-    assert_eq!(elsewhere.requests()[0].header("authorization"), None);
+    let asked = elsewhere.requests();
+    assert_eq!(asked.len(), 1, "its challenge was answered: {asked:?}");
+    assert_eq!(asked[0].header("authorization"), None);
+}
+
+#[tokio::test]
+async fn another_hosts_challenge_is_not_answered_with_the_registrys_password() {
+    for scheme in ["Basic", "Bearer"] {
+        let elsewhere = challenging(scheme).await;
+        let redirect = format!("http://{}/manifest", elsewhere.host);
+        let fake = FakeHttp::start(vec![answer(307, "").header("Location", &redirect)]).await;
+        let directory = tempfile::tempdir().unwrap();
+        let credentials = login(directory.path(), &fake.host, PASSWORD);
+        let options = RegistryOptions { credentials: credentials.into(), ..RegistryOptions::default() };
+        let error = remote(&options).manifest(&repository(&fake.host, "x"), &tag("1")).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
+        let asked = elsewhere.requests();
+        assert!(asked.len() == 1 && asked[0].header("authorization").is_none(), "{asked:?}");
+    }
+}
+
+/// A token server that leads elsewhere gets the refresh token; where it leads to does not.
+#[tokio::test]
+async fn a_refresh_token_is_not_sent_on() {
+    let elsewhere = FakeHttp::start(vec![answer(200, r#"{"access_token":"theirs"}"#)]).await;
+    let redirect = format!("http://{}/token", elsewhere.host);
+    for status in [307, 308] {
+        let fake = FakeHttp::start_with(|host| {
+            let challenge = format!(r#"Bearer realm="http://{host}/token""#);
+            vec![
+                answer(401, "").header("WWW-Authenticate", challenge),
+                answer(status, "").header("Location", &redirect),
+            ]
+        })
+        .await;
+        let directory = tempfile::tempdir().unwrap();
+        let config = directory.path().join("config.json");
+        let entry = serde_json::json!({"auth": "", "identitytoken": "refresh"});
+        fs::write(&config, serde_json::json!({"auths": {&fake.host: entry}}).to_string()).unwrap();
+        let credentials = CredentialFile::new(Some(config)).into();
+        let registry = remote(&RegistryOptions { credentials, ..RegistryOptions::default() });
+        let error = registry.tags(&repository(&fake.host, "x")).await.unwrap_err();
+        assert!(error.to_string().contains("must not get what is sent"), "{error}");
+        assert!(String::from_utf8_lossy(&fake.requests()[1].body).contains("refresh_token=refresh"));
+    }
+    assert_eq!(elsewhere.requests().len(), 0);
+}
+
+/// Whoever reads the status of a build must not read what only farrier can ask for.
+#[tokio::test]
+async fn another_hosts_words_are_not_quoted() {
+    let page = "words of an inner host";
+    for status in [200, 400, 403, 404, 500] {
+        let elsewhere = FakeHttp::start(vec![answer(status, page), answer(status, page)]).await;
+        let sent_on = || answer(307, "").header("Location", format!("http://{}/inner", elsewhere.host));
+        let fake = FakeHttp::start(vec![sent_on(), sent_on()]).await;
+        let (registry, repository) = (plain(), repository(&fake.host, "x"));
+        let tags = registry.tags(&repository).await.map(|_| ());
+        let manifest = registry.manifest(&repository, &tag("1")).await.map(|_| ());
+        for error in [tags, manifest].into_iter().filter_map(Result::err) {
+            assert!(!farrier::error_chain(&error).contains("inner"), "{error}");
+        }
+        assert_eq!(elsewhere.requests().len(), 2, "{status}");
+    }
+    // Nor those of a token server that is not the registry's own.
+    let tokens = FakeHttp::start(vec![answer(403, page)]).await;
+    let challenge = format!(r#"Bearer realm="http://{}/token""#, tokens.host);
+    let fake = FakeHttp::start(vec![answer(401, "").header("WWW-Authenticate", challenge)]).await;
+    let error = plain().tags(&repository(&fake.host, "x")).await.unwrap_err();
+    assert!(error.to_string().ends_with("its token server 127.0.0.1 answered 403"), "{error}");
+}
+
+#[tokio::test]
+async fn a_registry_is_left_alone_for_as_long_as_it_asks() {
+    let busy = |wait: &str| answer(429, "").header("Retry-After", wait);
+    let fake = FakeHttp::start(vec![busy("1"), answer(200, TAGS)]).await;
+    let registry = Retrying::new(plain(), CancellationToken::new());
+    let since = Instant::now();
+    assert_eq!(registry.tags(&repository(&fake.host, "x")).await.unwrap().len(), 2);
+    assert!(since.elapsed() >= Duration::from_secs(1), "{:?}", since.elapsed());
+    assert_eq!(fake.requests().len(), 2);
+
+    // Longer than a call waits: it ends at once, and no other call asks meanwhile.
+    let fake = FakeHttp::start(vec![busy("600"), answer(200, TAGS)]).await;
+    for path in ["x", "y"] {
+        let error = registry.tags(&repository(&fake.host, path)).await.unwrap_err();
+        assert!(matches!(error, RegistryError::Server { status: 429, .. }), "{error:?}");
+        assert!(error.to_string().contains(", and wants to be asked again in "), "{error}");
+    }
+    assert_eq!(fake.requests().len(), 1);
 }
 
 #[tokio::test]

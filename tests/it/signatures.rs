@@ -41,6 +41,7 @@ fn site_yaml(site: &Site, spec: &str) {
 }
 
 const SIGNING: &str = "  imageSigning: {key: {file: site.key}}\n";
+const NO_SIGNATURE: &str = "--insecure-no-signature";
 
 /// The published image by digest.
 fn pinned(site: &Site, kernel: &str) -> String {
@@ -48,10 +49,11 @@ fn pinned(site: &Site, kernel: &str) -> String {
     format!("{}/hello@{}", site.location, site.inspect(&name)["Digest"].as_str().unwrap())
 }
 
+/// The checks of an image; without a look at signatures it is never verified.
 #[track_caller]
 fn rows(site: &Site, args: &[&str], code: i32) -> Vec<(String, String, String)> {
     let report = site.farrier(&[&["verify", "-o", "json"], args].concat()).exits(code).json();
-    assert_eq!(report["verified"], code == 0);
+    assert_eq!(report["verified"], code == 0 && !args.contains(&NO_SIGNATURE));
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let checks = report["checks"].as_array().unwrap().iter();
     checks.map(|row| (text(&row["check"]), text(&row["result"]), text(&row["message"]))).collect()
@@ -106,8 +108,9 @@ fn cosign_accepts_what_farrier_signs() {
     }
 }
 
-/// A key in site.yaml signs what is there without building; a second time nothing is written. What is not signed is not
-/// rolled out where the policy asks for it, and says so.
+/// What is not signed is not rolled out where the policy asks for it, and says so. A key in site.yaml does not vouch for what it
+/// finds under a tag, whoever put it there. Only the site's word makes it sign that, without building; a second time nothing
+/// is written.
 #[test]
 fn a_required_signature() {
     let kernel = kernels::newest().newer;
@@ -117,8 +120,16 @@ fn a_required_signature() {
     key(&site, "foreign", P256);
     site.build("hello", &kernel, &["--push"]).exits(0);
     let image = pinned(&site, &kernel);
-    let plain = rows(&site, &[&image], 0);
-    assert_eq!(result(&plain, "signature").0, "skipped");
+    // Without a key nothing is verified, and nothing says so.
+    let run = site.farrier(&["verify", &image]).exits(2);
+    run.line("there is no key to verify the image with");
+    let plain = rows(&site, &[NO_SIGNATURE, &image], 0);
+    assert_eq!(result(&plain, "signature"), ("skipped", "not looked at"));
+    let table = site.farrier(&["verify", NO_SIGNATURE, &image]).exits(0);
+    table.line("in order, but NOT verified");
+    table.line("not looked at: the signatures of the image");
+    table.line("not looked at: the content of the blobs");
+    site.farrier(&["verify", NO_SIGNATURE, "--key", "site.pem", &image]).exits(2);
 
     site_yaml(&site, "  policy: {requireSigned: [site.pem]}\n");
     let before = site.manifests();
@@ -129,7 +140,19 @@ fn a_required_signature() {
     assert_eq!(status["rollouts"][0]["reason"], "not-signed");
     assert_eq!(result(&rows(&site, &[&image], 1), "signature"), ("absent", "it has no signature"));
 
+    // Whoever may write to the registry could have put it there: the key alone does not sign it.
     site_yaml(&site, &format!("{SIGNING}  policy: {{requireSigned: [site.pem]}}\n"));
+    site.run_once().exits(1).line("it has no signature");
+    site.build("hello", &kernel, &["--push"]).exits(0).line("up to date");
+    assert_eq!(result(&rows(&site, &[&image], 1), "signature"), ("absent", "it has no signature"));
+    assert_eq!(site.manifests(), before);
+
+    // To sign what is there and then take the signature for proof is a mistake, unless it is meant.
+    let existing = "  imageSigning: {key: {file: site.key}, existing: sign}\n";
+    site_yaml(&site, &format!("{existing}  policy: {{requireSigned: [site.pem]}}\n"));
+    site.farrier(&["plan"]).exits(2).line("policy.requireSigned would take that for proof");
+    let meant = existing.replace("existing: sign", "existing: sign, trustRegistryWriters: true");
+    site_yaml(&site, &format!("{meant}  policy: {{requireSigned: [site.pem]}}\n"));
     site.farrier(&["plan"]).line("lacks the site's signature");
     let run = site.run_once().exits(0);
     run.line("signed    hello");
@@ -163,12 +186,12 @@ fn an_unsigned_site_asks_for_no_signatures() {
          that were seen"
     );
     let image = site.image();
-    let all = rows(&site, &[&image], 0);
+    let all = rows(&site, &[NO_SIGNATURE, &image], 0);
     assert_eq!(result(&all, "check report").0, "ok");
     assert_eq!(result(&all, "bill of materials").0, "ok");
     assert_eq!(result(&all, "provenance").0, "ok");
     assert_eq!(
-        result(&rows(&site, &["--registry", &site.location, "hello:none"], 1), "manifest").0,
+        result(&rows(&site, &[NO_SIGNATURE, "--registry", &site.location, "hello:none"], 1), "manifest").0,
         "absent"
     );
 }

@@ -189,8 +189,10 @@ async fn proxies_and_who_is_reached_without() {
     let port = server.host.rsplit(':').next().unwrap();
     let proxy = Tunnels::start(server.host.clone()).await;
     let ask = async |host: &str, no_proxy: serde_json::Value, password: &str| {
+        fs::write(ours.directory.path().join("password"), format!("{password}\n")).unwrap();
+        let login = json!({"user": "me", "password": {"file": "password"}});
         let site = json!({
-            "proxy": {"https": format!("http://me:{password}@{}", proxy.host), "noProxy": no_proxy},
+            "proxy": {"https": format!("http://{}", proxy.host), "noProxy": no_proxy, "login": login},
             "hosts": [{"host": host, "caFile": "ca.pem"}],
         });
         let net = net(site, ours.directory.path(), true);
@@ -324,6 +326,41 @@ async fn sources_come_from_mirrors_and_offline_from_nowhere_else() {
     forbidden.was_not_asked();
 }
 
+/// A password for downloads stands where secrets are, and goes to the host that it is for, by no redirect and to none.
+#[tokio::test]
+async fn a_download_with_a_password() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::open(directory.path().join("cache")).unwrap();
+    fs::write(directory.path().join("password"), "secret\n").unwrap();
+    let elsewhere = FakeHttp::start(vec![answer(200, "two")]).await;
+    let leads = format!("http://{}/two.txt", elsewhere.host);
+    let private = FakeHttp::start(vec![
+        answer(200, "one"),
+        answer(302, "").header("location", "/moved.txt"),
+        answer(302, "").header("location", &leads),
+        answer(200, "three"),
+    ])
+    .await;
+    let sending = format!("http://{}/three.txt", private.host);
+    let sending = FakeHttp::start(vec![answer(302, "").header("location", &sending)]).await;
+    let host = json!({"host": private.host, "login": {"user": "me", "password": {"file": "password"}}});
+    let net = net(json!({"hosts": [host]}), directory.path(), false);
+    let fetcher = Fetcher::new(cache, FetchOptions::default()).with_net(net);
+    for (host, name, content) in
+        [(&private.host, "one", "one"), (&private.host, "sent-on", "two"), (&sending.host, "three", "three")]
+    {
+        let source = source(&format!("http://{host}/{name}.txt"), content.as_bytes());
+        fetcher.sources().fetch(&source, Path::new("/")).await.unwrap();
+    }
+    let sent: Vec<_> =
+        private.requests().iter().map(|r| r.header("authorization").map(str::to_owned)).collect();
+    // base64 of "me:secret".
+    let login = Some("Basic bWU6c2VjcmV0".to_owned());
+    assert_eq!(sent, [login.clone(), login.clone(), login, None]);
+    assert_eq!(elsewhere.requests()[0].header("authorization"), None);
+    assert_eq!(sending.requests()[0].header("authorization"), None);
+}
+
 #[tokio::test]
 async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names() {
     let directory = tempfile::tempdir().unwrap();
@@ -382,8 +419,10 @@ async fn apt_shows_and_checks_certificates_of_the_site() {
                 host["clientCertificate"] = json!("client.pem");
                 host["clientKey"] = json!({"file": "client.key"});
             }
-            let site =
-                json!({"hosts": [host], "proxy": {"https": format!("http://me:secret@{}", proxy.host)}});
+            fs::write(ours.directory.path().join("password"), "secret").unwrap();
+            let login = json!({"user": "me", "password": {"file": "password"}});
+            let proxy = json!({"https": format!("http://{}", proxy.host), "login": login});
+            let site = json!({"hosts": [host], "proxy": proxy});
             let directory = tempfile::tempdir().unwrap();
             let cache = Cache::open(directory.path().join("cache")).unwrap();
             let fetcher =

@@ -6,7 +6,7 @@ use crate::{
     images::VerifyReport,
 };
 
-/// A line for each check, what to do about those that failed, and the verdict.
+/// A line for each check, what to do about those that failed, the verdict, and what it does not cover.
 pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
     let mut text = table(
         ["CHECK", "RESULT", "FOUND"],
@@ -25,6 +25,14 @@ pub fn text(report: &VerifyReport, reference: &ImageReference) -> String {
         Version::Tag(_) => format!("{reference}, {}", report.image),
         Version::Digest(_) => report.image.clone(),
     };
-    text.extend([named.as_str(), ": ", if report.verified { "verified" } else { "NOT verified" }, "\n"]);
+    let verdict = match (report.verified, report.is_in_order()) {
+        (true, _) => "verified",
+        (false, true) => "in order, but NOT verified",
+        (false, false) => "NOT verified",
+    };
+    text.extend([named.as_str(), ": ", verdict, "\n"]);
+    for what in &report.not_looked_at {
+        text.extend(["not looked at: ", what, "\n"]);
+    }
     text
 }

@@ -9,7 +9,7 @@ pub use crate::kernel::debian_version as version;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
+    io::{self, Write as _},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -67,7 +67,7 @@ impl AptArchive {
         let key = digest::of_parts(["apt-1", arch.as_str(), &sources, &apt_dir.to_string_lossy()]);
         let dir = cache.place(KIND, &key)?;
         let uris: Vec<String> = entries.into_iter().flat_map(|entry| entry.uris).collect();
-        let reach = net.apt_reach(uris.iter().map(String::as_str))?;
+        let reach = net.apt_reach(uris.iter().map(String::as_str)).await?;
         let mut config = config(&dir, apt_dir, arch)?;
         for line in &reach.options {
             config.extend([line, "\n"]);
@@ -79,7 +79,10 @@ impl AptArchive {
         for (name, text) in [("apt.conf", config.as_str()), ("source.sources", &sources), ("status", "")] {
             let path = dir.join(name);
             if fs::read_to_string(&path).ok().as_deref() != Some(text) {
-                fs::write(&path, text)?;
+                // Nobody else reads a proxy's password in it.
+                let mut file = tempfile::NamedTempFile::new_in(&dir)?;
+                file.write_all(text.as_bytes())?;
+                file.persist(&path).map_err(|error| error.error)?;
             }
         }
         Ok(Self {

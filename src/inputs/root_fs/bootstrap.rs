@@ -129,7 +129,7 @@ impl RootFileSystems<'_> {
         let sources = apt::sources::render(&entries);
         let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
         net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
-        let reach = net.apt_reach(uris())?;
+        let reach = net.apt_reach(uris()).await?;
         let mut command = process::command("mmdebstrap");
         if reach.without_environment {
             process::without_proxies(&mut command);

@@ -177,9 +177,11 @@ texts! {
     /// A component of a Debian-like archive.
     Component: r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", "a component: letters, digits and `._/-`, as in `main`";
     /// The address of a Debian-like archive. Blanks and brackets would say something else in an apt source.
-    Mirror: r"^(https?|file)://?[^\s\x00-\x1f\[\]]+$", "an archive's address: `http://`, `https://` or `file:///`";
-    /// A download.
-    Download: r"^https?://[^\s\x00-\x1f]+$", "a download's address: `http://` or `https://`";
+    Mirror: r"^(https?://[^\s\x00-\x1f\[\]/?#@]+([/?#][^\s\x00-\x1f\[\]]*)?|file://?[^\s\x00-\x1f\[\]]+)$",
+        "an archive's address: `http://`, `https://` or `file:///`, without a password (apt has /etc/apt/auth.conf for those)";
+    /// A download. Definitions are handed on: a password stands where secrets are.
+    Download: r"^https?://[^\s\x00-\x1f/?#@]+([/?#][^\s\x00-\x1f]*)?$",
+        "a download's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`)";
     /// A sha256 as sha256sum prints it.
     Sha256: "^[0-9A-Fa-f]{64}$", "a sha256: 64 hexadecimal digits";
     /// A path inside a tree that farrier unpacked; the last component may hold one `*`.
@@ -314,6 +316,18 @@ mod tests {
         assert!(!accepts::<PackageToInstall>("nvidia-smi={{release}}"));
         assert!(!accepts::<PackageToInstall>("nvidia-*"));
         assert!(!accepts::<Mirror>("http://x/ [trusted=yes]"));
+        for (scheme, rest) in
+            [("https:", "x.test/a@1.tgz"), ("http:", "x.test:8080"), ("http:", "x.test?a@b")]
+        {
+            for (login, is_good) in
+                [("", true), ("me:secret@", false), ("token@", false), ("/me:secret@", false)]
+            {
+                let address = format!("{scheme}//{login}{rest}");
+                assert_eq!(accepts::<Download>(&address), is_good, "{address}");
+                assert_eq!(accepts::<Mirror>(&address), is_good, "{address}");
+            }
+        }
+        assert!(accepts::<Mirror>("file:///srv/debian"));
         assert!(!accepts::<DnsName>("a..b"));
         assert!(!accepts::<ModuleName>("nvidia.ko"));
         assert!(!accepts::<LabelValue>("a b"));

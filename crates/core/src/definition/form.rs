@@ -15,7 +15,7 @@ use serde::{
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {what}")]
 pub struct NotA {
-    /// The text, cut to 80 characters.
+    /// The text, [`without_logins`], cut to 80 characters.
     pub text: String,
     /// What was wanted, with its form.
     pub what: &'static str,
@@ -24,8 +24,26 @@ pub struct NotA {
 impl NotA {
     /// This text is not `what`.
     pub fn new(text: &str, what: &'static str) -> Self {
-        Self { text: text.chars().take(80).collect(), what }
+        Self { text: without_logins(text).chars().take(80).collect(), what }
     }
+}
+
+/// The text without names and passwords in addresses: what stands before an `@` is a `*` for each character. An image's name
+/// before its digest stays.
+pub fn without_logins(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for word in text.split_inclusive(|c: char| c.is_whitespace() || "\"'".contains(c)) {
+        match word.rsplit_once('@') {
+            Some((login, rest)) if !rest.starts_with("sha256:") => {
+                let (scheme, login) = login.split_at(login.find("://").map_or(0, |at| at + 3));
+                shown.push_str(scheme);
+                shown.extend(login.chars().map(|_| '*').chain(['@']));
+                shown.push_str(rest);
+            }
+            _ => shown.push_str(word),
+        }
+    }
+    shown
 }
 
 /// Serde and JSON Schema of a type that stands in YAML and JSON as the text that it is parsed from and displayed as: both
@@ -189,4 +207,24 @@ pub fn text_or<'de, T: Deserialize<'de>, O: Deserialize<'de>, D: Deserializer<'d
     }
 
     deserializer.deserialize_any(Form { other, expected, types: PhantomData })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passwords_are_not_shown() {
+        for (text, shown) in [
+            ("http: http://me:secret@proxy:3128", "http: http://*********@proxy:3128"),
+            ("{url: \"https://me:se/cr@et@h/x@1.tgz\"}", "{url: \"https://***************@1.tgz\"}"),
+            ("me:secret@proxy", "*********@proxy"),
+            ("r.example/x@sha256:00", "r.example/x@sha256:00"),
+            ("https://h/x", "https://h/x"),
+            ("", ""),
+        ] {
+            assert_eq!(without_logins(text), shown);
+        }
+        assert_eq!(NotA::new("ftp://me:secret@h", "a download").text, "ftp://*********@h");
+    }
 }

@@ -8,7 +8,7 @@ mod period;
 pub use apt::{AptPackages, AptSuites, BootstrapSpec};
 use checked::ImageName;
 pub(crate) use form::text_form;
-pub use form::{NonEmpty, NotA, TextOr, VersionRange, text_or};
+pub use form::{NonEmpty, NotA, TextOr, VersionRange, text_or, without_logins};
 pub use period::Period;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

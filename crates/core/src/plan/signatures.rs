@@ -79,7 +79,7 @@ mod tests {
 
     fn signing(existing: Existing) -> ImageSigning {
         let key = KeySource::File("key.pem".parse().unwrap());
-        ImageSigning { key, passphrase: None, public_key: None, existing }
+        ImageSigning { key, passphrase: None, public_key: None, existing, trust_registry_writers: false }
     }
 
     fn held(plan: &Plan) -> Option<String> {
@@ -113,10 +113,10 @@ mod tests {
     }
 
     #[test]
-    fn with_a_key_what_is_there_is_signed() {
+    fn a_key_signs_what_is_there_only_where_that_is_said() {
         let mut world = world(Some(SignatureState { ours: false, refused: None }));
         assert!(world.plan().signatures.is_empty(), "no key");
-        world.definitions.site.image_signing = Some(signing(Existing::Leave));
+        world.definitions.site.image_signing = Some(signing(Existing::default()));
         assert!(world.plan().signatures.is_empty(), "left as it is");
         world.definitions.site.image_signing = Some(signing(Existing::Sign));
         let plan = world.plan();

@@ -221,11 +221,12 @@ impl fmt::Display for NoProxy {
     }
 }
 
-/// A proxy's address: `http://[user:password@]host[:port]`.
+/// A proxy's address. Only the environment's may hold a name and a password: definitions are handed on.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ProxyUrl(Url);
 
-const A_PROXY: &str = "a proxy's address: `http://[user:password@]host[:port]` or the same with `https://`";
+const A_PROXY: &str = "a proxy's address: `http://host[:port]` or the same with `https://`, without a password (`login` \
+                       beside it says where that is)";
 
 impl ProxyUrl {
     /// The address, with its password.
@@ -237,12 +238,16 @@ impl ProxyUrl {
     pub fn host(&self) -> Option<HostPort> {
         HostPort::of_url(&self.0)
     }
-}
 
-impl FromStr for ProxyUrl {
-    type Err = NotA;
+    /// Puts a name and a password into the address.
+    pub fn log_in(&mut self, user: &str, password: &str) {
+        // They cannot fail for an address that has a host.
+        let _ = self.0.set_username(user);
+        let _ = self.0.set_password(Some(password));
+    }
 
-    fn from_str(text: &str) -> Result<Self, NotA> {
+    /// `http://[user:password@]host[:port]`, as the environment has it.
+    pub fn of_environment(text: &str) -> Result<Self, NotA> {
         // What was meant as an address may hold a password.
         let refused = || NotA::new(text.rsplit('@').next().unwrap_or_default(), A_PROXY);
         let url = Url::parse(text).map_err(|_| refused())?;
@@ -251,6 +256,19 @@ impl FromStr for ProxyUrl {
             Ok(Self(url))
         } else {
             Err(refused())
+        }
+    }
+}
+
+impl FromStr for ProxyUrl {
+    type Err = NotA;
+
+    fn from_str(text: &str) -> Result<Self, NotA> {
+        let found = Self::of_environment(text)?;
+        if found.0.username().is_empty() && found.0.password().is_none() {
+            Ok(found)
+        } else {
+            Err(NotA::new(text, A_PROXY))
         }
     }
 }
@@ -269,10 +287,13 @@ impl fmt::Debug for ProxyUrl {
     }
 }
 
-/// With its password.
+/// Without its password.
 impl Serialize for ProxyUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&self.0)
+        let mut bare = self.0.clone();
+        let _ = bare.set_username("");
+        let _ = bare.set_password(None);
+        serializer.collect_str(&bare)
     }
 }
 
@@ -373,13 +394,22 @@ mod tests {
 
     #[test]
     fn proxies_and_their_passwords() {
-        let proxy: ProxyUrl = "http://me:secret@proxy.example:3128".parse().unwrap();
+        let proxy = ProxyUrl::of_environment("http://me:secret@proxy.example:3128").unwrap();
         assert_eq!(proxy.to_string(), "http://proxy.example:3128");
+        assert_eq!(serde_json::to_string(&proxy).unwrap(), r#""http://proxy.example:3128/""#);
         assert_eq!(format!("{proxy:?}"), "ProxyUrl(http://proxy.example:3128)");
         assert_eq!(proxy.as_url().password(), Some("secret"));
         for text in ["proxy.example:3128", "socks5://me:secret@x:1", "http://x/path", "me:secret@x:1", ""] {
-            let error = text.parse::<ProxyUrl>().unwrap_err().to_string();
+            let error = ProxyUrl::of_environment(text).unwrap_err().to_string();
             assert!(!error.contains("secret"), "{error}");
         }
+        // A definition holds none.
+        for text in ["http://me:secret@proxy.example:3128", "http://secret@proxy.example"] {
+            let error = serde_json::from_value::<ProxyUrl>(text.into()).unwrap_err().to_string();
+            assert!(!error.contains("secret") && error.contains("`login`"), "{error}");
+        }
+        let mut proxy: ProxyUrl = "http://proxy.example:3128".parse().unwrap();
+        proxy.log_in("me", "p@/;\"w");
+        assert_eq!(proxy.as_url().as_str(), "http://me:p%40%2F%3B%22w@proxy.example:3128/");
     }
 }

@@ -17,13 +17,13 @@ use serde::{Deserialize, Serialize};
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use kernel_limits::KernelLimits;
 pub use mirrors::{Images, Prefix, image_candidates, url_candidates};
-pub use network::{Credentials, Host, MirrorRule, Proxy};
+pub use network::{Credentials, Host, Login, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 
-pub use crate::definition::NotA;
 use crate::definition::{ApiVersion, Metadata};
+pub use crate::definition::{NotA, without_logins};
 
 /// `site.yaml`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -52,7 +52,7 @@ impl SiteSpec {
     pub fn secret_files(&self) -> Vec<PathBuf> {
         let Self {
             mirrors: _,
-            proxy: _,
+            proxy,
             hosts,
             credentials,
             module_signing,
@@ -62,6 +62,8 @@ impl SiteSpec {
         } = self;
         let mut sources: Vec<&SecretSource> =
             hosts.iter().filter_map(|host| host.client_key.as_ref()).collect();
+        let logins = hosts.iter().map(|host| &host.login).chain(proxy.iter().map(|proxy| &proxy.login));
+        sources.extend(logins.flatten().map(|login| &login.password));
         let mut files = Vec::new();
         for credentials in credentials {
             match credentials {

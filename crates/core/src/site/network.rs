@@ -18,7 +18,17 @@ pub struct MirrorRule {
     pub to: NonEmpty<Prefix>,
 }
 
-/// A proxy (`http://[user:password@]host:port`).
+/// A user's name, and the password where secrets are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Login {
+    /// The user.
+    pub user: String,
+    /// The password.
+    pub password: SecretSource,
+}
+
+/// A proxy (`http://host:port`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Proxy {
@@ -31,12 +41,15 @@ pub struct Proxy {
     /// Hosts, domains (`.example`) and networks (`10.0.0.0/8`) that are reached directly. Loopback always is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_proxy: Vec<NoProxy>,
+    /// Who asks the proxies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub login: Option<Login>,
 }
 
 impl Proxy {
     /// The proxy through which an address is reached; `None`: directly.
     pub fn for_url(&self, url: &Url) -> Option<&ProxyUrl> {
-        let Self { http, https, no_proxy } = self;
+        let Self { http, https, no_proxy, login: _ } = self;
         let proxy = if url.scheme() == "https" { https } else { http }.as_ref()?;
         let host = HostPort::of_url(url)?;
         let direct = host.is_loopback() || no_proxy.iter().any(|entry| entry.matches(&host));
@@ -72,6 +85,9 @@ pub struct Host {
     /// May it be talked to without TLS?
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub plain_http: bool,
+    /// Who asks it for downloads. Registries have `credentials`, and apt has its own `/etc/apt/auth.conf`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub login: Option<Login>,
 }
 
 /// Where credentials for registries stand: exactly one field.

@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString};
 
-use super::{SecretKey, SecretSource};
+use super::{Policy, SecretKey, SecretSource};
 use crate::definition::checked::LocalPath;
 
 /// A private key, or what uses one: exactly one field. It is never in a build, a layer, a log or the cache.
@@ -69,6 +69,18 @@ pub struct ImageSigning {
     /// What becomes of images that are published already, with the right inputs and without our signature.
     #[serde(default)]
     pub existing: Existing,
+    /// `existing: sign` vouches for whatever stands under a tag, so that `policy.requireSigned` proves no more than that
+    /// someone could write there. Both together need this word.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trust_registry_writers: bool,
+}
+
+impl ImageSigning {
+    /// Does it sign what it did not make, where the policy asks for signatures and nobody said that this is meant?
+    pub fn belies(&self, policy: &Policy) -> bool {
+        let Self { existing, trust_registry_writers, .. } = self;
+        *existing == Existing::Sign && !trust_registry_writers && !policy.is_empty()
+    }
 }
 
 /// What becomes of published images without our signature.
@@ -76,8 +88,8 @@ pub struct ImageSigning {
 #[serde(rename_all = "camelCase")]
 pub enum Existing {
     /// They are signed as they are: right for as long as all who may write to the registry are trusted.
-    #[default]
     Sign,
     /// They stay as they are. Only what this farrier publishes is signed.
+    #[default]
     Leave,
 }

@@ -1,0 +1,49 @@
+//! What a site's definition, and others, must not say.
+
+use super::*;
+
+/// Definitions are kept in the registry and packed into bundles, and mistakes in them get into logs and status objects.
+#[test]
+fn passwords_in_addresses_are_refused_and_not_repeated() {
+    let site = r#"apiVersion: farrier.dev/v1alpha1
+kind: Site
+metadata: {name: here}
+spec:
+  proxy: {http: "http://me:secret@proxy.example:3128", https: http://secret@proxy.example}
+"#;
+    let digest = "0".repeat(64);
+    let url = format!("{{url: {{url: \"https://me:secret@h.example/x.tgz\", sha256: \"{digest}\"}}}}");
+    let image = replaced(IMAGE, &[("{apt: {package: mstflint-dkms, suites: [sid]}}", &url)]);
+    let suites = "suites: [bookworm, bookworm-security]";
+    let family =
+        replaced(FAMILY, &[(suites, &format!("{suites}, mirror: \"https://secret@h.example/debian\""))]);
+    let told = mistakes(&[
+        ("site.yaml", site),
+        ("images/m.yaml", image.as_str()),
+        ("kernels/a.yaml", family.as_str()),
+    ]);
+    assert!(!told.contains("secret") && told.contains("4 mistakes"), "{told}");
+    for what in ["a proxy's address", "a download's address", "an archive's address"] {
+        assert!(told.contains(what), "{told}");
+    }
+}
+
+#[test]
+fn what_anyone_published_is_signed_only_by_an_explicit_word_where_signatures_count() {
+    let site = |signing: &str, policy: &str| {
+        let head = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: here}\nspec:\n";
+        format!(
+            "{head}  imageSigning: {{key: {{file: k}}{signing}}}\n  policy: {{requireSigned: [{policy}]}}\n"
+        )
+    };
+    for (signing, policy) in [
+        ("", "p.pem"),
+        (", existing: leave", "p.pem"),
+        (", existing: sign", ""),
+        (", existing: sign, trustRegistryWriters: true", "p.pem"),
+    ] {
+        load_files(&[("site.yaml", &site(signing, policy))]).unwrap();
+    }
+    let told = mistakes(&[("site.yaml", &site(", existing: sign", "p.pem"))]);
+    assert!(told.contains("site.yaml:5:44: it signs what anyone put under a tag"), "{told}");
+}
