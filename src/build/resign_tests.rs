@@ -62,6 +62,7 @@ fn sign_images_with(bench: &mut Bench, workshop: &Workshop) {
         passphrase: None,
         public_key: Some("images.pub".parse().unwrap()),
         existing: Existing::Leave,
+        trust_registry_writers: false,
     });
 }
 

@@ -3,8 +3,14 @@
 use super::error::Report;
 use crate::site::{Host, MirrorRule, SiteSpec};
 
-/// Reports keys that would sign what the policy then takes for proof.
+/// Reports keys that would sign what anyone put into the registry.
 pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
+    if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
+        let message = "modules are signed, and no key for images is named: published modules are signed anew when the key \
+                       changes, and whoever may write to the registry could then have modules of their own signed. Add \
+                       imageSigning, so that farrier knows its own images";
+        report.wrong(&["spec", "moduleSigning"], message);
+    }
     if site.image_signing.as_ref().is_some_and(|signing| signing.belies(&site.policy)) {
         let message = "it signs what anyone put under a tag, and policy.requireSigned would take that for proof: leave it \
                        out, or say `trustRegistryWriters: true` where all who may write to the registry are trusted";
@@ -53,15 +59,5 @@ pub(super) fn network(report: &mut Report<'_>, site: &SiteSpec) {
             let message = format!("without TLS, certificates for {name} have no meaning");
             report.wrong(&["spec", "hosts", &at, "plainHttp"], message);
         }
-    }
-}
-
-/// Reports what is missing to sign modules safely.
-pub(super) fn signing(report: &mut Report<'_>, site: &SiteSpec) {
-    if site.module_signing.is_some() && site.image_signing.is_none() && site.policy.is_empty() {
-        let message = "modules are signed, and no key for images is named: published modules are signed anew when the key \
-                       changes, and whoever may write to the registry could then have modules of their own signed. Add \
-                       imageSigning, so that farrier knows its own images";
-        report.wrong(&["spec", "moduleSigning"], message.to_owned());
     }
 }
