@@ -68,7 +68,7 @@ boot_row() {
 
 bare_boot() {
     timeout 120 qemu-system-x86_64 -accel tcg -m 512 -display none -nic none -no-reboot -serial stdio -monitor none \
-        -kernel "$state/kernel-image/boot/vmlinuz-$1" -initrd "$state/bare.cpio" -append "console=ttyS0 quiet" \
+        -kernel "$state/kernel-image/boot/vmlinuz-$1" -initrd "$state/bare.cpio" -append "console=ttyS0 no_timer_check quiet" \
         < /dev/null | tee "$state/bare.out"
     grep -q up "$state/bare.out"
 }

@@ -157,9 +157,9 @@ impl Machine<'_> {
     }
 
     fn command(&self, program: &OsString, accelerator: Accelerator, has_sandbox: bool) -> Command {
-        let (machine, console) = match self.kernel.arch {
-            Architecture::Amd64 => ("pc", "ttyS0"),
-            Architecture::Arm64 => ("virt", "ttyAMA0"),
+        let (machine, hardware) = match self.kernel.arch {
+            Architecture::Amd64 => ("pc", "console=ttyS0 no_timer_check"),
+            Architecture::Arm64 => ("virt", "console=ttyAMA0"),
         };
         let mut command = Command::new(program);
         if has_sandbox {
@@ -173,7 +173,7 @@ impl Machine<'_> {
             .arg(&self.kernel.vmlinuz)
             .arg("-initrd")
             .arg(self.initramfs)
-            .args(["-append", &command_line(console)])
+            .args(["-append", &command_line(hardware)])
             .args(["-chardev", "stdio,id=report,signal=off"])
             .args(["-chardev", "file,id=console,path=/dev/stderr", "-serial", "chardev:console"]);
         match self.kernel.arch {
@@ -195,11 +195,13 @@ async fn has_sandbox(program: &OsString) -> bool {
     asked.is_ok_and(|status| status.success())
 }
 
+/// `no_timer_check`: on a busy machine the emulated timer's interrupts may come too late for the kernel's test of them, which
+/// then panics. Under KVM kernels leave that test out by themselves.
 /// `panic=-1` restarts at once, which ends the machine. `quiet` keeps the boot fast; init undoes it.
 /// `initcall_debug` makes the kernel log when it calls a module's initialisation, which tells a refusal of the
 /// loader from an answer of the module.
-fn command_line(console: &str) -> String {
-    format!("console={console} quiet panic=-1 initcall_debug rdinit=/init -- boot-check")
+fn command_line(hardware: &str) -> String {
+    format!("{hardware} quiet panic=-1 initcall_debug rdinit=/init -- boot-check")
 }
 
 /// Names of the emulator, and the Debian package that has it. Red Hat keeps its own out of the search path.

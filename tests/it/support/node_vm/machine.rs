@@ -53,7 +53,7 @@ impl Machine {
             .arg(kernel)
             .arg("-initrd")
             .arg(directory.path().join(initramfs))
-            .args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init"])
+            .args(["-append", "console=ttyS0 no_timer_check quiet panic=-1 rdinit=/init"])
             .args(["-chardev", "stdio,id=agent,signal=off"])
             .arg("-chardev")
             .arg(format!("file,id=console,path={}", console.display()))
