@@ -64,7 +64,7 @@ const LIMIT: Duration = Duration::from_mins(2);
 /// A controller takes nodes for lost that no kubelet reports, after a minute, and writes to all of them. What is measured
 /// begins when that is over.
 const QUIET: Duration = Duration::from_secs(70);
-const QUIET_LIMIT: Duration = Duration::from_mins(10);
+const QUIET_LIMIT: Duration = Duration::from_mins(20);
 
 /// The image that each DaemonSet sets, and since when it was seen.
 type Seen = BTreeMap<String, (String, Instant)>;
