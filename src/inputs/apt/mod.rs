@@ -79,7 +79,7 @@ impl AptArchive {
         for (name, text) in [("apt.conf", config.as_str()), ("source.sources", &sources), ("status", "")] {
             let path = dir.join(name);
             if fs::read_to_string(&path).ok().as_deref() != Some(text) {
-                // Nobody else reads a proxy's password in it.
+                // No other user reads a proxy's password in it.
                 let mut file = tempfile::NamedTempFile::new_in(&dir)?;
                 file.write_all(text.as_bytes())?;
                 file.persist(&path).map_err(|error| error.error)?;

@@ -20,7 +20,7 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// Takes note of what the nodes of a new snapshot say, and marks what of it does not count. Only nodes that an image is
+    /// Notes the kernels that the nodes of a new snapshot name, and marks those that do not count. Only nodes that an image is
     /// meant for are looked at: others call for nothing.
     pub fn judge(&mut self, snapshot: &mut ClusterSnapshot, definitions: &Definitions, now: Duration) {
         let KernelLimits { per_node, within, distinct } = definitions.site.kernel_limits;

@@ -1,4 +1,5 @@
-//! Pure: what is not believed of a node. It calls for nothing, and nobody waits for it. [`Claims`](super::Claims) decides.
+//! Pure: what is not believed of a node. Such a kernel calls for no image, and no rollout waits for it.
+//! [`Claims`](super::Claims) decides.
 
 use crate::image::Period;
 

@@ -76,7 +76,7 @@ pub struct ImageSigning {
 }
 
 impl ImageSigning {
-    /// Does it sign what it did not make, where the policy asks for signatures and nobody said that this is meant?
+    /// Does it sign what it did not make, where the policy asks for signatures and the definition does not say that this is meant?
     pub fn belies(&self, policy: &Policy) -> bool {
         let Self { existing, trust_registry_writers, .. } = self;
         *existing == Existing::Sign && !trust_registry_writers && !policy.is_empty()

@@ -31,7 +31,7 @@ impl<'a> Reached<'a> {
     pub(super) fn add(&mut self, group: &'a NodeGroup<'a>, nodes: Vec<&'a NodeFacts>) {
         match &group.target {
             _ if nodes.is_empty() => {}
-            // Nobody waits for what is not believed.
+            // No rollout waits for a kernel that is not believed.
             Err(why) if why.is_distrust() => {}
             Ok(kernel) => *self.kernels.entry(kernel).or_default() += nodes.len(),
             Err(why) => self.unknown.extend(nodes.into_iter().map(|node| (node, why))),

@@ -147,7 +147,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
         apply(&mut world);
         let decision = decision(&world);
         assert!(!matches!(decision, RolloutDecision::Hold(_)), "{turn}: {decision:?}");
-        // Images that nobody uses any more are not looked up either.
+        // Images that are not used any more are not looked up either.
         let used = world.snapshot.daemon_sets[0].containers[0].image.clone();
         world.observed.contents.retain(|image, _| *image == used);
     }
@@ -156,7 +156,7 @@ fn kernels_that_left_never_make_the_image_too_large() {
     assert!(held.contains(K47) && held.contains("6.1.0-219-amd64") && !held.contains("6.1.0-100-amd64"));
 }
 
-/// A node whose word does not count holds nobody, and nothing is kept for it.
+/// A node that is not believed holds no rollout, and no kernel is kept for it.
 #[test]
 fn a_node_that_is_not_believed_holds_no_union() {
     let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
