@@ -9,7 +9,7 @@ use crate::{
     cache::{Cache, CacheError},
     error_chain,
     image::InputHash,
-    parts::{Finding, FindingKind, Parts, TargetError},
+    parts::{Parts, TargetError},
     plan::{Cell, Failure},
     run_notes::{Note, Notes},
 };
@@ -91,13 +91,12 @@ pub(super) fn record_outcome(
         Ok(_) => parts.cache.remove_record(KIND, &key),
         Err(error) if error.is_permanent() => {
             let spec = parts.definitions.images.get(&cell.image).map(|image| &image.spec);
-            let is_late = matches!(error, TargetError::Finding(Finding { kind: FindingKind::TooLong, .. }));
             let failure = Failure {
                 at: jiff::Timestamp::now(),
                 message: error_chain(error),
                 permanent: true,
                 under: spec.filter(|_| error.is_of_policy()).map(|spec| spec.check),
-                deadline: spec.filter(|_| is_late).map(|spec| spec.build.deadline),
+                deadline: spec.filter(|_| error.is_of_deadline()).map(|spec| spec.build.deadline),
             };
             parts.cache.write_record(KIND, &key, &failure)
         }

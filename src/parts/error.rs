@@ -201,18 +201,20 @@ impl TargetError {
     /// Will the same inputs fail again, so that trying again before one changes is a waste?
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Finding(Finding {
-                kind: FindingKind::Compile | FindingKind::TooLong | FindingKind::Refused,
-                ..
-            }) => true,
+            Self::Finding(Finding { kind: FindingKind::Compile | FindingKind::Refused, .. }) => true,
             Self::Payload(error) => error.is_permanent(),
-            _ => self.is_of_policy(),
+            _ => self.is_of_policy() || self.is_of_deadline(),
         }
     }
 
     /// Did what the definition asks of the check make the failure? Asked for less, the same inputs may do.
     pub fn is_of_policy(&self) -> bool {
         matches!(self, Self::Finding(Finding { kind: FindingKind::Unknown | FindingKind::BootRefused, .. }))
+    }
+
+    /// Did the definition's deadline make the failure? Given more time, the same inputs may do.
+    pub fn is_of_deadline(&self) -> bool {
+        matches!(self, Self::Finding(Finding { kind: FindingKind::TooLong, .. }))
     }
 
     /// Was an outside system out of reach?
