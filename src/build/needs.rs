@@ -73,7 +73,10 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<Needed, TargetError> {
     job.stage(Stage::Needs);
     add_host_trees(job, &mut needed).await?;
     for image in needed_images(job).await? {
-        ensure_trusted(job.parts, &image.image).await?;
+        let ImageReference { repository, version } = &image.image;
+        let Version::Digest(digest) = version else { return Err(vanished(&image.image)) };
+        // Its headers are compiled, and its symbols believed.
+        StoredImage { parts: job.parts, repository, digest }.ensure_trusted("needed image").await?;
         let tree = exposed_tree(job.parts, &image).await?;
         let tables = read_tables(&image, &tree).await?;
         if tables.is_empty() {
@@ -139,19 +142,6 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>, TargetError> {
         }
     }
     Ok(images)
-}
-
-/// Fails where nothing may be made from a needed image: its headers are compiled, and its symbols believed.
-async fn ensure_trusted(parts: &Parts, image: &ImageReference) -> Result<(), TargetError> {
-    let Version::Digest(digest) = &image.version else { return Err(vanished(image)) };
-    let trusted = StoredImage { parts, repository: &image.repository, digest }.trusted().await?;
-    trusted.map_err(|why| {
-        TargetError::unmet(
-            format!("needed image {image} is not signed with a key of this site: {why}"),
-            "if farrier published it, delete its tag: then it is built and published again, and this one after it; \
-             if another team did, name its key in policy.requireSigned",
-        )
-    })
 }
 
 /// An image that a needed image needs. That one was built, so it was published before.

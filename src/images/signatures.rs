@@ -132,6 +132,18 @@ impl StoredImage<'_> {
         Ok(self.must_be_signed(&keys).await)
     }
 
+    /// The same, for what cannot be made without it; `what` names it.
+    pub(crate) async fn ensure_trusted(self, what: &str) -> Result<(), TargetError> {
+        let Self { repository, digest, .. } = self;
+        self.trusted().await?.map_err(|why| {
+            TargetError::unmet(
+                format!("{what} {repository}@{digest} is not signed with a key of this site: {why}"),
+                "if farrier published it, delete its tag: then it is built and published again, before what is made of it; \
+                 if another team did, name its key in policy.requireSigned",
+            )
+        })
+    }
+
     pub(super) fn remember_signature(self, key: &PublicKey) -> Result<(), TargetError> {
         Ok(self.parts.cache.write_record(SIGNED, &self.record_key(key), &true)?)
     }

@@ -84,13 +84,8 @@ async fn union_part(
     member: &UnionMember,
 ) -> Result<UnionPart, TargetError> {
     let UnionMember { kernel, digest } = member;
-    if let Err(why) = (StoredImage { parts, repository, digest }).trusted().await? {
-        let message = format!(
-            "the image for kernel {kernel}, {repository}@{digest}, is not signed with a key of this site: {why}"
-        );
-        let hint = "if farrier published it, delete its tag: then it is built and published again";
-        return Err(TargetError::unmet(message, hint));
-    }
+    let image = StoredImage { parts, repository, digest };
+    image.ensure_trusted(&format!("the image for kernel {kernel},")).await?;
     let version = Version::Digest(digest.clone());
     let stored = parts.existing_manifest(&ImageReference { repository: repository.clone(), version }).await?;
     let wanted = ImageManifest::parse(&stored.bytes)?.config;
