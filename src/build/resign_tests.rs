@@ -8,7 +8,7 @@ use crate::{
     cluster::KubeOptions,
     engine::EngineError,
     error_chain,
-    kmod::{Rule, Verdict},
+    kmod::{Rule, Verdict, testing::ModuleFile},
     net::SecretReader,
     parts::{Finding, FindingKind},
     signing::{
@@ -176,6 +176,20 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
             assert!(heard.iter().any(|note| note.contains(&refused)), "{heard:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn nothing_is_compiled_against_an_image_that_a_stranger_published() {
+    let mut bench = Bench::new(&json!({"exposes": ["/usr/src/x"], "reuse": "never"}));
+    bench.add("y", &json!({"modules": ["y"], "needs": ["x"]}));
+    bench.publish_of("x", K9, &[&module()]).await.unwrap();
+    let module = ModuleFile::named("y").needs("printk", 1);
+    bench.publish_of("y", K9, &[&module]).await.unwrap();
+    sign_images_with(&mut bench, &workshop(EC_256));
+    let error = bench.publish_of("y", K9, &[&module]).await.unwrap_err();
+    assert!(error.to_string().starts_with("needed image "), "{error}");
+    assert!(error.to_string().contains("is not signed with a key of this site"), "{error}");
+    assert!(error.hint().unwrap().contains("policy.requireSigned"));
 }
 
 #[tokio::test]

@@ -141,7 +141,13 @@ mod tests {
             existing: Existing::Leave,
             trust_registry_writers: false,
         };
+        // Members that were published without the key are not put together.
+        let strangers = union(&bench).await;
         bench.parts.definitions.site.image_signing = Some(signing);
+        let error = publish_union(&bench.parts, &strangers).await.unwrap_err();
+        assert!(error.to_string().contains("is not signed with a key of this site"), "{error}");
+
+        bench.image().spec.version = serde_json::from_value(json!("1.1")).unwrap();
         let union = union(&bench).await;
         publish_union(&bench.parts, &union).await.unwrap();
 
