@@ -4,5 +4,16 @@
 
 pub use kmod;
 
+#[path = "../../crates/core/src/template/dockerfile.rs"]
+mod dockerfile;
 #[path = "../../src/boot/protocol.rs"]
 pub mod protocol;
+#[path = "../../crates/core/src/template/steps/mod.rs"]
+pub mod steps;
+#[path = "../../crates/core/src/template/words.rs"]
+mod words;
+
+/// Does a Dockerfile add what an engine would fetch?
+pub fn adds_more_than_copies(dockerfile: &str) -> bool {
+    dockerfile::fetching_add(dockerfile).is_some()
+}

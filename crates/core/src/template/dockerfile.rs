@@ -1,5 +1,7 @@
 //! Pure: the instructions of a Dockerfile, and which of them an engine would fetch something for.
 
+use super::words::{self, BLANKS, Lexer, Quotes};
+
 /// An instruction, its lines joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
@@ -9,18 +11,54 @@ pub struct Instruction {
     pub first: usize,
     /// The place of the last line of the instruction itself; `None` where the text ends before it does.
     pub last: Option<usize>,
+    /// Its here-documents, in order.
+    pub documents: Vec<Document>,
+}
+
+/// A here-document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Document {
+    /// The word that ends it.
+    pub name: String,
+    /// Its lines, line breaks included.
+    pub content: String,
+    /// `<<-`: tabs at the starts of its lines do not count.
+    pub strip_tabs: bool,
+    /// The name stands without quotes: variables in it have their values.
+    pub expand: bool,
+    /// Does the line that ends it stand in the Dockerfile?
+    pub ends: bool,
 }
 
 impl Instruction {
     /// Is it this instruction, such as `FROM`? Case does not count.
     pub fn is(&self, word: &str) -> bool {
-        first_word(&self.text).eq_ignore_ascii_case(word)
+        self.split().0.eq_ignore_ascii_case(word)
+    }
+
+    /// Its first word, and the others.
+    pub(super) fn split(&self) -> (&str, &str) {
+        first_word(&self.text)
     }
 }
 
 /// The instructions of a Dockerfile, in order.
 pub fn instructions(dockerfile: &str) -> Vec<Instruction> {
-    split(dockerfile, Reading { here_docs: true, doubled: true })
+    split(dockerfile, Reading { here_docs: true, doubled: true, newer: true })
+}
+
+/// The instructions, where all builders that know here-documents find the same; else the place, from 0, of the first line from which
+/// on they differ.
+pub(super) fn same_to_all(dockerfile: &str) -> Result<Vec<Instruction>, usize> {
+    let [found, others @ ..] = [(false, true), (true, true), (false, false)]
+        .map(|(doubled, newer)| split(dockerfile, Reading { here_docs: true, doubled, newer }));
+    for other in others {
+        let same = found.iter().zip(&other).take_while(|(one, other)| one == other).count();
+        if let Some(first) = found.get(same).or(other.get(same)) {
+            return Err(first.first);
+        }
+    }
+    Ok(found)
 }
 
 /// Where builders read Dockerfiles in two ways.
@@ -30,28 +68,36 @@ struct Reading {
     here_docs: bool,
     /// Does a line go on that ends with two escape characters? To newer builders it does not.
     doubled: bool,
+    /// Is `check` a directive? To older builders it is a comment, and ends the directives.
+    newer: bool,
 }
 
 /// The first `ADD` that is more than a copy out of the build context: from which line of the Dockerfile, and what it names.
 /// Engines fetch addresses and repositories themselves, whatever network the build has.
 pub(crate) fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
-    let ways = [(true, true), (true, false), (false, true), (false, false)];
-    let ways = ways.map(|(here_docs, doubled)| split(dockerfile, Reading { here_docs, doubled }));
-    ways.into_iter()
-        .flatten()
+    let ways =
+        (0..8).map(|way| Reading { here_docs: way & 1 == 0, doubled: way & 2 == 0, newer: way & 4 == 0 });
+    ways.flat_map(|reading| split(dockerfile, reading))
         .filter_map(|instruction| Some((instruction.first + 1, fetched(&instruction.text)?)))
         .min()
 }
 
 fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
-    let escape = escape_character(dockerfile);
+    let dockerfile = dockerfile.strip_prefix('\u{feff}').unwrap_or(dockerfile);
+    let escape = escape_character(dockerfile, reading.newer);
     let mut found: Vec<Instruction> = Vec::new();
-    let mut open: Vec<HereDoc> = Vec::new();
+    // Of the last instruction's here-documents, those that have ended.
+    let mut ended = 0;
     let mut goes_on = false;
-    for (place, line) in dockerfile.lines().enumerate() {
-        if let Some(document) = open.first() {
-            if document.ends_at(line) {
-                open.remove(0);
+    for (place, whole) in dockerfile.split_inclusive('\n').enumerate() {
+        let line = whole.trim_end_matches(['\r', '\n']);
+        if let Some(document) = found.last_mut().and_then(|instruction| instruction.documents.get_mut(ended))
+        {
+            document.ends = document.ends_at(line);
+            if document.ends {
+                ended += 1;
+            } else {
+                document.content.push_str(whole);
             }
             continue;
         }
@@ -59,21 +105,29 @@ fn split(dockerfile: &str, reading: Reading) -> Vec<Instruction> {
         if line.trim().is_empty() || line.trim_start().starts_with('#') {
             continue;
         }
-        let line = line.trim_end();
         let goes = |text: &&str| reading.doubled || !text.ends_with(escape);
-        let head = line.strip_suffix(escape).filter(goes);
+        let head = line.trim_end_matches([' ', '\t']).strip_suffix(escape).filter(goes);
         let (text, continues) = (head.unwrap_or(line), head.is_some());
         match found.last_mut().filter(|_| goes_on) {
             Some(instruction) => instruction.text.push_str(text),
-            None => found.push(Instruction { text: text.trim_start().to_owned(), first: place, last: None }),
+            None => found.push(Instruction {
+                text: text.to_owned(),
+                first: place,
+                last: None,
+                documents: Vec::new(),
+            }),
         }
         goes_on = continues;
         if let Some(instruction) = found.last_mut().filter(|_| !continues) {
             instruction.last = Some(place);
+            ended = 0;
             if reading.here_docs {
-                open = HereDoc::of(&instruction.text);
+                instruction.documents = Document::all_of(instruction.text.trim(), escape);
             }
         }
+    }
+    for instruction in &mut found {
+        instruction.text = instruction.text.trim().to_owned();
     }
     found
 }
@@ -103,52 +157,74 @@ fn is_local(source: &str) -> bool {
     source.chars().all(plain)
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct HereDoc {
-    terminator: String,
-    strip_tabs: bool,
-}
-
-impl HereDoc {
-    /// Those that an instruction opens: `RUN <<EOF`, `COPY <<-"A" <<B /x/`.
-    fn of(instruction: &str) -> Vec<Self> {
-        let word = first_word(instruction);
-        if !["run", "copy", "add"].iter().any(|known| word.eq_ignore_ascii_case(known)) {
+impl Document {
+    /// Those that an instruction opens: `RUN <<EOF`, `COPY <<-"A" << B /x/`. Only whole words do, and what is quoted is none.
+    fn all_of(instruction: &str, escape: char) -> Vec<Self> {
+        let (mut word, mut rest) = first_word(instruction);
+        if word.eq_ignore_ascii_case("onbuild") {
+            (word, rest) = first_word(words::options(rest, escape).1);
+        }
+        let known = ["run", "copy", "add"].iter().any(|known| word.eq_ignore_ascii_case(known));
+        if !known || !instruction.contains("<<") || words::json_list(words::options(rest, escape).1).is_some()
+        {
             return Vec::new();
         }
-        instruction
-            .split_whitespace()
-            .filter_map(|word| {
-                let rest = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
-                let (rest, strip_tabs) = rest.strip_prefix('-').map_or((rest, false), |rest| (rest, true));
-                let terminator = rest.trim_matches(['"', '\'']);
-                let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-                (!terminator.is_empty() && terminator.chars().all(is_name))
-                    .then(|| Self { terminator: terminator.to_owned(), strip_tabs })
-            })
-            .collect()
+        let lexer = Lexer { escape: '\\', quotes: Quotes::Kept, raw_escapes: true, variables: None };
+        let words = lexer.words(instruction).unwrap_or_default();
+        words.iter().filter_map(|word| Self::opened_by(word)).collect()
+    }
+
+    /// The one that a word opens, still empty.
+    pub(super) fn opened_by(word: &str) -> Option<Self> {
+        let rest = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
+        let (rest, strip_tabs) = rest.strip_prefix('-').map_or((rest, false), |rest| (rest, true));
+        let rest = rest.trim_start();
+        let words = |quotes| {
+            let words =
+                Lexer { escape: '\\', quotes, raw_escapes: false, variables: None }.words(rest).ok()?;
+            <[String; 1]>::try_from(words).ok().map(|[word]| word)
+        };
+        if rest.contains('<') {
+            return None;
+        }
+        let (name, quoted) = (words(Quotes::Removed)?, words(Quotes::Kept)?);
+        let marks = |text: &str| text.matches(['\'', '"']).count();
+        let expand = marks(&name) == marks(&quoted);
+        Some(Self { name, content: String::new(), strip_tabs, expand, ends: false })
     }
 
     fn ends_at(&self, line: &str) -> bool {
         let line = if self.strip_tabs { line.trim_start_matches('\t') } else { line };
-        line == self.terminator
+        line == self.name
+    }
+
+    /// Its content, without the tabs that do not count.
+    pub(super) fn plain_content(&self) -> String {
+        let lines = self.content.split_inclusive('\n');
+        lines.map(|line| if self.strip_tabs { line.trim_start_matches('\t') } else { line }).collect()
     }
 }
 
-fn first_word(line: &str) -> &str {
-    line.split_whitespace().next().unwrap_or_default()
+fn first_word(text: &str) -> (&str, &str) {
+    let (word, rest) = text.split_once(BLANKS).unwrap_or((text, ""));
+    (word, rest.trim_start_matches(BLANKS))
 }
 
-/// The escape character: a backslash, unless a parser directive at the top says a backtick. The first line that is no
-/// known directive ends them.
-fn escape_character(dockerfile: &str) -> char {
+/// The escape character: a backslash, unless a parser directive at the top says a backtick.
+pub(super) fn escape_character(dockerfile: &str, newer: bool) -> char {
+    let escape = directives(dockerfile, newer).find(|(key, _)| key == "escape");
+    if escape.is_some_and(|(_, value)| value == "`") { '`' } else { '\\' }
+}
+
+/// The parser directives. The first line that is no known one ends them.
+pub(super) fn directives(dockerfile: &str, newer: bool) -> impl Iterator<Item = (String, &str)> {
     dockerfile
+        .strip_prefix('\u{feff}')
+        .unwrap_or(dockerfile)
         .lines()
         .map_while(|line| line.trim().strip_prefix('#')?.split_once('='))
         .map(|(key, value)| (key.trim().to_ascii_lowercase(), value.trim()))
-        .take_while(|(key, _)| ["escape", "syntax", "check"].contains(&key.as_str()))
-        .find(|(key, _)| key == "escape")
-        .map_or('\\', |(_, value)| if value == "`" { '`' } else { '\\' })
+        .take_while(move |(key, _)| ["escape", "syntax"].contains(&key.as_str()) || newer && key == "check")
 }
 
 #[cfg(test)]
@@ -175,6 +251,10 @@ mod tests {
             ("FROM a\nADD https://x", 2, "https://x"),
             ("FROM a\nADD\\\n  https://x /y", 2, "https://x"),
             ("FROM a\nRUN x \\\\\nADD https://x /y", 3, "https://x"),
+            // To older builders `check` ends the directives, and the backslash escapes.
+            ("# check=skip=all\n# escape=`\nFROM a\nADD a \\\nhttps://x /y", 4, "https://x"),
+            // The line that ends a here-document continues for those who know none.
+            ("FROM a\nRUN <<'A\\'\nA\\\nADD https://x /y", 4, "https://x"),
         ] {
             assert_eq!(fetching_add(dockerfile), Some((line, source.to_owned())), "{dockerfile}");
         }
@@ -192,6 +272,40 @@ mod tests {
         ] {
             assert_eq!(fetching_add(dockerfile), None, "{dockerfile}");
         }
+    }
+
+    #[test]
+    fn here_documents_are_whole_words_without_quotes() {
+        for (dockerfile, documents) in [
+            ("RUN <<A\nx\n\ty\n A\nA\nRUN z", vec![("A", "x\n\ty\n A\n", false, true)]),
+            (
+                "COPY <<-'A B' 3<< \"C\" /x/\n\tx\n\tA B\n\tC\nC",
+                vec![("A B", "\tx\n", true, false), ("C", "\tC\n", false, false)],
+            ),
+            ("onbuild run cat <<A\r\nx\r\nA\r\n", vec![("A", "x\r\n", false, true)]),
+            (
+                "RUN cat <<A && \\\n  cat <<B\n1\nA\n2\nB",
+                vec![("A", "1\n", false, true), ("B", "2\n", false, true)],
+            ),
+            ("RUN echo 'a <<A b' \"<<A\" x<<A $((1<<2)) <<<A \\<<A ${x:-<<A}\nRUN y", vec![]),
+            ("RUN [\"<<A\"]\nRUN y", vec![]),
+            ("ENV A=<<A\nRUN y", vec![]),
+        ] {
+            let found = instructions(dockerfile);
+            let documents = documents.into_iter().map(|(name, content, strip_tabs, expand)| Document {
+                name: name.to_owned(),
+                content: content.to_owned(),
+                strip_tabs,
+                expand,
+                ends: true,
+            });
+            assert_eq!(found[0].documents, documents.collect::<Vec<_>>(), "{dockerfile}");
+            assert_eq!(found.len(), 1 + usize::from(dockerfile.contains("\nRUN")), "{dockerfile}");
+        }
+        let open = instructions("RUN <<A\nx\n A");
+        assert!(!open[0].documents[0].ends && open[0].last == Some(0));
+        // Between it and its end, comments and empty lines are text.
+        assert_eq!(instructions("COPY <<A /x\n\n# y\nA")[0].documents[0].content, "\n# y\n");
     }
 
     proptest::proptest! {

@@ -1,7 +1,9 @@
-//! Pure: Dockerfile templates, rendered strictly.
+//! Pure: Dockerfile templates, rendered strictly; what is in the Dockerfiles.
 
 mod dockerfile;
+pub mod steps;
 mod strict;
+mod words;
 
 use std::collections::BTreeMap;
 
@@ -9,7 +11,7 @@ use handlebars::{Handlebars, RenderErrorReason, TemplateErrorReason};
 use serde::Serialize;
 
 pub(crate) use dockerfile::fetching_add;
-pub use dockerfile::{Instruction, instructions};
+pub use dockerfile::{Document, Instruction, instructions};
 
 use crate::kernel::{KernelLabel, KernelTarget};
 

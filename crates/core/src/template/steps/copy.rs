@@ -1,0 +1,139 @@
+//! `COPY`.
+
+use runner::plan::{Action, Source};
+
+use super::{
+    super::{
+        dockerfile::Document,
+        words::{self, BLANKS, Lexer, Quotes},
+    },
+    Line, Reader, Refusal, clean, mistake, unsupported,
+};
+
+impl Reader {
+    /// `COPY`, its options and words.
+    pub(super) fn copy(&mut self, line: Line<'_>, options: Vec<String>, rest: &str) -> Result<(), Refusal> {
+        let mode = self.copy_options(line.number, options)?;
+        let list = match words::json_list(rest) {
+            Some(Ok(list)) => list,
+            Some(Err(())) => return mistake("COPY: the list holds more than texts"),
+            None => rest.split(BLANKS).filter(|word| !word.is_empty()).map(str::to_owned).collect(),
+        };
+        let Some((dest, sources)) = list.split_last().filter(|(_, sources)| !sources.is_empty()) else {
+            return mistake("COPY wants what it copies, and where to");
+        };
+        if Document::opened_by(dest).is_some() {
+            return mistake("COPY: a here-document is no destination");
+        }
+        let mut documents = 0;
+        let mut plain = Vec::new();
+        let mut written = Vec::new();
+        for source in sources {
+            match Document::opened_by(source) {
+                Some(document) => {
+                    documents += 1;
+                    written.push(self.document(line, &document)?);
+                }
+                None => plain.push(Source::Context(context_place(&self.expand(source)?)?)),
+            }
+        }
+        if documents != line.instruction.documents.len() {
+            return mistake("COPY: `<<` and the name of a here-document are one word");
+        }
+        // The documents last, as builders do.
+        plain.extend(written);
+        let dest = self.destination(&self.expand(dest)?)?;
+        if plain.len() > 1 && !dest.ends_with('/') {
+            return mistake(format!(
+                "COPY has several sources: {dest} must be a directory, with a / at its end"
+            ));
+        }
+        self.step(line, Action::Copy { sources: plain, dest, mode })
+    }
+
+    fn copy_options(&mut self, line: u32, options: Vec<String>) -> Result<Option<u32>, Refusal> {
+        let mut mode = None;
+        let mut seen: Vec<String> = Vec::new();
+        for option in options {
+            let (name, value) =
+                option.split_once('=').map_or((option.as_str(), None), |(name, value)| (name, Some(value)));
+            if seen.iter().any(|seen| seen == name) {
+                return mistake(format!("COPY has the option {name} twice"));
+            }
+            seen.push(name.to_owned());
+            match (name, value) {
+                ("--chown", Some(_)) => {
+                    self.note(line, "--chown is ignored: everything in a build belongs to one user");
+                }
+                ("--chmod", Some(value)) => mode = Some(permissions(&self.expand(value)?)?),
+                ("--link", None) => {}
+                ("--link", Some(value))
+                    if ["true", "false"].iter().any(|word| word.eq_ignore_ascii_case(value)) => {}
+                ("--from", _) => {
+                    return unsupported(
+                        "COPY takes files from another stage or image; name them in the image's `sources` or `needs`",
+                    );
+                }
+                ("--chown" | "--chmod" | "--link", _) => {
+                    return mistake(format!("COPY: {option} has no such value"));
+                }
+                _ => return unsupported(format!("COPY has the option {name}")),
+            }
+        }
+        Ok(mode)
+    }
+
+    /// What a here-document of an instruction gives. Of two with one name, the content of the last.
+    fn document(&self, line: Line<'_>, named: &Document) -> Result<Source, Refusal> {
+        let name = named.name.clone();
+        let Some(document) = line.instruction.documents.iter().rev().find(|document| document.name == name)
+        else {
+            return mistake(format!("COPY: the here-document {name} does not stand below"));
+        };
+        if name.contains('/') || [".", ".."].contains(&name.as_str()) {
+            return mistake(format!("COPY: the here-document {name} is no name of a file"));
+        }
+        let mut content = document.plain_content();
+        if document.expand {
+            let value = |name: &str| self.variables.get(name);
+            content = Lexer { quotes: Quotes::Plain, ..Lexer::expanding('\\', &value) }.text(&content)?;
+        }
+        Ok(Source::Document { name, content })
+    }
+
+    /// Absolute; with a `/` at its end where that, or a `.`, says that it is a directory.
+    fn destination(&self, dest: &str) -> Result<String, Refusal> {
+        if dest.is_empty() {
+            return mistake("COPY: the destination is empty");
+        }
+        let directory = dest == "." || dest.ends_with('/') || dest.ends_with("/.");
+        let path = clean(&self.workdir, dest);
+        Ok(if directory && path != "/" { path + "/" } else { path })
+    }
+}
+
+/// A place of the context, relative; the whole context is `.`.
+fn context_place(source: &str) -> Result<String, Refusal> {
+    if source.is_empty() {
+        return mistake("COPY: a source is empty");
+    }
+    let mut parts: Vec<&str> = Vec::new();
+    for part in source.split('/').filter(|part| !["", "."].contains(part)) {
+        if part != ".." {
+            parts.push(part);
+        } else if parts.pop().is_none() {
+            return mistake(format!("COPY: {source} is outside of the build context"));
+        }
+    }
+    Ok(if parts.is_empty() { ".".to_owned() } else { parts.join("/") })
+}
+
+fn permissions(text: &str) -> Result<u32, Refusal> {
+    if !text.chars().all(|c| c.is_ascii_digit()) {
+        return unsupported(format!("--chmod={text} is no octal number"));
+    }
+    match u32::from_str_radix(text, 8) {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => mistake(format!("--chmod={text} is no octal number up to 7777")),
+    }
+}

@@ -1,0 +1,286 @@
+//! Pure: what the `modules` stage of a rendered Dockerfile does, as steps that are run without an engine.
+//!
+//! Where Docker's builders do not agree on what a line means, the line is refused: a template gives the same in place and with an
+//! engine. `docs/definitions.md` has the list of what may stand in a stage.
+
+mod copy;
+mod refusal;
+mod run;
+mod stage;
+#[cfg(test)]
+mod tests;
+mod variables;
+
+use std::fmt;
+
+use runner::plan::{Action, Step};
+use serde_json::{Map, Value};
+
+use super::{
+    dockerfile::{Instruction, directives, escape_character, same_to_all},
+    words::{self, Lexer},
+};
+pub use refusal::StepsError;
+use refusal::{Refusal, mistake, number, unsupported};
+use stage::stage;
+use variables::Variables;
+
+/// All that the steps of one Dockerfile hold: texts, and the environment of each `RUN`.
+const LARGEST: usize = 8 << 20;
+/// What engines run the shell form with.
+const SHELL: [&str; 2] = ["/bin/sh", "-c"];
+
+/// The image that a stage starts from: what its configuration says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Base {
+    /// The name that `FROM` names.
+    pub name: String,
+    /// Its environment.
+    pub env: Vec<(String, String)>,
+    /// Its working directory; empty: `/`.
+    pub workdir: String,
+    /// Its user; empty: root.
+    pub user: String,
+    /// What runs the shell form; empty: `/bin/sh -c`.
+    pub shell: Vec<String>,
+    /// Does it have `ONBUILD` triggers? An engine runs them.
+    pub triggers: bool,
+}
+
+impl Base {
+    /// From an image's configuration, the whole document.
+    pub fn of(name: &str, config: &Map<String, Value>) -> Self {
+        let config = config.get("config");
+        let text = |key| config?.get(key)?.as_str().map(str::to_owned);
+        let list = |key| {
+            let items = config.and_then(|config| config.get(key)?.as_array()).into_iter().flatten();
+            items.filter_map(Value::as_str).map(str::to_owned).collect::<Vec<_>>()
+        };
+        let pair = |variable: String| {
+            variable.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()))
+        };
+        Self {
+            name: name.to_owned(),
+            env: list("Env").into_iter().filter_map(pair).collect(),
+            workdir: text("WorkingDir").unwrap_or_default(),
+            user: text("User").unwrap_or_default(),
+            shell: list("Shell"),
+            triggers: !list("OnBuild").is_empty(),
+        }
+    }
+}
+
+/// A `modules` stage.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recipe {
+    /// What it does, in order.
+    pub steps: Vec<Step>,
+    /// What an engine would heed and a build in place does not, for people.
+    pub notes: Vec<Note>,
+}
+
+/// Something about a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// From 1.
+    pub line: u32,
+    /// What.
+    pub text: String,
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}", self.line, self.text)
+    }
+}
+
+/// Reads the steps of the stage `modules`. There are no build arguments: `ARG` has its default.
+pub fn read(dockerfile: &str, base: &Base) -> Result<Recipe, StepsError> {
+    if let Some(place) = dockerfile.lines().position(|line| line.contains('\0')) {
+        return Err(StepsError::Mistake {
+            line: number(place),
+            reason: "there is a NUL character".to_owned(),
+        });
+    }
+    check_directives(dockerfile)?;
+    let instructions = same_to_all(dockerfile).map_err(|place| StepsError::Unsupported {
+        line: number(place),
+        reason: "builders do not agree where this instruction ends: a line of it ends with two escape characters, or an `escape` \
+                 directive stands after a `check`"
+            .to_owned(),
+    })?;
+    if let Some((document, open)) = instructions
+        .iter()
+        .find_map(|one| one.documents.iter().find(|document| !document.ends).map(|document| (document, one)))
+    {
+        return Err(StepsError::Mistake {
+            line: number(open.first),
+            reason: format!("the here-document {} does not end", document.name),
+        });
+    }
+    let escape = escape_character(dockerfile, true);
+    let (variables, from, body) = stage(&instructions, base, escape)?;
+    let mut reader = Reader {
+        escape,
+        variables,
+        workdir: clean("/", &base.workdir),
+        shell: if base.shell.is_empty() { SHELL.map(str::to_owned).to_vec() } else { base.shell.clone() },
+        size: 0,
+        recipe: Recipe::default(),
+    };
+    if !["", "root", "0", "root:root", "0:0"].contains(&base.user.as_str()) {
+        reader.note(from, "the base's user is ignored: everything in a build belongs to the user who builds");
+    }
+    for instruction in body {
+        let line = Line { number: number(instruction.first), instruction };
+        reader.read(line).map_err(|refusal| refusal.at(line.number))?;
+    }
+    Ok(reader.recipe)
+}
+
+/// Those that change how a Dockerfile is read.
+fn check_directives(dockerfile: &str) -> Result<(), StepsError> {
+    let mut seen = Vec::new();
+    for (place, (key, value)) in directives(dockerfile, true).enumerate() {
+        let line = number(place);
+        if seen.contains(&key) {
+            return Err(StepsError::Mistake { line, reason: format!("the directive {key} stands twice") });
+        }
+        if key == "escape" && value != "\\" && value != "`" {
+            let reason = format!("the escape character is \\ or `, not {value}");
+            return Err(StepsError::Mistake { line, reason });
+        }
+        if key == "syntax"
+            && !["docker/dockerfile:", "docker.io/docker/dockerfile:"]
+                .iter()
+                .any(|known| value.starts_with(known))
+        {
+            let reason = format!("the syntax {value} is not Docker's own");
+            return Err(StepsError::Unsupported { line, reason });
+        }
+        seen.push(key);
+    }
+    Ok(())
+}
+
+/// An instruction and where it stands.
+#[derive(Clone, Copy)]
+struct Line<'a> {
+    number: u32,
+    instruction: &'a Instruction,
+}
+
+/// The state of a stage between two instructions.
+struct Reader {
+    escape: char,
+    variables: Variables,
+    workdir: String,
+    shell: Vec<String>,
+    /// Of what was read, in bytes.
+    size: usize,
+    recipe: Recipe,
+}
+
+impl Reader {
+    fn read(&mut self, line: Line<'_>) -> Result<(), Refusal> {
+        let (word, rest) = line.instruction.split();
+        let (options, rest) = words::options(rest, self.escape);
+        let word = word.to_ascii_uppercase();
+        if let Some(option) = options
+            .first()
+            .filter(|_| !["RUN", "COPY", "ADD", "HEALTHCHECK", "ONBUILD"].contains(&word.as_str()))
+        {
+            return mistake(format!("{word} has no option {option}"));
+        }
+        match word.as_str() {
+            "RUN" => self.run(line, &options, rest)?,
+            "COPY" => self.copy(line, options, rest)?,
+            "ARG" => self.variables.arg(rest, self.escape)?,
+            "ENV" => self.variables.env(rest, self.escape)?,
+            "WORKDIR" => {
+                let path = self.expand(rest)?;
+                if path.is_empty() {
+                    return mistake("WORKDIR names no directory");
+                }
+                self.workdir = clean(&self.workdir, &path);
+                if self.workdir != "/" {
+                    self.step(line, Action::Directory { path: self.workdir.clone() })?;
+                }
+            }
+            "SHELL" => match words::json_list(rest) {
+                Some(Ok(shell)) if !shell.is_empty() => self.shell = shell,
+                _ => return mistake("SHELL wants a list of texts, as [\"/bin/bash\", \"-c\"]"),
+            },
+            "USER" => self.note(
+                line.number,
+                "USER is ignored: everything in a build belongs to the user who builds, who is root where the build runs",
+            ),
+            "VOLUME" => self.note(line.number, "VOLUME is ignored: what is written there stays"),
+            "LABEL" | "EXPOSE" | "CMD" | "ENTRYPOINT" | "STOPSIGNAL" | "HEALTHCHECK" | "MAINTAINER" => {}
+            "ADD" => {
+                return unsupported("ADD unpacks archives, and fetches; name what it adds in the image's `sources`, and COPY it");
+            }
+            "ONBUILD" => return unsupported("ONBUILD is for images that others build upon, and this stage is none"),
+            _ => return mistake(format!("there is no instruction {word}")),
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, line: Line<'_>, action: Action) -> Result<(), Refusal> {
+        let text = line.instruction.text.clone();
+        self.size += text.len() + size(&action);
+        if self.size > LARGEST {
+            return mistake("the stage's steps take more than 8 MiB: are variables made of each other?");
+        }
+        self.recipe.steps.push(Step { line: line.number, text, action });
+        Ok(())
+    }
+
+    /// Once for all lines that it is said of.
+    fn note(&mut self, line: u32, text: &str) {
+        if !self.recipe.notes.iter().any(|note| note.text == text) {
+            self.recipe.notes.push(Note { line, text: text.to_owned() });
+        }
+    }
+
+    fn expand(&self, text: &str) -> Result<String, Refusal> {
+        let value = |name: &str| self.variables.get(name);
+        Ok(Lexer::expanding(self.escape, &value).text(text)?)
+    }
+}
+
+/// Bytes, roughly.
+fn size(action: &Action) -> usize {
+    use runner::plan::{Run, Source};
+    match action {
+        Action::Directory { path } => path.len(),
+        Action::Copy { sources, dest, mode: _ } => {
+            let size = |source: &Source| match source {
+                Source::Context(pattern) => pattern.len(),
+                Source::Document { name, content } => name.len() + content.len(),
+            };
+            dest.len() + sources.iter().map(size).sum::<usize>()
+        }
+        Action::Run(Run { argv, env, workdir, script }) => {
+            let env = env.iter().map(|(name, value)| name.len() + value.len()).sum::<usize>();
+            let argv = argv.iter().map(String::len).sum::<usize>();
+            env + argv + workdir.len() + script.as_ref().map_or(0, String::len)
+        }
+    }
+}
+
+/// A path from a directory on, absolute, without `.`, `..` and a `/` at its end.
+fn clean(directory: &str, path: &str) -> String {
+    let above = if path.starts_with('/') { "" } else { directory };
+    let mut parts: Vec<&str> = Vec::new();
+    for part in above.split('/').chain(path.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}

@@ -1,0 +1,58 @@
+//! `RUN`.
+
+use runner::plan::{Action, Run};
+
+use super::{
+    super::{dockerfile::Document, words},
+    Line, Reader, Refusal, mistake, unsupported,
+};
+
+impl Reader {
+    /// `RUN`, its options and command.
+    pub(super) fn run(&mut self, line: Line<'_>, options: &[String], rest: &str) -> Result<(), Refusal> {
+        for option in options {
+            match option.split_once('=').unwrap_or((option, "")) {
+                // As it is anyway.
+                ("--network", "none") | ("--security", "sandbox") => {}
+                ("--network", _) => return unsupported(format!("RUN {option}: a build has no network")),
+                ("--mount", _) => {
+                    return unsupported(format!(
+                        "RUN {option}: a build sees nothing but its toolchain and what is copied; COPY what it needs"
+                    ));
+                }
+                _ => return unsupported(format!("RUN has the option {option}")),
+            }
+        }
+        let mut run =
+            Run { env: self.variables.environment(), workdir: self.workdir.clone(), ..Run::default() };
+        match words::json_list(rest) {
+            Some(Ok(argv)) => run.argv = argv,
+            Some(Err(())) => return mistake("RUN: the list holds more than texts"),
+            None => {
+                let documents = &line.instruction.documents;
+                let whole = documents
+                    .first()
+                    .filter(|_| Document::opened_by(rest).is_some())
+                    .map(Document::plain_content);
+                match whole {
+                    Some(script) if script.starts_with("#!") => run.script = Some(script),
+                    command => {
+                        let command = command.unwrap_or_else(|| with_documents(rest, documents));
+                        run.argv = self.shell.iter().cloned().chain([command]).collect();
+                    }
+                }
+            }
+        }
+        if rest.is_empty() || run.script.is_none() && run.argv.is_empty() {
+            return mistake("RUN has no command");
+        }
+        self.step(line, Action::Run(run))
+    }
+}
+
+/// What the shell reads where a here-document is not all of the command: the documents as they stand.
+fn with_documents(command: &str, documents: &[Document]) -> String {
+    documents
+        .iter()
+        .fold(command.to_owned(), |text, document| format!("{text}\n{}{}", document.content, document.name))
+}

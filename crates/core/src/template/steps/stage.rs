@@ -1,0 +1,97 @@
+//! The stage `modules` of a Dockerfile, and what stands before its first instruction.
+
+use super::{
+    super::words::{self, Lexer},
+    Base, Instruction, Refusal, StepsError, mistake, number, unsupported,
+    variables::Variables,
+};
+
+/// Its variables, the line of its `FROM`, and its instructions.
+pub(super) fn stage<'a>(
+    instructions: &'a [Instruction],
+    base: &Base,
+    escape: char,
+) -> Result<(Variables, u32, &'a [Instruction]), StepsError> {
+    let starts: Vec<usize> =
+        (0..instructions.len()).filter(|place| instructions[*place].is("from")).collect();
+    let first = starts.first().copied().unwrap_or(instructions.len());
+    let line = |place: usize| number(instructions[place].first);
+    let mut global = Variables::default();
+    for (place, instruction) in instructions[..first].iter().enumerate() {
+        let (word, rest) = instruction.split();
+        let read = if word.eq_ignore_ascii_case("arg") {
+            global.arg(rest, escape)
+        } else {
+            mistake(format!("{word} stands before the first FROM"))
+        };
+        read.map_err(|refusal| refusal.at(line(place)))?;
+    }
+    let mut named = starts
+        .iter()
+        .copied()
+        .filter(|place| name(&instructions[*place], escape).as_deref() == Some("modules"));
+    let Some(from) = named.next() else {
+        let reason = "no stage has the name `modules`: `FROM {{toolchain}} AS modules`".to_owned();
+        return Err(StepsError::Mistake { line: 1, reason });
+    };
+    if let Some(second) = named.next() {
+        return Err(StepsError::Mistake {
+            line: line(second),
+            reason: "a second stage `modules`".to_owned(),
+        });
+    }
+    let stages: Vec<String> = starts
+        .iter()
+        .take_while(|start| **start < from)
+        .filter_map(|start| name(&instructions[*start], escape))
+        .collect();
+    check(&instructions[from], base, &stages, &global, escape).map_err(|refusal| refusal.at(line(from)))?;
+    let end = starts.iter().copied().find(|start| *start > from).unwrap_or(instructions.len());
+    let variables = Variables::of_stage(&base.env, global);
+    Ok((variables, line(from), &instructions[from + 1..end]))
+}
+
+fn words(from: &Instruction, escape: char) -> (Vec<String>, Vec<&str>) {
+    let (options, rest) = words::options(from.split().1, escape);
+    (options, rest.split(words::BLANKS).filter(|word| !word.is_empty()).collect())
+}
+
+/// The name that a `FROM` gives to its stage.
+fn name(from: &Instruction, escape: char) -> Option<String> {
+    match words(from, escape).1[..] {
+        [_, r#as, name] if r#as.eq_ignore_ascii_case("as") => Some(name.to_lowercase()),
+        _ => None,
+    }
+}
+
+/// Does the stage start from the base, and from nothing else?
+fn check(
+    from: &Instruction,
+    base: &Base,
+    stages: &[String],
+    global: &Variables,
+    escape: char,
+) -> Result<(), Refusal> {
+    let (options, words) = words(from, escape);
+    if let Some(option) = options.first() {
+        return unsupported(format!(
+            "FROM has the option {option}; the target says for which architecture a build is"
+        ));
+    }
+    let value = |name: &str| global.get(name);
+    let image = Lexer::expanding(escape, &value).text(words[0])?;
+    if stages.contains(&image.to_lowercase()) {
+        return unsupported(format!(
+            "the stage `modules` starts from the stage {image}; write the instructions of that one into it"
+        ));
+    }
+    if image != base.name {
+        return unsupported(format!(
+            "the stage `modules` starts from {image:?}, and not from {{{{toolchain}}}}"
+        ));
+    }
+    if base.triggers {
+        return unsupported("the toolchain's image has ONBUILD instructions");
+    }
+    Ok(())
+}

@@ -1,0 +1,153 @@
+//! `ARG` and `ENV`.
+
+use super::{
+    super::words::{BLANKS, Lexer, quoted_words},
+    Refusal, mistake, unsupported,
+};
+
+/// What Docker sets where the base sets none.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// Has a value in newer builders alone, without a default: `TARGETARCH`, `BUILDPLATFORM`.
+const PLATFORM: [&str; 2] = ["TARGET", "BUILD"];
+const PLATFORM_PARTS: [&str; 5] = ["PLATFORM", "OS", "OSVERSION", "ARCH", "VARIANT"];
+/// More than Linux takes for one program is of no use.
+const LARGEST: usize = 128 << 10;
+
+/// The variables of a stage, or those before the first one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Variables {
+    /// `ENV`, and the base's. They win over `args`.
+    env: Vec<(String, String)>,
+    args: Vec<(String, String)>,
+    /// `ARG` before the first `FROM`: the value of an `ARG` in a stage that has no default.
+    global: Vec<(String, String)>,
+}
+
+impl Variables {
+    /// At the start of a stage.
+    pub(super) fn of_stage(env: &[(String, String)], before: Self) -> Self {
+        let mut variables = Self { global: before.args, ..Self::default() };
+        for (name, value) in env {
+            set(&mut variables.env, name, value.clone());
+        }
+        if variables.get("PATH").is_none() {
+            set(&mut variables.env, "PATH", PATH.to_owned());
+        }
+        variables
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<String> {
+        find(&self.env, name).or_else(|| find(&self.args, name)).map(str::to_owned)
+    }
+
+    /// The environment of a `RUN`.
+    pub(super) fn environment(&self) -> Vec<(String, String)> {
+        let mut all = self.env.clone();
+        for (name, value) in &self.args {
+            if find(&all, name).is_none() {
+                all.push((name.clone(), value.clone()));
+            }
+        }
+        if find(&all, "HOME").is_none() {
+            all.push(("HOME".to_owned(), "/root".to_owned()));
+        }
+        all
+    }
+
+    /// `ARG`, its words.
+    pub(super) fn arg(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
+        let words = quoted_words(rest, escape);
+        if words.is_empty() {
+            return mistake("ARG has no name");
+        }
+        let before = self.clone();
+        for word in words {
+            let (name, default) = word.split_once('=').map_or((word.as_str(), None), |(n, d)| (n, Some(d)));
+            if name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+                return mistake(format!("ARG {name} is no name of a variable"));
+            }
+            let value = match default {
+                Some(default) => {
+                    let value = self.expand(default, escape)?;
+                    if before.expand(default, escape)? != value {
+                        return unsupported(format!(
+                            "builders do not agree on the value of {name}, which is made of a variable of the same line; write a \
+                             second ARG"
+                        ));
+                    }
+                    Some(value)
+                }
+                None => find(&self.global, name).map(str::to_owned),
+            };
+            let Some(value) = value else {
+                if PLATFORM
+                    .iter()
+                    .any(|of| name.strip_prefix(of).is_some_and(|part| PLATFORM_PARTS.contains(&part)))
+                {
+                    return unsupported(format!(
+                        "some builders give {name} a value; write {{{{arch}}}} in its place"
+                    ));
+                }
+                continue;
+            };
+            if find(&self.env, name).is_some_and(|env| env != value) {
+                return unsupported(format!(
+                    "builders do not agree whether this ARG or the variable {name} of the environment counts; give it another name"
+                ));
+            }
+            set(&mut self.args, name, value);
+        }
+        self.check_size()
+    }
+
+    /// `ENV`, its words.
+    pub(super) fn env(&mut self, rest: &str, escape: char) -> Result<(), Refusal> {
+        let words = quoted_words(rest, escape);
+        let pairs = match words.first() {
+            None => return mistake("ENV has no name"),
+            // The older form, without quotes: `ENV name value with blanks`.
+            Some(first) if !first.contains('=') => match rest.split_once(BLANKS) {
+                Some((name, value)) => vec![(name, value.trim_start_matches(BLANKS))],
+                None => return mistake(format!("ENV {rest} has no value")),
+            },
+            Some(_) => match words.iter().map(|word| word.split_once('=').ok_or(word)).collect() {
+                Ok(pairs) => pairs,
+                Err(word) => return mistake(format!("ENV: there is no = in {word}")),
+            },
+        };
+        // The values of before the line count in all of it.
+        let expanded = pairs
+            .into_iter()
+            .map(|(name, value)| Ok((self.expand(name, escape)?, self.expand(value, escape)?)))
+            .collect::<Result<Vec<_>, Refusal>>()?;
+        for (name, value) in expanded {
+            if name.is_empty() || name.contains('=') {
+                return mistake(format!("ENV {name:?} is no name of a variable"));
+            }
+            set(&mut self.env, &name, value);
+        }
+        self.check_size()
+    }
+
+    fn expand(&self, text: &str, escape: char) -> Result<String, Refusal> {
+        let value = |name: &str| self.get(name);
+        Ok(Lexer::expanding(escape, &value).text(text)?)
+    }
+
+    fn check_size(&self) -> Result<(), Refusal> {
+        let size: usize =
+            self.env.iter().chain(&self.args).map(|(name, value)| name.len() + value.len()).sum();
+        if size > LARGEST { mistake("the environment takes more than 128 KiB") } else { Ok(()) }
+    }
+}
+
+fn find<'a>(pairs: &'a [(String, String)], name: &str) -> Option<&'a str> {
+    pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+}
+
+fn set(pairs: &mut Vec<(String, String)>, name: &str, value: String) {
+    match pairs.iter_mut().find(|(key, _)| key == name) {
+        Some(pair) => pair.1 = value,
+        None => pairs.push((name.to_owned(), value)),
+    }
+}

@@ -1,0 +1,482 @@
+//! Pure: words of a Dockerfile as builders read them: quotes, escapes, variables. The rules are those of BuildKit's lexer
+//! (`frontend/dockerfile/shell/lex.go`), which the classic builder has, too.
+
+use std::{iter::Peekable, str::Chars};
+
+/// Blanks between an instruction and its words. A line break is none: it ends the instruction.
+pub(super) const BLANKS: [char; 5] = ['\t', '\u{b}', '\u{c}', '\r', ' '];
+/// How deep `${x:-${y:-...}}` goes.
+const DEPTH: usize = 64;
+/// What one text may become. Linux takes no longer argument or variable than 128 KiB.
+pub(super) const LONGEST: usize = 1 << 20;
+
+/// Why a text has no words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WordError {
+    /// A mistake, for every builder.
+    Mistake(String),
+    /// Some builders can do it.
+    Unsupported(String),
+}
+
+fn mistake<T>(reason: &str) -> Result<T, WordError> {
+    Err(WordError::Mistake(reason.to_owned()))
+}
+
+/// What quotes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Quotes {
+    /// They hold words together, and go.
+    Removed,
+    /// They hold words together, and stay.
+    Kept,
+    /// Characters like any other.
+    Plain,
+}
+
+/// Says what a variable's value is.
+pub(super) type Values<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// How a text is read.
+#[derive(Clone, Copy)]
+pub(super) struct Lexer<'a> {
+    /// Takes its meaning from the next character.
+    pub(super) escape: char,
+    pub(super) quotes: Quotes,
+    /// Do escape characters stay?
+    pub(super) raw_escapes: bool,
+    /// The values of variables; `None`: `$X` stays as it is.
+    pub(super) variables: Option<Values<'a>>,
+}
+
+impl<'a> Lexer<'a> {
+    /// Puts the values of variables into a text, and takes quotes and escapes away.
+    pub(super) fn expanding(escape: char, variables: Values<'a>) -> Self {
+        Self { escape, quotes: Quotes::Removed, raw_escapes: false, variables: Some(variables) }
+    }
+
+    /// The text, expanded.
+    pub(super) fn text(self, text: &str) -> Result<String, WordError> {
+        Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(text, _)| text)
+    }
+
+    /// Its words.
+    pub(super) fn words(self, text: &str) -> Result<Vec<String>, WordError> {
+        Reading::of(self, text).until(None, self.raw_escapes, 0).map(|(_, words)| words)
+    }
+}
+
+struct Reading<'a> {
+    lexer: Lexer<'a>,
+    raw_escapes: bool,
+    rest: Peekable<Chars<'a>>,
+    /// The word that is being read. One for all depths, as there: what stands before `${x:-y}` is no part of a word.
+    word: String,
+}
+
+impl<'a> Reading<'a> {
+    fn of<'t: 'a>(lexer: Lexer<'a>, text: &'t str) -> Self {
+        Self { lexer, raw_escapes: lexer.raw_escapes, rest: text.chars().peekable(), word: String::new() }
+    }
+
+    /// Up to a character, or to the end: the text, and its words.
+    fn until(
+        &mut self,
+        stop: Option<char>,
+        raw_escapes: bool,
+        depth: usize,
+    ) -> Result<(String, Vec<String>), WordError> {
+        if depth > DEPTH {
+            return mistake("variables are nested too deep");
+        }
+        let outer = std::mem::replace(&mut self.raw_escapes, raw_escapes);
+        let read = self.read_until(stop, depth);
+        self.raw_escapes = outer;
+        read
+    }
+
+    fn read_until(&mut self, stop: Option<char>, depth: usize) -> Result<(String, Vec<String>), WordError> {
+        let quotes = self.lexer.quotes;
+        let mut text = String::new();
+        let mut words = Vec::new();
+        self.word.clear();
+        while let Some(&c) = self.rest.peek() {
+            if stop == Some(c) {
+                self.rest.next();
+                self.end_word(&mut words);
+                return Ok((text, words));
+            }
+            let special = match c {
+                '$' => Some(self.variable(depth)?),
+                '<' => Some(self.here_document()),
+                '\'' if quotes != Quotes::Plain => Some(self.single_quoted()?),
+                '"' if quotes != Quotes::Plain => Some(self.double_quoted(depth)?),
+                _ => None,
+            };
+            if let Some(special) = special {
+                text.push_str(&special);
+                if c == '$' {
+                    special.chars().for_each(|c| self.add(c, &mut words));
+                } else {
+                    self.word.push_str(&special);
+                }
+            } else {
+                self.rest.next();
+                if c == self.lexer.escape {
+                    if self.raw_escapes {
+                        self.word.push(c);
+                        text.push(c);
+                    }
+                    let Some(escaped) = self.rest.next() else { break };
+                    self.word.push(escaped);
+                    text.push(escaped);
+                } else {
+                    self.add(c, &mut words);
+                    text.push(c);
+                }
+            }
+            if text.len() > LONGEST {
+                return mistake("a text becomes longer than 1 MiB");
+            }
+        }
+        match stop {
+            Some('}') => mistake("`${` is not closed"),
+            Some(_) => mistake("`${x/` has no second `/`"),
+            None => {
+                self.end_word(&mut words);
+                Ok((text, words))
+            }
+        }
+    }
+
+    fn add(&mut self, c: char, words: &mut Vec<String>) {
+        if c.is_whitespace() {
+            self.end_word(words);
+        } else {
+            self.word.push(c);
+        }
+    }
+
+    fn end_word(&mut self, words: &mut Vec<String>) {
+        if !self.word.is_empty() {
+            words.push(std::mem::take(&mut self.word));
+        }
+    }
+
+    /// `<< EOF` is one word with its blanks.
+    fn here_document(&mut self) -> String {
+        self.rest.next();
+        if self.rest.next_if_eq(&'<').is_none() {
+            return "<".to_owned();
+        }
+        let mut text = "<<".to_owned();
+        while let Some(blank) = self.rest.next_if(|c| ['\t', '\r', ' '].contains(c)) {
+            text.push(blank);
+        }
+        text
+    }
+
+    fn single_quoted(&mut self) -> Result<String, WordError> {
+        self.rest.next();
+        let mut text = self.kept("'");
+        loop {
+            match self.rest.next() {
+                None => return mistake("a ' is not closed"),
+                Some('\'') => return Ok(text + &self.kept("'")),
+                Some(c) => text.push(c),
+            }
+        }
+    }
+
+    fn double_quoted(&mut self, depth: usize) -> Result<String, WordError> {
+        self.rest.next();
+        let mut text = self.kept("\"");
+        loop {
+            match self.rest.peek() {
+                None => return mistake("a \" is not closed"),
+                Some('"') => {
+                    self.rest.next();
+                    return Ok(text + &self.kept("\""));
+                }
+                Some('$') => text.push_str(&self.variable(depth)?),
+                Some(&c) => {
+                    self.rest.next();
+                    let escape = self.lexer.escape;
+                    if c == escape {
+                        if self.raw_escapes {
+                            text.push(c);
+                        }
+                        let escaped = self.rest.next_if(|c| ['"', '$', escape].contains(c));
+                        if self.rest.peek().is_some() || escaped.is_some() {
+                            text.push(escaped.unwrap_or(c));
+                        }
+                    } else {
+                        text.push(c);
+                    }
+                }
+            }
+            if text.len() > LONGEST {
+                return mistake("a text becomes longer than 1 MiB");
+            }
+        }
+    }
+
+    fn kept(&self, quote: &str) -> String {
+        if self.lexer.quotes == Quotes::Kept { quote.to_owned() } else { String::new() }
+    }
+
+    /// `$x`, `${x}`, `${x:-y}`.
+    fn variable(&mut self, depth: usize) -> Result<String, WordError> {
+        self.rest.next();
+        if self.rest.next_if_eq(&'{').is_none() {
+            let name = self.name();
+            return Ok(match self.lexer.variables {
+                _ if name.is_empty() => "$".to_owned(),
+                None => format!("${name}"),
+                Some(values) => values(&name).unwrap_or_default(),
+            });
+        }
+        if matches!(self.rest.peek(), None | Some('{' | '}' | ':')) {
+            return mistake("a `${` has no name");
+        }
+        let name = self.name();
+        let colon = self.rest.next_if_eq(&':').is_some();
+        match self.rest.next() {
+            Some('}') if !colon => Ok(match self.lexer.variables {
+                None => format!("${{{name}}}"),
+                Some(values) => values(&name).unwrap_or_default(),
+            }),
+            Some(operator @ ('-' | '+' | '?')) => self.with_default(&name, colon, operator, depth),
+            Some(operator @ ('#' | '%')) if !colon => {
+                let (pattern, _) = self.until(Some('}'), true, depth + 1)?;
+                self.unsupported(&format!("${{{name}{operator}{pattern}}}"))
+            }
+            Some('/') if !colon => {
+                let all = if self.rest.next_if_eq(&'/').is_some() { "/" } else { "" };
+                let (pattern, _) = self.until(Some('/'), true, depth + 1)?;
+                let (new, _) = self.until(Some('}'), true, depth + 1)?;
+                self.unsupported(&format!("${{{name}/{all}{pattern}/{new}}}"))
+            }
+            _ => mistake(&format!("`${{{name}` is followed by nothing that builders know")),
+        }
+    }
+
+    fn with_default(
+        &mut self,
+        name: &str,
+        colon: bool,
+        operator: char,
+        depth: usize,
+    ) -> Result<String, WordError> {
+        let (word, _) = self.until(Some('}'), false, depth + 1)?;
+        let Some(values) = self.lexer.variables else {
+            return Ok(format!("${{{name}{}{operator}{word}}}", if colon { ":" } else { "" }));
+        };
+        let value = values(name).filter(|value| !(colon && value.is_empty()));
+        match (operator, value) {
+            ('-', value) => Ok(value.unwrap_or(word)),
+            ('+', value) => Ok(value.map(|_| word).unwrap_or_default()),
+            (_, Some(value)) => Ok(value),
+            (_, None) if word.is_empty() => mistake(&format!("{name} has no value")),
+            (_, None) => mistake(&format!("{name}: {word}")),
+        }
+    }
+
+    /// Replacements, which the classic builder does not know.
+    fn unsupported(&self, text: &str) -> Result<String, WordError> {
+        match self.lexer.variables {
+            None => Ok(text.to_owned()),
+            Some(_) => Err(WordError::Unsupported(format!("{text} replaces parts of a value"))),
+        }
+    }
+
+    fn name(&mut self) -> String {
+        let mut name = String::new();
+        match self.rest.peek() {
+            Some(c) if c.is_ascii_digit() => {
+                while let Some(digit) = self.rest.next_if(char::is_ascii_digit) {
+                    name.push(digit);
+                }
+            }
+            Some(c) if "@*#?-$!".contains(*c) => name.extend(self.rest.next()),
+            _ => {
+                while let Some(c) = self.rest.next_if(|c| c.is_alphanumeric() || *c == '_') {
+                    name.push(c);
+                }
+            }
+        }
+        name
+    }
+}
+
+/// The words of `ENV` and `ARG`, quotes and escapes still in them.
+pub(super) fn quoted_words(text: &str, escape: char) -> Vec<String> {
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quote: Option<char> = None;
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        if quote.is_none() && c.is_whitespace() {
+            words.extend(word.take());
+            continue;
+        }
+        if c == escape && quote != Some('\'') {
+            // At the end it is left out.
+            let Some(escaped) = rest.next() else { break };
+            word.get_or_insert_default().extend([c, escaped]);
+            continue;
+        }
+        quote = match quote {
+            None if c == '\'' || c == '"' => Some(c),
+            Some(open) if open == c => None,
+            other => other,
+        };
+        word.get_or_insert_default().push(c);
+    }
+    words.extend(word);
+    words
+}
+
+/// The options in front of an instruction's words (`--chmod=755`), quotes and escapes read; and what follows.
+pub(super) fn options(text: &str, escape: char) -> (Vec<String>, &str) {
+    let mut found = Vec::new();
+    let mut rest = text.trim_start();
+    while rest.starts_with("--") {
+        let mut option = String::new();
+        let mut quote: Option<char> = None;
+        let mut end = rest.len();
+        let mut places = rest.char_indices();
+        while let Some((place, c)) = places.next() {
+            if c == escape {
+                option.extend(places.next().map(|(_, escaped)| escaped));
+            } else if let Some(open) = quote {
+                if c == open {
+                    quote = None;
+                } else {
+                    option.push(c);
+                }
+            } else if c.is_whitespace() {
+                end = place;
+                break;
+            } else if c == '\'' || c == '"' {
+                quote = Some(c);
+            } else {
+                option.push(c);
+            }
+        }
+        rest = rest[end..].trim_start();
+        if option == "--" {
+            break;
+        }
+        found.push(option);
+    }
+    (found, rest.trim())
+}
+
+/// A list in JSON's form, as `["sh", "-c", "x"]`; `None` where the text is none. The error: it holds more than texts.
+pub(super) fn json_list(text: &str) -> Option<Result<Vec<String>, ()>> {
+    let text = text.trim_start();
+    let items: Vec<serde_json::Value> =
+        text.starts_with('[').then(|| serde_json::from_str(text).ok()).flatten()?;
+    let texts = items.into_iter().map(|item| match item {
+        serde_json::Value::String(text) => Ok(text),
+        _ => Err(()),
+    });
+    Some(texts.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(name: &str) -> Option<String> {
+        [("x", "1"), ("empty", "")]
+            .into_iter()
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| value.to_owned())
+    }
+
+    fn expand(text: &str) -> Result<String, String> {
+        Lexer::expanding('\\', &value).text(text).map_err(|error| match error {
+            WordError::Mistake(reason) => reason,
+            WordError::Unsupported(reason) => format!("unsupported: {reason}"),
+        })
+    }
+
+    #[test]
+    fn variables_quotes_and_escapes_are_read_as_builders_do() {
+        for (text, wanted) in [
+            ("a$x.b", "a1.b"),
+            ("${x}y$xy", "1y"),
+            ("$nonesuch-", "-"),
+            (r"\$x \\ \a", r"$x \ a"),
+            (r#"'$x\' "$x\a\"\$x""#, r#"$x\ 1\a"$x"#),
+            ("${x:-d}${empty:-d}${empty-d}${nonesuch-d}", "1dd"),
+            ("${x:+a}${empty:+a}${empty+a}${nonesuch+a}", "aa"),
+            ("${nonesuch:-${empty:-${x}}}", "1"),
+            ("${nonesuch:-'a b'}", "a b"),
+            ("${x?no} $ $1 $@", "1 $  "),
+            ("${x:?no}", "1"),
+            ("a\\", "a"),
+            ("<<x", "<<x"),
+        ] {
+            assert_eq!(expand(text).as_deref(), Ok(wanted), "{text}");
+        }
+        for (text, reason) in [
+            ("${x", "is followed by nothing"),
+            ("${", "has no name"),
+            ("${}", "has no name"),
+            ("${x:-", "is not closed"),
+            ("${x:}", "is followed by nothing"),
+            ("${x^y}", "is followed by nothing"),
+            ("${empty:?is needed}", "empty: is needed"),
+            ("${nonesuch?}", "nonesuch has no value"),
+            ("'a", "is not closed"),
+            ("\"a", "is not closed"),
+            ("\"a\\", "is not closed"),
+            ("${x%1}", "unsupported: ${x%1}"),
+            ("${x##1}", "unsupported"),
+            ("${x/a/b}", "unsupported"),
+            ("${x/a}", "no second"),
+        ] {
+            assert!(expand(text).unwrap_err().contains(reason), "{text}: {:?}", expand(text));
+        }
+    }
+
+    #[test]
+    fn nesting_and_length_have_a_bound() {
+        assert!(expand(&"${y:-".repeat(100_000)).unwrap_err().contains("too deep"));
+        let long = "z".repeat(LONGEST / 2);
+        let long = |_: &str| Some(long.clone());
+        for text in ["$x$x$x", "\"$x$x$x\""] {
+            assert!(Lexer::expanding('\\', &long).text(text).is_err());
+        }
+    }
+
+    #[test]
+    fn words_keep_their_quotes_and_escapes() {
+        let words = |text| quoted_words(text, '\\');
+        assert_eq!(
+            words(r#"a="b c" d='e f'g h=i\ j "" k\"#),
+            [r#"a="b c""#, "d='e f'g", r"h=i\ j", r#""""#, "k"]
+        );
+        assert_eq!(words("  "), [""; 0]);
+    }
+
+    #[test]
+    fn options_end_where_words_begin() {
+        let split = |text| options(text, '\\');
+        assert_eq!(split("--a=1 --b='x y' c --d"), (vec!["--a=1".into(), "--b=x y".into()], "c --d"));
+        assert_eq!(split("-x --a"), (vec![], "-x --a"));
+        assert_eq!(split("--a -- --b c "), (vec!["--a".into()], "--b c"));
+        assert_eq!(split("--\\a"), (vec!["--a".into()], ""));
+    }
+
+    #[test]
+    fn a_list_is_json_or_no_list() {
+        assert_eq!(json_list(r#" ["a", "b\u0020"] "#), Some(Ok(vec!["a".into(), "b ".into()])));
+        assert_eq!(json_list(r#"["a", 1]"#), Some(Err(())));
+        assert_eq!(json_list("[ -e x ] && y"), None);
+        assert_eq!(json_list("['a']"), None);
+    }
+}
