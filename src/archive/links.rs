@@ -9,7 +9,7 @@ use std::{
 use fs_err as fs;
 
 /// Symbolic links on the way to one file (`MAXSYMLINKS` in the kernel's `include/linux/namei.h`).
-const MAX_LINKS: usize = 40;
+pub(super) const MAX_LINKS: usize = 40;
 
 /// The target of a link in a directory that is to mean a place, both relative to the same root and free of `.`, `..`
 /// and links.
@@ -91,7 +91,7 @@ pub fn resolve(root: &Path, path: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// The path's names, last first, `..` among them.
-fn components(path: &Path) -> Vec<OsString> {
+pub(super) fn components(path: &Path) -> Vec<OsString> {
     path.components()
         .rev()
         .filter_map(|component| match component {

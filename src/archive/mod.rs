@@ -6,12 +6,14 @@ mod makeself;
 mod tree;
 
 #[cfg(test)]
+mod image_tests;
+#[cfg(test)]
 mod tests;
 
 use std::{
     ffi::OsString,
     io::{self, BufReader, Read, Seek, SeekFrom},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -19,9 +21,10 @@ use std::{
 use entry::{Extensions, Names};
 use fs_err::File;
 use tar::EntryType;
+pub use tree::Manner;
 use tree::Tree;
 
-use crate::oci::LayerReader;
+use crate::oci::{LayerReader, Whiteout};
 
 /// Bounds on what an archive may hold.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +104,8 @@ pub struct Options<'a> {
     pub limits: Limits,
     /// Which entries are unpacked, by name. The bytes of the others count only against [`PASSED_OVER`] times the limit.
     pub wanted: &'a dyn Fn(&Path) -> bool,
+    /// What entries mean for what is there already.
+    pub manner: Manner,
     /// The work ends with an error soon after this becomes true.
     pub stop: &'a AtomicBool,
 }
@@ -109,7 +114,7 @@ impl Default for Options<'_> {
     /// Everything, within the default limits.
     fn default() -> Self {
         static NEVER: AtomicBool = AtomicBool::new(false);
-        Self { limits: Limits::default(), wanted: &|_| true, stop: &NEVER }
+        Self { limits: Limits::default(), wanted: &|_| true, manner: Manner::Alone, stop: &NEVER }
     }
 }
 
@@ -170,9 +175,14 @@ pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(),
 }
 
 fn unpack_entries(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
-    let Options { limits, wanted, stop: _ } = options;
+    unpack_counted(reader, dest, options).map(drop)
+}
+
+/// The same; what is left of the limits.
+fn unpack_counted(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<Limits, UnpackError> {
+    let Options { limits, wanted, manner, stop: _ } = options;
     let mut archive = tar::Archive::new(Counted { inner: reader, bytes: 0 });
-    let mut tree = Tree::new(dest, limits.depth);
+    let mut tree = Tree::new(dest, limits.depth, *manner);
     let mut extensions = Extensions::default();
     let (mut entries, mut bytes, mut end) = (0, 0, 0);
     // Raw: the crate's own handling of long names reads them into memory without a bound.
@@ -216,7 +226,10 @@ fn unpack_entries(reader: impl Read, dest: &Path, options: &Options<'_>) -> Resu
     // Read on to the end: the checksums of a compressed stream come last, and a program that writes into
     // a pipe must be able to finish.
     let rest = io::copy(&mut stream.by_ref().take(limits.bytes), &mut io::sink());
-    if rest.map_err(UnpackError::Damaged)? >= limits.bytes { Err(too_big(limits)) } else { Ok(()) }
+    if rest.map_err(UnpackError::Damaged)? >= limits.bytes {
+        return Err(too_big(limits));
+    }
+    Ok(Limits { entries: limits.entries - entries, bytes: limits.bytes - bytes, ..*limits })
 }
 
 fn unpack_entry(
@@ -225,6 +238,11 @@ fn unpack_entry(
     entry: &mut tar::Entry<'_, impl Read>,
 ) -> Result<(), UnpackError> {
     let mode = entry.header().mode().map_err(UnpackError::Damaged)?;
+    if tree.manner() == Manner::Layer
+        && let Some(whiteout) = Path::new(&names.path).file_name().and_then(Whiteout::of)
+    {
+        return tree.white_out(&names.path, whiteout);
+    }
     match entry.header().entry_type() {
         // Before POSIX a directory was a file whose name ends in a slash.
         EntryType::Regular if names.path.as_encoded_bytes().ends_with(b"/") => {
@@ -237,6 +255,9 @@ fn unpack_entry(
         EntryType::Directory => tree.directory(&names.path, mode)?,
         EntryType::Symlink => tree.symlink(&names.path, &names.link)?,
         EntryType::Link => tree.hard_link(&names.path, &names.link)?,
+        EntryType::Char | EntryType::Block | EntryType::Fifo if tree.manner() == Manner::Layer => {
+            tree.leave_out(&names.path)?;
+        }
         other => {
             return Err(UnpackError::Kind(names.path.to_string_lossy().into_owned(), entry::kind(other)));
         }
@@ -274,6 +295,18 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
 pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
     let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
     unpack_entries(tar, dest, options)
+}
+
+/// The root file system that an image's layers make, the lowest first, within one budget. Everything becomes the caller's; set-id
+/// bits and devices are left out.
+pub fn unpack_image(layers: &[PathBuf], dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+    let mut options = Options { manner: Manner::Layer, ..*options };
+    for layer in layers {
+        let file = Stoppable { inner: File::open(layer)?, stop: options.stop };
+        let tar = LayerReader::new(file).map_err(UnpackError::Damaged)?;
+        options.limits = unpack_counted(tar, dest, &options)?;
+    }
+    Ok(())
 }
 
 /// A tar, compressed or not.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::*;
 
 /// What a test puts into an archive.
-enum Item<'a> {
+pub(super) enum Item<'a> {
     File(&'a str, u32, &'a [u8]),
     Dir(&'a str, u32),
     Symlink(&'a str, &'a str),
@@ -32,7 +32,7 @@ fn header(kind: EntryType, name: &str, link: &str, mode: u32, size: u64) -> tar:
     header
 }
 
-fn tarball(items: &[Item<'_>]) -> Vec<u8> {
+pub(super) fn tarball(items: &[Item<'_>]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for item in items {
         let (header, data): (_, &[u8]) = match item {

@@ -1,7 +1,7 @@
 //! Adapter: writes entries below a directory, and nowhere else.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     ffi::OsStr,
     fs::Permissions,
     io::{self, Read, Write},
@@ -12,30 +12,63 @@ use std::{
 
 use fs_err::{self as fs, File};
 
-use super::UnpackError;
+use super::{UnpackError, links};
+use crate::oci::Whiteout;
+
+/// What an archive's entries mean for what stands there before them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Manner {
+    /// An archive of its own: a way through a symbolic link is refused, and a directory stays one.
+    #[default]
+    Alone,
+    /// A package over those before it: ways lead through links, as `dpkg` has it, and a directory that is a link already
+    /// stays one.
+    Package,
+    /// A layer of an image over those below it (OCI image spec, `layer.md`): ways lead through links, any entry replaces
+    /// any other, whiteouts delete, and devices are left out.
+    Layer,
+}
 
 /// The directory that an archive is unpacked into. Nobody else writes there meanwhile.
 pub(super) struct Tree<'a> {
     root: &'a Path,
     depth: usize,
-    /// Directories (relative) known to be real ones. None can become anything else: an entry may replace
-    /// a file or a link, never a directory.
-    directories: HashSet<PathBuf>,
+    manner: Manner,
+    /// Where the directories of entries' names are, both relative, without links in it. Forgotten when a link or a
+    /// directory goes.
+    ways: HashMap<PathBuf, PathBuf>,
+    /// What a layer has written, with all that is above it.
+    written: HashSet<PathBuf>,
     buffer: Vec<u8>,
 }
 
 impl<'a> Tree<'a> {
-    pub(super) fn new(root: &'a Path, depth: usize) -> Self {
-        Self { root, depth, directories: HashSet::new(), buffer: vec![0; 64 << 10] }
+    pub(super) fn new(root: &'a Path, depth: usize, manner: Manner) -> Self {
+        let (ways, written) = (HashMap::new(), HashSet::new());
+        Self { root, depth, manner, ways, written, buffer: vec![0; 64 << 10] }
+    }
+
+    /// How the entries are meant.
+    pub(super) fn manner(&self) -> Manner {
+        self.manner
     }
 
     pub(super) fn directory(&mut self, name: &OsStr, mode: u32) -> Result<(), UnpackError> {
         let Some(path) = self.relative(name)? else {
             return Ok(());
         };
-        self.ensure_directory(&path, name)?;
+        let place = self.place(name)?;
+        match fs::symlink_metadata(&place) {
+            Ok(found) if self.manner == Manner::Package && found.is_symlink() => {
+                return self.enter(&path, name).map(drop);
+            }
+            Ok(found) if self.manner == Manner::Layer && !found.is_dir() => self.remove(&place)?,
+            _ => {}
+        }
+        let real = self.enter(&path, name)?;
         // The owner must be able to go on writing, and to delete it.
-        self.set_mode(&path, mode & 0o777 | 0o700)
+        let mode = self.allowed(mode) | 0o700;
+        Ok(fs::set_permissions(self.root.join(real), Permissions::from_mode(mode))?)
     }
 
     pub(super) fn file(
@@ -48,7 +81,7 @@ impl<'a> Tree<'a> {
     ) -> Result<(), UnpackError> {
         let path = self.place(name)?;
         // `create_new` follows no link.
-        let mut file = instead(&path, || File::create_new(&path))?;
+        let mut file = self.instead(&path, || File::create_new(&path))?;
         let mut left = size;
         while left > 0 {
             let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(self.buffer.len());
@@ -62,7 +95,7 @@ impl<'a> Tree<'a> {
             left -= count as u64;
         }
         // Whoever unpacked a file must be able to read it.
-        file.set_permissions(Permissions::from_mode(mode & 0o777 | 0o400))?;
+        file.set_permissions(Permissions::from_mode(self.allowed(mode) | 0o400))?;
         // `make` compares times. The end of year 9999; further ones only come from damage or malice.
         let modified = Duration::from_secs(modified.min(253_402_300_799));
         Ok(file.set_modified(SystemTime::UNIX_EPOCH + modified)?)
@@ -70,22 +103,43 @@ impl<'a> Tree<'a> {
 
     pub(super) fn symlink(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
         let path = self.place(name)?;
-        Ok(instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
+        Ok(self.instead(&path, || fs::os::unix::fs::symlink(target, &path))?)
     }
 
     pub(super) fn hard_link(&mut self, name: &OsStr, target: &OsStr) -> Result<(), UnpackError> {
         let lossy = |name: &OsStr| name.to_string_lossy().into_owned();
         let target = self.relative(target)?.ok_or_else(|| UnpackError::Outside(lossy(name)))?;
-        self.check_parents(&target, name)?;
-        let existing = self.root.join(&target);
-        if !fs::symlink_metadata(&existing)?.is_file() {
+        let existing = self.root.join(self.way(&target, name, false)?);
+        let metadata = fs::symlink_metadata(&existing)?;
+        // The call follows no link: in a layer, it is the link itself that gets a second name.
+        if !(metadata.is_file() || self.manner == Manner::Layer && metadata.is_symlink()) {
             return Err(UnpackError::ThroughLink(lossy(name)));
         }
-        if self.relative(name)?.is_some_and(|path| path == target) {
+        let path = self.place(name)?;
+        if path == existing {
             return Ok(());
         }
-        let path = self.place(name)?;
-        Ok(instead(&path, || fs::hard_link(&existing, &path))?)
+        Ok(self.instead(&path, || fs::hard_link(&existing, &path))?)
+    }
+
+    /// Takes away what a whiteout of a layer names, or all that lower layers have in its directory.
+    pub(super) fn white_out(&mut self, name: &OsStr, whiteout: Whiteout<'_>) -> Result<(), UnpackError> {
+        let directory = self.place(name)?.parent().map(Path::to_owned).unwrap_or_default();
+        Ok(match whiteout {
+            Whiteout::Of(name) => self.hide(&directory.join(name)),
+            Whiteout::Opaque => self.hide(&directory),
+        }?)
+    }
+
+    /// Takes away what an entry that is left out would replace.
+    pub(super) fn leave_out(&mut self, name: &OsStr) -> Result<(), UnpackError> {
+        let place = self.place(name)?;
+        Ok(self.remove(&place)?)
+    }
+
+    /// Set-id bits have no use in what is unpacked, and a sticky one only in a whole root file system.
+    fn allowed(&self, mode: u32) -> u32 {
+        mode & if self.manner == Manner::Alone { 0o777 } else { 0o1777 }
     }
 
     /// The name as a relative path of plain components; `None` for the root itself.
@@ -97,78 +151,142 @@ impl<'a> Tree<'a> {
             match component {
                 Component::Normal(part) => path.push(part),
                 Component::CurDir => continue,
+                // Some builders write every name so. It is taken from the image's root.
+                Component::RootDir if self.manner == Manner::Layer => continue,
                 Component::ParentDir | Component::RootDir | Component::Prefix(_) => return Err(outside()),
             }
             depth += 1;
             if depth > self.depth {
-                return Err(UnpackError::Limit(format!("{} directories inside each other", self.depth)));
+                return Err(self.too_deep());
             }
         }
         Ok(if depth == 0 { None } else { Some(path) })
+    }
+
+    fn too_deep(&self) -> UnpackError {
+        UnpackError::Limit(format!("{} directories inside each other", self.depth))
     }
 
     /// Where a new file or link goes, with its parents made.
     fn place(&mut self, name: &OsStr) -> Result<PathBuf, UnpackError> {
         let path =
             self.relative(name)?.ok_or_else(|| UnpackError::Outside(name.to_string_lossy().into_owned()))?;
-        if let Some(parent) = path.parent() {
-            self.ensure_directory(parent, name)?;
-        }
-        Ok(self.root.join(path))
-    }
-
-    /// Makes the directory and those above it, none of which may be a symbolic link.
-    fn ensure_directory(&mut self, path: &Path, name: &OsStr) -> Result<(), UnpackError> {
-        if path.as_os_str().is_empty() || self.directories.contains(path) {
-            return Ok(());
-        }
-        if let Some(parent) = path.parent() {
-            self.ensure_directory(parent, name)?;
-        }
-        if !self.is_directory(path, name)? {
-            fs::create_dir(self.root.join(path))?;
-            self.set_mode(path, 0o755)?;
-        }
-        self.directories.insert(path.to_owned());
-        Ok(())
-    }
-
-    /// Refuses a path that leads through a link.
-    fn check_parents(&self, path: &Path, name: &OsStr) -> Result<(), UnpackError> {
-        for parent in path.ancestors().skip(1).filter(|p| !p.as_os_str().is_empty()) {
-            self.is_directory(parent, name)?;
-        }
-        Ok(())
-    }
-
-    /// Whether it exists, and then as a directory.
-    fn is_directory(&self, path: &Path, name: &OsStr) -> Result<bool, UnpackError> {
-        let full = self.root.join(path);
-        match fs::symlink_metadata(&full) {
-            Ok(metadata) if metadata.is_dir() => Ok(true),
-            Ok(metadata) if metadata.is_symlink() => {
-                Err(UnpackError::ThroughLink(name.to_string_lossy().into_owned()))
+        let real = self.way(&path, name, true)?;
+        let place = self.root.join(&real);
+        if self.manner == Manner::Layer {
+            for above in real.ancestors() {
+                if !self.written.insert(above.to_owned()) {
+                    break;
+                }
             }
-            Ok(_) => {
-                let text = format!("write below {}: it is not a directory", full.display());
-                Err(io::Error::new(io::ErrorKind::NotADirectory, text).into())
+        }
+        Ok(place)
+    }
+
+    /// The path with its parent's links followed; the parents are made if they are to be.
+    fn way(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf, UnpackError> {
+        let parent = path.parent().unwrap_or(Path::new(""));
+        let parent = if make { self.enter(parent, name)? } else { self.follow(parent, name, false)? };
+        Ok(parent.join(path.file_name().unwrap_or_default()))
+    }
+
+    /// Makes the directory and those above it, and says where it is.
+    fn enter(&mut self, path: &Path, name: &OsStr) -> Result<PathBuf, UnpackError> {
+        if path.as_os_str().is_empty() {
+            return Ok(PathBuf::new());
+        }
+        if let Some(real) = self.ways.get(path) {
+            return Ok(real.clone());
+        }
+        let real = self.follow(path, name, true)?;
+        self.ways.insert(path.to_owned(), real.clone());
+        Ok(real)
+    }
+
+    /// Goes down a path of directories, inside the root whatever links say. What is not there is made, if it is to be.
+    fn follow(&mut self, path: &Path, name: &OsStr, make: bool) -> Result<PathBuf, UnpackError> {
+        let (mut real, mut links) = (PathBuf::new(), 0);
+        let mut waiting = links::components(path);
+        while let Some(part) = waiting.pop() {
+            if part == ".." {
+                real.pop();
+                continue;
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(error.into()),
+            real.push(part);
+            let full = self.root.join(&real);
+            match fs::symlink_metadata(&full) {
+                Ok(metadata) if metadata.is_dir() => {}
+                Ok(metadata) if metadata.is_symlink() => {
+                    links += 1;
+                    if self.manner == Manner::Alone || links > links::MAX_LINKS {
+                        return Err(UnpackError::ThroughLink(name.to_string_lossy().into_owned()));
+                    }
+                    let target = fs::read_link(&full)?;
+                    if target.is_absolute() {
+                        real.clear();
+                    } else {
+                        real.pop();
+                    }
+                    waiting.extend(links::components(&target));
+                }
+                Ok(_) => {
+                    let text = format!("write below {}: it is not a directory", full.display());
+                    return Err(io::Error::new(io::ErrorKind::NotADirectory, text).into());
+                }
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    if real.components().count() > self.depth {
+                        return Err(self.too_deep());
+                    }
+                    if make {
+                        fs::create_dir(&full)?;
+                        fs::set_permissions(&full, Permissions::from_mode(0o755))?;
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(real)
+    }
+
+    /// Makes a file or link, in place of an earlier entry's. Few archives name a file twice.
+    fn instead<T>(&mut self, path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
+        match make() {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                if self.manner == Manner::Layer {
+                    self.remove(path)?;
+                } else {
+                    fs::remove_file(path)?;
+                    self.ways.clear();
+                }
+                make()
+            }
+            other => other,
         }
     }
 
-    fn set_mode(&self, path: &Path, mode: u32) -> Result<(), UnpackError> {
-        Ok(fs::set_permissions(self.root.join(path), Permissions::from_mode(mode))?)
-    }
-}
-
-/// Makes a file or link, in place of an earlier entry's. Few archives name a file twice.
-fn instead<T>(path: &Path, make: impl Fn() -> io::Result<T>) -> io::Result<T> {
-    match make() {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(path).and_then(|()| make())
+    /// Removes whatever is there, if anything is.
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        let metadata = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other?,
+        };
+        if metadata.is_file() {
+            return fs::remove_file(path);
         }
-        other => other,
+        self.ways.clear();
+        if metadata.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+    }
+
+    /// Removes what lower layers have at a place; what this one has written stays.
+    fn hide(&mut self, path: &Path) -> io::Result<()> {
+        if !path.strip_prefix(self.root).is_ok_and(|relative| self.written.contains(relative)) {
+            return self.remove(path);
+        }
+        if fs::symlink_metadata(path)?.is_dir() {
+            for entry in fs::read_dir(path)? {
+                self.hide(&entry?.path())?;
+            }
+        }
+        Ok(())
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     blocking::blocking,
     image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
     inputs::bootstrap_key,
-    kernel::{Architecture, BootstrapSpec},
+    kernel::{Architecture, BootstrapSpec, Toolchain},
     oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, TargetError},
     payload,
@@ -168,6 +168,22 @@ pub(crate) async fn base_image(
     reference: &ImageReference,
     arch: Architecture,
 ) -> Result<BaseImage, TargetError> {
+    let (mut base, annotations) = read_image(parts, reference, arch).await?;
+    base.usr_merged = if let Some(value) = annotations.get(USR_MERGED) {
+        value == "true"
+    } else {
+        let layers = layer_files(parts, &base).await?;
+        blocking(move || payload::is_usr_merged(&layers)).await?
+    };
+    Ok(base)
+}
+
+/// The same without a look into the layers, and with the manifest's annotations.
+async fn read_image(
+    parts: &Parts,
+    reference: &ImageReference,
+    arch: Architecture,
+) -> Result<(BaseImage, BTreeMap<String, String>), TargetError> {
     let repository = &reference.repository;
     let mut stored = parts.existing_manifest(reference).await?;
     if let AnyManifest::Index(index) = AnyManifest::parse(&stored.bytes)? {
@@ -178,14 +194,28 @@ pub(crate) async fn base_image(
     let manifest = ImageManifest::parse(&stored.bytes)?;
     let config = fs_err::tokio::read(parts.blob_file(repository, &manifest.config).await?).await?;
     let image = Base::parse(&stored.bytes, &config, arch.as_str())?;
-    let mut base = BaseImage { image, repository: repository.clone(), usr_merged: false };
-    base.usr_merged = if let Some(value) = manifest.annotations.get(USR_MERGED) {
-        value == "true"
-    } else {
-        let layers = layer_files(parts, &base).await?;
-        blocking(move || payload::is_usr_merged(&layers)).await?
+    let base = BaseImage { image, repository: repository.clone(), usr_merged: false };
+    Ok((base, manifest.annotations))
+}
+
+/// A toolchain as a tree in the cache, with the image that it is: its configuration says what a `FROM` of it brings along.
+/// `pinned` is what the input hash has of a toolchain that is an image: with its digest, whatever the tag names by now.
+#[cfg_attr(not(test), expect(dead_code, reason = "the engine that needs it comes next"))]
+pub(crate) async fn toolchain_tree(
+    parts: &Parts,
+    toolchain: &Toolchain,
+    pinned: &str,
+    arch: Architecture,
+) -> Result<(PathBuf, Base), TargetError> {
+    let reference = match toolchain {
+        Toolchain::Bootstrap(spec) => ensure_published(parts, RootFsSpec::Bootstrap(spec), arch).await?,
+        Toolchain::Image(_) => parts.nearest(pinned.parse()?).await?,
     };
-    Ok(base)
+    let (base, _) = read_image(parts, &reference, arch).await?;
+    let files = layer_files(parts, &base).await?;
+    let layers = base.image.layers.iter().map(|layer| layer.digest.clone()).zip(files).collect();
+    let tree = parts.fetcher.root_fs().tree(layers, format!("toolchain {reference}")).await?;
+    Ok((tree, base.image))
 }
 
 /// A base's layers as files in the cache, the lowest first.
@@ -196,3 +226,7 @@ pub(crate) async fn layer_files(parts: &Parts, base: &BaseImage) -> Result<Vec<P
     }
     Ok(files)
 }
+
+#[cfg(test)]
+#[path = "root_fs_tests.rs"]
+mod tests;

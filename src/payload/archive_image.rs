@@ -11,7 +11,7 @@ use tar::EntryType;
 
 use super::{error::PayloadError, layer::is_link_into_usr, modules::is_module_file};
 use crate::oci::{
-    Layer, LayerReader, compress,
+    Layer, LayerReader, Whiteout, compress,
     docker_archive::{ImageArchive, part},
     plain_path,
 };
@@ -135,19 +135,16 @@ fn apply_layer(
         };
         let path = without_usr(named);
         let place = dest.join(&path);
-        // A deletion (OCI image spec, `layer.md`, "whiteouts").
-        let name = path.file_name().and_then(|name| name.to_str());
-        match name.and_then(|name| name.strip_prefix(".wh.")) {
-            Some(".wh..opq") => {
+        match path.file_name().and_then(Whiteout::of) {
+            Some(Whiteout::Opaque) => {
                 clear(place.parent().unwrap_or(dest), &written)?;
                 continue;
             }
-            // Such names would lead up and out of the directory.
-            Some("" | "." | "..") | None => {}
-            Some(name) => {
+            Some(Whiteout::Of(name)) => {
                 remove(&place.with_file_name(name))?;
                 continue;
             }
+            None => {}
         }
         let source = hard_link.map(|target| dest.join(target));
         if source.as_deref() == Some(&place) {

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsStr,
     io::{self, Read, Write},
+    os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
 };
 
@@ -210,9 +211,32 @@ impl<W: Write> TreeWriter<W> {
     }
 }
 
-/// Is this the name of a whiteout?
+/// What a name takes away in a layer (OCI image spec, `layer.md`, "whiteouts").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whiteout<'a> {
+    /// All that lower layers have in its directory.
+    Opaque,
+    /// What lower layers have under this name beside it. It is a plain name.
+    Of(&'a OsStr),
+}
+
+impl<'a> Whiteout<'a> {
+    const PREFIX: &'static [u8] = b".wh.";
+
+    /// Reads a file's name; `None` where it deletes nothing.
+    pub fn of(name: &'a OsStr) -> Option<Self> {
+        match name.as_bytes().strip_prefix(Self::PREFIX)? {
+            b".wh..opq" => Some(Self::Opaque),
+            // Such names would lead up and out of the directory.
+            b"" | b"." | b".." => None,
+            name => Some(Self::Of(OsStr::from_bytes(name))),
+        }
+    }
+}
+
+/// Would any runtime take it for a whiteout?
 fn is_whiteout(name: &OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(b".wh.")
+    name.as_bytes().starts_with(Whiteout::PREFIX)
 }
 
 /// Yields at most as many bytes as were announced, so that a growing file cannot damage the archive.

@@ -3,13 +3,19 @@
 pub mod bootstrap;
 mod minimal;
 
+use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, path::PathBuf};
+
+use fs_err as fs;
+
 use super::{
-    FetchError, Fetcher,
+    FetchError, Fetcher, TREE, digest,
     root_fs_layer::RootFs,
     stored::{Input, Packed, StoredUnder},
 };
 use crate::{
-    image::Tag,
+    archive::{self, Options},
+    blocking::stoppable,
+    image::{Digest, Tag},
     oci::{Layer, annotations, media_type},
     store::{InputKind, key_tag},
 };
@@ -18,7 +24,32 @@ use crate::{
 #[derive(Clone, Copy)]
 pub struct RootFileSystems<'a>(pub(super) &'a Fetcher);
 
+/// Changes when the same layers give another tree.
+const TREE_FORMAT: &str = "root-1";
+/// The kind of the cache's entries.
+const TREES: &str = "trees";
+
 impl RootFileSystems<'_> {
+    /// A root file system as a tree that a sandbox can have below its own files: layers in files, the lowest first, each with
+    /// its digest, which has been verified. It is unpacked once for each content, belongs to the user who runs farrier, and is
+    /// never written to; `what` names it in errors.
+    pub async fn tree(self, layers: Vec<(Digest, PathBuf)>, what: String) -> Result<PathBuf, FetchError> {
+        let digests = layers.iter().map(|(digest, _)| digest.as_str());
+        let key = digest::of_parts(std::iter::once(TREE_FORMAT).chain(digests));
+        let make = |dir: PathBuf| {
+            stoppable(move |stop| {
+                let tree = dir.join(TREE);
+                fs::create_dir(&tree)?;
+                // Whatever this process keeps from others by default, a root directory is open.
+                fs::set_permissions(&tree, Permissions::from_mode(0o755))?;
+                let layers: Vec<PathBuf> = layers.into_iter().map(|(_, file)| file).collect();
+                archive::unpack_image(&layers, &tree, &Options { stop, ..Options::default() })
+                    .map_err(|source| FetchError::Unpack { what, source })
+            })
+        };
+        Ok(self.0.cache.get_or_make(TREES, &key, make).await?.join(TREE))
+    }
+
     /// Puts one into the store, unless it is there. `root_fs` gives it with its packages, for people.
     async fn keep(
         self,

@@ -120,8 +120,12 @@ fn unpack(
     let what = source.to_string();
     fs::create_dir(raw)?;
     let wanted = |path: &Path| !selection::is_product(path);
-    archive::unpack_file(archive, raw, &Options { limits: LIMITS, wanted: &wanted, stop })
-        .map_err(|source| FetchError::Unpack { what: what.clone(), source })?;
+    archive::unpack_file(
+        archive,
+        raw,
+        &Options { limits: LIMITS, wanted: &wanted, stop, ..Options::default() },
+    )
+    .map_err(|source| FetchError::Unpack { what: what.clone(), source })?;
     if matches!(Format::of(archive)?, Some(Format::Deb | Format::Rpm)) {
         return Ok(None);
     }

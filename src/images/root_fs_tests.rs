@@ -1,0 +1,89 @@
+use serde_json::json;
+
+use super::*;
+use crate::{
+    build::testing::Bench,
+    oci::{EntryKind, LayerWriter},
+};
+
+/// Puts an image of these layers into the bench's layout, each a tar; its reference, with the digest.
+async fn publish_image(bench: &Bench, name: &str, layers: &[Vec<u8>]) -> String {
+    let repository: Repository = name.parse().unwrap();
+    let registry = &bench.parts.registry;
+    let mut packed = Vec::new();
+    for tar in layers {
+        let mut blob = Vec::new();
+        packed.push(oci::compress(&tar[..], &mut blob).unwrap());
+        registry.push_bytes(&repository, &blob).await.unwrap();
+    }
+    let image = oci::assemble(&Assembly {
+        base: None,
+        entrypoint_layer: None,
+        layers: &packed,
+        entrypoint: &[],
+        env: &BTreeMap::from([("PATH".to_owned(), "/opt/bin".to_owned())]),
+        labels: &BTreeMap::new(),
+        annotations: &BTreeMap::new(),
+        architecture: "amd64",
+    })
+    .unwrap();
+    registry.push_bytes(&repository, &image.config).await.unwrap();
+    let version = Version::Tag("1".parse().unwrap());
+    registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &image.manifest).await.unwrap();
+    format!("{name}@{}", image.digest)
+}
+
+fn tar(files: &[(&str, &str)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, text) in files {
+        let mut header = tar::Header::new_gnu();
+        header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+        header.set_mode(0o644);
+        header.set_size(text.len() as u64);
+        header.set_cksum();
+        builder.append(&header, text.as_bytes()).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+async fn tree_of(bench: &Bench, reference: &str) -> Result<(PathBuf, Base), TargetError> {
+    let toolchain = Toolchain::Image(reference.parse().unwrap());
+    toolchain_tree(&bench.parts, &toolchain, reference, Architecture::Amd64).await
+}
+
+#[tokio::test]
+async fn a_toolchain_image_becomes_one_tree() {
+    let bench = Bench::new(&json!({}));
+    let lower = tar(&[("usr/bin/cc", "old"), ("usr/bin/ld", "ld")]);
+    let upper = tar(&[("usr/bin/cc", "new"), ("usr/bin/.wh.ld", "")]);
+    let reference = publish_image(&bench, "toolchain", &[lower.clone(), upper.clone()]).await;
+    let (tree, image) = tree_of(&bench, &reference).await.unwrap();
+    assert_eq!(fs_err::read_to_string(tree.join("usr/bin/cc")).unwrap(), "new");
+    assert!(!tree.join("usr/bin/ld").exists() && tree.starts_with(bench.root().join("cache/trees")));
+    assert_eq!(image.config["config"]["Env"], json!(["PATH=/opt/bin"]));
+    // The same layers of another image are the same tree; it is not made again.
+    fs_err::write(tree.join("mark"), "").unwrap();
+    let same = publish_image(&bench, "other", &[lower, upper]).await;
+    assert_eq!(tree_of(&bench, &same).await.unwrap().0, tree);
+    assert!(tree.join("mark").exists());
+}
+
+#[tokio::test]
+async fn a_layer_that_leads_out_or_is_another_leaves_nothing() {
+    let bench = Bench::new(&json!({}));
+    let hostile = publish_image(&bench, "hostile", &[tar(&[("../../../evil", "x")])]).await;
+    let error = tree_of(&bench, &hostile).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("unpack toolchain {hostile}"));
+    // A registry that hands out other bytes under the layer's digest.
+    let reference = publish_image(&bench, "changed", &[tar(&[("usr/bin/cc", "cc")])]).await;
+    let mut writer = LayerWriter::new(Vec::new(), 0);
+    writer.entry("evil".as_ref(), 0o644, EntryKind::Directory).unwrap();
+    let other = writer.finish().unwrap().1;
+    let (base, _) = read_image(&bench.parts, &reference.parse().unwrap(), Architecture::Amd64).await.unwrap();
+    let blob = bench.root().join("layout/blobs/sha256").join(base.image.layers[0].digest.hex());
+    fs_err::write(&blob, other).unwrap();
+    tree_of(&bench, &reference).await.unwrap_err();
+    assert!(!bench.root().join("evil").exists());
+    let trees = fs_err::read_dir(bench.root().join("cache/trees")).unwrap();
+    assert_eq!(trees.count(), 0);
+}
