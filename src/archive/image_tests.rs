@@ -195,7 +195,7 @@ fn packages_share_directories_that_are_links() {
     let outer = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink("usr/lib", outer.path().join("lib")).unwrap();
     let options = Options { manner: Manner::Package, ..Options::default() };
-    let package = |items: &[Item<'_>]| unpack_entries(&tarball(items)[..], outer.path(), &options);
+    let package = |items: &[Item<'_>]| unpack_stream(&tarball(items)[..], outer.path(), &options);
     package(&[
         Item::Dir("./lib/", 0o755),
         Item::Dir("./lib/x/", 0o750),

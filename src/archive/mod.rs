@@ -171,10 +171,11 @@ impl Format {
 /// point anywhere, but nothing is ever written through one. What was written before an error stays: give
 /// it a directory that is thrown away then.
 pub fn unpack_tar(reader: impl Read, dest: &Path, limits: &Limits) -> Result<(), UnpackError> {
-    unpack_entries(reader, dest, &Options { limits: *limits, ..Options::default() })
+    unpack_stream(reader, dest, &Options { limits: *limits, ..Options::default() })
 }
 
-fn unpack_entries(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
+/// The same as the options say.
+pub fn unpack_stream(reader: impl Read, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
     unpack_counted(reader, dest, options).map(drop)
 }
 
@@ -294,7 +295,7 @@ pub fn unpack_file(archive: &Path, dest: &Path, options: &Options<'_>) -> Result
 /// As [`unpack_file`], for an image's layer (plain, gzip or Zstandard).
 pub fn unpack_layer(layer: &Path, dest: &Path, options: &Options<'_>) -> Result<(), UnpackError> {
     let tar = LayerReader::new(File::open(layer)?).map_err(UnpackError::Damaged)?;
-    unpack_entries(tar, dest, options)
+    unpack_stream(tar, dest, options)
 }
 
 /// The root file system that an image's layers make, the lowest first, within one budget. Everything becomes the caller's; set-id
@@ -318,17 +319,17 @@ fn unpack_compressed(
 ) -> Result<(), UnpackError> {
     let file = BufReader::with_capacity(128 << 10, file);
     match format {
-        Format::Tar => unpack_entries(file, dest, options),
-        Format::Gzip => unpack_entries(flate2::bufread::MultiGzDecoder::new(file), dest, options),
+        Format::Tar => unpack_stream(file, dest, options),
+        Format::Gzip => unpack_stream(flate2::bufread::MultiGzDecoder::new(file), dest, options),
         Format::Xz => {
             let stream =
                 liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
                     .map_err(|e| UnpackError::Damaged(e.into()))?;
-            unpack_entries(liblzma::bufread::XzDecoder::new_stream(file, stream), dest, options)
+            unpack_stream(liblzma::bufread::XzDecoder::new_stream(file, stream), dest, options)
         }
         Format::Zstd => {
             let decoder = zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?;
-            unpack_entries(decoder, dest, options)
+            unpack_stream(decoder, dest, options)
         }
         Format::Deb | Format::Rpm | Format::Makeself => {
             Err(UnpackError::Unsupported("it is a package inside another form of archive"))
@@ -392,7 +393,7 @@ fn unpack_output(
     let result = match child.stdout.take() {
         Some(inner) => {
             let output = BufReader::new(Stoppable { inner, stop: options.stop });
-            unpack_entries(output, dest, options)
+            unpack_stream(output, dest, options)
         }
         None => Err(failed(io::ErrorKind::BrokenPipe.into())),
     };

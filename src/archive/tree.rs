@@ -282,7 +282,7 @@ impl<'a> Tree<'a> {
         if !path.strip_prefix(self.root).is_ok_and(|relative| self.written.contains(relative)) {
             return self.remove(path);
         }
-        if fs::symlink_metadata(path)?.is_dir() {
+        if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
             for entry in fs::read_dir(path)? {
                 self.hide(&entry?.path())?;
             }

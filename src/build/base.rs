@@ -13,7 +13,7 @@ use crate::{
     error_chain,
     image::{ImageReference, Repository},
     images::root_fs_layer,
-    inputs::{HeaderSet, bootstrap_key},
+    inputs::{HeaderSet, PackageRoot},
     kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
     parts::{FindingKind, Parts, Stage, TargetError},
@@ -78,7 +78,7 @@ async fn ensure_toolchain(
     toolchain: &Toolchain,
 ) -> Result<String, TargetError> {
     let (parts, arch) = (job.parts, job.cell.target.arch);
-    let spec = match toolchain {
+    let root = match toolchain {
         Toolchain::Image(_) => {
             // With the digest that the input hash has, whatever the tag names by now.
             let reference: ImageReference = job.cell.toolchain.parse()?;
@@ -91,13 +91,13 @@ async fn ensure_toolchain(
             let pull = || pull(parts, engine, &reference);
             return parts.retry("pull toolchain image", pull).await;
         }
-        Toolchain::Bootstrap(spec) => spec,
+        Toolchain::Bootstrap(spec) => PackageRoot::Toolchain(spec.clone()),
     };
-    let key = &bootstrap_key(spec, arch)[..24];
+    let key = &root.key(arch)[..24];
     let name = format!("localhost/farrier/toolchain:{key}");
     let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
     if !engine.has_image(&name).await? {
-        let layer = root_fs_layer(parts, spec, arch).await?;
+        let layer = root_fs_layer(parts, &root, arch).await?;
         let build = BuildJob {
             id: format!("toolchain-{}", std::process::id()),
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),

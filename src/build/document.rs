@@ -15,8 +15,9 @@ use super::{
 use crate::{
     blocking::blocking,
     image::{Digest, RuntimeBase, SourceOrigin, Version},
-    images::{BaseImage, Claim, Documents, FARRIER, base_image, bootstrap_reference, layer_files},
-    kernel::{Architecture, BootstrapSpec, Toolchain},
+    images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, root_fs_reference},
+    inputs::PackageRoot,
+    kernel::{Architecture, Toolchain},
     kmod::CheckReport,
     oci::Hashing,
     parts::{Parts, TargetError},
@@ -141,8 +142,9 @@ async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
         }
         Toolchain::Bootstrap(spec) => spec,
     };
+    let root = PackageRoot::Toolchain(spec.clone());
     let mut material = Material::new(Role::Toolchain, spec.suite.as_str());
-    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, spec).await? {
+    if let Some((digest, packages)) = toolchain_packages(job.parts, cell.target.arch, &root).await? {
         material.digest = Some(digest);
         material.packages = packages;
     }
@@ -154,9 +156,9 @@ async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
 async fn toolchain_packages(
     parts: &Parts,
     arch: Architecture,
-    spec: &BootstrapSpec,
+    root: &PackageRoot,
 ) -> Result<Option<(Digest, Vec<Package>)>, TargetError> {
-    let mut reference = bootstrap_reference(parts, spec, arch)?;
+    let mut reference = root_fs_reference(parts, root, arch)?;
     let found = parts.registry.manifest(&reference.repository, &reference.version).await?;
     if let Some(stored) = found {
         reference.version = Version::Digest(stored.digest);
@@ -165,7 +167,7 @@ async fn toolchain_packages(
         let packages = packages_of(parts, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = parts.fetcher.root_fs().bootstrapped(spec, arch)? else { return Ok(None) };
+    let Some(made) = parts.fetcher.root_fs().bootstrapped(root, arch)? else { return Ok(None) };
     let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
     Ok(Some((made.digest, packages)))
 }

@@ -13,8 +13,8 @@ use crate::{
     bundle::{Content, ContentKind, Needed, contents, needed},
     error_chain,
     image::{ImageName, ImageReference, MinimalSpec, RuntimeBase, SourceSpec, Version},
-    inputs::{self, FetchError, Lookup, StoredUnder, bootstrap_key},
-    kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget, Toolchain},
+    inputs::{self, FetchError, Lookup, PackageRoot, StoredUnder},
+    kernel::{Architecture, HeaderSource, KernelTarget, Toolchain},
     parts::{Parts, TargetError},
     plan::Resolved,
     resolve::resolve,
@@ -73,7 +73,7 @@ pub struct Selection {
 /// An input of a build that the store can hold.
 enum Input<'a> {
     Source(&'a SourceSpec),
-    Bootstrap(BootstrapSpec, Architecture),
+    Packages(PackageRoot, Architecture),
     Minimal(&'a MinimalSpec, Architecture),
     Headers(&'a KernelTarget, &'a HeaderSource),
     Copy(&'a str),
@@ -144,18 +144,19 @@ fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, V
     let mut inputs: Vec<Input<'a>> = sources.iter().map(|source| Input::Source(source)).collect();
     let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
     let mut root_fs = BTreeSet::new();
-    let mut bootstrap = |spec: BootstrapSpec, arch: Architecture| {
-        root_fs.insert(bootstrap_key(&spec, arch)).then_some(Input::Bootstrap(spec, arch))
+    let mut packages = |root: &PackageRoot, arch: Architecture| {
+        root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
     for family in families {
         let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { continue };
-        inputs.extend(arches.iter().filter_map(|arch| bootstrap(spec.clone(), *arch)));
+        let root = PackageRoot::Toolchain(spec.clone());
+        inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch)));
     }
     for (image, base) in bases {
         match (base, resolved.images.get(&image.metadata.name)) {
             (RuntimeBase::Bootstrap(spec), Some(Ok(found))) => {
-                let spec = spec.for_version(&found.version);
-                inputs.extend(arches.iter().filter_map(|arch| bootstrap(spec.clone(), *arch)));
+                let root = PackageRoot::RuntimeBase(spec.for_version(&found.version));
+                inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch)));
             }
             (RuntimeBase::Minimal(spec), _) => {
                 inputs.extend(arches.iter().map(|arch| Input::Minimal(spec, *arch)));
@@ -180,8 +181,8 @@ async fn mirror_input(parts: &Parts, input: &Input<'_>) -> Result<MirroredInput,
     let keep = "put into the store";
     let kept = match input {
         Input::Source(spec) => parts.retry(keep, || parts.fetcher.sources().keep(spec, root)).await?,
-        Input::Bootstrap(spec, arch) => {
-            parts.retry(keep, || parts.fetcher.root_fs().keep_bootstrap(spec, *arch)).await?
+        Input::Packages(root, arch) => {
+            parts.retry(keep, || parts.fetcher.root_fs().keep_bootstrap(root, *arch)).await?
         }
         Input::Minimal(spec, arch) => {
             parts.retry(keep, || parts.fetcher.root_fs().keep_minimal(spec, *arch)).await?
@@ -230,8 +231,8 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, Ta
     let (kind, tag) = match input {
         Input::Source(spec) => (InputKind::Source, inputs::source_tag(spec)?),
         Input::Minimal(spec, arch) => (InputKind::RootFs, inputs::minimal_tag(spec, *arch)?),
-        Input::Bootstrap(spec, arch) => {
-            let tag = store::key_tag(&bootstrap_key(spec, *arch)).map_err(FetchError::from)?;
+        Input::Packages(root, arch) => {
+            let tag = store::key_tag(&root.key(*arch)).map_err(FetchError::from)?;
             (InputKind::RootFs, tag)
         }
         Input::Headers(kernel, _) => {
@@ -255,9 +256,9 @@ async fn find_input(parts: &Parts, input: &Input<'_>) -> Result<Vec<Content>, Ta
         found.extend(further_tag(parts, kind, &content).await?);
         found.push(content);
     }
-    if let Input::Bootstrap(spec, arch) = input {
+    if let Input::Packages(root, arch) = input {
         // The image that it was published as.
-        let (name, tag) = root_fs_tag(&bootstrap_key(spec, *arch))?;
+        let (name, tag) = root_fs_tag(&root.key(*arch))?;
         found.extend(named(parts, ContentKind::RootFs, name, tag.as_str()).await?);
     }
     Ok(found)
@@ -306,7 +307,7 @@ impl Input<'_> {
     fn what(&self) -> String {
         match self {
             Self::Source(spec) => format!("source {}", spec.name),
-            Self::Bootstrap(spec, arch) => format!("root file system of {} ({arch})", spec.suite),
+            Self::Packages(root, arch) => format!("root file system of {} ({arch})", root.spec().suite),
             Self::Minimal(spec, arch) => format!("minimal base of {} ({arch})", spec.package),
             Self::Headers(kernel, _) => format!("headers of {} ({})", kernel.release, kernel.arch),
             Self::Copy(text) => format!("image {text}"),

@@ -26,7 +26,7 @@ pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inpu
 #[expect(unused_imports, reason = "the engine that needs it comes next")]
 pub(crate) use root_fs::toolchain_tree;
 pub(crate) use root_fs::{
-    BaseImage, base_image, bootstrap_reference, layer_files, root_fs_layer, runtime_base,
+    BaseImage, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,
 };
 pub(crate) use signatures::{StoredImage, look_up_signatures};
 pub use union::publish_union;

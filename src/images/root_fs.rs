@@ -1,4 +1,4 @@
-//! Adapter: root file systems made with mmdebstrap, kept in the registry as one-layer images, and the
+//! Adapter: root file systems made from packages, kept in the registry as one-layer images, and the
 //! bases that payloads are put on.
 
 use std::{collections::BTreeMap, path::PathBuf};
@@ -6,15 +6,15 @@ use std::{collections::BTreeMap, path::PathBuf};
 use crate::{
     blocking::blocking,
     image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
-    inputs::bootstrap_key,
-    kernel::{Architecture, BootstrapSpec, Toolchain},
+    inputs::PackageRoot,
+    kernel::{Architecture, Toolchain},
     oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, TargetError},
     payload,
     plan::Cell,
 };
 
-/// Where bootstrapped root file systems are published, below the registry's prefix.
+/// Where root file systems are published, below the registry's prefix.
 const ROOT_FS: &str = "farrier-rootfs";
 /// Says on a root file system's manifest whether `/lib` is a link, so that its layers need not be read.
 const USR_MERGED: &str = "farrier.dev/usr-merged";
@@ -34,7 +34,7 @@ pub(crate) struct BaseImage {
 /// What a root file system is made of.
 #[derive(Clone, Copy)]
 enum RootFsSpec<'a> {
-    Bootstrap(&'a BootstrapSpec),
+    Packages(&'a PackageRoot),
     Minimal(&'a MinimalSpec),
 }
 
@@ -57,8 +57,8 @@ pub(crate) async fn runtime_base(
             image.ok_or_else(|| TargetError::no_such_image(name))?
         }
         RuntimeBase::Bootstrap(spec) => {
-            let spec = spec.for_version(&cell.version);
-            ensure_published(parts, RootFsSpec::Bootstrap(&spec), arch).await?
+            let root = PackageRoot::RuntimeBase(spec.for_version(&cell.version));
+            ensure_published(parts, RootFsSpec::Packages(&root), arch).await?
         }
         RuntimeBase::Minimal(spec) => ensure_published(parts, RootFsSpec::Minimal(spec), arch).await?,
         RuntimeBase::Image(text) => {
@@ -70,25 +70,25 @@ pub(crate) async fn runtime_base(
     base_image(parts, &reference, arch).await
 }
 
-/// The layer file of a bootstrapped root file system: from the registry, else made now and published.
+/// The layer file of a root file system of packages: from the registry, else made now and published.
 pub(crate) async fn root_fs_layer(
     parts: &Parts,
-    spec: &BootstrapSpec,
+    root: &PackageRoot,
     arch: Architecture,
 ) -> Result<PathBuf, TargetError> {
-    let reference = ensure_published(parts, RootFsSpec::Bootstrap(spec), arch).await?;
+    let reference = ensure_published(parts, RootFsSpec::Packages(root), arch).await?;
     let base = base_image(parts, &reference, arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
     parts.blob_file(&base.repository, layer).await
 }
 
-/// Where a bootstrapped root file system is published.
-pub(crate) fn bootstrap_reference(
+/// Where a root file system of packages is published.
+pub(crate) fn root_fs_reference(
     parts: &Parts,
-    spec: &BootstrapSpec,
+    root: &PackageRoot,
     arch: Architecture,
 ) -> Result<ImageReference, TargetError> {
-    reference_of_key(parts, &bootstrap_key(spec, arch))
+    reference_of_key(parts, &root.key(arch))
 }
 
 fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference, TargetError> {
@@ -103,7 +103,7 @@ async fn ensure_published(
     arch: Architecture,
 ) -> Result<ImageReference, TargetError> {
     let reference = match spec {
-        RootFsSpec::Bootstrap(spec) => bootstrap_reference(parts, spec, arch)?,
+        RootFsSpec::Packages(root) => root_fs_reference(parts, root, arch)?,
         RootFsSpec::Minimal(spec) => {
             let key =
                 parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_key(spec, arch)).await?;
@@ -124,9 +124,9 @@ async fn publish(
 ) -> Result<(), TargetError> {
     let action = "make root file system";
     let (made, title) = match spec {
-        RootFsSpec::Bootstrap(spec) => {
-            let made = parts.retry(action, || parts.fetcher.root_fs().bootstrap(spec, arch)).await?;
-            (made, format!("{} root file system", spec.suite))
+        RootFsSpec::Packages(root) => {
+            let made = parts.retry(action, || parts.fetcher.root_fs().bootstrap(root, arch)).await?;
+            (made, format!("{} root file system", root.spec().suite))
         }
         RootFsSpec::Minimal(spec) => {
             let made = parts.retry(action, || parts.fetcher.root_fs().minimal(spec, arch)).await?;
@@ -208,7 +208,10 @@ pub(crate) async fn toolchain_tree(
     arch: Architecture,
 ) -> Result<(PathBuf, Base), TargetError> {
     let reference = match toolchain {
-        Toolchain::Bootstrap(spec) => ensure_published(parts, RootFsSpec::Bootstrap(spec), arch).await?,
+        Toolchain::Bootstrap(spec) => {
+            let root = PackageRoot::Toolchain(spec.clone());
+            ensure_published(parts, RootFsSpec::Packages(&root), arch).await?
+        }
         Toolchain::Image(_) => parts.nearest(pinned.parse()?).await?,
     };
     let (base, _) = read_image(parts, &reference, arch).await?;

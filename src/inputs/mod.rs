@@ -36,7 +36,7 @@ pub use host_tree::{
     collect::{Collected, Collection, collect},
 };
 pub use kernel_image::{KernelImage, KernelImageLookup, KernelImages, host::read_host};
-pub use root_fs::{RootFileSystems, bootstrap::bootstrap_key};
+pub use root_fs::{PackageRoot, RootFileSystems, bootstrap_key};
 pub use root_fs_layer::RootFs;
 pub use source::{FetchedSource, SourceIdentity, Sources};
 pub use stored::{LATEST, StoredUnder, content_tag, minimal_tag, source_tag};
@@ -207,8 +207,8 @@ mod tests {
             release: "6.1.0".parse().unwrap(),
             arch: Architecture::Amd64,
         };
-        let bootstrap: crate::kernel::BootstrapSpec =
-            serde_json::from_str(r#"{"suite": "x", "include": []}"#).unwrap();
+        let bootstrap =
+            PackageRoot::Toolchain(serde_json::from_str(r#"{"suite": "x", "include": []}"#).unwrap());
         is_send(fetcher.sources().fetch(&spec, dir.path()));
         is_send(fetcher.sources().identity(&spec, dir.path()));
         is_send(fetcher.headers().find(&headers, dir.path(), &target));

@@ -141,7 +141,7 @@ fn may_pass(stderr: &str) -> bool {
         "Hash Sum mismatch",
         "unexpected size",
     ];
-    const FINAL: [&str; 9] = [
+    const FINAL: [&str; 10] = [
         "does not have a Release file",
         " is expired (invalid since",
         "NO_PUBKEY",
@@ -151,6 +151,7 @@ fn may_pass(stderr: &str) -> bool {
         "Unable to locate package",
         "Unable to correct problems",
         "404  Not Found",
+        "' was not found",
     ];
     let says = |signs: &[&str]| signs.iter().any(|sign| stderr.contains(sign));
     says(&NETWORK) || !(says(&FINAL) || says_full_disk(stderr))

@@ -10,6 +10,7 @@ use std::{
 };
 
 use fs_err::{self as fs, File};
+use tempfile::NamedTempFile;
 use walkdir::WalkDir;
 
 use super::error::PayloadError;
@@ -65,6 +66,7 @@ impl Entry {
     }
 }
 
+type Buffered = BufWriter<NamedTempFile>;
 pub(super) type Tree = BTreeMap<PathBuf, Entry>;
 
 /// Writes the payload directory as a layer into `out`, which appears whole or not at all. Blocks; memory is
@@ -204,10 +206,24 @@ pub(super) fn digest(tree: &Tree) -> Result<Digest, PayloadError> {
     Ok(digester.finish()?)
 }
 
+/// Writes a whole root file system as a layer into `out`, as it lies there, with one modification time (seconds since 1970) and
+/// a gzip level of its own. Hard links become files. Blocks.
+pub fn write_tree_layer(root: &Path, mtime: u64, level: u32, out: &Path) -> Result<Layer, PayloadError> {
+    write_entries(&walk(root)?, |file| LayerWriter::at(file, mtime, level), out)
+}
+
 fn write_layer(tree: &Tree, out: &Path) -> Result<Layer, PayloadError> {
+    write_entries(tree, |file| LayerWriter::new(file, MTIME), out)
+}
+
+fn write_entries(
+    tree: &Tree,
+    start: impl FnOnce(Buffered) -> LayerWriter<Buffered>,
+    out: &Path,
+) -> Result<Layer, PayloadError> {
     let directory = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let file = tempfile::Builder::new().prefix(&prefix_of(out)).tempfile_in(directory)?;
-    let mut writer = LayerWriter::new(BufWriter::with_capacity(256 << 10, file), MTIME);
+    let mut writer = start(BufWriter::with_capacity(256 << 10, file));
     each_entry(tree, |path, mode, kind| writer.entry(path, mode, kind))?;
     let (layer, buffered) = writer.finish()?;
     let file = buffered.into_inner().map_err(io::IntoInnerError::into_error)?;

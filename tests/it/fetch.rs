@@ -1,4 +1,4 @@
-//! Fetching with the real parts: the host's package mirrors through apt, mmdebstrap, and HTTP over loopback.
+//! Fetching with the real parts: the host's package mirrors through apt, and HTTP over loopback.
 // Clippy's exception for tests does not reach the helpers between them.
 use std::{
     fs,
@@ -12,17 +12,17 @@ use std::{
 use farrier::{
     cache::Cache,
     image::{Digest, MinimalSpec, SourceSpec},
-    inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet, bootstrap_key},
-    kernel::{Architecture, BootstrapSpec, HeaderSource, KernelTarget},
+    inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, HeaderSet},
+    kernel::{Architecture, HeaderSource, KernelTarget},
 };
 use tempfile::TempDir;
 
 /// One cache for all tests that fetch package lists, as every farrier of a user has: they run at once.
-fn shared_cache() -> Cache {
+pub fn shared_cache() -> Cache {
     Cache::open(Path::new(env!("CARGO_TARGET_TMPDIR")).join("fetch-cache")).unwrap()
 }
 
-fn fetcher(cache: &Cache) -> Fetcher {
+pub fn fetcher(cache: &Cache) -> Fetcher {
     Fetcher::new(cache.clone(), FetchOptions::default())
 }
 
@@ -248,7 +248,7 @@ async fn header_set_from_a_tarball() {
     assert!(!names(&cache, "headers").iter().any(|name| name.starts_with('.')), "nothing half-made");
 }
 
-fn names(cache: &Cache, kind: &str) -> Vec<String> {
+pub fn names(cache: &Cache, kind: &str) -> Vec<String> {
     let names = fs::read_dir(cache.root().join(kind)).unwrap();
     names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
@@ -340,60 +340,6 @@ async fn a_server_that_is_not_there() {
     assert!(matches!(error, FetchError::Transfer { .. }) && error.is_transient(), "{error}");
 }
 
-fn toolchain(include: &[&str]) -> BootstrapSpec {
-    BootstrapSpec {
-        suite: "bookworm".parse().unwrap(),
-        extra_suites: vec!["bookworm-security".parse().unwrap()],
-        components: vec![],
-        include: include.iter().map(|name| name.parse().unwrap()).collect(),
-        mirror: None,
-        signed_by: None,
-    }
-}
-
-#[tokio::test]
-async fn root_file_system_with_a_toolchain() {
-    let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("cache")).unwrap();
-    let spec = toolchain(&["make", "gcc-12", "kmod"]);
-    let rootfs = fetcher(&cache).root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap();
-    assert_eq!(names(&cache, "rootfs"), [bootstrap_key(&spec, Architecture::Amd64)]);
-
-    let layer = fs::read(&rootfs.layer).unwrap();
-    assert_eq!((rootfs.size, &rootfs.digest), (layer.len() as u64, &Digest::of(&layer)));
-    let list = Command::new("tar").arg("-tf").arg(&rootfs.layer).output().unwrap();
-    assert!(list.status.success());
-    let list = String::from_utf8(list.stdout).unwrap();
-    let has = |name: &str| list.lines().any(|line| line.trim_start_matches("./") == name);
-    for name in ["usr/bin/gcc-12", "usr/bin/make", "bin/kmod", "usr/share/doc/make/copyright"] {
-        assert!(has(name) || has(&format!("usr/{name}")), "{name} is not in the layer");
-    }
-    for name in ["dev/null", "etc/resolv.conf", "etc/hostname", "etc/apt/sources.list.d/0000main.sources"] {
-        assert!(!has(name), "{name} is in the layer");
-    }
-    assert!(!list.contains("usr/share/man/man1/"), "manual pages are in the layer");
-
-    // Again: found, not made.
-    let started = Instant::now();
-    assert_eq!(fetcher(&cache).root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap(), rootfs);
-    assert!(started.elapsed() < Duration::from_secs(1));
-}
-
-#[tokio::test]
-async fn root_file_system_of_packages_that_do_not_exist() {
-    let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("cache")).unwrap();
-    let spec = toolchain(&["no-such-package"]);
-    let error = fetcher(&cache).root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap_err();
-    assert!(error.to_string().contains("no-such-package"), "{error}");
-    assert!(!error.is_transient());
-    assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
-    // A name that a shell would read reaches no tool: definitions cannot hold it.
-    let mut hostile = serde_json::to_value(&spec).unwrap();
-    hostile["include"] = serde_json::json!(["$(reboot)"]);
-    assert!(serde_json::from_value::<BootstrapSpec>(hostile).is_err());
-}
-
 /// The probes' commands in the minimal base, and every tool that it names.
 #[tokio::test]
 async fn the_minimal_base_has_what_probes_call() {
@@ -456,32 +402,4 @@ async fn the_minimal_base_is_there_without_a_network() {
 /// The names in a directory.
 fn names_of(directory: &Path) -> Vec<String> {
     fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
-}
-
-/// Processes whose command line holds the text.
-fn processes(text: &str) -> usize {
-    let lines =
-        fs::read_dir("/proc").unwrap().filter_map(|entry| fs::read(entry.ok()?.path().join("cmdline")).ok());
-    lines.filter(|line| String::from_utf8_lossy(line).contains(text)).count()
-}
-
-#[tokio::test]
-async fn a_cancelled_bootstrap_leaves_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let cache = Cache::open(dir.path().join("cache")).unwrap();
-    // A choice of packages that no other test makes tells our processes from others.
-    let (spec, marker) = (toolchain(&["ed", "make"]), "--include=ed,make");
-    let (fetcher, started) = (fetcher(&cache), Instant::now());
-    let running = async {
-        while processes(marker) == 0 {
-            assert!(started.elapsed() < Duration::from_mins(1), "mmdebstrap does not start");
-            tokio::task::yield_now().await;
-        }
-    };
-    tokio::select! {
-        result = fetcher.root_fs().bootstrap(&spec, Architecture::Amd64) => panic!("{result:?}"),
-        () = running => {}
-    }
-    assert_eq!(processes(marker), 0);
-    assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
 }

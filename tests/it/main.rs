@@ -41,5 +41,6 @@ mod signing;
 mod site;
 mod status_objects;
 mod support;
+mod toolchain;
 mod truth_table;
 mod upload;

@@ -13,7 +13,7 @@ use crate::support::{
 use serde_json::Value;
 
 /// A module from a package whose newest version is taken, on a base made from packages.
-const MSTFLINT: &str = r#"apiVersion: farrier.dev/v1alpha1
+pub const MSTFLINT: &str = r#"apiVersion: farrier.dev/v1alpha1
 kind: DriverImage
 metadata: {name: mstflint}
 spec:

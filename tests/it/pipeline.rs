@@ -7,7 +7,7 @@ use crate::support::{
     site::{FIRST_IMAGE, Site, image_of, read_all, skopeo},
 };
 use farrier::{
-    inputs::bootstrap_key,
+    inputs::PackageRoot,
     kernel::{Architecture, Toolchain},
 };
 
@@ -285,8 +285,8 @@ fn a_toolchain_image_from_a_mirror() {
     let definitions = farrier::definitions::load(Some(&site.definitions())).unwrap();
     let family_now = definitions.families.iter().find(|found| found.metadata.name.as_str() == "debian-12");
     let Toolchain::Bootstrap(spec) = &family_now.unwrap().spec.toolchain else { panic!("no bootstrap") };
-    let toolchain =
-        format!("localhost/farrier/toolchain:{}", &bootstrap_key(spec, Architecture::Amd64)[..24]);
+    let root = PackageRoot::Toolchain(spec.clone());
+    let toolchain = format!("localhost/farrier/toolchain:{}", &root.key(Architecture::Amd64)[..24]);
     let mirrored = format!("{}/hub/gcc:12", site.location);
     docker(&["tag", &toolchain, &mirrored]);
     docker(&["push", &mirrored]);

@@ -6,7 +6,7 @@ use crate::support::{kernels, site::Site};
 use farrier::{
     cache::Cache,
     image::Digest,
-    inputs::{FetchOptions, Fetcher},
+    inputs::{FetchOptions, Fetcher, PackageRoot},
     kernel::{Architecture, BootstrapSpec},
 };
 
@@ -58,14 +58,16 @@ async fn a_root_file_system_that_is_made_again() {
         mirror: None,
         signed_by: None,
     };
-    let mut made = Vec::new();
-    for _ in 0..2 {
-        let directory = tempfile::tempdir().unwrap();
-        let cache = Cache::open(directory.path().join("cache")).unwrap();
-        let fetcher = Fetcher::new(cache, FetchOptions::default());
-        let found = fetcher.root_fs().bootstrap(&spec, Architecture::Amd64).await.unwrap();
-        assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
-        made.push((found.digest, found.diff_id, found.size));
+    for root in [PackageRoot::Toolchain(spec.clone()), PackageRoot::RuntimeBase(spec)] {
+        let mut made = Vec::new();
+        for _ in 0..2 {
+            let directory = tempfile::tempdir().unwrap();
+            let cache = Cache::open(directory.path().join("cache")).unwrap();
+            let fetcher = Fetcher::new(cache, FetchOptions::default());
+            let found = fetcher.root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
+            assert_eq!(Digest::of(&std::fs::read(&found.layer).unwrap()), found.digest);
+            made.push((found.digest, found.diff_id, found.size));
+        }
+        assert_eq!(made[0], made[1], "{root:?}");
     }
-    assert_eq!(made[0], made[1]);
 }

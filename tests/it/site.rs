@@ -14,7 +14,7 @@ use farrier::{
     cache::Cache,
     error_chain,
     image::{Digest, Repository, SourceSpec, Version},
-    inputs::{FetchError, FetchOptions, Fetcher},
+    inputs::{FetchError, FetchOptions, Fetcher, PackageRoot},
     net::{Net, NetError, NetOptions},
     oci::media_type,
     registry::{self, Registry, RegistryError, RegistryOptions, RemoteRegistry},
@@ -376,11 +376,15 @@ async fn offline_apt_and_mmdebstrap_are_not_started_for_hosts_that_nothing_names
         format!("apt for {who} needs {}, which --offline forbids: nothing names it", forbidden.host)
     };
     assert_eq!(error.to_string(), wanted("suite bookworm"));
-    let bootstrap =
+    let spec: farrier::kernel::BootstrapSpec =
         serde_json::from_value(json!({"suite": "bookworm", "include": ["make"], "mirror": mirror})).unwrap();
-    let error =
-        fetcher.root_fs().bootstrap(&bootstrap, farrier::kernel::Architecture::Amd64).await.unwrap_err();
-    assert_eq!(error.to_string(), wanted("a root file system of bookworm"));
+    for (root, who) in [
+        (PackageRoot::Toolchain(spec.clone()), "suite bookworm"),
+        (PackageRoot::RuntimeBase(spec), "a root file system of bookworm"),
+    ] {
+        let made = fetcher.root_fs().bootstrap(&root, farrier::kernel::Architecture::Amd64).await;
+        assert_eq!(made.unwrap_err().to_string(), wanted(who));
+    }
     forbidden.was_not_asked();
 }
 

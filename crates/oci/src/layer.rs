@@ -1,9 +1,7 @@
 //! Pure: writes deterministic layers: the same entries give the same bytes on every machine.
 
 use std::{
-    ffi::OsStr,
     io::{self, Read, Write},
-    os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
 };
 
@@ -11,7 +9,7 @@ use flate2::{Compression, GzBuilder, write::GzEncoder};
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
 
-use super::{Descriptor, media_type};
+use super::{Descriptor, Whiteout, media_type};
 use crate::Digest;
 
 /// gzip's own default. Part of what makes layers reproducible: changing it changes every digest.
@@ -195,7 +193,7 @@ impl<W: Write> TreeWriter<W> {
         if !plain {
             return Err(LayerError::Path(path.to_owned()));
         }
-        if path.file_name().is_some_and(is_whiteout) {
+        if path.file_name().is_some_and(Whiteout::may_be) {
             return Err(LayerError::Whiteout(path.to_owned()));
         }
         match &self.last {
@@ -209,34 +207,6 @@ impl<W: Write> TreeWriter<W> {
         let (out, diff_id, _) = self.tar.into_inner().map_err(LayerError::Finish)?.into_parts();
         Ok((out, diff_id))
     }
-}
-
-/// What a name takes away in a layer (OCI image spec, `layer.md`, "whiteouts").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whiteout<'a> {
-    /// All that lower layers have in its directory.
-    Opaque,
-    /// What lower layers have under this name beside it. It is a plain name.
-    Of(&'a OsStr),
-}
-
-impl<'a> Whiteout<'a> {
-    const PREFIX: &'static [u8] = b".wh.";
-
-    /// Reads a file's name; `None` where it deletes nothing.
-    pub fn of(name: &'a OsStr) -> Option<Self> {
-        match name.as_bytes().strip_prefix(Self::PREFIX)? {
-            b".wh..opq" => Some(Self::Opaque),
-            // Such names would lead up and out of the directory.
-            b"" | b"." | b".." => None,
-            name => Some(Self::Of(OsStr::from_bytes(name))),
-        }
-    }
-}
-
-/// Would any runtime take it for a whiteout?
-fn is_whiteout(name: &OsStr) -> bool {
-    name.as_bytes().starts_with(Whiteout::PREFIX)
 }
 
 /// Yields at most as many bytes as were announced, so that a growing file cannot damage the archive.
@@ -330,7 +300,12 @@ const ZSTD_LEVEL: i32 = 3;
 impl<W: Write> LayerWriter<W> {
     /// Starts a layer, compressed with gzip, whose entries all have this modification time (seconds since 1970).
     pub fn new(out: W, mtime: u64) -> Self {
-        Self::to(Compressor::gzip(GZIP_LEVEL, out), mtime)
+        Self::at(out, mtime, GZIP_LEVEL)
+    }
+
+    /// The same with a gzip level of its own.
+    pub fn at(out: W, mtime: u64, level: u32) -> Self {
+        Self::to(Compressor::gzip(level, out), mtime)
     }
 
     /// Starts the one layer of an artifact, compressed with Zstandard. No container runtime has to read it, and it takes

@@ -18,13 +18,11 @@ mod scan;
 pub use artifact::{Artifact, EMPTY, is_referrers_tag, referrers_tag, subject_of_tag};
 pub use assemble::{Assembled, Assembly, CREATED, PAYLOAD_HISTORY, assemble};
 pub use base::Base;
-pub use layer::{
-    EntryKind, Hashing, Layer, LayerError, LayerWriter, TreeDigester, Whiteout, compress, compress_at,
-};
+pub use layer::{EntryKind, Hashing, Layer, LayerError, LayerWriter, TreeDigester, compress, compress_at};
 pub use manifest::{
     AnyManifest, Descriptor, ImageError, ImageIndex, ImageManifest, MAX_MANIFEST, Platform, write,
 };
 pub use reference::{
     Digest, ImageReference, ReferenceError, Repository, Tag, Version, is_docker_hub, mirror_name, names_host,
 };
-pub use scan::{LayerReader, TopLevel, plain_path, top_level_entry};
+pub use scan::{LayerReader, TopLevel, Whiteout, plain_path, top_level_entry};

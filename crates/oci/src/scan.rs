@@ -1,7 +1,9 @@
 //! Pure: reads layers of others: decompression and the type of single entries.
 
 use std::{
+    ffi::OsStr,
     io::{self, BufRead, BufReader, Read},
+    os::unix::ffi::OsStrExt as _,
     path::{Component, Path, PathBuf},
 };
 
@@ -64,6 +66,34 @@ pub fn top_level_entry(tar: impl Read, name: &str) -> io::Result<Option<TopLevel
         }
     }
     Ok(None)
+}
+
+/// What a name takes away in a layer (OCI image spec, `layer.md`, "whiteouts").
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whiteout<'a> {
+    /// All that lower layers have in its directory.
+    Opaque,
+    /// What lower layers have under this name beside it. It is a plain name.
+    Of(&'a OsStr),
+}
+
+impl<'a> Whiteout<'a> {
+    const PREFIX: &'static [u8] = b".wh.";
+
+    /// Reads a file's name; `None` where it deletes nothing.
+    pub fn of(name: &'a OsStr) -> Option<Self> {
+        match name.as_bytes().strip_prefix(Self::PREFIX)? {
+            b".wh..opq" => Some(Self::Opaque),
+            // Such names would lead up and out of the directory.
+            b"" | b"." | b".." => None,
+            name => Some(Self::Of(OsStr::from_bytes(name))),
+        }
+    }
+
+    /// Would any runtime take the name for a whiteout?
+    pub(crate) fn may_be(name: &OsStr) -> bool {
+        name.as_bytes().starts_with(Self::PREFIX)
+    }
 }
 
 /// An entry's path below the image's root: without `./`, `/` at the start or `.` inside. `None` for the

@@ -5,6 +5,7 @@ pub mod control;
 pub(super) mod kernel_packages;
 pub(super) mod package;
 pub mod sources;
+mod system;
 pub use crate::kernel::debian_version as version;
 
 use std::{
@@ -214,33 +215,66 @@ impl AptArchive {
         Ok(true)
     }
 
-    /// The packages' files, each in the cache under its sha256, which is verified.
+    /// The packages' files, each in the cache under its sha256, which is verified. Those that are not there are fetched
+    /// together.
     pub async fn download(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>, FetchError> {
+        let mut missing = Vec::new();
+        for package in packages {
+            if self.cache.get(DEBS, &package.sha256)?.is_none() {
+                missing.push(package);
+            }
+        }
+        let scratch = self.cache.scratch()?;
+        if !missing.is_empty() {
+            self.download_into(scratch.path(), &missing).await?;
+        }
         let mut files = Vec::with_capacity(packages.len());
         for package in packages {
-            let make = |dir| self.download_one(package, dir);
-            let place = self.cache.get_or_make("debs", &package.sha256, make).await?;
-            files.push(place.join(DEB));
+            let file = scratch.path().join(&package.sha256);
+            let make = |dir: PathBuf| async move {
+                let place = dir.join(DEB);
+                // A part of the cache may lie on a disk of its own.
+                Ok::<_, FetchError>(fs::rename(&file, &place).or_else(|_| fs::copy(&file, &place).map(drop))?)
+            };
+            files.push(self.cache.get_or_make(DEBS, &package.sha256, make).await?.join(DEB));
         }
         Ok(files)
     }
 
-    async fn download_one(&self, package: &PackageRecord, dir: PathBuf) -> Result<(), FetchError> {
-        let PackageRecord { name, version, sha256, .. } = package;
+    /// Fetches the packages' files, and gives each its sha256 as its name.
+    async fn download_into(&self, dir: &Path, packages: &[&PackageRecord]) -> Result<(), FetchError> {
         self.permit()?;
         let lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
+        let names = packages.iter().map(|PackageRecord { name, version, .. }| format!("{name}={version}"));
+        let names: Vec<String> = names.collect();
         let mut command = self.command("apt-get");
-        command.args(["--quiet", "--quiet", "download"]).arg(format!("{name}={version}")).current_dir(&dir);
-        process::run(command, "apt-get", || format!("download package {name}={version}")).await?;
+        command.args(["--quiet", "--quiet", "download"]).args(&names).current_dir(dir);
+        let action = || match &names[..] {
+            [one] => format!("download package {one}"),
+            all => format!("download {} packages of {}", all.len(), self.suites),
+        };
+        process::run(command, "apt-get", action).await?;
         drop(lock);
-        let (wanted, what) = (sha256.clone(), format!("package {name}={version}"));
+        let wanted: Vec<(String, String)> =
+            packages.iter().map(|package| (package.name.clone(), package.sha256.clone())).collect();
+        let dir = dir.to_owned();
         stoppable(move |stop| {
-            let file = only_file(&dir)?;
-            let found = digest::of_file(&file, stop)?;
-            if found != wanted {
-                return Err(FetchError::Checksum { what, found, wanted });
+            let files = files_by_package(&dir)?;
+            for ((name, sha256), what) in wanted.into_iter().zip(names) {
+                let file = files.get(&name).ok_or_else(|| {
+                    io::Error::other(format!("apt-get left no file of {name} in {}", dir.display()))
+                })?;
+                let found = digest::of_file(file, stop)?;
+                if found != sha256 {
+                    return Err(FetchError::Checksum {
+                        what: format!("package {what}"),
+                        found,
+                        wanted: sha256,
+                    });
+                }
+                fs::rename(file, dir.join(sha256))?;
             }
-            Ok(fs::rename(&file, dir.join(DEB))?)
+            Ok(())
         })
         .await
     }
@@ -261,6 +295,8 @@ impl AptArchive {
     }
 }
 
+/// The kind of the cache's entries of packages.
+const DEBS: &str = "debs";
 /// A package's name in its cache entry.
 const DEB: &str = "package.deb";
 
@@ -340,9 +376,16 @@ fn is_younger(stamp: &Path, max_age: Duration) -> bool {
     age.is_some_and(|age| age < max_age)
 }
 
-fn only_file(dir: &Path) -> Result<PathBuf, FetchError> {
-    let file = fs::read_dir(dir)?.next().transpose()?.map(|entry| entry.path());
-    Ok(file.ok_or_else(|| io::Error::other(format!("apt-get left no file in {}", dir.display())))?)
+/// What `apt-get download` left: `<name>_<version>_<architecture>.deb`, no name having an underscore.
+fn files_by_package(dir: &Path) -> Result<BTreeMap<String, PathBuf>, FetchError> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if let Some((name, _)) = entry.file_name().to_string_lossy().split_once('_') {
+            files.insert(name.to_owned(), entry.path());
+        }
+    }
+    Ok(files)
 }
 
 #[cfg(test)]

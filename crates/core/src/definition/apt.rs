@@ -50,7 +50,7 @@ impl<P: Clone> AptPackages<P> {
     }
 }
 
-/// A root file system made with mmdebstrap.
+/// A root file system made from packages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BootstrapSpec {

@@ -163,7 +163,7 @@ texts! {
     /// Packages of which the first that exists is taken.
     PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
         "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
-    /// What mmdebstrap and apt-get take as a package to install.
+    /// What apt-get and mmdebstrap take as a package to install.
     PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
         "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it stands for the driver's";
     /// A Debian package's version.

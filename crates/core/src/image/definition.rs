@@ -257,7 +257,7 @@ pub struct RuntimeSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum RuntimeBase {
-    /// Made with mmdebstrap from packages. In a version that `include` names, `{{version}}` stands for the driver's:
+    /// Made with mmdebstrap from packages, whose scripts run. In a version that `include` names, `{{version}}` stands for the driver's:
     /// `nvidia-smi={{version}}-*`.
     Bootstrap(BootstrapSpec),
     /// One static busybox.

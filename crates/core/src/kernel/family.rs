@@ -115,7 +115,7 @@ pub struct TarballHeaders {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub enum Toolchain {
-    /// Made with mmdebstrap from packages.
+    /// Made from packages, whose scripts are not run.
     Bootstrap(BootstrapSpec),
     /// A reference to an image that exists, with its tag or digest.
     Image(Reference),

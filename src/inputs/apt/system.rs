@@ -1,0 +1,70 @@
+//! Adapter: the packages of a whole system, as apt itself chooses them.
+
+use super::{AptArchive, KIND, control::PackageRecord};
+use crate::{
+    cache::LockMode,
+    image::checked::PackageToInstall,
+    inputs::{FetchError, process},
+};
+
+/// apt's own word for the packages that Debian policy calls essential (3.8), whichever they are in a suite.
+const ESSENTIAL: &str = "?essential";
+
+impl AptArchive {
+    /// The essential packages, these, and what all of them need, without what is only recommended; in name order.
+    pub async fn system(&self, include: &[PackageToInstall]) -> Result<Vec<PackageRecord>, FetchError> {
+        self.update(self.refresh).await?;
+        let packages = match self.resolve(include).await {
+            // It may have come since.
+            Err(FetchError::Program { .. }) if self.renew().await? => self.resolve(include).await,
+            outcome => outcome,
+        }?;
+        let known = self.show(packages.iter().map(|(name, _)| name.as_str()).collect()).await?;
+        let record = |(name, version): &(String, String)| {
+            let found = known.iter().find(|known| known.name == *name && known.version == *version);
+            found.cloned().ok_or_else(|| FetchError::NoPackage {
+                package: format!("{name}={version}"),
+                suites: self.suites.clone(),
+            })
+        };
+        packages.iter().map(record).collect()
+    }
+
+    /// Names and versions, in name order. The state says that nothing is installed: what apt would install is all there is.
+    async fn resolve(&self, include: &[PackageToInstall]) -> Result<Vec<(String, String)>, FetchError> {
+        let _lock = self.cache.lock(KIND, &self.key, LockMode::Shared).await?;
+        let mut command = self.command("apt-get");
+        // apt counts itself among the essential packages, also in the package cache that it keeps.
+        command.args(["--option", "pkgCacheGen::ForceEssential=,", "--option", "Dir::Cache::pkgcache="]);
+        command.args(["--quiet", "--quiet", "--simulate", "--no-install-recommends", "install", "--"]);
+        command.arg(ESSENTIAL).args(include.iter().map(PackageToInstall::as_str));
+        let action = || format!("choose the packages of a root file system of {}", self.suites);
+        let mut packages = installed(&process::run(command, "apt-get", action).await?.stdout);
+        packages.sort();
+        Ok(packages)
+    }
+}
+
+/// Names and versions of what `apt-get --simulate` says that it would install: `Inst make (4.3-4.1 Debian:12.1/stable [amd64])`.
+fn installed(said: &str) -> Vec<(String, String)> {
+    let package = |line: &str| {
+        let (name, rest) = line.strip_prefix("Inst ")?.split_once(" (")?;
+        Some((name.to_owned(), rest.split([' ', ')']).next()?.to_owned()))
+    };
+    said.lines().filter_map(package).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_apt_would_install() {
+        let said = "NOTE: This is only a simulation!\n\
+            Inst libc6 (2.36-9+deb12u14 Debian:12.15/oldstable, Debian-Security:12/oldstable-security [amd64]) []\n\
+            Inst gcc-12-base (1:12.2~x)\nConf libc6 (2.36-9+deb12u14 Debian:12.15/oldstable [amd64])\nInst odd\n";
+        let found = installed(said);
+        let found: Vec<_> = found.iter().map(|(name, version)| (name.as_str(), version.as_str())).collect();
+        assert_eq!(found, [("libc6", "2.36-9+deb12u14"), ("gcc-12-base", "1:12.2~x")]);
+    }
+}

@@ -1,0 +1,170 @@
+//! Adapter: toolchains out of packages that apt chose, fetched and verified. No script of theirs runs, and no root is needed.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::AtomicBool,
+};
+
+use fs_err as fs;
+
+use super::{LEVEL, MTIME, RootFileSystems, effects, excluded::is_left_out};
+use crate::{
+    archive::{self, Manner, Options},
+    blocking::stoppable,
+    inputs::{FetchError, TREE, apt::AptArchive, root_fs_layer as layer},
+    kernel::{AptSuites, Architecture, BootstrapSpec},
+    payload,
+};
+
+/// dpkg's list of what is installed: bills of materials are made from it.
+const STATUS: &str = "var/lib/dpkg/status";
+
+impl RootFileSystems<'_> {
+    /// Makes the layer in `dir`.
+    pub(super) async fn assemble(
+        self,
+        spec: &BootstrapSpec,
+        suites: AptSuites,
+        arch: Architecture,
+        dir: PathBuf,
+    ) -> Result<(), FetchError> {
+        let archive = AptArchive::open(self.0, &suites, arch).await?;
+        let packages = archive.system(&spec.include).await?;
+        let files = archive.download(&packages).await?;
+        stoppable(move |stop| write(stop, &files, &dir)).await
+    }
+}
+
+/// Makes the layer of these packages' files.
+fn write(stop: &AtomicBool, packages: &[PathBuf], entry: &Path) -> Result<(), FetchError> {
+    let tree = entry.join(TREE);
+    fs::create_dir(&tree)?;
+    let wanted = |path: &Path| !is_left_out(path);
+    let options = Options { wanted: &wanted, manner: Manner::Package, stop, ..Options::default() };
+    let add = |tar: Vec<u8>, what: &str| {
+        archive::unpack_stream(&tar[..], &tree, &options)
+            .map_err(|source| FetchError::Unpack { what: what.to_owned(), source })
+    };
+    add(effects::before()?, "the directories of a root file system")?;
+    let mut status = String::new();
+    for package in packages {
+        archive::unpack_file(package, &tree, &options)
+            .map_err(|source| FetchError::Unpack { what: package.display().to_string(), source })?;
+        status.push_str(&installed(package)?);
+    }
+    let mut last = effects::Entries::new();
+    last.file(STATUS, status.as_bytes())?;
+    add(last.finish()?, STATUS)?;
+    add(effects::after(&tree)?, "the links of a root file system")?;
+    let made = payload::write_tree_layer(&tree, MTIME, LEVEL, &entry.join(layer::FILE))?;
+    layer::record(entry, &made.digest, &made.diff_id, made.size)?;
+    Ok(fs::remove_dir_all(&tree)?)
+}
+
+/// A package's paragraph in dpkg's list.
+fn installed(package: &Path) -> Result<String, FetchError> {
+    let program = "dpkg-deb";
+    let output = Command::new(program)
+        .arg("--field")
+        .arg(package)
+        .output()
+        .map_err(|source| FetchError::Start { program, source })?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        let action = format!("read what package {} is", package.display());
+        return Err(FetchError::Program { action, message, transient: false });
+    }
+    let fields = String::from_utf8_lossy(&output.stdout);
+    Ok(format!("{}\nStatus: install ok installed\n\n", fields.trim_end()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::Permissions, io::Read as _, os::unix::fs::PermissionsExt as _};
+
+    use super::*;
+    use crate::{inputs::root_fs_layer::RootFs, oci::LayerReader, provenance::PackageReader};
+
+    /// A package as `dpkg-deb` makes it, with a script that would leave a trace.
+    fn package(dir: &Path, name: &str, files: &[(&str, u32)]) -> PathBuf {
+        let root = dir.join(name);
+        let control = format!(
+            "Package: {name}\nVersion: 1:2-3\nArchitecture: all\nMaintainer: x <x@x.test>\nDescription: x\n"
+        );
+        let script = format!("#!/bin/sh\ntouch {}\n", dir.join("ran").display());
+        let text = |path: &str| format!("{name} {path}");
+        let own = files.iter().map(|(path, mode)| (*path, text(path), *mode));
+        let made = [("DEBIAN/control", control, 0o644), ("DEBIAN/postinst", script, 0o755)];
+        for (path, text, mode) in made.into_iter().chain(own) {
+            let place = root.join(path);
+            fs::create_dir_all(place.parent().unwrap()).unwrap();
+            fs::write(&place, text).unwrap();
+            fs::set_permissions(place, Permissions::from_mode(mode)).unwrap();
+        }
+        let out = dir.join(format!("{name}.deb"));
+        let made = Command::new("dpkg-deb").arg("--build").arg(&root).arg(&out).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        out
+    }
+
+    fn written(dir: &Path, entry: &str, packages: &[PathBuf]) -> RootFs {
+        let entry = dir.join(entry);
+        fs::create_dir(&entry).unwrap();
+        write(&AtomicBool::new(false), packages, &entry).unwrap();
+        assert!(!entry.join(TREE).exists());
+        layer::read(&entry, Architecture::Amd64).unwrap()
+    }
+
+    #[test]
+    fn packages_become_one_layer_without_their_scripts() {
+        let directory = tempfile::tempdir().unwrap();
+        let dir = directory.path();
+        let packages = [
+            package(
+                dir,
+                "aa",
+                &[("bin/gcc", 0o755), ("usr/share/man/man1/gcc.1", 0o644), ("lib/a.so", 0o644)],
+            ),
+            package(
+                dir,
+                "bb",
+                &[("usr/bin/mawk", 0o4755), ("usr/share/doc/bb/copyright", 0o644), ("lib64/b", 0o644)],
+            ),
+        ];
+        let first = written(dir, "1", &packages);
+        let bytes = fs::read(&first.layer).unwrap();
+        assert_eq!(written(dir, "2", &packages).digest, first.digest);
+        assert!(!dir.join("ran").exists());
+
+        let mut archive = tar::Archive::new(LayerReader::new(&bytes[..]).unwrap());
+        let mut found = std::collections::BTreeMap::new();
+        for entry in archive.entries().unwrap() {
+            let mut entry = entry.unwrap();
+            let mut text = entry.link_name().unwrap().map(|to| to.display().to_string()).unwrap_or_default();
+            entry.read_to_string(&mut text).unwrap();
+            let header = entry.header();
+            assert_eq!((header.uid().unwrap(), header.mtime().unwrap()), (0, MTIME));
+            let mode = header.mode().unwrap();
+            found.insert(entry.path().unwrap().display().to_string(), (mode, text));
+        }
+        for (path, mode, text) in [
+            ("usr/bin/gcc", 0o755, "aa bin/gcc"),
+            ("usr/bin/mawk", 0o755, "bb usr/bin/mawk"),
+            ("usr/bin/awk", 0o777, "mawk"),
+            ("usr/bin/cc", 0o777, "gcc"),
+            ("usr/lib/a.so", 0o644, "aa lib/a.so"),
+            ("usr/lib64/b", 0o644, "bb lib64/b"),
+            ("bin", 0o777, "usr/bin"),
+            ("tmp/", 0o1777, ""),
+        ] {
+            assert_eq!(found.get(path), Some(&(mode, text.to_owned())), "{path}");
+        }
+        assert!(found.contains_key("usr/share/doc/bb/copyright"));
+        assert!(!found.contains_key("usr/share/man/man1/gcc.1"));
+        let mut reader = PackageReader::default();
+        reader.layer(&bytes[..]).unwrap();
+        let packages: Vec<_> = reader.finish().into_iter().map(|p| (p.name, p.version)).collect();
+        assert_eq!(packages, [("aa".to_owned(), "1:2-3".to_owned()), ("bb".to_owned(), "1:2-3".to_owned())]);
+    }
+}
