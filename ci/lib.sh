@@ -53,21 +53,26 @@ need_rust() {
 
 build_farrier() {
     if [ -n "${FARRIER_BINARY:-}" ]; then
-        [ -x "$(dirname "$farrier")/driver-entrypoint" ] || die "there is no driver-entrypoint beside $farrier"
+        local name
+        for name in driver-entrypoint farrier-runner; do
+            [ -x "$(dirname "$farrier")/$name" ] || die "there is no $name beside $farrier"
+        done
         return
     fi
     say "building farrier"
     (cd "$root" && cargo build --release --locked --quiet) || die "farrier does not compile"
-    build_entrypoint
+    build_static
 }
 
-# Static, with settings that cargo reads in the crate's directory; farrier looks for it beside itself. The tests build
-# it in the same target directory.
-build_entrypoint() {
-    local target="$root/target/entrypoint"
-    (cd "$root/crates/driver-entrypoint" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
-        die "driver-entrypoint does not compile"
-    cp "$target/entrypoint/driver-entrypoint" "$(dirname "$farrier")/driver-entrypoint"
+# Static programs, with settings that cargo reads in their crates' directories; farrier looks for them beside itself. The
+# tests build them in the same target directory.
+build_static() {
+    local target="$root/target/entrypoint" crate name
+    for crate in driver-entrypoint runner; do
+        (cd "$root/crates/$crate" && cargo build --profile entrypoint --locked --quiet --target-dir "$target") ||
+            die "crates/$crate does not compile"
+    done
+    for name in driver-entrypoint farrier-runner; do cp "$target/entrypoint/$name" "$(dirname "$farrier")/$name"; done
 }
 
 # alive PIDFILE: is the process that we noted there still the one that we started? A recycled pid has
@@ -126,23 +131,15 @@ start_engine() {
     }
 }
 
-: "${engine:=docker}" # callers may set another
+: "${engine:=sandbox}" # callers may set another
 
 # Toolchains with headers that farrier keeps in the engine.
-cached_images() {
-    if [ "$engine" = buildah ]; then
-        buildah images --quiet --filter label=farrier.dev/cache=base 2>/dev/null | sort -u
-    else
-        docker image ls --quiet --no-trunc --filter label=farrier.dev/cache=base 2>/dev/null | sort -u
-    fi
-}
+cached_images() { docker image ls --quiet --no-trunc --filter label=farrier.dev/cache=base 2>/dev/null | sort -u; }
 
 # Takes those away that came since `cached_images > "$state/cached.before"`; others may be the user's.
 forget_new_images() {
-    local remove=(docker image rm --force)
-    if [ "$engine" = buildah ]; then remove=(buildah rmi --force); fi
     [ -f "$state/cached.before" ] || return 0
-    cached_images | comm -13 "$state/cached.before" - | xargs -r "${remove[@]}" > /dev/null 2>&1 || true
+    cached_images | comm -13 "$state/cached.before" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
 }
 
 registry_answers() { curl --silent --fail --output /dev/null "http://127.0.0.1:$registry_port/v2/"; }

@@ -3,8 +3,9 @@
 use std::{
     error::Error,
     ffi::OsString,
-    fs::TryLockError,
+    fs::{Permissions, TryLockError},
     io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -12,6 +13,7 @@ use std::{
 use fs_err::{self as fs, File};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::{NamedTempFile, TempDir};
+use walkdir::WalkDir;
 
 use crate::{error_causes, error_chain};
 
@@ -86,7 +88,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.directory) {
+        if let Err(error) = remove_tree(&self.directory) {
             tracing::warn!(path = %self.directory.display(), %error, "a build's directory was not removed");
         }
         let _ = fs::remove_file(&self.lock_path);
@@ -197,7 +199,7 @@ impl Cache {
                 && File::open(&path).is_ok_and(|file| file.try_lock().is_ok())
             {
                 // Another farrier may be at the same; what is left is removed next time.
-                let _ = fs::remove_dir_all(path.with_extension("d"));
+                let _ = remove_tree(&path.with_extension("d"));
                 let _ = fs::remove_file(&path);
             }
         }
@@ -269,6 +271,22 @@ fn publish(temporary: TempDir, place: &Path) -> Result<(), CacheError> {
     // It is there under its name now: nothing is left to remove.
     let _ = temporary.keep();
     Ok(())
+}
+
+/// Removes a directory that a build wrote to, where directories may deny themselves to their owner.
+fn remove_tree(directory: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+        other => return other,
+    }
+    // Each is opened after it was made to be: a walk opens a directory when it is asked for the next entry.
+    for entry in WalkDir::new(directory) {
+        let entry = entry?;
+        if entry.file_type().is_dir() {
+            fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
+        }
+    }
+    fs::remove_dir_all(directory)
 }
 
 fn remove_stale(parent: &Path, prefix: &str) -> Result<(), CacheError> {

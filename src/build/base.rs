@@ -1,46 +1,115 @@
-//! Adapter: the base stage: the image that a build starts from, a toolchain with one kernel's headers. Each is
-//! made once per content and kept in the engine; toolchains are found again in the registry.
+//! Adapter: the base stage: what a compile starts from, a toolchain with one kernel's headers. In place it is two trees of the
+//! cache; for a daemon an image, made once per content and kept in the engine.
 
 use std::{
     fmt::Write as _,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
 };
 
+use runner::plan::{Action, Run, Step};
+
 use super::job::Job;
 use crate::{
+    blocking::blocking,
     cache::LockMode,
-    engine::{BuildJob, BuildLog, ContextEntry, Credentials, Engine, EngineError},
+    engine::{BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Sandbox},
     error_chain,
-    image::{ImageReference, Repository},
-    images::root_fs_layer,
+    image::{ImageReference, Output, Repository},
+    images::{root_fs_layer, toolchain_tree},
     inputs::{HeaderSet, PackageRoot},
     kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
     parts::{FindingKind, Parts, Stage, TargetError},
     registry,
     site::HostPort,
+    template::steps::{self, Base, StepsError},
 };
 
 /// What the probe of a toolchain prints before the compilers that it found.
 const PROBE_MARK: &str = "farrier: toolchain offers ";
 
-/// An engine that has the cell's base, under the name that the cell's Dockerfile starts from.
-pub(super) struct PreparedBase {
-    pub(super) engine: Arc<dyn Engine>,
+/// What a compile starts from.
+pub(super) enum PreparedBase {
+    /// An image of the daemon, under the name that the cell's Dockerfile starts from.
+    Image(Arc<DockerEngine>),
+    /// Trees in the cache.
+    InPlace(InPlaceBase),
 }
 
-/// Makes sure that the engine has the cell's base: toolchain plus header set.
+/// Trees, and what is done over them.
+pub(super) struct InPlaceBase {
+    pub(super) sandbox: Arc<Sandbox>,
+    /// The steps of the `modules` stage; the first looks for the compiler.
+    pub(super) steps: Vec<Step>,
+    /// The uppermost first.
+    pub(super) lowers: Vec<PathBuf>,
+}
+
+/// Prepares the cell's base: toolchain plus header set.
 pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<PreparedBase, TargetError> {
+    let engines = &job.parts.engine;
+    let docker = match (job.image.spec.output, engines.get().await) {
+        (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_place(job, headers, sandbox).await? {
+            Ok(base) => return Ok(PreparedBase::InPlace(base)),
+            // What a daemon can do is done by one, if there is one.
+            Err(StepsError::Unsupported { line, reason }) if engines.may_be_another() => {
+                let refused = StepsError::Unsupported { line, reason };
+                engines.docker().await.map_err(|_| refused_template(job, &refused))?
+            }
+            Err(refused) => return Err(refused_template(job, &refused)),
+        },
+        (Output::Payload, Ok(Engine::Docker(docker))) => docker,
+        (Output::Payload, Err(error)) => return Err(error.into()),
+        (Output::Image, _) => engines.docker().await?,
+    };
+    with_image(job, headers, &docker).await?;
+    Ok(PreparedBase::Image(docker))
+}
+
+/// The trees, and the steps over them, unless the Dockerfile asks for what is not done in place.
+async fn in_place(
+    job: &Job<'_>,
+    headers: &HeaderSet,
+    sandbox: Arc<Sandbox>,
+) -> Result<Result<InPlaceBase, StepsError>, TargetError> {
     let Job { parts, cell, family, .. } = job;
-    let engine = parts.engine.get().await?;
+    job.stage(Stage::Toolchain);
+    let (toolchain, image) =
+        toolchain_tree(parts, &family.spec.toolchain, &cell.toolchain, cell.target.arch).await?;
+    let recipe = match steps::read(&cell.dockerfile, &Base::of(&cell.base_name, &image.config)) {
+        Ok(recipe) => recipe,
+        Err(error) => return Ok(Err(error)),
+    };
+    recipe.notes.iter().for_each(|note| job.note(&note.to_string()));
+    // One at a time: two would walk the same tree.
+    let _lock = parts.cache.lock("trees", "owner", LockMode::Exclusive).await?;
+    let lowers = vec![headers.root.clone(), toolchain];
+    let (owner, trees) = (sandbox.owner(), lowers.clone());
+    blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
+    let mut steps = recipe.steps;
+    if let Some(compiler) = headers.compiler {
+        steps.insert(0, probe_step(compiler));
+    }
+    Ok(Ok(InPlaceBase { sandbox, steps, lowers }))
+}
+
+fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
+    let message = format!("template {}: {refused}", job.image.spec.template);
+    TargetError::finding(FindingKind::Compile, message, None)
+}
+
+/// Makes sure that the engine has the image that the cell's Dockerfile starts from.
+async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<(), TargetError> {
+    let Job { parts, cell, family, .. } = job;
     // Builds run side by side, and one base serves many of them.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
     let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
     if engine.has_image(&cell.base_name).await? {
-        return Ok(PreparedBase { engine });
+        return Ok(());
     }
     job.stage(Stage::Toolchain);
-    let toolchain = ensure_toolchain(job, engine.as_ref(), &family.spec.toolchain).await?;
+    let toolchain = ensure_toolchain(job, engine, &family.spec.toolchain).await?;
     job.stage(Stage::Base);
     let log = Arc::new(ProbeLog::default());
     let build = BuildJob {
@@ -51,30 +120,31 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         cancel: parts.cancel.clone(),
     };
     match engine.build_image(&build, &cell.base_name).await {
-        Ok(()) => Ok(PreparedBase { engine }),
-        Err(EngineError::Step { message }) => Err(match (headers.compiler, log.offered()) {
-            (Some(wanted), Some(offered)) => {
-                let family = &family.metadata.name;
-                TargetError::finding(
-                    FindingKind::Compile,
-                    format!(
-                        "the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}"
-                    ),
-                    Some(format!(
-                        "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
-                    )),
-                )
-            }
-            _ => EngineError::Step { message }.into(),
+        Err(EngineError::Step { message }) => Err(match lacking_compiler(job, headers, &log) {
+            Some(lacking) => lacking,
+            None => EngineError::Step { message }.into(),
         }),
-        Err(other) => Err(other.into()),
+        other => Ok(other?),
     }
+}
+
+/// The toolchain lacks the compiler that the kernel was built with, if that is what the probe has found.
+pub(super) fn lacking_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLog) -> Option<TargetError> {
+    let (wanted, offered) = headers.compiler.zip(log.offered())?;
+    let family = &job.family.metadata.name;
+    let message = format!(
+        "the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}"
+    );
+    let hint = format!(
+        "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"
+    );
+    Some(TargetError::finding(FindingKind::Compile, message, Some(hint)))
 }
 
 /// Makes sure that the engine has the toolchain, and says under which name.
 async fn ensure_toolchain(
     job: &Job<'_>,
-    engine: &dyn Engine,
+    engine: &DockerEngine,
     toolchain: &Toolchain,
 ) -> Result<String, TargetError> {
     let (parts, arch) = (job.parts, job.cell.target.arch);
@@ -112,7 +182,7 @@ async fn ensure_toolchain(
 
 /// Makes sure that the engine has an image, from a mirror or its own place, and says under which name. The engine
 /// goes to the network by itself, so that its hosts are looked at before.
-async fn pull(parts: &Parts, engine: &dyn Engine, image: &ImageReference) -> Result<String, TargetError> {
+async fn pull(parts: &Parts, engine: &DockerEngine, image: &ImageReference) -> Result<String, TargetError> {
     let net = parts.fetcher.net();
     let places = net.image_candidates(&image.repository);
     let named = |place: &Repository| {
@@ -140,7 +210,7 @@ async fn pull(parts: &Parts, engine: &dyn Engine, image: &ImageReference) -> Res
 
 async fn pull_from(
     parts: &Parts,
-    engine: &dyn Engine,
+    engine: &DockerEngine,
     place: &Repository,
     name: &str,
 ) -> Result<(), TargetError> {
@@ -157,27 +227,41 @@ async fn pull_from(
 /// compile for it: hours later, in the middle of a driver, the message would be of no use.
 fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>) -> String {
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
-    if let Some(Compiler { kind, major }) = compiler {
-        let name = match kind {
-            CompilerKind::Gcc => "gcc",
-            CompilerKind::Clang => "clang",
-        };
-        // The shell's own globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
-        let _ = writeln!(
-            text,
-            "RUN found=; for cc in /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
-             [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
-             [ \"${{v%%.*}}\" = {major} ] && exit 0; \
-             case \"$found \" in *\" $v \"*) ;; *) found=\"$found $v\" ;; esac; done; \
-             echo \"{PROBE_MARK}${{found:+{name}}}${{found:-no {name}}}\"; exit 86"
-        );
+    if let Some(compiler) = compiler {
+        let _ = writeln!(text, "RUN {}", probe(compiler));
     }
     text
 }
 
+/// The same probe, as a step in place.
+fn probe_step(compiler: Compiler) -> Step {
+    let argv = ["/bin/sh".to_owned(), "-c".to_owned(), probe(compiler)];
+    Step {
+        line: 0,
+        text: format!("is {compiler} in the toolchain?"),
+        action: Action::Run(Run { argv: argv.into(), workdir: "/".to_owned(), ..Run::default() }),
+    }
+}
+
+/// A command that fails where the toolchain has no compiler of this major version, and prints which it has.
+fn probe(Compiler { kind, major }: Compiler) -> String {
+    let name = match kind {
+        CompilerKind::Gcc => "gcc",
+        CompilerKind::Clang => "clang",
+    };
+    // The shell's own globbing finds gcc, gcc-12 and x86_64-linux-gnu-gcc-12 alike.
+    format!(
+        "found=; for cc in /usr/bin/{name} /usr/bin/{name}-[0-9]* /usr/bin/*-{name} /usr/bin/*-{name}-[0-9]*; do \
+         [ -x \"$cc\" ] || continue; v=$(\"$cc\" -dumpversion) || continue; \
+         [ \"${{v%%.*}}\" = {major} ] && exit 0; \
+         case \"$found \" in *\" $v \"*) ;; *) found=\"$found $v\" ;; esac; done; \
+         echo \"{PROBE_MARK}${{found:+{name}}}${{found:-no {name}}}\"; exit 86"
+    )
+}
+
 /// Keeps what the probe of the compilers printed.
 #[derive(Default)]
-struct ProbeLog(Mutex<Option<String>>);
+pub(super) struct ProbeLog(Mutex<Option<String>>);
 
 impl ProbeLog {
     fn offered(&self) -> Option<String> {

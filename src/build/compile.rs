@@ -1,7 +1,7 @@
-//! Adapter: the compile stage: sources and patches into the build context, the engine's run, and what it left.
+//! Adapter: the compile stage: sources and patches into the build context, the run of the `modules` stage, and what it left.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     pin::pin,
     sync::{
         Arc,
@@ -9,19 +9,19 @@ use std::{
     },
 };
 
+use runner::plan::{Limits, Plan};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    base::PreparedBase,
+    base::{InPlaceBase, PreparedBase, ProbeLog, lacking_compiler},
     failures::log_path,
-    job::{Job, Payload, ensure_planned},
-    needs::Needed,
+    job::{Against, Job, Payload, ensure_planned},
 };
 use crate::{
     blocking::blocking,
-    engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog},
-    image::{Digest, Output, Period},
+    engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
+    image::{BuildSpec, Digest, Output, Period},
     parts::{Finding, FindingKind, Stage, TargetError},
     payload,
 };
@@ -30,16 +30,22 @@ use crate::{
 pub(super) async fn compile(
     job: &Job<'_>,
     base: &PreparedBase,
-    needed: &Needed,
+    against: &Against,
 ) -> Result<Payload, TargetError> {
     let Job { parts, cell, image, .. } = job;
     let (mut context, sources) = context(job).await?;
-    context.extend(needed.context.iter().cloned());
+    context.extend(against.needed.context.iter().cloned());
     job.stage(Stage::Compile);
     let work = parts.cache.scratch()?;
     let log_path = log_path(&parts.cache, cell);
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
-    let log = Arc::new(FileLog::create(&log_path, move |line| reporter.output(&subject, line))?);
+    let probe = Arc::new(ProbeLog::default());
+    let probed = Arc::clone(&probe);
+    let live = move |line: &str| {
+        probed.line(line);
+        reporter.output(&subject, line);
+    };
+    let log = Arc::new(FileLog::create(&log_path, live)?);
     let build = BuildJob {
         id: job_id(job),
         dockerfile: cell.dockerfile.clone(),
@@ -50,14 +56,24 @@ pub(super) async fn compile(
     let (tree, archive) = (work.path().join("payload"), work.path().join("image.tar"));
     fs_err::create_dir(&tree)?;
     let run = async {
-        match image.spec.output {
-            Output::Payload => base.engine.build_payload(&build, &tree).await,
-            Output::Image => base.engine.build_archive(&build, &archive).await,
+        match (base, image.spec.output) {
+            (PreparedBase::InPlace(base), _) => {
+                let (sandbox, scratch) = (&base.sandbox, work.path().join("sandbox"));
+                sandbox.compile(in_place(base, build.clone(), scratch, limits(image.spec.build)), &tree).await
+            }
+            (PreparedBase::Image(engine), Output::Payload) => engine.build_payload(&build, &tree).await,
+            (PreparedBase::Image(engine), Output::Image) => engine.build_archive(&build, &archive).await,
         }
     };
     match within(image.spec.build.deadline, &build.cancel, run).await {
         Some(Ok(())) => {}
-        Some(Err(EngineError::Step { message })) => return Err(failed(&log, &message, &log_path).into()),
+        Some(Err(EngineError::Step { message })) => {
+            return Err(match lacking_compiler(job, &against.headers, &probe) {
+                Some(lacking) => lacking,
+                None => failed(&log, &message, &log_path).into(),
+            });
+        }
+        Some(Err(EngineError::Limit { message })) => return Err(over_limit(&log, &message, &log_path).into()),
         Some(Err(other)) => return Err(other.into()),
         None => return Err(too_long(&log, image.spec.build.deadline, &log_path).into()),
     }
@@ -83,6 +99,28 @@ pub(super) async fn compile(
     };
     payload.exposed = expose(job, &payload).await?;
     Ok(payload)
+}
+
+/// Memory that any build may use, in bytes.
+const LEAST_MEMORY: u64 = 4 << 30;
+
+/// What a build may use. What it says of its memory is when it may start beside others, and so an estimate.
+fn limits(spec: BuildSpec) -> Limits {
+    let memory = spec.memory.bytes().saturating_mul(2).max(LEAST_MEMORY);
+    Limits { memory: Some(memory), ..Limits::default() }
+}
+
+fn in_place(base: &InPlaceBase, job: BuildJob, scratch: PathBuf, limits: Limits) -> InPlace {
+    let BuildJob { id: _, dockerfile: _, context, log, cancel } = job;
+    let InPlaceBase { sandbox: _, steps, lowers } = base;
+    InPlace {
+        plan: Plan { steps: steps.clone(), limits },
+        lowers: lowers.clone(),
+        context,
+        scratch,
+        log,
+        cancel,
+    }
 }
 
 /// What the engine's run comes to; `None` where it was stopped because it took longer than it may.
@@ -112,6 +150,23 @@ fn failed(log: &FileLog, message: &str, log_path: &Path) -> Finding {
     );
     let message = format!("compile failed: {message}");
     Finding { kind: FindingKind::Compile, message, detail, hint: Some(hint) }
+}
+
+/// A step used more than it may.
+fn over_limit(log: &FileLog, message: &str, log_path: &Path) -> Finding {
+    let (_, detail) = log.finish();
+    let hint = format!(
+        "the log is {}; if the build needs more memory, raise build.memory in the definition: a build may use twice that, and {} GiB at \
+         least",
+        log_path.display(),
+        LEAST_MEMORY >> 30
+    );
+    Finding {
+        kind: FindingKind::Compile,
+        message: format!("the build was stopped: {message}"),
+        detail,
+        hint: Some(hint),
+    }
 }
 
 /// The build was stopped at its deadline.

@@ -54,7 +54,7 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
         checked
     } else {
         let base = base::prepare(&job, &against.headers).await?;
-        let payload = compile::compile(&job, &base, &against.needed).await?;
+        let payload = compile::compile(&job, &base, &against).await?;
         check::check(&job, &against, payload, None).await?
     };
 

@@ -100,7 +100,7 @@ pub struct ClusterArg {
 /// What compiles.
 #[derive(Debug, Args)]
 pub struct EngineArg {
-    /// The build engine; auto takes a Docker socket that answers, then Podman's, then buildah
+    /// The build engine; auto takes the sandbox where this machine lets it, then a Docker socket that answers, then Podman's
     #[arg(long, env = vars::FARRIER_ENGINE, value_enum, default_value_t = EngineChoice::Auto, hide_env_values = true)]
     pub engine: EngineChoice,
 }

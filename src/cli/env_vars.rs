@@ -13,7 +13,7 @@ use crate::{
 pub const FARRIER_DEFINITIONS: &str = "FARRIER_DEFINITIONS";
 /// `--registry`: where images are published, `host[:port]/path` or `oci:PATH`.
 pub const FARRIER_REGISTRY: &str = "FARRIER_REGISTRY";
-/// `--engine`: `auto`, `docker`, `podman` or `buildah`.
+/// `--engine`: `auto`, `sandbox`, `docker` or `podman`.
 pub const FARRIER_ENGINE: &str = "FARRIER_ENGINE";
 /// `--cluster`: `kube`, `kube:CONTEXT` or `dir:PATH`. For a live cluster kube's client reads `KUBECONFIG` (files,
 /// separated by colons; else `~/.kube/config`), and in a pod `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`;
@@ -27,6 +27,8 @@ pub const FARRIER_OFFLINE: &str = "FARRIER_OFFLINE";
 pub const FARRIER_CACHE_DIR: &str = "FARRIER_CACHE_DIR";
 /// `--entrypoint`: the static `driver-entrypoint`, which goes into images that start with it and is init of boot checks.
 pub const FARRIER_ENTRYPOINT: &str = "FARRIER_ENTRYPOINT";
+/// The static `farrier-runner`, which runs the steps of builds in a sandbox; without it the one beside farrier.
+pub const FARRIER_RUNNER: &str = "FARRIER_RUNNER";
 /// `--listen`: the address of `/metrics`, `/healthz` and `/readyz`, or `off`.
 pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";
 /// `--instance`: this farrier's name, where a cluster has several.
@@ -93,12 +95,13 @@ pub fn colours() -> Option<bool> {
     set("CLICOLOR_FORCE").filter(|value| value != "0").map(|_| true)
 }
 
-/// Where engines listen: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`, `$PATH`.
+/// Where engines are: `$DOCKER_HOST`, `$XDG_RUNTIME_DIR/podman/podman.sock`, `$FARRIER_RUNNER`.
 pub fn engine_env() -> EngineEnv {
     EngineEnv {
         docker_host: env::var("DOCKER_HOST").ok().filter(|value| !value.is_empty()),
         runtime_dir: absolute("XDG_RUNTIME_DIR"),
-        notes: None,
+        runner: env::var_os(FARRIER_RUNNER).map(PathBuf::from),
+        ..EngineEnv::default()
     }
 }
 

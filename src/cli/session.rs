@@ -27,6 +27,8 @@ use crate::{
 pub const BOOT_MEMORY: &str = "boot";
 /// The directory in the cache for what engines may hold of runs that are over.
 const ENGINE_NOTES: &str = "engine-runs";
+/// Where it is seen whether this machine lets a sandbox be made.
+const SANDBOX_TRIALS: &str = "sandbox-trials";
 
 /// What every command works with: the options that all of them have, and the signal to stop.
 pub struct Session {
@@ -117,7 +119,11 @@ impl Session {
         let fetcher = fetcher.with_store(Store::new(location.clone(), Arc::clone(&registry)));
         let remote = Arc::new(RemoteRegistry::new("registries".to_owned(), &options));
         let cancel = self.stop.cancel.clone();
-        let engine_env = EngineEnv { notes: Some(cache.root().join(ENGINE_NOTES)), ..env_vars::engine_env() };
+        let engine_env = EngineEnv {
+            notes: Some(cache.root().join(ENGINE_NOTES)),
+            scratch: Some(cache.root().join(SANDBOX_TRIALS)),
+            ..env_vars::engine_env()
+        };
         let boot = QemuBoot {
             fetcher: fetcher.clone(),
             root: definitions.root.clone(),

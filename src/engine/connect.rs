@@ -1,32 +1,26 @@
 //! Adapter: finds an engine that works.
 
-use std::{
-    fmt::Write as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt::Write as _, path::PathBuf, sync::Arc};
 
-use super::{Engine, EngineError, buildah::BuildahEngine, docker::DockerEngine};
+use super::{DockerEngine, Engine, EngineError, Sandbox};
 
 /// Where Docker listens unless told otherwise.
 const DOCKER_SOCKET: &str = "unix:///var/run/docker.sock";
 /// Where Podman's system service listens.
 const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
-/// Where buildah is looked for when the process has no search path of its own.
-const BUILDAH: &str = "buildah";
 
 /// Which engine the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum EngineChoice {
-    /// A Docker socket that answers, then Podman's, then buildah.
+    /// The sandbox where this machine lets it, else a Docker socket that answers, else Podman's.
     #[default]
     Auto,
+    /// Namespaces of this machine: no daemon, no root.
+    Sandbox,
     /// Docker's API at `DOCKER_HOST` or on its usual socket.
     Docker,
     /// The same API on Podman's socket.
     Podman,
-    /// The buildah command.
-    Buildah,
 }
 
 /// What the environment says about engines, and the cache has for them; read elsewhere.
@@ -38,81 +32,101 @@ pub struct EngineEnv {
     pub runtime_dir: Option<PathBuf>,
     /// Where it is noted what runs may have left in a daemon, so that the next one removes it; `None` where nothing is built.
     pub notes: Option<PathBuf>,
+    /// `FARRIER_RUNNER`: the runner of sandboxes; `None`: the one beside farrier.
+    pub runner: Option<PathBuf>,
+    /// Where a sandbox is tried out: a directory on the file system on which builds write.
+    pub scratch: Option<PathBuf>,
 }
 
-/// One place where an engine may be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Candidate {
-    Socket { name: &'static str, address: String },
-    Buildah,
-}
-
-/// Connects to the chosen engine, or to the first that answers.
-pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Arc<dyn Engine>, EngineError> {
-    let mut tried = String::new();
-    for candidate in candidates(choice, env) {
-        let (place, answer) = match candidate {
-            Candidate::Socket { name, address } => {
-                match DockerEngine::connect(&address, env.notes.as_deref()).await {
-                    Ok(engine) => return Ok(Arc::new(engine)),
-                    Err(answer) => (format!("{name} at {address}"), answer),
-                }
-            }
-            Candidate::Buildah => match BuildahEngine::connect(Path::new(BUILDAH)).await {
-                Ok(engine) => return Ok(Arc::new(engine)),
-                Err(answer) => (BUILDAH.to_owned(), answer),
-            },
-        };
-        let separator = if tried.is_empty() { "" } else { "; " };
-        let _ = write!(tried, "{separator}{place}: {answer}");
+/// Connects to the chosen engine, or to the first that works.
+pub async fn connect(choice: EngineChoice, env: &EngineEnv) -> Result<Engine, EngineError> {
+    let mut tried = Tried::default();
+    if matches!(choice, EngineChoice::Auto | EngineChoice::Sandbox) {
+        match Sandbox::connect(env.runner.as_deref(), env.scratch.as_deref()).await {
+            Ok(sandbox) => return Ok(Engine::Sandbox(Arc::new(sandbox))),
+            Err(answer) => tried.note("sandbox", &answer),
+        }
     }
-    Err(EngineError::Unavailable { tried })
+    connect_daemon(choice, env, tried).await.map(|engine| Engine::Docker(Arc::new(engine)))
 }
 
-fn candidates(choice: EngineChoice, env: &EngineEnv) -> Vec<Candidate> {
-    let EngineEnv { docker_host, runtime_dir, notes: _ } = env;
-    let docker = || Candidate::Socket {
-        name: "docker",
-        address: docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()),
-    };
+/// Connects to the chosen daemon, or to the first that answers: for what only a daemon does.
+pub async fn connect_docker(choice: EngineChoice, env: &EngineEnv) -> Result<DockerEngine, EngineError> {
+    connect_daemon(choice, env, Tried::default()).await
+}
+
+async fn connect_daemon(
+    choice: EngineChoice,
+    env: &EngineEnv,
+    mut tried: Tried,
+) -> Result<DockerEngine, EngineError> {
+    for (name, address) in sockets(choice, env) {
+        match DockerEngine::connect(&address, env.notes.as_deref()).await {
+            Ok(engine) => return Ok(engine),
+            Err(answer) => tried.note(&format!("{name} at {address}"), &answer),
+        }
+    }
+    Err(EngineError::Unavailable { tried: tried.0 })
+}
+
+/// Each engine that was tried, with its answer.
+#[derive(Default)]
+struct Tried(String);
+
+impl Tried {
+    fn note(&mut self, place: &str, answer: &str) {
+        let separator = if self.0.is_empty() { "" } else { "; " };
+        let _ = write!(self.0, "{separator}{place}: {answer}");
+    }
+}
+
+/// Where daemons may listen.
+fn sockets(choice: EngineChoice, env: &EngineEnv) -> Vec<(&'static str, String)> {
+    let EngineEnv { docker_host, runtime_dir, .. } = env;
+    let docker = || ("docker", docker_host.clone().unwrap_or_else(|| DOCKER_SOCKET.to_owned()));
     let podman = || {
         let own = runtime_dir.as_ref().map(|dir| dir.join("podman/podman.sock"));
         own.into_iter()
             .chain([PathBuf::from(PODMAN_SOCKET)])
-            .map(|path| Candidate::Socket { name: "podman", address: format!("unix://{}", path.display()) })
+            .map(|path| ("podman", format!("unix://{}", path.display())))
     };
     match choice {
-        EngineChoice::Auto => std::iter::once(docker()).chain(podman()).chain([Candidate::Buildah]).collect(),
+        EngineChoice::Auto => std::iter::once(docker()).chain(podman()).collect(),
+        EngineChoice::Sandbox => Vec::new(),
         EngineChoice::Docker => vec![docker()],
         EngineChoice::Podman => podman().collect(),
-        EngineChoice::Buildah => vec![Candidate::Buildah],
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn env(dir: &Path) -> EngineEnv {
         EngineEnv {
             docker_host: Some(format!("unix://{}", dir.join("docker.sock").display())),
             runtime_dir: Some(dir.to_owned()),
-            notes: None,
+            ..EngineEnv::default()
         }
     }
 
     #[test]
-    fn docker_comes_before_podman_and_buildah() {
-        let found = candidates(EngineChoice::Auto, &EngineEnv::default());
-        let socket = |name, address: &str| Candidate::Socket { name, address: address.to_owned() };
+    fn docker_comes_before_podman() {
+        let found = sockets(EngineChoice::Auto, &EngineEnv::default());
         assert_eq!(
             found,
-            [
-                socket("docker", DOCKER_SOCKET),
-                socket("podman", "unix:///run/podman/podman.sock"),
-                Candidate::Buildah
-            ]
+            [("docker", DOCKER_SOCKET.to_owned()), ("podman", format!("unix://{PODMAN_SOCKET}"))]
         );
+        assert!(sockets(EngineChoice::Sandbox, &EngineEnv::default()).is_empty());
+    }
+
+    #[tokio::test]
+    async fn without_a_runner_there_is_no_sandbox() {
+        let env = EngineEnv { runner: Some("/nonexistent/runner".into()), ..EngineEnv::default() };
+        let error = connect(EngineChoice::Sandbox, &env).await.err().unwrap();
+        assert_eq!(error.to_string(), "no build engine: sandbox: there is no /nonexistent/runner");
     }
 
     #[tokio::test]

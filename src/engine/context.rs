@@ -1,4 +1,4 @@
-//! Adapter: the build context, as a tar stream or as a directory.
+//! Adapter: the build context, as a tar stream.
 
 use std::{
     fs::Metadata,
@@ -6,7 +6,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use fs_err::{self as fs, os::unix::fs::symlink};
+use fs_err as fs;
 use tar::{Builder, EntryType, Header, HeaderMode};
 use walkdir::WalkDir;
 
@@ -24,20 +24,28 @@ struct Found {
     metadata: Metadata,
 }
 
-/// Writes the context as tar, while walking it: names in order, owner root, times and modes as they are.
+/// What a builder takes out of the context before it copies from there: both files are for it alone.
+const IGNORED: &str = ".dockerignore";
+
+/// Writes the context as tar, while walking it: names in order, owner root, times and modes as they are. A builder gets the
+/// Dockerfile with it; what runs steps has read that.
 pub(super) fn write_tar(
-    dockerfile: &str,
+    dockerfile: Option<&str>,
     entries: &[ContextEntry],
     out: &mut impl Write,
 ) -> Result<(), EngineError> {
     let mut tar = Builder::new(out);
-    let mut header = Header::new_gnu();
-    header.set_mode(0o644);
-    header.set_uid(0);
-    header.set_gid(0);
-    header.set_mtime(0);
-    header.set_size(dockerfile.len() as u64);
-    tar.append_data(&mut header, DOCKERFILE, dockerfile.as_bytes())?;
+    let ignored = format!("{DOCKERFILE}\n{IGNORED}\n");
+    let own = dockerfile.map(|text| [(DOCKERFILE, text), (IGNORED, ignored.as_str())]);
+    for (name, text) in own.into_iter().flatten() {
+        let mut header = Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(0);
+        header.set_size(text.len() as u64);
+        tar.append_data(&mut header, name, text.as_bytes())?;
+    }
     for entry in entries {
         walk(entry, |found| append(&mut tar, found))?;
     }
@@ -67,34 +75,6 @@ fn append(tar: &mut Builder<impl Write>, found: &Found) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, reason));
         }
         Ok(())
-    }
-}
-
-/// Lays the context out below `root`: hard links where the file system lets us, copies elsewhere.
-pub(super) fn stage(entries: &[ContextEntry], root: &Path) -> Result<(), EngineError> {
-    for entry in entries {
-        if let Some(parent) = checked(&entry.dest)?.parent() {
-            fs::create_dir_all(root.join(parent))?;
-        }
-        walk(entry, |found| place(found, &root.join(&found.dest)))?;
-    }
-    Ok(())
-}
-
-fn place(found: &Found, to: &Path) -> io::Result<()> {
-    let Found { dest: _, from, metadata } = found;
-    if metadata.is_symlink() {
-        symlink(fs::read_link(from)?, to)
-    } else if metadata.is_dir() {
-        match fs::create_dir(to) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && to.is_dir() => {}
-            other => other?,
-        }
-        fs::set_permissions(to, metadata.permissions())
-    } else {
-        // The engine only reads its context, so that sharing the file is safe. Other file system, too many
-        // links, protected links: all mean a copy.
-        fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()))
     }
 }
 
@@ -128,7 +108,7 @@ fn walk(entry: &ContextEntry, mut visit: impl FnMut(&Found) -> io::Result<()>) -
 fn checked(dest: &str) -> Result<&Path, EngineError> {
     let path = Path::new(dest);
     let inside = path.components().all(|part| matches!(part, Component::Normal(_)));
-    if dest.is_empty() || dest == DOCKERFILE || !inside {
+    if dest.is_empty() || [DOCKERFILE, IGNORED].contains(&dest) || !inside {
         let reason = format!("{dest} is not a place inside the build context");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, reason).into());
     }
@@ -159,7 +139,7 @@ mod tests {
 
     fn tar_of(entries: &[ContextEntry]) -> Vec<u8> {
         let mut out = Vec::new();
-        write_tar("FROM scratch\n", entries, &mut out).unwrap();
+        write_tar(Some("FROM scratch\n"), entries, &mut out).unwrap();
         out
     }
 
@@ -187,20 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn staging_keeps_links_and_modes() {
-        let (dir, entries) = tree();
-        let root = dir.path().join("staged");
-        fs::create_dir(&root).unwrap();
-        stage(&entries, &root).unwrap();
-        assert_eq!(fs::read_link(root.join("sources/x/link")).unwrap(), Path::new("/etc/passwd"));
-        let mode = fs::metadata(root.join("sources/x/sub/run.sh")).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o755);
-        assert_eq!(fs::read_to_string(root.join("patches/1.patch")).unwrap(), "#!/bin/sh\n");
-    }
-
-    #[test]
     fn places_outside_the_context_are_refused() {
-        for dest in ["", "/etc", "../x", "a/../../b", DOCKERFILE] {
+        for dest in ["", "/etc", "../x", "a/../../b", DOCKERFILE, IGNORED] {
             assert!(checked(dest).is_err(), "{dest}");
         }
         assert!(checked("kernel/usr/src").is_ok());
@@ -211,6 +179,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let _socket = std::os::unix::net::UnixListener::bind(dir.path().join("s")).unwrap();
         let entries = [ContextEntry { dest: "x".into(), from: dir.path().to_owned() }];
-        assert!(write_tar("", &entries, &mut Vec::new()).is_err());
+        assert!(write_tar(None, &entries, &mut Vec::new()).is_err());
     }
 }

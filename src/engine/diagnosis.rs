@@ -88,7 +88,7 @@ impl Diagnoser {
 
 /// Does the engine repeat the Dockerfile here? A step may well hold the words of an error.
 fn is_engines_own(line: &str) -> bool {
-    // buildah puts the stage before: `[1/3] STEP 2/3: RUN make`.
+    // Podman puts the stage before: `[1/3] STEP 2/3: RUN make`.
     let step = match line.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((stage, step)) if stage.bytes().all(|byte| byte.is_ascii_digit() || byte == b'/') => step,
         _ => line,

@@ -25,16 +25,6 @@ pub(super) fn label_stages(dockerfile: &str, labels: &[(&str, &str)]) -> String 
     out
 }
 
-/// The Dockerfile with a last stage that holds nothing but the `modules` stage's `/out`.
-pub(super) fn with_out_stage(dockerfile: &str) -> String {
-    format!("{}\n{OUT_STAGE}\n", dockerfile.trim_end())
-}
-
-/// What [`with_out_stage`] adds.
-const OUT_STAGE: &str = "FROM scratch\nCOPY --from=modules /out /out";
-/// The step of it that fails when there is no `/out`.
-pub(super) const OUT_STEP: &str = "COPY --from=modules /out /out";
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -77,14 +67,5 @@ mod tests {
     fn the_escape_directive_is_heeded() {
         let text = "# escape=`\nFROM base `\n AS x\nRUN dir C:\\\nFROM y\n";
         assert_eq!(label(text).matches("LABEL").count(), 2);
-    }
-
-    #[test]
-    fn the_out_stage_comes_last() {
-        assert_eq!(
-            with_out_stage("FROM a AS modules\nRUN x\n\n"),
-            "FROM a AS modules\nRUN x\nFROM scratch\nCOPY --from=modules /out /out\n"
-        );
-        assert!(OUT_STAGE.ends_with(OUT_STEP));
     }
 }

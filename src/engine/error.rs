@@ -3,6 +3,7 @@
 use std::{error::Error, io};
 
 use super::EngineKind;
+use crate::cache::FULL_DISK;
 
 /// What went wrong in an engine.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,12 @@ pub enum EngineError {
     #[error("build step failed: {message}")]
     Step {
         /// The engine's words, with the step and its exit code.
+        message: String,
+    },
+    /// A step went over a limit. Permanent.
+    #[error("build step stopped: {message}")]
+    Limit {
+        /// The step, and which limit.
         message: String,
     },
     /// The engine's disk is full. Permanent until there is room.
@@ -75,7 +82,8 @@ impl EngineError {
                     .to_owned(),
             ),
             Self::Unavailable { .. } => Some(
-                "start the Docker daemon (`systemctl start docker`) or Podman's socket, or install buildah and run as root; --engine chooses one of them"
+                "make what the sandbox lacks possible, or start the Docker daemon (`systemctl start docker`) or Podman's socket; \
+                 --engine chooses one of them"
                     .to_owned(),
             ),
             Self::Step { message } if message.contains("exit code 137") => {
@@ -84,8 +92,9 @@ impl EngineError {
             Self::DiskFull { engine: EngineKind::Docker, .. } => {
                 Some("make room below Docker's data directory: `docker system df` shows what takes it".to_owned())
             }
-            Self::DiskFull { engine: EngineKind::Buildah, .. } => {
-                Some("make room below buildah's storage: `buildah info` shows where it is".to_owned())
+            Self::DiskFull { engine: EngineKind::Sandbox, .. } => Some(FULL_DISK.to_owned()),
+            Self::Limit { .. } => {
+                Some("raise build.memory in the definition if the build needs more".to_owned())
             }
             Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
             Self::Engine { .. } => Some("see the engine's own log; farrier tries again by itself".to_owned()),

@@ -1,7 +1,6 @@
-//! Adapter: engines, which run a rendered Dockerfile and hand back what it left.
+//! Adapter: engines, which run what a Dockerfile says and hand back what it left: in place, or as Docker does.
 
 mod bridge;
-mod buildah;
 mod connect;
 mod context;
 pub mod diagnosis;
@@ -10,28 +9,36 @@ mod dockerfile;
 mod error;
 mod file_log;
 mod lines;
+mod sandbox;
 
-use std::{
-    fmt,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, path::PathBuf, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
 
-pub use connect::{EngineChoice, EngineEnv, connect};
+pub use connect::{EngineChoice, EngineEnv, connect, connect_docker};
 pub use diagnosis::{Diagnoser, Diagnosis};
+pub use docker::DockerEngine;
 pub use error::EngineError;
 pub use file_log::FileLog;
+pub use sandbox::{InPlace, Owner, Sandbox};
 
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
 #[strum(serialize_all = "lowercase")]
 pub enum EngineKind {
+    /// Namespaces of this machine.
+    Sandbox,
     /// Docker's API, on Docker's or Podman's socket.
     Docker,
-    /// The buildah command.
-    Buildah,
+}
+
+/// What compiles.
+#[derive(Clone)]
+pub enum Engine {
+    /// In place: steps run over trees of farrier's cache.
+    Sandbox(Arc<Sandbox>),
+    /// A daemon that runs whole Dockerfiles.
+    Docker(Arc<DockerEngine>),
 }
 
 /// One thing in the build context.
@@ -79,39 +86,6 @@ impl fmt::Debug for Credentials {
         let Self { username, password: _ } = self;
         f.debug_struct("Credentials").field("username", username).field("password", &"***").finish()
     }
-}
-
-/// Runs Dockerfiles. `RUN` has no network.
-#[async_trait::async_trait]
-pub trait Engine: Send + Sync {
-    /// One line for people: the engine, its version, where it listens.
-    fn describe(&self) -> String;
-
-    /// Is there a local image of this name?
-    async fn has_image(&self, name: &str) -> Result<bool, EngineError>;
-
-    /// Writes a local image to `dest` as a `docker save` archive; `false` when there is none of this name.
-    async fn export_image(
-        &self,
-        name: &str,
-        dest: &Path,
-        cancel: &CancellationToken,
-    ) -> Result<bool, EngineError>;
-
-    /// Fetches an image from its registry into the engine.
-    async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError>;
-
-    /// Runs the Dockerfile and keeps its final image under a local name, labelled
-    /// `farrier.dev/cache=base`.
-    async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError>;
-
-    /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into `dest` (an empty directory) and
-    /// leaves nothing in the engine.
-    async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError>;
-
-    /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive and leaves
-    /// nothing in the engine.
-    async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError>;
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ pub(crate) use kernel_record::{LastRecord, record_kernels};
 pub(crate) use keys::can_sign_images;
 pub use keys::verification_keys;
 pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs};
-#[expect(unused_imports, reason = "the engine that needs it comes next")]
 pub(crate) use root_fs::toolchain_tree;
 pub(crate) use root_fs::{
     BaseImage, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,

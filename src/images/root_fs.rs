@@ -200,7 +200,6 @@ async fn read_image(
 
 /// A toolchain as a tree in the cache, with the image that it is: its configuration says what a `FROM` of it brings along.
 /// `pinned` is what the input hash has of a toolchain that is an image: with its digest, whatever the tag names by now.
-#[cfg_attr(not(test), expect(dead_code, reason = "the engine that needs it comes next"))]
 pub(crate) async fn toolchain_tree(
     parts: &Parts,
     toolchain: &Toolchain,

@@ -8,29 +8,44 @@ use super::error::TargetError;
 use crate::{
     blocking::blocking,
     boot,
-    engine::{self, Engine, EngineChoice, EngineEnv, EngineError},
+    engine::{self, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError},
     kernel::Architecture,
     oci::Layer,
     payload::{Entrypoint, PayloadError},
 };
 
-/// An engine that is connected at its first use.
+/// Engines that are connected at their first use.
 #[derive(Clone)]
 pub struct LazyEngine {
     choice: EngineChoice,
     env: EngineEnv,
-    engine: Arc<OnceCell<Arc<dyn Engine>>>,
+    engine: Arc<OnceCell<Engine>>,
+    docker: Arc<OnceCell<Arc<DockerEngine>>>,
 }
 
 impl LazyEngine {
     /// Remembers the choice.
     pub fn new(choice: EngineChoice, env: EngineEnv) -> Self {
-        Self { choice, env, engine: Arc::default() }
+        Self { choice, env, engine: Arc::default(), docker: Arc::default() }
     }
 
-    /// The engine, connected now if it was not.
-    pub async fn get(&self) -> Result<Arc<dyn Engine>, EngineError> {
+    /// What compiles, connected now if it was not.
+    pub async fn get(&self) -> Result<Engine, EngineError> {
         self.engine.get_or_try_init(|| engine::connect(self.choice, &self.env)).await.cloned()
+    }
+
+    /// The daemon, for what is not done in place; also beside a sandbox, unless that one was asked for.
+    pub(crate) async fn docker(&self) -> Result<Arc<DockerEngine>, EngineError> {
+        if let Some(Engine::Docker(engine)) = self.engine.get() {
+            return Ok(Arc::clone(engine));
+        }
+        let connect = || async { engine::connect_docker(self.choice, &self.env).await.map(Arc::new) };
+        self.docker.get_or_try_init(connect).await.cloned()
+    }
+
+    /// May another engine than the one that was found do a build?
+    pub(crate) fn may_be_another(&self) -> bool {
+        self.choice == EngineChoice::Auto
     }
 }
 

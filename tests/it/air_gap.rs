@@ -256,7 +256,7 @@ impl Place {
             .env("FARRIER_CACHE_DIR", self.path("cache"))
             .env("FARRIER_REGISTRY", self.location())
             .env("FARRIER_CLUSTER", format!("dir:{}", self.path("cluster").display()))
-            .env("FARRIER_ENGINE", "buildah")
+            .env("FARRIER_ENGINE", "sandbox")
             .env("DOCKER_CONFIG", self.path("docker"))
             .env("HOME", self.path("home"))
             .env_remove("REGISTRY_AUTH_FILE")

@@ -1,4 +1,4 @@
-//! Both engines for real: the Docker daemon behind its socket, and the buildah command.
+//! Both engines for real: the Docker daemon behind its socket, and the sandbox.
 
 use std::{
     fs,
@@ -11,9 +11,12 @@ use std::{
 use farrier::{
     archive::UnpackError,
     engine::{
-        BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, FileLog, connect,
+        BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
+        FileLog, InPlace, connect, connect_docker,
     },
+    template::steps::{self, Base},
 };
+use runner::plan::{Limits, Plan};
 use tokio_util::sync::CancellationToken;
 
 /// The engine that the machine, or the script that runs the tests, has started.
@@ -65,11 +68,15 @@ fn root_fs() -> &'static Path {
         for path in [&bin, &root.join("tmp")] {
             fs::create_dir_all(path).unwrap();
         }
+        fs::create_dir_all(root.join("usr")).unwrap();
+        fs::create_dir_all(root.join("etc")).unwrap();
+        fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\n").unwrap();
+        std::os::unix::fs::symlink("../bin", root.join("usr/bin")).unwrap();
         let unpacked = dir.path().join("unpacked");
         let busybox = [unpacked.join("bin/busybox"), unpacked.join("usr/bin/busybox")];
         fs::copy(busybox.iter().find(|path| path.is_file()).unwrap(), bin.join("busybox")).unwrap();
-        for applet in ["sh", "cat", "mkdir", "ln", "mknod", "sleep", "nc", "true", "chmod", "ls", "rm"] {
-            std::os::unix::fs::symlink("busybox", bin.join(applet)).unwrap();
+        for applet in run(Command::new(bin.join("busybox")).arg("--list")).lines() {
+            let _ = std::os::unix::fs::symlink("busybox", bin.join(applet));
         }
         let tar = dir.path().join("rootfs.tar");
         run(Command::new("tar").arg("-C").arg(&root).arg("-cf").arg(&tar).arg("."));
@@ -84,17 +91,31 @@ fn run(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// An engine with a base image of this test's own.
-struct Bench {
-    engine: Arc<dyn Engine>,
-    base: String,
+/// The same as a tree that sandboxes may have.
+fn root_tree() -> &'static Path {
+    static TREE: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, tree) = TREE.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let tree = dir.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        run(Command::new("tar").arg("-C").arg(&tree).arg("-xf").arg(root_fs()));
+        farrier::engine::Owner::of_this_process().own(&tree).unwrap();
+        (dir, tree)
+    });
+    tree
+}
+
+/// An engine with a base of this test's own.
+pub struct Bench {
+    engine: Engine,
+    pub base: String,
     work: tempfile::TempDir,
     log: Arc<Lines>,
     cancel: CancellationToken,
 }
 
 impl Bench {
-    async fn new(choice: EngineChoice, name: &str) -> Self {
+    pub async fn new(choice: EngineChoice, name: &str) -> Self {
         let engine = connect(choice, &engine_env()).await.unwrap();
         let base = format!("localhost/farrier-test/{name}-{}:1", std::process::id());
         let bench = Self {
@@ -104,14 +125,21 @@ impl Bench {
             log: Arc::default(),
             cancel: CancellationToken::new(),
         };
-        let mut job = bench.job("base", "FROM scratch\nADD rootfs.tar /\n");
-        job.context = vec![ContextEntry { dest: "rootfs.tar".into(), from: root_fs().to_owned() }];
-        bench.engine.build_image(&job, &bench.base).await.unwrap();
-        assert!(bench.engine.has_image(&bench.base).await.unwrap());
+        if let Engine::Docker(engine) = &bench.engine {
+            let mut job = bench.job("base", "FROM scratch\nADD rootfs.tar /\n");
+            job.context = vec![ContextEntry { dest: "rootfs.tar".into(), from: root_fs().to_owned() }];
+            engine.build_image(&job, &bench.base).await.unwrap();
+            assert!(engine.has_image(&bench.base).await.unwrap());
+        }
         bench
     }
 
-    fn job(&self, id: &str, dockerfile: &str) -> BuildJob {
+    fn docker(&self) -> &DockerEngine {
+        let Engine::Docker(engine) = &self.engine else { panic!("this test is about daemons") };
+        engine
+    }
+
+    pub fn job(&self, id: &str, dockerfile: &str) -> BuildJob {
         BuildJob {
             id: format!("test-{id}-{}", std::process::id()),
             dockerfile: dockerfile.to_owned(),
@@ -130,45 +158,53 @@ impl Bench {
         )
     }
 
-    async fn payload(&self, job: &BuildJob) -> Result<PathBuf, EngineError> {
-        let dest = self.work.path().join("payload");
+    /// The payload, in a directory of its own.
+    pub async fn payload(&self, job: &BuildJob) -> Result<PathBuf, EngineError> {
+        let number = fs::read_dir(self.work.path()).unwrap().count();
+        let dest = self.work.path().join(format!("payload-{number}"));
         fs::create_dir(&dest).unwrap();
-        self.engine.build_payload(job, &dest).await.map(|()| dest)
-    }
-
-    /// The command that looks into the engine; Docker's reads Podman's socket, too.
-    fn tool(&self) -> &'static str {
-        if self.engine.describe().starts_with("buildah ") { "buildah" } else { "docker" }
-    }
-
-    /// What this test's images and jobs left in the engine, the base apart. Other tests run beside this one.
-    fn leftovers(&self) -> Vec<String> {
-        let pid = std::process::id().to_string();
-        if self.tool() == "docker" {
-            let label = format!("label=farrier.dev/build=test-modules-{pid}");
-            let list = |args: &[&str]| run(Command::new("docker").args(args).args(["--filter", &label]));
-            let found = list(&["ps", "-aq"]) + &list(&["images", "-aq"]);
-            found.lines().map(str::to_owned).collect()
-        } else {
-            let format = ["containers", "-a", "--noheading", "--format", "{{.ImageName}}"];
-            let containers = run(Command::new("buildah").args(format));
-            let dirs = fs::read_dir("/var/lib/containers").unwrap();
-            let dirs = dirs.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
-            let ours = format!("farrier-run-test-modules-{pid}");
-            // Those of other tests that run now are made from other images.
-            containers
-                .lines()
-                .filter(|image| image.contains(&self.base))
-                .map(str::to_owned)
-                .chain(dirs.filter(|name| name.starts_with(&ours)))
-                .collect()
+        match &self.engine {
+            Engine::Docker(engine) => engine.build_payload(job, &dest).await?,
+            Engine::Sandbox(sandbox) => {
+                let base = Base { name: self.base.clone(), ..Base::default() };
+                let recipe = steps::read(&job.dockerfile, &base).unwrap();
+                let build = InPlace {
+                    plan: Plan { steps: recipe.steps, limits: Limits::default() },
+                    lowers: vec![root_tree().to_owned()],
+                    context: job.context.clone(),
+                    scratch: self.work.path().join(format!("scratch-{number}")),
+                    log: Arc::clone(&job.log),
+                    cancel: job.cancel.clone(),
+                };
+                sandbox.compile(build, &dest).await?;
+            }
         }
+        Ok(dest)
+    }
+
+    /// What this test's images and jobs left, the base apart: in the engine, or running. Other tests run beside this one.
+    fn leftovers(&self) -> Vec<String> {
+        if let Engine::Sandbox(_) = &self.engine {
+            // A mount of a sandbox names its scratch directory, and is seen in its processes alone.
+            let mounts = fs::read_dir("/proc").unwrap().filter_map(|entry| {
+                let path = entry.unwrap().path().join("mountinfo");
+                let found = fs::read_to_string(&path).ok()?.contains(self.work.path().to_str()?);
+                found.then(|| path.display().to_string())
+            });
+            return mounts.collect();
+        }
+        let label = format!("label=farrier.dev/build=test-modules-{}", std::process::id());
+        let list = |args: &[&str]| run(Command::new("docker").args(args).args(["--filter", &label]));
+        let found = list(&["ps", "-aq"]) + &list(&["images", "-aq"]);
+        found.lines().map(str::to_owned).collect()
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let _ = Command::new(self.tool()).args(["rmi", "--force", &self.base]).output();
+        if let Engine::Docker(_) = &self.engine {
+            let _ = Command::new("docker").args(["rmi", "--force", &self.base]).output();
+        }
     }
 }
 
@@ -236,11 +272,11 @@ async fn missing_out(choice: EngineChoice) {
 
 async fn hostile_payload(choice: EngineChoice) {
     let bench = Bench::new(choice, "hostile").await;
-    // buildah's steps may not make devices; its builds are tried with what they may make.
+    // A sandbox's steps may not make devices; its builds are tried with what they may make.
     let job = bench.modules("RUN mkdir /out && (mknod /out/mem c 1 1 || mknod /out/fifo p)");
     let error = bench.payload(&job).await.unwrap_err();
     assert!(matches!(error, EngineError::Payload(UnpackError::Kind(..))), "{error:?}");
-    let left = fs::read_dir(bench.work.path().join("payload")).unwrap().count();
+    let left = fs::read_dir(bench.work.path().join("payload-0")).unwrap().count();
     assert_eq!(left, 0, "a refused payload leaves nothing of itself");
     assert_eq!(bench.leftovers(), [""; 0]);
 }
@@ -268,12 +304,12 @@ async fn cancelled_image(choice: EngineChoice) {
         &format!("FROM {}\nRUN trap '' TERM INT; echo started-now; while :; do sleep 1; done\n", bench.base),
     );
     let name = format!("{}-never", bench.base);
-    let (result, ()) = tokio::join!(bench.engine.build_image(&job, &name), async {
+    let (result, ()) = tokio::join!(bench.docker().build_image(&job, &name), async {
         bench.log.wait_for("started-now").await;
         bench.cancel.cancel();
     });
     assert!(matches!(result, Err(EngineError::Cancelled)), "{result:?}");
-    assert!(!bench.engine.has_image(&name).await.unwrap());
+    assert!(!bench.docker().has_image(&name).await.unwrap());
     assert_eq!(bench.leftovers(), [""; 0]);
 }
 
@@ -289,7 +325,11 @@ async fn cancelled_early(choice: EngineChoice) {
 async fn archive_is_readable(choice: EngineChoice) {
     let bench = Bench::new(choice, "archive").await;
     let dest = bench.work.path().join("image.tar");
-    bench.engine.build_archive(&bench.modules("RUN mkdir /out && echo x > /out/file"), &dest).await.unwrap();
+    bench
+        .docker()
+        .build_archive(&bench.modules("RUN mkdir /out && echo x > /out/file"), &dest)
+        .await
+        .unwrap();
     let shown = run(Command::new("skopeo").arg("inspect").arg(format!("docker-archive:{}", dest.display())));
     assert!(shown.contains("\"Layers\""), "{shown}");
     let files: Vec<_> =
@@ -305,31 +345,27 @@ async fn unknown_instruction(choice: EngineChoice) {
 }
 
 async fn refused_pull(choice: EngineChoice) {
-    let engine = connect(choice, &engine_env()).await.unwrap();
+    let engine = connect_docker(choice, &engine_env()).await.unwrap();
     // Nobody listens there: a fault that may pass, not a refusal.
     let error = engine.pull("127.0.0.1:1/farrier/none:1", None).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     assert!(!engine.has_image("127.0.0.1:1/farrier/none:1").await.unwrap());
 }
 
-macro_rules! on_both_engines {
-    ($($case:ident),* $(,)?) => {
-        mod docker {
+macro_rules! on {
+    ($engine:ident, $choice:expr, $($case:ident),* $(,)?) => {
+        mod $engine {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $case() {
-                super::$case(super::EngineChoice::Docker).await;
-            })*
-        }
-        mod buildah {
-            $(#[tokio::test(flavor = "multi_thread")]
-            async fn $case() {
-                super::$case(super::EngineChoice::Buildah).await;
+                super::$case($choice).await;
             })*
         }
     };
 }
 
-on_both_engines!(
+on!(
+    docker,
+    super::EngineChoice::Docker,
     payload_round_trip,
     failed_step,
     no_network,
@@ -341,4 +377,16 @@ on_both_engines!(
     archive_is_readable,
     unknown_instruction,
     refused_pull,
+);
+
+on!(
+    sandbox,
+    super::EngineChoice::Sandbox,
+    payload_round_trip,
+    failed_step,
+    no_network,
+    missing_out,
+    hostile_payload,
+    cancelled,
+    cancelled_early,
 );

@@ -1,9 +1,5 @@
 //! A site that nothing outside can reach: the registry's store alone feeds a plan and a build.
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+use std::{fs, process::Output};
 
 use crate::support::{
     kernels,
@@ -42,7 +38,7 @@ const PATCH: &str = r#"--- a/farrier_hello.c
  	return 0;
 "#;
 
-/// The other side: definitions, an empty cache, an empty engine, and a registry with what was carried over, where there
+/// The other side: definitions, an empty cache, and a registry with what was carried over, where there
 /// is no network but loopback.
 struct Sealed<'a> {
     site: &'a Site,
@@ -56,9 +52,8 @@ impl Sealed<'_> {
         command
             .env("FARRIER_CACHE_DIR", self.site.path("empty-cache"))
             .env("FARRIER_REGISTRY", format!("{}/drivers", self.registry.host))
-            .env("FARRIER_ENGINE", "buildah")
-            .env("FARRIER_OFFLINE", "1")
-            .env("CONTAINERS_STORAGE_CONF", storage_of_its_own(&self.site.path("buildah")));
+            .env("FARRIER_ENGINE", "sandbox")
+            .env("FARRIER_OFFLINE", "1");
         self.namespace.moved(&command).output().unwrap()
     }
 
@@ -79,17 +74,6 @@ impl Sealed<'_> {
             assert_eq!(count(part), 0, "{part}: {plan:#}");
         }
     }
-}
-
-/// buildah's storage in a directory of the test's.
-fn storage_of_its_own(directory: &Path) -> std::path::PathBuf {
-    let file = directory.join("storage.conf");
-    fs::create_dir_all(directory).unwrap();
-    let at = directory.display();
-    let text =
-        format!("[storage]\ndriver = \"overlay\"\ngraphroot = \"{at}/root\"\nrunroot = \"{at}/run\"\n");
-    fs::write(&file, text).unwrap();
-    file
 }
 
 #[track_caller]
@@ -166,14 +150,4 @@ fn a_site_without_a_network_plans_and_builds_from_the_registry_alone() {
         assert_eq!((&built["outcome"], &built["check"]["verdict"]), (&"built".into(), &"loads".into()));
     }
     sealed.nothing_to_do();
-    drop_storage(&namespace, &site.path("buildah"));
-}
-
-/// buildah's overlays are mounts of their own.
-fn drop_storage(namespace: &LoopbackOnly, directory: &Path) {
-    let mut remove: Command = namespace.command("buildah");
-    let root = directory.join("root");
-    let run = directory.join("run");
-    remove.arg("--root").arg(root).arg("--runroot").arg(run).args(["rmi", "--all", "--force"]);
-    let _ = remove.output();
 }

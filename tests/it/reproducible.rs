@@ -43,7 +43,7 @@ fn another_directory_time_cache_and_engine() {
         ]
     );
     assert_eq!(built("docker", &kernel), first);
-    assert_eq!(built("buildah", &kernel), first);
+    assert_eq!(built("sandbox", &kernel), first);
 }
 
 /// A root file system that is made again from the same packages: in the cache of one machine there is only ever one, and this

@@ -1,5 +1,5 @@
 //! Pure: `docker save` archives, of engines up to 24 (`<id>/layer.tar`), from 25 on (an OCI layout with
-//! `manifest.json`), of Podman and of buildah (`<digest>.tar`).
+//! `manifest.json`), of Podman and buildah (`<digest>.tar`).
 
 use std::{
     collections::HashMap,

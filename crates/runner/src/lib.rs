@@ -2,3 +2,4 @@
 //! talk about them.
 
 pub mod plan;
+pub mod wire;

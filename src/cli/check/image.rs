@@ -211,9 +211,9 @@ fn choose<'i>(index: &'i ImageIndex, wanted: Option<&str>) -> Result<&'i Descrip
 async fn in_engine(context: &Context<'_>, word: &str, name: &str) -> Result<OpenImage, CliError> {
     let env = env_vars::engine_env();
     // Podman's socket speaks the same language.
-    let engine = match engine::connect(EngineChoice::Docker, &env).await {
+    let engine = match engine::connect_docker(EngineChoice::Docker, &env).await {
         Ok(engine) => engine,
-        Err(no_docker) => engine::connect(EngineChoice::Podman, &env).await.map_err(|_| no_docker)?,
+        Err(no_docker) => engine::connect_docker(EngineChoice::Podman, &env).await.map_err(|_| no_docker)?,
     };
     let scratch = tempfile::tempdir()?;
     let archive = scratch.path().join("image.tar");

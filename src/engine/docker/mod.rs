@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::output::Output;
 use super::{
-    BuildJob, Credentials, Engine, EngineError, EngineKind, bridge,
+    BuildJob, Credentials, EngineError, EngineKind, bridge,
     context::{self, DOCKERFILE},
     dockerfile,
 };
@@ -54,8 +54,8 @@ const STREAM_TIMEOUT: Duration = Duration::from_hours(24);
 /// How long a cancelled build may take to end in good order before its connection is cut.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// A connection to a daemon.
-pub(super) struct DockerEngine {
+/// Runs Dockerfiles in a daemon; `RUN` has no network.
+pub struct DockerEngine {
     /// For short calls.
     client: Docker,
     /// For builds and other long answers.
@@ -139,7 +139,7 @@ impl DockerEngine {
         labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
         let text = dockerfile::label_stages(&job.dockerfile, &labels);
         let entries = job.context.clone();
-        let (body, writer) = bridge::stream_from_writer(move |out| context::write_tar(&text, &entries, out));
+        let (body, writer) = bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
         // No cache: an input that changed must not meet a step that did not. No pull: bases are there.
         let options = BuildImageOptions {
             dockerfile: DOCKERFILE.to_owned(),
@@ -249,13 +249,15 @@ impl DockerEngine {
     }
 }
 
-#[async_trait::async_trait]
-impl Engine for DockerEngine {
-    fn describe(&self) -> String {
-        self.description.clone()
+/// What it does for others.
+impl DockerEngine {
+    /// One line for people: the engine, its version, where it listens.
+    pub fn describe(&self) -> &str {
+        &self.description
     }
 
-    async fn has_image(&self, name: &str) -> Result<bool, EngineError> {
+    /// Is there a local image of this name?
+    pub async fn has_image(&self, name: &str) -> Result<bool, EngineError> {
         match self.client.inspect_image(name).await {
             Ok(_) => Ok(true),
             Err(Error::DockerResponseServerError { status_code: 404, .. }) => Ok(false),
@@ -263,7 +265,8 @@ impl Engine for DockerEngine {
         }
     }
 
-    async fn export_image(
+    /// Writes a local image to `dest` as a `docker save` archive; `false` when there is none of this name.
+    pub async fn export_image(
         &self,
         name: &str,
         dest: &Path,
@@ -279,7 +282,8 @@ impl Engine for DockerEngine {
         Ok(true)
     }
 
-    async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {
+    /// Fetches an image from its registry into the engine.
+    pub async fn pull(&self, reference: &str, credentials: Option<&Credentials>) -> Result<(), EngineError> {
         // Without a tag the daemon would fetch every tag there is.
         let from = match split_tag(reference) {
             (_, Some(_)) => reference.to_owned(),
@@ -299,21 +303,26 @@ impl Engine for DockerEngine {
         Ok(())
     }
 
-    async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError> {
+    /// Runs the Dockerfile and keeps its final image under a local name, labelled `farrier.dev/cache=base`.
+    pub async fn build_image(&self, job: &BuildJob, name: &str) -> Result<(), EngineError> {
         let run = self.begin(&job.id).await?;
         let named = self.named(&run, job, name).await;
         self.clean(run).await;
         named
     }
 
-    async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+    /// Runs the Dockerfile's `modules` stage, unpacks its `/out` into `dest` (an empty directory) and leaves nothing in the
+    /// engine.
+    pub async fn build_payload(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
         let run = self.begin(&job.id).await?;
         let result = self.payload(&run, job, dest).await;
         self.clean(run).await;
         result
     }
 
-    async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
+    /// Runs the whole Dockerfile, writes its final image to `dest` as a `docker save` archive and leaves nothing in the
+    /// engine.
+    pub async fn build_archive(&self, job: &BuildJob, dest: &Path) -> Result<(), EngineError> {
         let run = self.begin(&job.id).await?;
         let result = self.archive(&run, job, dest).await;
         self.clean(run).await;

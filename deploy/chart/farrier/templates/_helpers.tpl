@@ -16,10 +16,10 @@ farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 
 {{/* Settings of the engine: its name for farrier, socket, requests and limits. */}}
 {{- define "farrier.engine" -}}
-{{- if eq .Values.engine "buildah" }}
-name: buildah
+{{- if eq .Values.engine "sandbox" }}
+name: sandbox
 resources: {requests: {cpu: 250m, memory: 1Gi}, limits: {memory: 8Gi}}
-capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, MKNOD, SETFCAP, SETGID, SETUID, SYS_ADMIN, SYS_CHROOT]
+capabilities: [CHOWN, DAC_OVERRIDE, FOWNER, FSETID, SETFCAP, SETGID, SETUID, SYS_CHROOT]
 {{- else if eq .Values.engine "none" }}
 name: auto
 resources: {requests: {cpu: 50m, memory: 128Mi}, limits: {memory: 512Mi}}

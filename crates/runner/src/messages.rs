@@ -1,0 +1,34 @@
+//! Messages to farrier, on standard output.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use runner::wire::{Message, write_frame};
+use rustix::io::dup;
+
+/// The way to farrier. Messages of several threads do not mix.
+#[derive(Default)]
+pub struct Messages(Mutex<Option<File>>);
+
+impl Messages {
+    /// Sends one.
+    pub fn send(&self, message: &Message) -> io::Result<()> {
+        let mut out = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        write_frame(Self::file(&mut out)?, &message.encode())
+    }
+
+    fn file<'a>(out: &'a mut MutexGuard<'_, Option<File>>) -> io::Result<&'a mut File> {
+        if out.is_none() {
+            **out = Some(File::from(dup(rustix::stdio::stdout())?));
+        }
+        out.as_mut().ok_or_else(|| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+/// Standard input, without a buffer: another program reads on where this one stops.
+pub fn input() -> io::Result<impl Read> {
+    Ok(File::from(dup(rustix::stdio::stdin())?))
+}

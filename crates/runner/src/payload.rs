@@ -1,0 +1,139 @@
+//! Hands out `/out` as a tar archive, in the form in which container engines export a directory.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File, Metadata},
+    io::{self, Read as _, Write},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use runner::wire::{Message, Outcome};
+use sha2::{Digest as _, Sha256};
+use tar::{Builder, EntryType, Header};
+use walkdir::WalkDir;
+
+use crate::messages::Messages;
+
+/// Sends the tree as `out/...`. Without one the archive is empty, and its reader says what is missing.
+pub fn hand_out(messages: &Messages, out: &Path) -> io::Result<Outcome> {
+    let mut sender =
+        io::BufWriter::with_capacity(256 << 10, Sender { messages, size: 0, hash: Sha256::new() });
+    write_tar(&mut sender, out)?;
+    let Sender { size, hash, .. } = sender.into_inner().map_err(io::IntoInnerError::into_error)?;
+    Ok(Outcome::Done { size, sha256: hash.finalize().into() })
+}
+
+fn write_tar(to: impl Write, out: &Path) -> io::Result<()> {
+    let mut tar = Builder::new(to);
+    let mut first: HashMap<(u64, u64), PathBuf> = HashMap::new();
+    for entry in WalkDir::new(out).sort_by_file_name() {
+        let entry = match entry {
+            Ok(entry) => entry,
+            // There is none.
+            Err(error) if error.depth() == 0 => break,
+            Err(error) => return Err(error.into()),
+        };
+        let below = entry.path().strip_prefix(out).map_err(io::Error::other)?;
+        let name: PathBuf = Path::new("out").components().chain(below.components()).collect();
+        let metadata = entry.path().symlink_metadata()?;
+        let mut header = header(&metadata);
+        if metadata.is_dir() {
+            header.set_entry_type(EntryType::Directory);
+            tar.append_data(&mut header, &name, io::empty())?;
+        } else if metadata.is_symlink() {
+            header.set_entry_type(EntryType::Symlink);
+            tar.append_link(&mut header, &name, fs::read_link(entry.path())?)?;
+        } else if let Some(same) = first.get(&(metadata.dev(), metadata.ino())) {
+            header.set_entry_type(EntryType::Link);
+            tar.append_link(&mut header, &name, same)?;
+        } else if metadata.is_file() {
+            header.set_size(metadata.len());
+            tar.append_data(&mut header, &name, File::open(entry.path())?.take(metadata.len()))?;
+        } else if metadata.file_type().is_fifo() {
+            // Whoever reads it refuses it, by its name.
+            header.set_entry_type(EntryType::Fifo);
+            tar.append_data(&mut header, &name, io::empty())?;
+        }
+        if metadata.is_file() && metadata.nlink() > 1 {
+            first.entry((metadata.dev(), metadata.ino())).or_insert(name);
+        }
+    }
+    tar.into_inner().map(drop)
+}
+
+/// Everything belongs to root; times and modes are as they are.
+fn header(metadata: &Metadata) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_size(0);
+    header.set_mode(metadata.mode() & 0o7777);
+    header.set_mtime(u64::try_from(metadata.mtime()).unwrap_or_default());
+    header
+}
+
+struct Sender<'a> {
+    messages: &'a Messages,
+    size: u64,
+    hash: Sha256,
+}
+
+impl Write for Sender<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.messages.send(&Message::Payload(bytes.to_vec()))?;
+        self.hash.update(bytes);
+        self.size += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn links_modes_and_fifos_are_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("tree");
+        fs::create_dir_all(out.join("sub")).unwrap();
+        fs::write(out.join("sub/a"), "text").unwrap();
+        fs::set_permissions(out.join("sub/a"), fs::Permissions::from_mode(0o4755)).unwrap();
+        fs::hard_link(out.join("sub/a"), out.join("sub/b")).unwrap();
+        symlink("a", out.join("sub/c")).unwrap();
+        let mut bytes = Vec::new();
+        write_tar(&mut bytes, &out).unwrap();
+        let mut archive = tar::Archive::new(&bytes[..]);
+        let found: Vec<_> = archive
+            .entries()
+            .unwrap()
+            .map(|entry| {
+                let entry = entry.unwrap();
+                let path = entry.path().unwrap().display().to_string();
+                (path, entry.header().entry_type(), entry.header().mode().unwrap(), entry.size())
+            })
+            .collect();
+        let expected = [
+            ("out", EntryType::Directory, 0o755, 0),
+            ("out/sub", EntryType::Directory, 0o755, 0),
+            ("out/sub/a", EntryType::Regular, 0o4755, 4),
+            ("out/sub/b", EntryType::Link, 0o4755, 0),
+            ("out/sub/c", EntryType::Symlink, 0o777, 0),
+        ];
+        assert_eq!(found, expected.map(|(path, kind, mode, size)| (path.to_owned(), kind, mode, size)));
+    }
+
+    #[test]
+    fn nothing_to_hand_out_is_an_empty_archive() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bytes = Vec::new();
+        write_tar(&mut bytes, &dir.path().join("none")).unwrap();
+        assert_eq!(tar::Archive::new(&bytes[..]).entries().unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Adapter: the `sandbox` engine: steps run in place, in namespaces of this machine, over trees of farrier's cache. No daemon,
+//! and no root: what runs there is of a user that owns nothing else.
+//!
+//! `farrier-runner` makes the sandbox and runs the steps (`crates/runner`); this is the other end of its pipes.
+
+mod owner;
+mod talk;
+
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+};
+
+use fs_err as fs;
+use runner::{plan::Plan, wire};
+use tokio::process::{Child, Command};
+use tokio_util::sync::CancellationToken;
+
+pub use owner::Owner;
+
+use super::{BuildLog, ContextEntry, EngineError, EngineKind, lines::LineSplitter};
+
+/// The runner's name, beside farrier's own program.
+pub const RUNNER: &str = "farrier-runner";
+
+/// Builds in namespaces of this machine.
+#[derive(Debug)]
+pub struct Sandbox {
+    runner: PathBuf,
+    owner: Owner,
+}
+
+/// A build in place.
+pub struct InPlace {
+    /// What it does.
+    pub plan: Plan,
+    /// The trees that it starts from, the uppermost first; they are [owned](Owner::own) by the sandbox's user.
+    pub lowers: Vec<PathBuf>,
+    /// The build context.
+    pub context: Vec<ContextEntry>,
+    /// A directory that is not there yet, for what it writes. It stays, so that whoever removes what is around it removes
+    /// it, too.
+    pub scratch: PathBuf,
+    /// Where output goes.
+    pub log: Arc<dyn BuildLog>,
+    /// Stops it.
+    pub cancel: CancellationToken,
+}
+
+impl Sandbox {
+    /// Finds the runner, and sees that this machine lets it make a sandbox below `scratch`. The error says in words what is
+    /// in the way.
+    pub(super) async fn connect(runner: Option<&Path>, scratch: Option<&Path>) -> Result<Self, String> {
+        let runner = match runner {
+            Some(runner) => runner.to_owned(),
+            None => beside().ok_or("farrier's own program cannot be found")?,
+        };
+        if !runner.is_file() {
+            return Err(format!("there is no {}", runner.display()));
+        }
+        let sandbox = Self { runner, owner: Owner::of_this_process() };
+        sandbox.try_out(scratch).await.map_err(|error| match error {
+            EngineError::Engine { source, .. } => blame(&source.to_string()),
+            error => error.to_string(),
+        })?;
+        Ok(sandbox)
+    }
+
+    /// Who owns what a sandbox reads and writes.
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// A build without a step.
+    async fn try_out(&self, scratch: Option<&Path>) -> Result<(), EngineError> {
+        let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
+        fs::create_dir_all(&place)?;
+        let place = tempfile::Builder::new().prefix("sandbox-").tempdir_in(place)?;
+        let lower = place.path().join("lower");
+        fs::create_dir(&lower)?;
+        self.owner.own(&lower)?;
+        let build = InPlace {
+            plan: Plan::default(),
+            lowers: vec![lower],
+            context: Vec::new(),
+            scratch: place.path().join("scratch"),
+            log: Arc::new(Silent),
+            cancel: CancellationToken::new(),
+        };
+        let dest = place.path().join("payload");
+        fs::create_dir(&dest)?;
+        match self.compile(build, &dest).await {
+            // It has no /out.
+            Err(EngineError::Step { .. }) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process.
+    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<(), EngineError> {
+        let InPlace { plan, lowers, context, scratch, log, cancel } = build;
+        fs::create_dir(&scratch)?;
+        self.owner.own(&scratch)?;
+        let mut child = Command::new(&self.runner)
+            .arg("sandbox")
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|source| fault("start", source))?;
+        let place = wire::Sandbox { lowers: texts(&lowers)?, scratch: text(&scratch)? };
+        let (stdin, stdout) = pipes(&mut child)?;
+        let id = child.id().ok_or_else(|| fault("start", io::ErrorKind::NotFound))?;
+        let talk = talk::Talk {
+            owner: self.owner,
+            runner: id,
+            place,
+            plan: &plan,
+            context,
+            log: log.as_ref(),
+            cancel: &cancel,
+        };
+        let outcome = talk.run(stdin, stdout, dest).await;
+        // With its first process everything in it ends; what was said is said by now.
+        let _ = child.start_kill();
+        let _ = child.wait().await;
+        outcome
+    }
+}
+
+/// Output of a sandbox that is only tried out.
+struct Silent;
+
+impl BuildLog for Silent {
+    fn line(&self, line: &str) {
+        tracing::debug!(line, "sandbox");
+    }
+}
+
+fn beside() -> Option<PathBuf> {
+    let directory = env::current_exe().ok()?.parent()?.to_owned();
+    // Programs of cargo's tests are one directory deeper.
+    let places = [directory.join(RUNNER), directory.parent()?.join(RUNNER)];
+    let [first, _] = &places;
+    let first = first.clone();
+    Some(places.into_iter().find(|place| place.is_file()).unwrap_or(first))
+}
+
+/// What is in the way of a sandbox, and what to do about it, from the kernel's words.
+fn blame(words: &str) -> String {
+    let remedy = if words.contains("namespaces") || words.contains("uid_map") {
+        "; allow user namespaces: on Ubuntu 24.04 an AppArmor profile with `userns` for farrier-runner, elsewhere \
+         user.max_user_namespaces above 0, in a container a runtime that does not filter unshare"
+    } else if words.contains("/proc") {
+        "; in a container it wants an unmasked /proc (systempaths=unconfined)"
+    } else if words.contains("overlay") {
+        "; the cache directory (--cache-dir) must be on a file system that an overlay can write to, such as ext4, xfs or tmpfs, \
+         and the kernel be 5.11 or newer"
+    } else {
+        ""
+    };
+    format!("{words}{remedy}")
+}
+
+fn pipes(
+    child: &mut Child,
+) -> Result<(tokio::process::ChildStdin, tokio::process::ChildStdout), EngineError> {
+    child.stdin.take().zip(child.stdout.take()).ok_or_else(|| fault("start", io::ErrorKind::BrokenPipe))
+}
+
+fn texts(paths: &[PathBuf]) -> Result<Vec<String>, EngineError> {
+    paths.iter().map(|path| text(path)).collect()
+}
+
+fn text(path: &Path) -> Result<String, EngineError> {
+    let unreadable = || {
+        let reason = format!("{} is no UTF-8", path.display());
+        EngineError::Io(io::Error::new(io::ErrorKind::InvalidInput, reason))
+    };
+    path.to_str().map(str::to_owned).ok_or_else(unreadable)
+}
+
+fn fault(action: &str, source: impl Into<io::Error>) -> EngineError {
+    EngineError::engine(EngineKind::Sandbox, action, source.into())
+}

@@ -1,0 +1,99 @@
+//! Adapter: who owns what a sandbox reads and writes.
+
+use std::{
+    io,
+    os::unix::fs::{MetadataExt as _, lchown},
+    path::Path,
+};
+
+use fs_err as fs;
+use rustix::process::{getegid, geteuid};
+use walkdir::WalkDir;
+
+/// The user of sandboxes where farrier is root: above the ranges that systemd and container engines give out
+/// (systemd's "Users, Groups, UIDs and GIDs").
+const USER: u32 = 2_100_000_015;
+
+/// The one user of a sandbox, who is root inside: as the machine knows him.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    user: u32,
+    group: u32,
+}
+
+impl Owner {
+    /// The user that runs farrier; for root, one that owns nothing else.
+    pub fn of_this_process() -> Self {
+        let (user, group) = (geteuid().as_raw(), getegid().as_raw());
+        if user != 0 {
+            return Self { user, group };
+        }
+        let maps = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let user = least_privileged(&maps);
+        Self { user, group: user }
+    }
+
+    /// One line of a map: the sandbox's root is this user. (`uid_map` and `gid_map`, user_namespaces(7).)
+    pub(super) fn maps(self) -> [(&'static str, String); 3] {
+        let Self { user, group } = self;
+        let line = |id| format!("0 {id} 1");
+        [("setgroups", "deny".to_owned()), ("uid_map", line(user)), ("gid_map", line(group))]
+    }
+
+    /// Makes a tree his; one that is, is not walked again. Blocks.
+    pub fn own(self, tree: &Path) -> io::Result<()> {
+        let Self { user, group } = self;
+        if is_owned(tree, user)? {
+            return Ok(());
+        }
+        // The tree itself last: it says that all of it is done.
+        for entry in WalkDir::new(tree).contents_first(true) {
+            lchown(entry?.path(), Some(user), Some(group))?;
+        }
+        Ok(())
+    }
+}
+
+fn is_owned(path: &Path, user: u32) -> io::Result<bool> {
+    Ok(fs::symlink_metadata(path)?.uid() == user)
+}
+
+/// The user of sandboxes for a root that has these maps: in a container root may have few users.
+fn least_privileged(maps: &str) -> u32 {
+    let ranges = maps.lines().filter_map(|line| {
+        let mut fields = line.split_whitespace().map(|field| field.parse::<u32>().ok());
+        let (first, _, count) = (fields.next()??, fields.next()??, fields.next()??);
+        Some((first, first.checked_add(count.checked_sub(1)?)?))
+    });
+    let ranges: Vec<(u32, u32)> = ranges.collect();
+    if ranges.iter().any(|(first, last)| (*first..=*last).contains(&USER)) {
+        return USER;
+    }
+    ranges.iter().map(|(_, last)| *last).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn root_gives_builds_a_user_that_is_mapped() {
+        assert_eq!(least_privileged("         0          0 4294967295\n"), USER);
+        assert_eq!(least_privileged("0 100000 65536\n"), 65_535);
+        assert_eq!(least_privileged("0 1000 1\n1 100000 65536\n"), 65_536);
+        assert_eq!(least_privileged("0 1000 1\n"), 0);
+    }
+
+    #[test]
+    fn a_tree_is_owned_as_a_whole() {
+        let tree = tempfile::tempdir().unwrap();
+        fs::create_dir(tree.path().join("sub")).unwrap();
+        fs_err::os::unix::fs::symlink("/nowhere", tree.path().join("sub/link")).unwrap();
+        let owner = Owner::of_this_process();
+        owner.own(tree.path()).unwrap();
+        for path in ["", "sub", "sub/link"] {
+            assert!(is_owned(&tree.path().join(path), owner.user).unwrap(), "{path}");
+        }
+        owner.own(tree.path()).unwrap();
+    }
+}

@@ -1,0 +1,94 @@
+//! The corpus of Dockerfiles: in place and in Docker's engine they leave the same /out.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+use farrier::engine::{ContextEntry, EngineChoice};
+use walkdir::WalkDir;
+
+use crate::engine::Bench;
+
+/// A tree as text: mode, path, and what a file holds or a link leads to.
+fn listing(tree: &Path) -> String {
+    let mut out = String::new();
+    for entry in WalkDir::new(tree).min_depth(1).sort_by_file_name() {
+        let entry = entry.unwrap();
+        let metadata = entry.path().symlink_metadata().unwrap();
+        let path = entry.path().strip_prefix(tree).unwrap();
+        let content = if metadata.is_symlink() {
+            format!("-> {}", fs::read_link(entry.path()).unwrap().display())
+        } else if metadata.is_file() {
+            format!("{:?}", String::from_utf8_lossy(&fs::read(entry.path()).unwrap()))
+        } else {
+            String::new()
+        };
+        let slash = if metadata.is_dir() { "/" } else { "" };
+        let line = format!("{:o} {}{slash} {content}", metadata.permissions().mode(), path.display());
+        writeln!(out, "{}", line.trim_end()).unwrap();
+    }
+    out
+}
+
+/// The cases whose directories end like this; without an ending, those that every engine does.
+fn cases(ending: Option<&str>) -> Vec<PathBuf> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/dockerfiles");
+    let mut found: Vec<_> = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
+    found.retain(|path| path.extension().and_then(|ending| ending.to_str()) == ending);
+    found.sort();
+    found
+}
+
+/// What a case leaves in /out.
+async fn out(bench: &Bench, case: &Path) -> String {
+    let dockerfile = fs::read_to_string(case.join("Dockerfile")).unwrap();
+    // The name stands in FROM, in the argument that FROM names, and on the line that goes on with it.
+    let named = |line: &str| {
+        let start = line.trim_start().to_ascii_lowercase();
+        ["from ", "arg toolchain=", "base "].iter().any(|word| start.starts_with(word))
+    };
+    let lines = dockerfile.split_inclusive('\n').map(|line| match named(line) {
+        true => line.replacen("base", &bench.base, 1),
+        false => line.to_owned(),
+    });
+    let dockerfile: String = lines.collect();
+    let mut job = bench.job("modules", &dockerfile);
+    let context = case.join("context");
+    if context.is_dir() {
+        let entries = fs::read_dir(context).unwrap().map(|entry| entry.unwrap());
+        let entry = |entry: fs::DirEntry| ContextEntry {
+            dest: entry.file_name().into_string().unwrap(),
+            from: entry.path(),
+        };
+        job.context = entries.map(entry).collect();
+        job.context.sort_by(|a, b| a.dest.cmp(&b.dest));
+    }
+    let tree = bench.payload(&job).await.unwrap_or_else(|error| panic!("{}: {error}", case.display()));
+    listing(&tree)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sandbox_leaves_what_docker_leaves() {
+    let docker = Bench::new(EngineChoice::Docker, "corpus").await;
+    let sandbox = Bench::new(EngineChoice::Sandbox, "corpus").await;
+    let cases = cases(None);
+    assert!(cases.len() >= 25, "{}", cases.len());
+    for case in cases {
+        assert_eq!(out(&sandbox, &case).await, out(&docker, &case).await, "{}", case.display());
+    }
+}
+
+/// The classic builder does not know these: what they leave stands beside them.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sandbox_leaves_what_newer_builders_leave() {
+    let sandbox = Bench::new(EngineChoice::Sandbox, "newer").await;
+    let cases = cases(Some("buildkit"));
+    assert!(cases.len() >= 5, "{}", cases.len());
+    for case in cases {
+        let expected = fs::read_to_string(case.join("expected")).unwrap();
+        assert_eq!(out(&sandbox, &case).await, expected, "{}", case.display());
+    }
+}
