@@ -266,3 +266,7 @@ mod tests {
         assert!(matches!(outcome.await, Some(Ok(()))));
     }
 }
+
+#[cfg(test)]
+#[path = "planned_inputs_tests.rs"]
+mod planned_inputs_tests;

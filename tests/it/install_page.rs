@@ -1,24 +1,47 @@
-//! The commands of docs/deploy.md that make and delete objects, played by `ci/install` with the real kubectl. On a real cluster it
-//! plays all of the page.
-use std::{path::Path, process::Command};
+//! What docs/deploy.md promises: its commands that make and delete objects are played by `ci/install` with the real kubectl, which
+//! on a real cluster plays all of the page; of `ci/image` the parts that need neither compiler nor engine.
+use std::{fs, path::Path, process::Command};
 
-use crate::support::kube_api::FakeApi;
+use crate::support::{kube_api::FakeApi, registry_process::RegistryProcess};
+
+/// Runs commands in the project's directory, with the functions of `ci/lib.sh`.
+fn bash(state: &Path, commands: &str) -> Command {
+    let mut bash = Command::new("bash");
+    let script = format!("set -euo pipefail; state={}; . ci/lib.sh\n{commands}", state.display());
+    bash.args(["-c", &script]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    bash
+}
+
+/// The lines of a file of the project, from the first that begins so to the one before the first that ends it.
+fn part(file: &str, from: &str, to: &str) -> String {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+    let lines = text.lines().skip_while(|line| !line.starts_with(from));
+    let part: Vec<&str> = lines.take_while(|line| !line.starts_with(to)).collect();
+    assert!(!part.is_empty(), "{file} has no line that begins with {from}");
+    part.join("\n")
+}
+
+#[track_caller]
+fn done(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert!(output.status.success(), "{said}");
+    said
+}
 
 #[test]
 fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
     let api = FakeApi::start();
     let directory = tempfile::tempdir().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let output = Command::new(root.join("ci/install"))
-        .arg("--kubeconfig")
-        .arg(api.kubeconfig(directory.path()))
-        .arg("--objects")
-        .env("FARRIER_INSTALL_STATE", directory.path().join("state"))
-        .env("HOME", directory.path())
-        .output()
-        .unwrap();
-    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
-    assert!(output.status.success(), "{said}");
+    let said = done(
+        Command::new(root.join("ci/install"))
+            .arg("--kubeconfig")
+            .arg(api.kubeconfig(directory.path()))
+            .arg("--objects")
+            .env("FARRIER_INSTALL_STATE", directory.path().join("state"))
+            .env("HOME", directory.path()),
+    );
     let left: Vec<String> = ["deployments.apps", "clusterroles.rbac.authorization.k8s.io", "secrets"]
         .iter()
         .flat_map(|resource| api.list(resource))
@@ -26,4 +49,57 @@ fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
         .collect();
     // The Secret is the namespace's, which the fake does not empty.
     assert_eq!(left, ["\"farrier-registry\""], "{said}");
+}
+
+/// A node on which both replicas have just found room has none for a third one.
+#[test]
+fn replicas_are_replaced_one_after_the_other_and_ask_for_little() {
+    for overlay in ["docker", "podman", "buildah"] {
+        let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/overlays").join(overlay);
+        let made = done(Command::new("kubectl").arg("kustomize").arg(place));
+        assert!(made.contains("replicas: 2\n") && made.contains("maxSurge: 0\n"), "{overlay}: {made}");
+        let requests = made.split("requests:").nth(1).unwrap();
+        let cpu = requests.split("cpu: ").nth(1).and_then(|rest| rest.lines().next()).unwrap();
+        let millis: u32 = cpu.strip_suffix('m').and_then(|millis| millis.parse().ok()).unwrap_or(1000);
+        assert!(millis <= 250, "{overlay} asks for {cpu}");
+    }
+}
+
+/// Definitions that name no mirror find their packages by the image's own sources.
+#[test]
+fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let (build, out) = (directory.path().join("bin"), directory.path().join("out"));
+    fs::create_dir(&build).unwrap();
+    for program in ["farrier", "driver-entrypoint"] {
+        fs::write(build.join(program), "").unwrap();
+    }
+    let prepares = part("ci/image", "for suite in", "empty_headers");
+    let step =
+        part("deploy/image/templates/farrier.Dockerfile.hbs", "RUN", "FROM scratch").replace("RUN ", "");
+    let step = step.replace("/build/", &format!("{}/", build.display()));
+    let step = step.replace("/out/", &format!("{}/", out.display()));
+    done(&mut bash(directory.path(), &format!("definitions=\"$state\"\n{prepares}\n{step}")));
+    let sources = fs::read_to_string(out.join("etc/apt/sources.list.d/debian.list")).unwrap();
+    let suites: Vec<&str> = sources.lines().filter_map(|line| line.split(' ').nth_back(1)).collect();
+    assert_eq!(suites, ["bookworm", "bookworm-updates", "bookworm-security"], "{sources}");
+}
+
+/// Its publication trusts FARRIER_CA_FILE, and so does what looks at it afterwards.
+#[test]
+fn farriers_image_is_copied_from_a_registry_whose_certificate_only_farrier_was_told() {
+    let registry = RegistryProcess::start_elsewhere();
+    let directory = tempfile::tempdir().unwrap();
+    let image = format!("{}/platform/farrier:1", registry.host);
+    done(&mut bash(
+        directory.path(),
+        &format!(
+            "umoci init --layout \"$state/made\" && umoci new --image \"$state/made:1\"\n\
+             skopeo copy --quiet --dest-tls-verify=false \"oci:$state/made:1\" docker://{image}"
+        ),
+    ));
+    let copies = part("ci/image", "secure=()", "as_root umoci unpack");
+    let commands = format!("reference={image} from=docker://{image}\n{copies}");
+    done(bash(directory.path(), &commands).env("FARRIER_CA_FILE", registry.ca_file()));
+    assert!(directory.path().join("copy/index.json").is_file());
 }

@@ -2,7 +2,8 @@
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    kube_api::{FakeApi, Fault, Requests},
+    kube_api::{FakeApi, Fault, Kind, Requests, objects},
+    live::Live,
     logs::Logs,
 };
 use farrier::{
@@ -91,6 +92,22 @@ async fn a_standby_says_who_leads_and_once_for_each_leader() {
     first_task.release().await;
     until(&second, true).await;
     second_task.release().await;
+}
+
+/// What two farriers of one cluster are told apart by: neither waits for the other one's lease, nor takes its fields over.
+#[test]
+fn a_named_farrier_has_a_lease_and_fields_of_its_own() {
+    let mut live = Live::new([objects::node("n0", "6.1.0-901-amd64")], "image");
+    live.api.install(Kind::defined_by(&serde_json::to_value(farrier::status::crd()).unwrap()).unwrap());
+    live.publish();
+    live.start(&["--leader-elect", "--instance", "gpu"]);
+    live.until("a DriverBuild", |live| !live.api.list("driverbuilds.farrier.dev").is_empty());
+    let leases = live.api.list("leases.coordination.k8s.io");
+    let names: Vec<_> = leases.iter().map(|lease| lease["metadata"]["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["farrier-gpu"]);
+    let builds = live.api.list("driverbuilds.farrier.dev");
+    let fields = builds[0]["metadata"]["managedFields"].as_array().unwrap();
+    assert!(fields.iter().all(|entry| entry["manager"] == "farrier-gpu"), "{fields:?}");
 }
 
 #[tokio::test]

@@ -15,6 +15,7 @@ mod cluster_dir;
 mod copies;
 mod crashes;
 mod dockerfiles;
+mod e2e_script;
 mod engine;
 mod failures;
 mod fetch;

@@ -172,6 +172,7 @@ fn gist(reason: &str) -> String {
 mod tests {
     use super::*;
     use crate::{
+        controller::testing::Logs,
         kmod::Verdict,
         plan::{BuildActivity, KERNEL_LABEL, Stage, testing::Fleet},
     };
@@ -196,6 +197,15 @@ mod tests {
     }
 
     const NOTHING: [&str; 0] = [];
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plan_that_takes_long_is_said_to_be_made_still() {
+        let logs = Logs::start();
+        noting_waits(Box::pin(tokio::time::sleep(Duration::from_secs(9)))).await;
+        assert_eq!(logs.with(""), NOTHING);
+        noting_waits(Box::pin(tokio::time::sleep(Duration::from_secs(45)))).await;
+        assert_eq!(logs.with("still looking up").len(), 4);
+    }
 
     #[test]
     fn each_state_is_said_once() {

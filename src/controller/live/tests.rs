@@ -208,6 +208,7 @@ async fn nodes_that_a_rollout_does_not_reach_do_not_stop_it() {
 
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn passes_that_write_nothing_spend_no_pace() {
+    let logs = Logs::start();
     let bench = bench(&json!({}), &["a"]);
     bench.publish(K9, &[&module()]).await.unwrap();
     let fleet = Fleet::new(|state| {
@@ -220,6 +221,7 @@ async fn passes_that_write_nothing_spend_no_pace() {
     let calm = Instant::now();
     live.fleet.until(|state| !state.writes.is_empty()).await;
     assert!(calm.elapsed() < Duration::from_secs(3), "{:?}", calm.elapsed());
+    assert_eq!(logs.with("rollout waits"), [""; 0]);
     live.stop().await;
 }
 
@@ -376,6 +378,7 @@ async fn what_cannot_be_built_is_said_once_with_its_reason_and_so_is_what_comes_
 
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn passing_faults_are_retried_ever_more_seldom() {
+    let logs = Logs::start();
     // Nothing to take over and no engine: each attempt meets an engine that is out of reach.
     let bench = bench(&json!({}), &["a"]);
     let fleet = Fleet::new(|state| state.node("n", K9));
@@ -387,6 +390,11 @@ async fn passing_faults_are_retried_ever_more_seldom() {
     assert!(build.error.is_some() && build.took.is_some(), "{build:?}");
     // At least half of 10 + 20 + 40 + 80 seconds.
     assert!(began.elapsed() >= Duration::from_secs(75), "{:?}", began.elapsed());
+    for said in logs.with("build failed") {
+        let wait = said.split_once(" retry_in_seconds=").and_then(|(_, rest)| rest.split(' ').next());
+        assert!(wait.is_some_and(|wait| wait.parse::<u64>().is_ok()), "{said}");
+        assert!(said.contains("start the Docker daemon"), "{said}");
+    }
     live.stop().await;
 }
 

@@ -160,3 +160,17 @@ fn a_hold_is_told_once() {
     assert!(told.contains("RolloutHeld DaemonSet kube-system/mft: mft: "), "{told}");
     assert_eq!(story.lines(&fleet.plan()), "");
 }
+
+/// They are read where the pod is not there any more. The API refuses a note of 1024 bytes and more.
+#[test]
+fn a_note_has_room_for_a_pods_last_words() {
+    let note = |text: &str| event(EventReason::RolloutPutBack, Regarding::Node("n".to_owned()), text).note;
+    let image = format!("registry.example/drivers/driver@sha256:{}", "0".repeat(64));
+    let said = format!(
+        "mft: {image} was taken back to {image}: the pod on node n0 was not ready within 10m: no such device"
+    );
+    assert!(said.len() > 250 && note(&said) == said, "{}", note(&said));
+    for text in ["a".repeat(5000), "\u{10348}".repeat(5000)] {
+        assert!((200..1024).contains(&note(&text).len()), "{}", note(&text).len());
+    }
+}

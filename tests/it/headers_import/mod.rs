@@ -130,9 +130,8 @@ async fn modules_without_headers_are_told_apart() {
     bench.import(&[&packed, &bench.path("linux")]).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_node_has_what_its_packages_link_to() {
-    let bench = Bench::new();
+/// Headers as Debian's packages put them on a node, below `host`; gives the build directory.
+fn debian_node(bench: &Bench) -> String {
     let (build, common) =
         (format!("host/usr/src/linux-headers-{RELEASE}"), "host/usr/src/linux-headers-common");
     bench.configured(&build);
@@ -144,9 +143,47 @@ async fn a_node_has_what_its_packages_link_to() {
     bench.link("../../lib/linux-kbuild-6.1/scripts", &format!("{build}/scripts"));
     bench.link(&format!("/usr/src/linux-headers-{RELEASE}"), &format!("host/lib/modules/{RELEASE}/build"));
     bench.link("/usr/src/linux-headers-common", &format!("host/lib/modules/{RELEASE}/source"));
+    build
+}
+
+fn node_of(root: PathBuf) -> HeaderImport {
+    HeaderImport { sources: vec![ImportSource::Node(root)], ..request(&[]) }
+}
+
+/// The directories of a node that a manifest mounts: `hostPath: {path: X,`, or the chart's `hostPaths: [X, Y]`.
+fn mounted(manifest: &str) -> Vec<String> {
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest)).unwrap();
+    let list = text.split("hostPaths: [").skip(1).filter_map(|rest| rest.split(']').next());
+    let single = text.split("hostPath: {path: ").skip(1).filter_map(|rest| rest.split([',', '}']).next());
+    list.flat_map(|paths| paths.split(", ")).chain(single).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn a_job_that_collects_headers_sees_what_debians_packages_link_to() {
+    let bench = Bench::new();
+    debian_node(&bench);
+    for manifest in
+        ["deploy/kustomize/components/collect-headers/job.yaml", "deploy/chart/farrier/values.yaml"]
+    {
+        let pod = tempfile::tempdir().unwrap();
+        for path in mounted(manifest) {
+            let (from, to) = (bench.path(&format!("host{path}")), pod.path().join(&path[1..]));
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success(), "{path}");
+        }
+        let collected = bench.fetcher("cache").headers().import(node_of(pod.path().to_owned())).await;
+        let tools = collected.unwrap_or_else(|error| panic!("{manifest}: {error}")).headers.root;
+        assert!(tools.join("usr/lib/linux-kbuild-6.1/scripts/mod/modpost").is_file(), "{manifest}");
+    }
+}
+
+#[tokio::test]
+async fn a_node_has_what_its_packages_link_to() {
+    let bench = Bench::new();
+    let build = debian_node(&bench);
     bench.write("host/usr/src/other/secret", "");
     bench.write("host/etc/shadow", "secret");
-    let node = HeaderImport { sources: vec![ImportSource::Node(bench.path("host"))], ..request(&[]) };
+    let node = node_of(bench.path("host"));
     let imported = bench.with_store("cache").headers().import(node.clone()).await.unwrap();
     let root = &imported.headers.root;
     assert!(root.join("usr/lib/linux-kbuild-6.1/scripts/mod/modpost").is_file());

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+const HERE: &str = "127.0.0.1";
 /// User and password of a registry with authentication.
 pub const USER: &str = "smith";
 pub const PASSWORD: &str = "anvil";
@@ -33,12 +34,18 @@ pub struct Wants {
 
 impl RegistryProcess {
     pub fn start(wants: Wants) -> Self {
-        Self::start_from(|directory, host| configure(directory, host, wants))
+        Self::start_from(HERE, |directory, host| configure(directory, host, wants))
+    }
+
+    /// With TLS, at an address that no program takes for this machine's own.
+    pub fn start_elsewhere() -> Self {
+        let wants = Wants { tls: true, ..Wants::default() };
+        Self::start_from("127.0.0.2", |directory, host| configure(directory, host, wants))
     }
 
     /// With certificates from elsewhere: `tls` is what stands below `tls` in its configuration.
     pub fn start_with_tls(tls: &str) -> Self {
-        Self::start_from(|directory, host| {
+        Self::start_from(HERE, |directory, host| {
             let path = configure(directory, host, Wants::default());
             let config = fs::read_to_string(&path).unwrap();
             fs::write(&path, format!("{config}  tls: {tls}\n")).unwrap();
@@ -46,12 +53,12 @@ impl RegistryProcess {
         })
     }
 
-    fn start_from(configure: impl Fn(&Path, &str) -> PathBuf) -> Self {
+    fn start_from(address: &str, configure: impl Fn(&Path, &str) -> PathBuf) -> Self {
         let directory = tempfile::tempdir().unwrap();
         // Another process may take the port in between; then the registry ends and the next one is tried.
         for _ in 0..5 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let host = format!("127.0.0.1:{port}");
+            let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
+            let host = format!("{address}:{port}");
             let config = configure(directory.path(), &host);
             let log = fs::File::create(directory.path().join("log")).unwrap();
             let mut child = Command::new("docker-registry")
@@ -175,11 +182,11 @@ fn configure(directory: &Path, host: &str, wants: Wants) -> PathBuf {
     path
 }
 
-/// A certificate for 127.0.0.1 that is its own authority.
+/// A certificate for both addresses that is its own authority.
 fn certificate(directory: &Path) {
     let config = directory.join("openssl.cnf");
     let text = "[req]\ndistinguished_name = name\nx509_extensions = server\n[name]\n\
-                [server]\nbasicConstraints = critical, CA:FALSE\nsubjectAltName = IP:127.0.0.1\n";
+                [server]\nbasicConstraints = critical, CA:FALSE\nsubjectAltName = IP:127.0.0.1, IP:127.0.0.2\n";
     fs::write(&config, text).unwrap();
     let made = Command::new("openssl")
         .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"])

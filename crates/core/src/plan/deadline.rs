@@ -151,6 +151,8 @@ mod tests {
         assert_eq!(left(&world, 800), Some(301));
         world.snapshot.pods[0].ready = true;
         assert_eq!(left(&world, 800), None);
+        world.snapshot.pods[0].steady_since = Some(at(700));
+        assert_eq!(left(&world, 800), Some(21), "until it has been ready for two minutes");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Inputs that change between a plan and the end of its build.
+//! Inputs that change between a plan and the end of its build, or cannot be looked up.
 
 use super::*;
 
@@ -56,10 +56,25 @@ async fn headers_that_change_under_a_build_throw_it_away_and_nothing_else() {
     live.bench.headers_with(K10, SYMBOLS, "CONFIG_OTHER=y\n");
     gate.open.notify_one();
 
-    gate.asked.notified().await;
+    let again = tokio::time::timeout(Duration::from_secs(5), gate.asked.notified()).await;
+    assert!(
+        again.is_ok(),
+        "it is planned and built again, and at once: what was remembered is not so any more"
+    );
     assert_eq!(live.published(K10).await, None, "it was made for other headers than the next plan finds");
     gate.open.notify_one();
     live.fleet.until(|state| state.writes.len() == 1).await;
     is_published_as_planned(&live).await;
     live.stop().await;
+}
+
+/// A skip is logged with its reason: what to do has to be in it.
+#[tokio::test]
+async fn a_toolchain_that_cannot_be_looked_up_is_said_with_what_to_do() {
+    let mut bench = Bench::new(&json!({}));
+    let toolchain = serde_json::from_value(json!({"image": "127.0.0.1:1/toolchain:12"})).unwrap();
+    bench.parts.definitions.families[0].spec.toolchain = toolchain;
+    let found = crate::resolve::resolve(&bench.parts, &[], &[Bench::target(K9)].into()).await;
+    let said = found.toolchains.values().next().unwrap().as_ref().unwrap_err();
+    assert!(said.contains("check that the registry runs and that 127.0.0.1:1 is its address"), "{said}");
 }

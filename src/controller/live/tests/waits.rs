@@ -76,6 +76,29 @@ async fn the_loop_rolls_out_the_rest_of_a_chain_with_the_next_plan() {
     live.stop().await;
 }
 
+/// A node of the first target has changed since the plan was made; those of the second have not.
+#[tokio::test(flavor = "local", start_paused = true)]
+async fn a_rollout_that_is_planned_anew_holds_no_other_one() {
+    let fleet = Fleet::new(|state| {
+        for (place, (node, daemon_set)) in [("n", "a"), ("m", "b")].into_iter().enumerate() {
+            state.node(node, K9);
+            state.daemon_set(daemon_set, "");
+            let pool = ("pool".to_owned(), daemon_set.to_owned());
+            state.snapshot.nodes[place].labels.extend([pool.clone()]);
+            state.snapshot.daemon_sets[place].node_selector = [pool].into();
+        }
+        state.before = Some((2, |state| {
+            state.snapshot.nodes[0].labels.insert("other".to_owned(), "yes".to_owned());
+        }));
+    });
+    let live = Running::start(published_bench().await, fleet, true);
+    let state = live.fleet.until(|state| !state.writes.is_empty()).await;
+    assert_eq!(state.image("a"), FIRST, "its plan does not stand");
+    assert_eq!(state.looks, 3, "that of the other one does: the plan, and a look before each write");
+    live.fleet.until(|state| state.image("a") == state.image("b")).await;
+    live.stop().await;
+}
+
 /// Another writer has used up what the first target may be rewritten.
 #[tokio::test(flavor = "local", start_paused = true)]
 async fn a_target_that_is_rewritten_too_often_holds_the_rest_of_its_chain() {

@@ -4,7 +4,7 @@ use super::super::{
     super::{
         LiveDaemonSet, ObjectVersion, PodCount, PodFacts,
         fixtures::{K47, K48, World, node},
-        images_in_use,
+        images_in_use, next_deadline,
     },
     *,
 };
@@ -107,6 +107,22 @@ fn one_image_for_all_kernels() {
     apply(&mut world);
     assert!(matches!(decision(&world), RolloutDecision::AlreadySet { .. }) && world.plan().unions.is_empty());
     assert_eq!(held(&world).len(), 2);
+}
+
+#[test]
+fn the_grace_time_of_a_kernel_that_left_is_looked_at_when_it_has_passed() {
+    let mut world = world(&[K47, K48], UpdateStrategy::RollingUpdate);
+    publish_union(&mut world);
+    apply(&mut world);
+    // The rewrite's own deadline is behind.
+    world.now += jiff::SignedDuration::from_hours(1);
+    let next = |world: &World| next_deadline(&world.definitions, &world.snapshot, world.now);
+    assert_eq!(next(&world), None);
+    world.snapshot.nodes[0] = node("n0", K48);
+    apply(&mut world);
+    let wait = next(&world).expect("the grace time is ahead");
+    world.now += jiff::SignedDuration::try_from(wait).unwrap();
+    assert_eq!(world.plan().unions.len(), 1, "one without the kernel, after {wait:?}");
 }
 
 #[test]
