@@ -381,3 +381,6 @@ mod tests {
         assert!(Trust::default().closed("f/f", now, wall).unwrap().contains("another farrier"));
     }
 }
+
+#[cfg(test)]
+mod race_tests;

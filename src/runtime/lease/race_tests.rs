@@ -1,0 +1,166 @@
+//! Two candidates and an API server that answers late, not at all, and reads of the past: never do both write. What protects
+//! is the server's comparison of `resourceVersion`: without it the same events make two leaders.
+
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+};
+
+use fastrand::Rng;
+use http::{Method, Request, Response};
+use kube::client::Body;
+use serde_json::{Value, json};
+use tower::Service;
+
+use super::*;
+
+/// Virtual time that each schedule runs for.
+const RUN: Duration = Duration::from_mins(2);
+/// How often it is looked who may write.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Lease objects, the newest last; the place is the version.
+#[derive(Default)]
+struct Stored(Vec<Value>);
+
+impl Stored {
+    /// Writes if the object is of the version that there is.
+    fn write(&mut self, mut lease: Value, creates: bool, compares: bool) -> Result<Value, u16> {
+        let current = self.0.len().to_string();
+        let same = lease["metadata"]["resourceVersion"] == json!(current);
+        if compares && (creates != self.0.is_empty() || !creates && !same) {
+            return Err(409);
+        }
+        lease["metadata"]["resourceVersion"] = json!((self.0.len() + 1).to_string());
+        self.0.push(lease.clone());
+        Ok(lease)
+    }
+
+    /// What there was some writes ago.
+    fn read(&self, writes_ago: usize) -> Result<Value, u16> {
+        let place = self.0.len().checked_sub(1 + writes_ago);
+        place.and_then(|place| self.0.get(place)).cloned().ok_or(404)
+    }
+}
+
+/// One candidate's way to the API server.
+#[derive(Clone)]
+struct Wire {
+    stored: Arc<Mutex<Stored>>,
+    random: Arc<Mutex<Rng>>,
+    /// Does the server compare versions?
+    compares: bool,
+}
+
+impl Wire {
+    fn random<T>(&self, choose: impl FnOnce(&mut Rng) -> T) -> T {
+        choose(&mut self.random.lock().unwrap())
+    }
+
+    /// Now and then long enough for another to take the lease meanwhile.
+    async fn delay(&self) {
+        let most = if self.random(|random| random.u8(..10)) == 0 { 30_000 } else { 3_000 };
+        let wait = self.random(|random| random.u64(..most));
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+    }
+
+    async fn answer(self, request: Request<Body>) -> Response<Body> {
+        let (head, body) = request.into_parts();
+        let body = body.collect_bytes().await.unwrap();
+        // On its way, the server does it whether or not the candidate still waits.
+        let done = tokio::spawn(async move {
+            self.delay().await;
+            let outcome = if head.method == Method::GET {
+                let writes_ago = self.random(|random| random.usize(..4).saturating_sub(1));
+                self.stored.lock().unwrap().read(writes_ago)
+            } else {
+                let lease = serde_json::from_slice(&body).unwrap();
+                self.stored.lock().unwrap().write(lease, head.method == Method::POST, self.compares)
+            };
+            self.delay().await;
+            outcome
+        });
+        let (code, body) = match done.await.unwrap() {
+            Ok(lease) => (200, lease),
+            Err(code) => {
+                let reason = if code == 404 { "NotFound" } else { "Conflict" };
+                let (kind, version) = ("Status", "v1");
+                (
+                    code,
+                    json!({"kind": kind, "apiVersion": version, "status": "Failure", "code": code, "reason": reason, "message": reason}),
+                )
+            }
+        };
+        Response::builder().status(code).body(Body::from(serde_json::to_vec(&body).unwrap())).unwrap()
+    }
+}
+
+impl Service<Request<Body>> for Wire {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let wire = self.clone();
+        Box::pin(async move { Ok(wire.answer(request).await) })
+    }
+}
+
+/// What became of one schedule.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Seen {
+    /// Looks at which both might write.
+    both: usize,
+    /// Times that the one who may write changed.
+    changes: usize,
+}
+
+fn play(schedule: u64, compares: bool) -> Seen {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let random = Arc::new(Mutex::new(Rng::with_seed(schedule)));
+        let wire = Wire { stored: Arc::default(), random, compares };
+        let candidates = ["a", "b"].map(|identity| {
+            let options = LeaseOptions {
+                namespace: "f".to_owned(),
+                name: "f".to_owned(),
+                identity: identity.to_owned(),
+                timing: Timing::default(),
+            };
+            campaign(Client::new(wire.clone(), "f"), options)
+        });
+        let end = Instant::now() + RUN;
+        let (mut seen, mut last) = (Seen::default(), None);
+        while Instant::now() < end {
+            tokio::time::sleep(LOOK).await;
+            let writers: Vec<usize> =
+                (0..2).filter(|place| candidates[*place].0.closed().is_none()).collect();
+            seen.both += usize::from(writers.len() == 2);
+            if let [writer] = writers[..] {
+                seen.changes += usize::from(last.is_some_and(|last| last != writer));
+                last = Some(writer);
+            }
+        }
+        seen
+    })
+}
+
+#[test]
+fn never_two_leaders() {
+    let (mut changes, mut without) = (0, 0);
+    for schedule in 0..100 {
+        let seen = play(schedule, true);
+        assert_eq!(seen.both, 0, "two leaders in schedule {schedule}");
+        changes += seen.changes;
+        without += usize::from(play(schedule, false).both > 0);
+    }
+    assert!(changes > 10, "leadership changed hands only {changes} times");
+    assert!(without > 10, "a lease that is not compared made two leaders in only {without} of 100 schedules");
+}
