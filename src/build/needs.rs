@@ -228,7 +228,7 @@ async fn fetch_payload(
 ) -> Result<(), TargetError> {
     let repository = &image.repository;
     let layer = manifest.payload_layer().ok_or_else(|| lacks(&image.to_string(), "it has no layers"))?;
-    Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, to).await?)
+    Ok(parts.registry_of_needs(repository).fetch_blob(repository, &layer.digest, layer.size, to).await?)
 }
 
 /// The symbol tables of an exposed tree.

@@ -227,7 +227,7 @@ impl Lender {
         let work = job.parts.cache.scratch()?;
         let (blob, tree) = (work.path().join("published"), work.path().join("payload"));
         let repository = &job.cell.reference.repository;
-        job.parts.registry.fetch_blob(repository, &layer.digest, &blob).await?;
+        job.parts.registry.fetch_blob(repository, &layer.digest, layer.size, &blob).await?;
         fs_err::create_dir(&tree)?;
         let unpacked = blocking(move || payload::unpack_layer(&blob, &tree).and_then(|()| then(&tree))).await;
         Ok(Some(unpacked.map(|()| work)))

@@ -33,10 +33,8 @@ async fn files(bench: &Bench, release: &str) -> BTreeMap<PathBuf, Digest> {
     let manifest = ImageManifest::parse(&stored.bytes).unwrap();
     let work = tempfile::tempdir().unwrap();
     let (blob, tree) = (work.path().join("blob"), work.path().join("tree"));
-    registry
-        .fetch_blob(&reference.repository, &manifest.payload_layer().unwrap().digest, &blob)
-        .await
-        .unwrap();
+    let layer = manifest.payload_layer().unwrap();
+    registry.fetch_blob(&reference.repository, &layer.digest, layer.size, &blob).await.unwrap();
     fs::create_dir(&tree).unwrap();
     payload::unpack_layer(&blob, &tree).unwrap();
     let files = walkdir::WalkDir::new(&tree).into_iter().map(Result::unwrap);

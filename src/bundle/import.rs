@@ -233,7 +233,7 @@ impl Target {
                     let source: Arc<dyn BlobSource> = Arc::new(verified.bundle.source(*frame, blob));
                     self.registry.push(&repository, &blob.digest, BlobContent::Source(&source)).await?
                 }
-                (None, Some(from)) => self.copy_blob(&blob.digest, from, &repository).await?,
+                (None, Some(from)) => self.copy_blob(&blob.digest, blob.size, from, &repository).await?,
                 (None, None) => return Err(BundleError::Absent(format!("blob {}", blob.digest))),
             };
             sent += upload.bytes();
@@ -249,12 +249,13 @@ impl Target {
     async fn copy_blob(
         &self,
         digest: &Digest,
+        size: u64,
         from: &Repository,
         to: &Repository,
     ) -> Result<Upload, BundleError> {
         let directory = tempfile::tempdir()?;
         let file = directory.path().join("blob");
-        self.registry.fetch_blob(from, digest, &file).await?;
+        self.registry.fetch_blob(from, digest, size, &file).await?;
         Ok(self.registry.push_blob(to, digest, &file).await?)
     }
 

@@ -74,7 +74,7 @@ async fn copy_blob(
     place: &Repository,
     blob: &Descriptor,
 ) -> Result<(), TargetError> {
-    let Descriptor { media_type, digest, .. } = blob;
+    let Descriptor { media_type, digest, size, .. } = blob;
     // Layers that may not be distributed have an address of their own, and no registry holds them.
     let is_layer = media_type.contains(".layer.") || media_type.contains(".rootfs.");
     if is_layer && media_type::oci_layer(media_type).is_none() {
@@ -86,7 +86,7 @@ async fn copy_blob(
     }
     let scratch = parts.cache.scratch()?;
     let file = scratch.path().join("blob");
-    source.fetch_blob(from, digest, &file).await?;
+    source.fetch_blob(from, digest, *size, &file).await?;
     parts.registry.push_blob(place, digest, &file).await?;
     Ok(())
 }

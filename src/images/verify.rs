@@ -224,7 +224,7 @@ async fn check_blobs(
             wrong.push(format!("{digest} is missing"));
         } else if deep {
             let work = parts.cache.scratch()?;
-            match registry.fetch_blob(repository, digest, &work.path().join("blob")).await {
+            match registry.fetch_blob(repository, digest, blob.size, &work.path().join("blob")).await {
                 Ok(()) => {}
                 Err(error) if error.is_unreachable() => return Err(error.into()),
                 Err(error) => wrong.push(error_chain(&error)),

@@ -13,8 +13,11 @@ use crate::{
     error_chain,
     image::checked::Download,
     net::{Asker, Net, NetError},
+    registry::Room,
 };
 
+/// The largest file that is fetched. The largest source of a driver has a tenth of it.
+const MOST: u64 = 8 << 30;
 /// Longest silence.
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
@@ -49,7 +52,9 @@ async fn any_of(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -
     for place in net.url_candidates(url) {
         outcome = transfer(net, what, &place, wanted, path.clone()).await;
         match &outcome {
-            Ok(()) | Err(FetchError::Io(_)) => break,
+            Ok(()) => break,
+            // This machine's fault, and not the place's.
+            Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
             Err(error) if place != *url => {
                 tracing::warn!(%url, mirror = %place, error = %error_chain(error), "the mirror cannot be used");
             }
@@ -83,6 +88,7 @@ async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf)
         return Err(FetchError::Status { url: shown, status: response.status().as_u16() });
     }
     let announced = response.content_length();
+    let mut room = Room::for_download(path.parent().unwrap_or(&path), announced, MOST)?;
     let mut file = File::create(&path).await?;
     let (mut hasher, mut got, mut fault) = (Sha256::new(), 0, None);
     loop {
@@ -90,6 +96,7 @@ async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf)
             Ok(Some(chunk)) => {
                 hasher.update(&chunk);
                 got += chunk.len() as u64;
+                room.take(chunk.len() as u64)?;
                 file.write_all(&chunk).await?;
             }
             Ok(None) => break,

@@ -146,7 +146,8 @@ impl Store {
 
     /// Fetches the layer into a file, which appears whole and verified or not at all.
     pub async fn fetch(&self, stored: &StoredInput, to: &Path) -> Result<(), StoreError> {
-        Ok(self.registry.fetch_blob(&stored.repository, &stored.layer.digest, to).await?)
+        let StoredInput { repository, layer, .. } = stored;
+        Ok(self.registry.fetch_blob(repository, &layer.digest, layer.size, to).await?)
     }
 
     /// Keeps a file. The same content under the same tag is kept already; other content is refused, unless it may be

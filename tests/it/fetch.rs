@@ -279,6 +279,7 @@ fn answer(mut connection: TcpStream) -> std::io::Result<()> {
     let (status, length, body) = match path.as_str() {
         "/module.c" => ("200 OK", BODY.len(), BODY),
         "/truncated.c" => ("200 OK", BODY.len() + 100, BODY),
+        "/huge.c" => ("200 OK", 1 << 50, BODY),
         "/broken.c" => ("500 Internal Server Error", 0, &b""[..]),
         _ => ("404 Not Found", 0, &b""[..]),
     };
@@ -324,6 +325,12 @@ async fn source_from_an_address() {
 
     let error = downloads.get("/broken.c", &"2".repeat(64)).await.unwrap_err();
     assert!(error.to_string().ends_with("the server answers 500") && error.is_transient(), "{error}");
+
+    let error = downloads.get("/huge.c", &"4".repeat(64)).await.unwrap_err();
+    assert!(
+        error.to_string().contains("it is longer than 8589934592 bytes") && !error.is_transient(),
+        "{error}"
+    );
 
     let error = downloads.get("/absent.c", &"3".repeat(64)).await.unwrap_err();
     assert!(error.to_string().ends_with("the server answers 404") && !error.is_transient(), "{error}");

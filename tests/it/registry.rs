@@ -132,7 +132,7 @@ async fn pushed_images_are_what_skopeo_sees_and_are_sent_once() {
     assert!(!registry.has_blob(&repository, &Digest::of(b"absent")).await.unwrap());
 
     let out = directory.path().join("fetched");
-    registry.fetch_blob(&repository, &image.config_digest, &out).await.unwrap();
+    registry.fetch_blob(&repository, &image.config_digest, u64::MAX, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), image.config);
 }
 
@@ -284,7 +284,10 @@ async fn content_that_belies_its_digest() {
     let repository = repository(&fake.host, "drivers/x");
     let directory = tempfile::tempdir().unwrap();
     let registry = plain();
-    let blob = registry.fetch_blob(&repository, &wanted, &directory.path().join("blob")).await.unwrap_err();
+    let blob = registry
+        .fetch_blob(&repository, &wanted, u64::MAX, &directory.path().join("blob"))
+        .await
+        .unwrap_err();
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
     let manifest = registry.manifest(&repository, &Version::Digest(wanted.clone())).await.unwrap_err();
     let tagged = registry.manifest(&repository, &tag("1")).await.unwrap_err();
@@ -299,7 +302,7 @@ async fn a_blob_that_breaks_off() {
     let fake = FakeHttp::start(vec![answer(200, "who").header("Content-Length", 5)]).await;
     let directory = tempfile::tempdir().unwrap();
     let to = directory.path().join("blob");
-    let error = plain().fetch_blob(&repository(&fake.host, "x"), &whole, &to).await.unwrap_err();
+    let error = plain().fetch_blob(&repository(&fake.host, "x"), &whole, u64::MAX, &to).await.unwrap_err();
     assert!(error.is_transient(), "{error:?}");
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
 }
@@ -339,7 +342,7 @@ async fn tokens_are_fetched_once_and_only_sent_to_the_registry() {
     registry.tags(&repository).await.unwrap();
     registry.tags(&repository).await.unwrap();
     let blob = directory.path().join("blob");
-    let error = registry.fetch_blob(&repository, &Digest::of(b"content"), &blob).await.unwrap_err();
+    let error = registry.fetch_blob(&repository, &Digest::of(b"content"), u64::MAX, &blob).await.unwrap_err();
     assert!(matches!(error, RegistryError::Denied { .. }), "{error:?}");
     assert!(error.to_string().ends_with("401 from 127.0.0.1, to which it sends requests"), "{error}");
 

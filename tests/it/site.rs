@@ -150,7 +150,7 @@ async fn mirrors_stand_in_for_a_host_that_does_not_exist() {
     let found = reader.manifest(&short, &tag("1")).await.unwrap().unwrap();
     assert_eq!(found.digest, digest);
     let out = directory.path().join("layer");
-    reader.fetch_blob(&short, &blob, &out).await.unwrap();
+    reader.fetch_blob(&short, &blob, u64::MAX, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), content);
     assert!(reader.has_blob(&short, &blob).await.unwrap());
     assert_eq!(reader.tags(&short).await.unwrap().len(), 1);
@@ -172,12 +172,15 @@ async fn a_mirror_that_lies_about_a_digest_is_passed_over() {
     let honest = FakeHttp::start(vec![answer(200, "what was asked for")]).await;
     let (wanted, directory) = (Digest::of(b"what was asked for"), tempfile::tempdir().unwrap());
     let out = directory.path().join("blob");
-    let error = plain().fetch_blob(&repository(format!("{}/x", liar.host)), &wanted, &out).await.unwrap_err();
+    let error = plain()
+        .fetch_blob(&repository(format!("{}/x", liar.host)), &wanted, u64::MAX, &out)
+        .await
+        .unwrap_err();
     assert!(matches!(&error, RegistryError::Digest { found, .. } if *found == Digest::of(b"something else")));
     assert!(!out.exists(), "a lie was kept");
     let site = json!({"mirrors": [{"from": "r.test", "to": [liar.host, honest.host]}]});
     let reader = registry(&net(site, directory.path(), true));
-    reader.fetch_blob(&repository("r.test/x"), &wanted, &out).await.unwrap();
+    reader.fetch_blob(&repository("r.test/x"), &wanted, u64::MAX, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), b"what was asked for");
 }
 
@@ -266,7 +269,7 @@ async fn offline_a_registry_leads_nowhere_else() {
     let (registry, place) = (registry(&named), repository(format!("{}/drivers/x", fake.host)));
     let (digest, out) = (Digest::of(b"x"), directory.path().join("x"));
 
-    let error = registry.fetch_blob(&place, &digest, &out).await.unwrap_err();
+    let error = registry.fetch_blob(&place, &digest, u64::MAX, &out).await.unwrap_err();
     let sent = format!("(sent on by {})", fake.host);
     is_forbidden(&error, &forbidden.host, &format!("fetch blob {digest} of drivers/x {sent}"));
     let error = registry.tags(&place).await.unwrap_err();

@@ -1,5 +1,5 @@
 //! Uploads over lines that break: the real docker-registry behind a proxy that cuts connections, and scripted answers
-//! of registries that go on, or do not.
+//! of registries that go on, or do not. And a download that does not end.
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -58,7 +58,7 @@ async fn an_upload_over_a_bad_line_gets_through() {
     assert_eq!(server.requests("POST"), 2);
 
     let back = directory.path().join("back");
-    registry().fetch_blob(&repository, &digest, &back).await.unwrap();
+    registry().fetch_blob(&repository, &digest, u64::MAX, &back).await.unwrap();
     assert_eq!(fs::read(back).unwrap(), fs::read(file).unwrap());
 }
 
@@ -186,4 +186,29 @@ async fn refusals_and_lines_that_always_break_are_given_up() {
     let (outcome, requests) = push_to(begun.into_iter().chain(again).collect()).await;
     assert!(matches!(outcome, Err(RegistryError::Unreachable { .. })), "{outcome:?}");
     assert_eq!(requests.len(), 3 + 4 * 4);
+}
+
+/// What a registry sends beyond the size that the descriptor states fills no disk.
+#[tokio::test]
+async fn a_blob_is_cut_off_at_its_stated_size() {
+    let fake = FakeHttp::start_with(|_| {
+        vec![answer(200, "x".repeat(1 << 20)), answer(200, "four"), answer(200, "four")]
+    })
+    .await;
+    let repository = repository(&fake.host);
+    let directory = tempfile::tempdir().unwrap();
+    let blob = directory.path().join("blob");
+    let (registry, digest) = (registry(), Digest::of(b"four"));
+    let error = registry.fetch_blob(&repository, &digest, 4, &blob).await.unwrap_err();
+    let RegistryError::Io(source) = &error else { panic!("{error:?}") };
+    assert_eq!(source.kind(), std::io::ErrorKind::FileTooLarge);
+    assert!(source.to_string().ends_with("it is longer than 4 bytes"), "{source}");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "half a blob was left");
+    registry.fetch_blob(&repository, &digest, 4, &blob).await.unwrap();
+    // One that states what no disk has is not begun.
+    let error = registry.fetch_blob(&repository, &digest, u64::MAX - 1, &blob).await.unwrap_err();
+    assert!(
+        matches!(&error, RegistryError::Io(source) if source.kind() == std::io::ErrorKind::StorageFull),
+        "{error:?}"
+    );
 }

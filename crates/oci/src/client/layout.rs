@@ -268,9 +268,9 @@ impl Registry for LayoutRegistry {
         Ok(self.blob(digest).exists())
     }
 
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()> {
         let action = format!("copy {} to {}", self.blob(digest).display(), to.display());
-        save(self.open_blob(repository, digest).await?, digest, to, action).await
+        save(self.open_blob(repository, digest).await?, (digest, most), to, action).await
     }
 
     async fn open_blob(&self, _repository: &Repository, digest: &Digest) -> Result<BlobStream> {

@@ -64,11 +64,11 @@ async fn blobs_are_checked_both_ways() {
     assert_eq!(layout.push_blob(&repository, &right, &file).await.unwrap(), Upload::Present);
 
     let out = directory.path().join("out");
-    layout.fetch_blob(&repository, &right, &out).await.unwrap();
+    layout.fetch_blob(&repository, &right, u64::MAX, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), b"content");
     fs::write(layout.blob(&right), "changed").unwrap();
     fs::remove_file(&out).unwrap();
-    let error = layout.fetch_blob(&repository, &right, &out).await.unwrap_err();
+    let error = layout.fetch_blob(&repository, &right, u64::MAX, &out).await.unwrap_err();
     assert!(matches!(error, RegistryError::Digest { .. }), "{error}");
     assert!(!out.exists());
     let names = fs::read_dir(directory.path()).unwrap().count();

@@ -14,6 +14,7 @@ mod remote;
 mod rest;
 mod retry;
 mod retrying;
+mod room;
 mod stream;
 mod transport;
 mod upload;
@@ -26,4 +27,5 @@ pub use self::{
     remote::RemoteRegistry,
     retry::{MAX_TRIES, delay_after, pause_before, retry_delay},
     retrying::Retrying,
+    room::{RESERVE, Room, free_space},
 };

@@ -103,8 +103,9 @@ pub trait Registry: Send + Sync {
     /// `false` where the registry does not do that; then it must be pushed.
     async fn mount_blob(&self, repository: &Repository, digest: &Digest, from: &Repository) -> Result<bool>;
 
-    /// Streams a blob into a file, which appears whole or not at all.
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()>;
+    /// Streams a blob into a file, which appears whole or not at all. One of more than `most` bytes is cut off and refused:
+    /// the size that its descriptor states.
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()>;
 
     /// A blob's bytes as they come. The caller verifies them.
     async fn open_blob(&self, repository: &Repository, digest: &Digest) -> Result<BlobStream>;

@@ -197,10 +197,10 @@ impl Registry for RemoteRegistry {
         Ok(self.http.expect(&call, &[201, 202]).await?.status().as_u16() == 201)
     }
 
-    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, to: &Path) -> Result<()> {
+    async fn fetch_blob(&self, repository: &Repository, digest: &Digest, most: u64, to: &Path) -> Result<()> {
         let fetch = |place| async move {
             let action = fetching(&RemoteName::of(&place), digest);
-            save(self.blob_at(&place, digest).await?, digest, to, action).await.map(Some)
+            save(self.blob_at(&place, digest).await?, (digest, most), to, action).await.map(Some)
         };
         self.places.first_of(repository, fetch).await.map(drop)
     }

@@ -69,7 +69,7 @@ repeated! {
     has_blob(repository: &Repository, digest: &Digest) -> bool;
     push(repository: &Repository, digest: &Digest, content: BlobContent<'_>) -> Upload;
     mount_blob(repository: &Repository, digest: &Digest, from: &Repository) -> bool;
-    fetch_blob(repository: &Repository, digest: &Digest, to: &Path) -> ();
+    fetch_blob(repository: &Repository, digest: &Digest, most: u64, to: &Path) -> ();
     open_blob(repository: &Repository, digest: &Digest) -> BlobStream;
     push_manifest(repository: &Repository, version: &Version, media_type: &str, bytes: &[u8]) -> Digest;
     push_referrer(repository: &Repository, bytes: &[u8]) -> Digest;

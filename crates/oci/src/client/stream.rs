@@ -16,6 +16,7 @@ use tokio_util::io::{ReaderStream, StreamReader, SyncIoBridge};
 use super::{
     error::{RegistryError, Result},
     registry::{BlobSource, BlobStream},
+    room::{Bounded, Room},
 };
 use crate::{Digest, layer::Hashing};
 
@@ -37,10 +38,18 @@ pub(super) fn read_source(
 }
 
 /// Writes a blob into a file, which appears whole and with the content that its digest says, or not at all.
-pub(super) async fn save(stream: BlobStream, digest: &Digest, to: &Path, action: String) -> Result<()> {
-    let reader = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
+pub(super) async fn save(
+    stream: BlobStream,
+    (digest, most): (&Digest, u64),
+    to: &Path,
+    action: String,
+) -> Result<()> {
+    // Sizes that nobody states are no sizes to look for room for.
+    let stated = Some(most).filter(|most| *most < u64::MAX);
+    let room = Room::for_download(directory_of(to), stated, most).map_err(|error| named(&error, to))?;
+    let inner = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));
     let (digest, to) = (digest.clone(), to.to_owned());
-    blocking(move || write_verified(reader, &digest, &to, &action).map(drop)).await
+    blocking(move || write_verified(Bounded { inner, room }, &digest, &to, &action).map(drop)).await
 }
 
 /// The same from a reader. Returns how many bytes there are.
@@ -92,13 +101,16 @@ pub(super) fn replace(place: &Path, content: &[u8]) -> Result<()> {
     persist(temporary, place)
 }
 
+fn directory_of(place: &Path) -> &Path {
+    place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn temporary_beside(place: &Path) -> io::Result<NamedTempFile> {
-    let directory = place.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::Builder::new()
         .prefix(".farrier-")
         // A layout is handed on to other users; tempfile's own default is for its owner only.
         .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(directory)
+        .tempfile_in(directory_of(place))
 }
 
 fn persist(temporary: NamedTempFile, place: &Path) -> Result<()> {
