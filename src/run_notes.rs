@@ -4,7 +4,7 @@
 //! long as the run lives: a note that is not locked is one of a run whose farrier was killed, or whose engine died before it
 //! was cleaned up.
 
-use std::path::PathBuf;
+use std::{fs::TryLockError, io::Write as _, path::PathBuf};
 
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
@@ -17,7 +17,7 @@ pub(crate) struct Notes(PathBuf);
 #[derive(Debug)]
 pub(crate) struct Note {
     path: PathBuf,
-    _lock: File,
+    locked: File,
 }
 
 impl Notes {
@@ -34,23 +34,47 @@ impl Notes {
         new.as_file().lock()?;
         let path = self.0.join(run);
         let lock = File::from_parts(new.persist(&path)?, &path);
-        Ok(Note { path, _lock: lock })
+        Ok(Note { path, locked: lock })
+    }
+
+    /// What the runs that live have said of themselves, in no order.
+    pub(crate) fn said(&self) -> std::io::Result<Vec<String>> {
+        let mut said = Vec::new();
+        for entry in fs::read_dir(&self.0)?.flatten().filter(is_note) {
+            // One that is gone, or not locked, is over.
+            if let Ok(file) = File::open(entry.path())
+                && matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+            {
+                said.push(fs::read_to_string(entry.path())?);
+            }
+        }
+        Ok(said)
     }
 
     /// The runs that are over and were not forgotten, each with its note, which is the caller's now.
     pub(crate) fn dead(&self) -> Vec<(String, Note)> {
         let Ok(entries) = fs::read_dir(&self.0) else { return Vec::new() };
-        let dead = entries.flatten().filter_map(|entry| {
+        let dead = entries.flatten().filter(is_note).filter_map(|entry| {
             let (path, run) = (entry.path(), entry.file_name().into_string().ok()?);
-            let lock = File::open(&path).ok().filter(|_| !run.starts_with('.'))?;
+            let lock = File::open(&path).ok()?;
             lock.try_lock().ok()?;
-            Some((run, Note { path, _lock: lock }))
+            Some((run, Note { path, locked: lock }))
         });
         dead.collect()
     }
 }
 
+/// Others are being made.
+fn is_note(entry: &fs::DirEntry) -> bool {
+    !entry.file_name().as_encoded_bytes().starts_with(b".")
+}
+
 impl Note {
+    /// Adds a line to what the run says of itself.
+    pub(crate) fn say(&mut self, line: &str) -> std::io::Result<()> {
+        self.locked.write_all(format!("{line}\n").as_bytes())
+    }
+
     /// The run's outcome is known, and nothing of it is left.
     pub(crate) fn forget(self) {
         if let Err(error) = fs::remove_file(&self.path) {

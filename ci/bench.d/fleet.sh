@@ -35,6 +35,19 @@ churn() { # WHERE
     say "medians: $(percentile apart-ms 50) ms and $(percentile at-once-ms 50) ms"
 }
 
+growth_rows() {
+    say "a cache that 2,000 kernels go through, with a quota for a tenth of them"
+    cargo bench --locked --quiet --bench growth > "$state/fleet" 2>> "$state/bench.log" ||
+        { tail -n 20 "$state/bench.log" >&2; die "the benchmark of the cache's growth failed"; }
+    row "cache after 2,000 kernels / after 500: bytes" "$(share bytes)" 1.05 x
+    row "the same: files" "$(share files)" 1.05 x
+    row "room made before a build, p99" "$(percentile room-ms 99)" 100 ms
+    row "figures of 2,000 kernels in /metrics" "$(figure series)" 60 ""
+}
+
+# share WHAT: a figure after 2,000 kernels, as a multiple of the same after 500.
+share() { awk -v a="$(figure "$1-500")" -v b="$(figure "$1-2000")" 'BEGIN { printf "%.3f", b / a }'; }
+
 figure() { awk -v what="$1" '$1 == what { print $2 }' "$state/fleet"; }
 
 # percentile WHAT PERCENT: the smallest value that so many of a hundred do not exceed.

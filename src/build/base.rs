@@ -9,7 +9,7 @@ use std::{
 
 use runner::plan::{Action, Run, Step};
 
-use super::job::Job;
+use super::{job::Job, kept};
 use crate::{
     blocking::blocking,
     cache::LockMode,
@@ -105,9 +105,11 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
     // Builds run side by side, and one base serves many of them.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
     let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
+    parts.cache.stamp("base", key)?;
     if engine.has_image(&cell.base_name).await? {
         return Ok(());
     }
+    kept::make_room(parts, engine).await;
     job.stage(Stage::Toolchain);
     let toolchain = ensure_toolchain(job, engine, &family.spec.toolchain).await?;
     job.stage(Stage::Base);
@@ -166,6 +168,7 @@ async fn ensure_toolchain(
     let key = &root.key(arch)[..24];
     let name = format!("localhost/farrier/toolchain:{key}");
     let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
+    parts.cache.stamp("toolchain", key)?;
     if !engine.has_image(&name).await? {
         let layer = root_fs_layer(parts, &root, arch).await?;
         let build = BuildJob {

@@ -37,7 +37,7 @@ pub(super) async fn compile(
     context.extend(against.needed.context.iter().cloned());
     job.stage(Stage::Compile);
     let work = parts.cache.scratch()?;
-    let log_path = log_path(&parts.cache, cell);
+    let log_path = log_path(&parts.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
     let probed = Arc::clone(&probe);

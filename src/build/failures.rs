@@ -22,9 +22,12 @@ pub(crate) async fn attempt(
     cell: &Cell,
     options: BuildOptions,
 ) -> Result<Result<Built, TargetError>, CacheError> {
+    // What it takes out of the cache is its own, and free again when it ends.
+    let parts = &parts.in_use();
+    parts.make_room().await;
     let attempts = Attempts::in_cache(&parts.cache);
     let (outcome, note) = match attempts.begin(cell.input_hash) {
-        Ok(note) => (build(parts, cell, options).await, Some(note)),
+        Ok(note) => (Box::pin(build(parts, cell, options)).await, Some(note)),
         Err(error) => (Err(error.into()), None),
     };
     record_outcome(parts, cell, &outcome)?;
@@ -104,10 +107,12 @@ pub(super) fn record_outcome(
     }
 }
 
-/// Where the log of a build goes.
-pub(super) fn log_path(cache: &Cache, cell: &Cell) -> PathBuf {
+/// Where the log of a build goes; it stays for as long as the build does.
+pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
     let (image, release, hash) = (&cell.image, &cell.target.release, cell.input_hash.short());
-    cache.root().join("logs").join(format!("{image}-{release}-{hash}.log"))
+    let name = format!("{image}-{release}-{hash}.log");
+    cache.hold("logs", &name)?;
+    cache.place("logs", &name)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod document;
 mod failures;
 mod headers;
 mod job;
+mod kept;
 mod needs;
 mod pipeline;
 mod publish;

@@ -45,10 +45,11 @@ pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
     if args.dry_run {
         return plan::show(session, &parts, cluster.as_ref()).await;
     }
+    parts.make_room().await;
     if !args.once {
-        return serve::serve(session, &args.service, args.interval, parts, connection).await;
+        return Box::pin(serve::serve(session, &args.service, args.interval, parts, connection)).await;
     }
-    let outcome = once(session, parts, cluster).await;
+    let outcome = Box::pin(once(session, parts, cluster)).await;
     if session.stop.cancel.is_cancelled() { Ok(Exit::Interrupted) } else { outcome }
 }
 

@@ -28,7 +28,7 @@ pub const BOOT_MEMORY: &str = "boot";
 /// The directory in the cache for what engines may hold of runs that are over.
 const ENGINE_NOTES: &str = "engine-runs";
 /// Where it is seen whether this machine lets a sandbox be made.
-const SANDBOX_TRIALS: &str = "sandbox-trials";
+const SANDBOX_TRIALS: &str = "work";
 
 /// What every command works with: the options that all of them have, and the signal to stop.
 pub struct Session {

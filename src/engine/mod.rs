@@ -11,7 +11,7 @@ mod file_log;
 mod lines;
 mod sandbox;
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,9 @@ pub use docker::DockerEngine;
 pub use error::EngineError;
 pub use file_log::FileLog;
 pub use sandbox::{InPlace, Owner, Sandbox};
+
+/// How the names of kept images begin.
+pub const LOCAL_PREFIX: &str = "localhost/farrier/";
 
 /// Which engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
@@ -70,6 +73,17 @@ pub struct BuildJob {
     /// Stops the run; nothing of it is left behind. Cancelling is the way to stop: a future that is
     /// merely dropped cannot clean up in the engine.
     pub cancel: CancellationToken,
+}
+
+/// An image that the engine keeps for later builds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptImage {
+    /// Its local name.
+    pub name: String,
+    /// The bytes that are its own; all of them for one that others are made from.
+    pub bytes: u64,
+    /// When it was made.
+    pub created: SystemTime,
 }
 
 /// A name and a password for a registry.

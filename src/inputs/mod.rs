@@ -95,6 +95,17 @@ impl Fetcher {
         Self { cache, options, net: Net::default(), store: None }
     }
 
+    /// The same, for one piece of work: what it takes out of the cache is in use until it is dropped, and no longer.
+    #[must_use]
+    pub fn in_use(&self) -> Self {
+        Self { cache: self.cache.in_use(), ..self.clone() }
+    }
+
+    /// Where it keeps what it fetches.
+    pub fn cache(&self) -> &Cache {
+        &self.cache
+    }
+
     /// The same on the network of a site.
     #[must_use]
     pub fn with_net(self, net: Net) -> Self {

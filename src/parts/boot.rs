@@ -59,7 +59,8 @@ impl BootChecker for QemuBoot {
         let &BootCheck { target, family, payload, ref modules, needed } = check;
         // First what costs nothing to find out.
         let entrypoint = boot::find_entrypoint(self.entrypoint.as_deref())?;
-        let fetch = || self.fetcher.kernel_images().find(family, &self.root, target);
+        let fetcher = self.fetcher.in_use();
+        let fetch = || fetcher.kernel_images().find(family, &self.root, target);
         let kernel = match with_retry("fetch kernel image", &self.cancel, fetch).await? {
             KernelImageLookup::Found(image) => *image,
             KernelImageLookup::Missing { looked_for, hint } => {

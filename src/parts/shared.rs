@@ -13,8 +13,10 @@ use super::{
     retry::with_retry,
 };
 use crate::{
-    cache::Cache,
+    blocking::blocking,
+    cache::{BLOBS, Cache},
     cluster::Fence,
+    error_chain,
     image::{Definitions, Digest, ImageReference, Repository, Version, mirror_name},
     inputs::Fetcher,
     oci::{Descriptor, ImageFacts},
@@ -99,6 +101,20 @@ pub(crate) fn image_location(location: &RegistryLocation) -> ImageLocation {
 }
 
 impl Parts {
+    /// The same, for one piece of work: what it takes out of the cache is in use until it is dropped, and no longer.
+    pub(crate) fn in_use(&self) -> Self {
+        let fetcher = self.fetcher.in_use();
+        Self { cache: fetcher.cache().clone(), fetcher, ..self.clone() }
+    }
+
+    /// Takes away what killed farriers left in the cache, and what is too much in it. That it cannot costs room, and no work.
+    pub(crate) async fn make_room(&self) {
+        let (cache, quotas) = (self.cache.clone(), self.definitions.site.storage);
+        if let Err(error) = blocking(move || cache.make_room(&quotas)).await {
+            tracing::warn!(error = %error_chain(&error), "the cache was not tidied up");
+        }
+    }
+
     /// Fails where this process may not write (any more). Asked before each write to a registry or cluster.
     pub(crate) fn may_write(&self) -> Result<(), TargetError> {
         match self.fence.as_ref().and_then(|fence| fence.closed()) {
@@ -229,13 +245,11 @@ impl Parts {
         repository: &Repository,
         blob: &Descriptor,
     ) -> Result<PathBuf, TargetError> {
-        let directory = self.cache.blobs();
-        let path = directory.join(blob.digest.hex());
-        if !path.is_file() {
-            fs_err::tokio::create_dir_all(&directory).await?;
-            self.registry_of(repository).fetch_blob(repository, &blob.digest, &path).await?;
-        }
-        Ok(path)
+        let registry = self.registry_of(repository);
+        let fetch = |to: PathBuf| async move {
+            Ok(registry.fetch_blob(repository, &blob.digest, blob.size, &to).await?)
+        };
+        self.cache.get_or_make_file(BLOBS, blob.digest.hex(), fetch).await
     }
 
     /// A small blob in memory.
@@ -255,7 +269,7 @@ impl Parts {
         }
         let work = self.cache.scratch()?;
         let file = work.path().join("blob");
-        registry.fetch_blob(repository, &blob.digest, &file).await?;
+        registry.fetch_blob(repository, &blob.digest, blob.size, &file).await?;
         let mut bytes = Vec::new();
         fs_err::tokio::File::open(&file).await?.take(MAX_DOCUMENT).read_to_end(&mut bytes).await?;
         Ok(bytes)

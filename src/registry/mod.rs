@@ -5,8 +5,8 @@ mod keyring;
 
 pub use ::oci::client::{
     Access, BlobContent, BlobSource, BlobStream, ConnectionProblem, Credential, LayoutRegistry,
-    LocationError, MAX_TRIES, Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying,
-    StoredManifest, Upload, connection_problem, excerpt, pause_before, retry_delay,
+    LocationError, MAX_TRIES, RESERVE, Registry, RegistryError, RegistryLocation, RemoteRegistry, Retrying,
+    Room, StoredManifest, Upload, connection_problem, excerpt, free_space, pause_before, retry_delay,
 };
 
 pub use self::{

@@ -12,7 +12,7 @@ use farrier::{
     archive::UnpackError,
     engine::{
         BuildJob, BuildLog, ContextEntry, DockerEngine, Engine, EngineChoice, EngineEnv, EngineError,
-        FileLog, InPlace, connect, connect_docker,
+        FileLog, InPlace, LOCAL_PREFIX, connect, connect_docker,
     },
     template::steps::{self, Base},
 };
@@ -206,6 +206,28 @@ impl Drop for Bench {
             let _ = Command::new("docker").args(["rmi", "--force", &self.base]).output();
         }
     }
+}
+
+/// What Docker says of images with parts in common, and of one that is not there.
+#[tokio::test]
+async fn kept_images_are_listed_with_their_own_bytes_and_go() {
+    let bench = Bench::new(EngineChoice::Docker, "kept").await;
+    let name = format!("{LOCAL_PREFIX}base:test-{}", std::process::id());
+    let mut job = bench.job("base", &format!("FROM {}\nCOPY file /file\n", bench.base));
+    let file = bench.work.path().join("file");
+    fs::write(&file, vec![1; 1 << 20]).unwrap();
+    job.context = vec![ContextEntry { dest: "file".into(), from: file }];
+    bench.docker().build_image(&job, &name).await.unwrap();
+    let kept = bench.docker().kept().await.unwrap();
+    assert!(kept.iter().all(|image| image.name.starts_with(LOCAL_PREFIX)), "{kept:?}");
+    let own = kept.iter().find(|image| image.name == name).unwrap();
+    assert!((1 << 20..(1 << 20) + (64 << 10)).contains(&own.bytes), "{own:?}");
+    assert!(own.created.elapsed().unwrap() < std::time::Duration::from_hours(1));
+    for _ in 0..2 {
+        bench.docker().remove(&name).await.unwrap();
+        assert!(!bench.docker().has_image(&name).await.unwrap());
+    }
+    assert!(bench.docker().has_image(&bench.base).await.unwrap());
 }
 
 async fn payload_round_trip(choice: EngineChoice) {

@@ -6,6 +6,7 @@ use tempfile::TempDir;
 
 use super::Context;
 use crate::{
+    cache::BLOBS,
     cli::{
         CliError, env_vars,
         settings::{self, Settings},
@@ -240,15 +241,13 @@ async fn in_registry(
 ) -> Result<OpenImage, CliError> {
     let remote = RemoteRegistry::new("registries".to_owned(), &settings.registry);
     let manifest = manifest(&remote, &reference, arch).await?;
-    let directory = settings.cache.blobs();
-    fs_err::create_dir_all(&directory)?;
+    let (repository, remote) = (&reference.repository, &remote);
     let mut files = Vec::new();
     for layer in &manifest.layers {
-        let path = directory.join(layer.digest.hex());
-        if !path.is_file() {
-            remote.fetch_blob(&reference.repository, &layer.digest, &path).await?;
-        }
-        files.push(path);
+        let fetch = |to: PathBuf| async move {
+            Ok::<_, CliError>(remote.fetch_blob(repository, &layer.digest, layer.size, &to).await?)
+        };
+        files.push(settings.cache.get_or_make_file(BLOBS, layer.digest.hex(), fetch).await?);
     }
     Ok(OpenImage {
         name: reference.to_string(),

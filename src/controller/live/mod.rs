@@ -249,7 +249,8 @@ impl Live {
         self.memory.forget_faults();
         let Some(snapshot) = self.snapshot(cancel).await? else { return Ok(None) };
         self.context.health.set_ready();
-        let planned = noting_waits(Box::pin(self.parts.plan_for(snapshot, &mut self.memory))).await?;
+        let planned =
+            noting_waits(Box::pin(self.parts.in_use().plan_for(snapshot, &mut self.memory))).await?;
         self.context.health.beat();
         Ok(Some(planned))
     }
@@ -283,12 +284,12 @@ impl Live {
             if lacking.is_empty() {
                 continue;
             }
-            let report = self.parts.add_tags(cell, &published.digest, lacking).await;
+            let report = self.parts.in_use().add_tags(cell, &published.digest, lacking).await;
             self.memory.forget(cell.references());
             reports.push(self.logged(report));
         }
         for planned in &plan.signatures {
-            let report = self.parts.sign_planned(planned).await;
+            let report = self.parts.in_use().sign_planned(planned).await;
             reports.push(self.logged(report));
         }
         reports
@@ -298,7 +299,7 @@ impl Live {
     async fn publish_unions(&mut self, plan: &Plan) -> Vec<TargetReport> {
         let mut reports = Vec::new();
         for union in &plan.unions {
-            let report = self.parts.publish_planned_union(union).await;
+            let report = self.parts.in_use().publish_planned_union(union).await;
             self.memory.forget([&union.reference]);
             reports.push(self.logged(report));
         }

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::atomic::Ordering,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use bollard::{
@@ -14,7 +14,8 @@ use bollard::{
     },
 };
 
-use super::{DockerEngine, EngineError, RUN_LABEL, Run, fault};
+use super::{CACHE_LABEL, DockerEngine, EngineError, RUN_LABEL, Run, fault};
+use crate::engine::{KeptImage, LOCAL_PREFIX};
 
 /// Times that the daemon is asked before something that stays is reported: a builder that was cut off
 /// may still be at work on its last step.
@@ -74,6 +75,21 @@ impl DockerEngine {
         Ok(Removal::of(stuck))
     }
 
+    /// The images that are kept, whoever made them.
+    pub async fn kept(&self) -> Result<Vec<KeptImage>, EngineError> {
+        let filters = HashMap::from([("label".to_owned(), vec![format!("{CACHE_LABEL}=base")])]);
+        let options =
+            ListImagesOptions { filters: Some(filters), shared_size: true, ..ListImagesOptions::default() };
+        let images = self.client.list_images(Some(options)).await.map_err(fault("list images"))?;
+        Ok(images.into_iter().filter_map(kept_image).collect())
+    }
+
+    /// Removes a kept image. The daemon refuses where a container runs on it.
+    pub async fn remove(&self, name: &str) -> Result<(), EngineError> {
+        let options = RemoveImageOptions { force: false, noprune: false, platforms: None };
+        is_gone(self.client.remove_image(name, Some(options), None).await, "remove an image").map(drop)
+    }
+
     /// Removes the run's images, children first, and never a parent that is not the run's own. An
     /// intermediate image cannot go while the image made from it stays.
     async fn remove_images(&self, run: &Run) -> Result<Removal, EngineError> {
@@ -100,6 +116,16 @@ fn is_gone<T>(removed: Result<T, Error>, action: &'static str) -> Result<bool, E
         Err(Error::DockerResponseServerError { status_code: 409 | 500, .. }) => Ok(false),
         Err(error) => Err(fault(action)(error)),
     }
+}
+
+/// An image with a name that farrier gave it: others may be made from farrier's, and have its labels.
+fn kept_image(image: ImageSummary) -> Option<KeptImage> {
+    let name = image.repo_tags.into_iter().find(|tag| tag.starts_with(LOCAL_PREFIX))?;
+    // Without the daemon's word on what is shared it is -1.
+    let own = image.size.saturating_sub(image.shared_size.max(0));
+    let bytes = u64::try_from(if own > 0 { own } else { image.size }).unwrap_or(0);
+    let created = Duration::from_secs(u64::try_from(image.created).unwrap_or(0));
+    Some(KeptImage { name, bytes, created: SystemTime::UNIX_EPOCH + created })
 }
 
 /// The images in an order in which they can be removed, without those that have a name and their ancestors.
@@ -148,6 +174,19 @@ mod tests {
     fn what_has_a_name_keeps_its_parents() {
         let images = [image("a1", ""), named("b2", "a1", "localhost/farrier/base:1"), image("c3", "")];
         assert_eq!(children_first(&images), ["c3"]);
+    }
+
+    #[test]
+    fn only_images_that_farrier_named_are_kept_by_it() {
+        let of = |name: &str, size, shared_size| {
+            kept_image(ImageSummary { size, shared_size, ..named("a", "", name) })
+                .map(|kept| (kept.name, kept.bytes))
+        };
+        let base = "localhost/farrier/base:1".to_owned();
+        assert_eq!(of(&base, 10, 7), Some((base.clone(), 3)));
+        assert_eq!(of(&base, 10, 10), Some((base.clone(), 10)));
+        assert_eq!(of(&base, 10, -1), Some((base.clone(), 10)));
+        assert_eq!(of("registry.example/mine:1", 10, 7), None);
     }
 
     #[test]

@@ -77,6 +77,7 @@ impl AptArchive {
         for part in ["lists/partial", "archives/partial"] {
             fs::create_dir_all(dir.join(part))?;
         }
+        cache.hold(KIND, &key)?;
         for (name, text) in [("apt.conf", config.as_str()), ("source.sources", &sources), ("status", "")] {
             let path = dir.join(name);
             if fs::read_to_string(&path).ok().as_deref() != Some(text) {

@@ -119,8 +119,8 @@ impl Headers<'_> {
             let mut sets = Vec::new();
             for found in cache.records::<Found>(KIND)? {
                 let Ok(release) = found.release.parse() else { continue };
-                let Some(place) = cache.get(KIND, &found.key)? else { continue };
-                let root = place.join(TREE);
+                // Looked at, and not used.
+                let root = cache.place(KIND, &found.key)?.join(TREE);
                 if let Ok((facts, compiler)) = read_header_set(&root, &release, found.arch) {
                     let Found { key, origin, .. } = found;
                     sets.push(HeaderSet { root, facts, compiler, origin, key, identity: None });

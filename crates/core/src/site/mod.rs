@@ -8,6 +8,7 @@ mod network;
 mod policy;
 mod secret;
 mod signing;
+mod storage;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ pub use network::{Credentials, Host, Login, MirrorRule, Proxy};
 pub use policy::Policy;
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
+pub use storage::Storage;
 
 use crate::definition::{ApiVersion, Metadata};
 pub use crate::definition::{NotA, without_logins};
@@ -59,6 +61,7 @@ impl SiteSpec {
             image_signing,
             policy: _,
             kernel_limits: _,
+            storage: _,
         } = self;
         let mut sources: Vec<&SecretSource> =
             hosts.iter().filter_map(|host| host.client_key.as_ref()).collect();
@@ -119,6 +122,9 @@ pub struct SiteSpec {
     /// How many kernels nodes may bring.
     #[serde(default, skip_serializing_if = "KernelLimits::is_default")]
     pub kernel_limits: KernelLimits,
+    /// How much is kept on a disk.
+    #[serde(default, skip_serializing_if = "Storage::is_default")]
+    pub storage: Storage,
 }
 
 impl SiteSpec {
@@ -133,6 +139,7 @@ impl SiteSpec {
             image_signing: _,
             policy: _,
             kernel_limits: _,
+            storage: _,
         } = self;
         (mirrors, proxy.as_ref(), hosts, credentials)
     }

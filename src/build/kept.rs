@@ -1,0 +1,49 @@
+//! Adapter: toolchains and bases that an engine keeps: those that were not used for longest go when there are too many.
+
+use std::time::SystemTime;
+
+use crate::{
+    cache::{CacheError, Entry, LockMode, surplus},
+    engine::{DockerEngine, KeptImage, LOCAL_PREFIX},
+    error_chain,
+    parts::{Parts, TargetError},
+};
+
+/// Removes what is above the site's quota. That it cannot costs room, and no build.
+pub(super) async fn make_room(parts: &Parts, engine: &DockerEngine) {
+    if let Err(error) = remove_surplus(parts, engine).await {
+        tracing::warn!(error = %error_chain(&error), "the engine's images were not tidied up");
+    }
+}
+
+async fn remove_surplus(parts: &Parts, engine: &DockerEngine) -> Result<(), TargetError> {
+    let most = parts.definitions.site.storage.engine_images.bytes();
+    let entry = |image: &KeptImage| entry(image, |kind, key| parts.cache.last_use(kind, key));
+    let images: Vec<Entry> = engine.kept().await?.iter().filter_map(entry).collect();
+    for Entry { name, bytes, used: _ } in surplus(images, most, &parts.cache.all_in_use()?) {
+        let Some((kind, key)) = name.split_once('/') else { continue };
+        // Whoever is to build on it takes it into use under its lock.
+        let Some(_lock) = parts.cache.try_lock(kind, key, LockMode::Exclusive)? else { continue };
+        if parts.cache.all_in_use()?.contains(&name) {
+            continue;
+        }
+        engine.remove(&format!("{LOCAL_PREFIX}{kind}:{key}")).await?;
+        parts.cache.forget_stamp(kind, key)?;
+        tracing::info!(image = name, bytes, "removed from the engine what was not used for longest");
+    }
+    Ok(())
+}
+
+/// `localhost/farrier/KIND:KEY`, with its last use here; of one that another cache's farrier made, when it was made.
+fn entry(
+    image: &KeptImage,
+    last_use: impl Fn(&str, &str) -> Result<Option<SystemTime>, CacheError>,
+) -> Option<Entry> {
+    let (kind, key) = image.name.strip_prefix(LOCAL_PREFIX)?.split_once(':')?;
+    let used = last_use(kind, key).ok().flatten();
+    Some(Entry { name: format!("{kind}/{key}"), bytes: image.bytes, used: used.unwrap_or(image.created) })
+}
+
+#[cfg(test)]
+#[path = "kept_tests.rs"]
+mod tests;

@@ -1,0 +1,301 @@
+//! The cache, with two objects for two processes: each has file handles of its own.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use super::*;
+use crate::{image::Memory, site::Storage};
+
+fn cache() -> (TempDir, Cache) {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = Cache::open(directory.path().join("cache")).unwrap();
+    (directory, cache)
+}
+
+fn left_over(cache: &Cache, kind: &str) -> Vec<String> {
+    let names = fs::read_dir(cache.root().join(kind)).unwrap();
+    names.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn its_paths_are_absolute() {
+    let directory = tempfile::tempdir_in(".").unwrap();
+    let relative = Path::new(directory.path().file_name().unwrap()).join("cache");
+    let cache = Cache::open(relative.clone()).unwrap();
+    assert_eq!(cache.root(), std::env::current_dir().unwrap().join(relative));
+}
+
+#[tokio::test]
+async fn two_makers_make_one() {
+    let (_directory, cache) = cache();
+    // A second cache object has its own file handles, as a second process would.
+    let other = Cache::open(cache.root().to_owned()).unwrap();
+    let runs = AtomicUsize::new(0);
+    let runs = &runs;
+    let make = |path: PathBuf| async move {
+        runs.fetch_add(1, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        fs::write(path.join("file"), "x").unwrap();
+        Ok::<(), CacheError>(())
+    };
+    let (a, b) = tokio::join!(cache.get_or_make("kind", "key", make), other.get_or_make("kind", "key", make));
+    assert_eq!(a.unwrap(), b.unwrap());
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    assert_eq!(left_over(&cache, "kind"), ["key"]);
+}
+
+#[tokio::test]
+async fn failure_and_cancellation_leave_nothing() {
+    let (_directory, cache) = cache();
+    let fail = |path: PathBuf| async move {
+        fs::write(path.join("half"), "x").unwrap();
+        Err(CacheError(io::ErrorKind::StorageFull.into()))
+    };
+    cache.get_or_make::<_, _, CacheError>("kind", "key", fail).await.unwrap_err();
+    assert!(left_over(&cache, "kind").is_empty());
+
+    let (started, start) = tokio::sync::oneshot::channel();
+    let hang = |path: PathBuf| async move {
+        fs::write(path.join("half"), "x").unwrap();
+        started.send(()).unwrap();
+        std::future::pending::<Result<(), CacheError>>().await
+    };
+    tokio::select! {
+        _ = cache.get_or_make("kind", "key", hang) => unreachable!(),
+        () = async { start.await.unwrap() } => {}
+    }
+    assert!(left_over(&cache, "kind").is_empty());
+    // The lock is free again.
+    cache.get_or_make::<_, _, CacheError>("kind", "key", |_| async { Ok(()) }).await.unwrap();
+}
+
+#[tokio::test]
+async fn leftovers_of_a_killed_process_are_removed() {
+    let (_directory, cache) = cache();
+    fs::create_dir_all(cache.root().join("kind/.tmp-key-abc/deep")).unwrap();
+    fs::create_dir_all(cache.root().join("kind/.tmp-other-abc")).unwrap();
+    cache.get_or_make::<_, _, CacheError>("kind", "key", |_| async { Ok(()) }).await.unwrap();
+    let mut names = left_over(&cache, "kind");
+    names.sort();
+    assert_eq!(names, [".tmp-other-abc", "key"]);
+}
+
+#[test]
+fn scratch_directories_go_with_their_owner() {
+    let (_directory, cache) = cache();
+    let live = cache.scratch().unwrap();
+    fs::write(live.path().join("x"), "x").unwrap();
+    // What a killed farrier leaves: a lock file without a holder, and its directory.
+    let work = cache.root().join("work");
+    fs::write(work.join("build-dead.lock"), "").unwrap();
+    fs::create_dir(work.join("build-dead.d")).unwrap();
+    let second = cache.scratch().unwrap();
+    assert!(live.path().join("x").exists() && second.path().exists());
+    assert!(!work.join("build-dead.lock").exists() && !work.join("build-dead.d").exists());
+    drop((live, second));
+    assert_eq!(fs::read_dir(&work).unwrap().count(), 0);
+}
+
+#[test]
+fn records_round_trip_and_damage_is_absence() {
+    let (_directory, cache) = cache();
+    assert_eq!(cache.read_record::<Vec<u32>>("kind", "key").unwrap(), None);
+    cache.write_record("kind", "key", &vec![1, 2]).unwrap();
+    assert_eq!(cache.read_record("kind", "key").unwrap(), Some(vec![1, 2]));
+    fs::write(cache.root().join("records/kind/key.json"), "[1,").unwrap();
+    assert_eq!(cache.read_record::<Vec<u32>>("kind", "key").unwrap(), None);
+}
+
+#[test]
+fn names_are_single_components() {
+    let (_directory, cache) = cache();
+    for name in ["", "..", ".hidden", "a/b", "a\0b", "a b", &"x".repeat(256)] {
+        cache.place("kind", name).unwrap_err();
+        cache.place(name, "key").unwrap_err();
+    }
+}
+
+#[test]
+fn default_root_follows_xdg() {
+    let root = |xdg: Option<&str>, home: Option<&str>| {
+        Cache::default_root(xdg.map(Into::into), home.map(Into::into))
+    };
+    assert_eq!(root(Some("/x"), Some("/h")), Some("/x/farrier".into()));
+    assert_eq!(root(Some("relative"), Some("/h")), Some("/h/.cache/farrier".into()));
+    assert_eq!(root(None, Some("/h")), Some("/h/.cache/farrier".into()));
+    assert_eq!(root(Some(""), None), None);
+}
+
+fn quotas(cache: u64, logs: u64) -> Storage {
+    let [cache, logs] = [cache, logs].map(Memory::from_bytes);
+    Storage { cache, logs, ..Storage::default() }
+}
+
+/// Makes an entry of 64 KiB that nothing uses any more, and was used last so many minutes ago.
+async fn old_entry(cache: &Cache, kind: &str, key: &str, minutes: u64) {
+    let other = Cache::open(cache.root().to_owned()).unwrap();
+    let fill = |directory: PathBuf| async move { Ok(fs::write(directory.join("file"), vec![1; 64 << 10])?) };
+    let place = other.get_or_make::<_, _, CacheError>(kind, key, fill).await.unwrap();
+    used_before(&place, minutes);
+}
+
+fn used_before(place: &Path, minutes: u64) {
+    let at = SystemTime::now() - Duration::from_mins(minutes);
+    std::fs::File::open(place).unwrap().set_modified(at).unwrap();
+}
+
+#[tokio::test]
+async fn above_the_quota_the_least_recently_used_goes_first_whatever_its_kind() {
+    let (_directory, cache) = cache();
+    for (minutes, (kind, key)) in
+        [("headers", "a"), ("sources", "b"), ("kind-to-come", "c")].iter().enumerate()
+    {
+        old_entry(&cache, kind, key, 30 - minutes as u64).await;
+    }
+    // Getting it is a use.
+    Cache::open(cache.root().to_owned()).unwrap().get("headers", "a").unwrap().unwrap();
+    cache.make_room(&quotas(1 << 20, 1)).unwrap();
+    assert_eq!(left_over(&cache, "sources").len(), 1, "what fits stays");
+    cache.make_room(&quotas(150 << 10, 1)).unwrap();
+    let left = ["headers", "sources", "kind-to-come"].map(|kind| left_over(&cache, kind).len());
+    assert_eq!(left, [1, 0, 1]);
+    cache.make_room(&quotas(1, 1)).unwrap();
+    let left = ["headers", "kind-to-come", "records/sizes"].map(|kind| left_over(&cache, kind).len());
+    assert_eq!(left, [0, 0, 0]);
+}
+
+#[tokio::test]
+async fn what_is_in_use_stays_above_any_quota() {
+    let (_directory, cache) = cache();
+    for key in ["a", "b", "c"] {
+        old_entry(&cache, "headers", key, 30).await;
+    }
+    // Another process, with one thing in use as long as it lives, and another for a piece of work.
+    let other = Cache::open(cache.root().to_owned()).unwrap();
+    other.get("headers", "a").unwrap().unwrap();
+    let work = other.in_use();
+    work.get("headers", "b").unwrap().unwrap();
+    let log = other.root().join("logs/build.log");
+    fs::create_dir_all(log.parent().unwrap()).unwrap();
+    fs::write(&log, "it runs").unwrap();
+    work.hold("logs", "build.log").unwrap();
+    cache.make_room(&quotas(1, 1)).unwrap();
+    let mut left = left_over(&cache, "headers");
+    left.sort();
+    assert_eq!((left, log.exists()), (vec!["a".to_owned(), "b".to_owned()], true));
+
+    drop(work);
+    cache.make_room(&quotas(1, 1)).unwrap();
+    assert_eq!((left_over(&cache, "headers"), log.exists()), (vec!["a".to_owned()], false));
+    // What is being made appears in use, and is made anew where it has gone.
+    let made = cache.get_or_make::<_, _, CacheError>("headers", "b", |_| async { Ok(()) }).await.unwrap();
+    other.make_room(&quotas(1, 1)).unwrap();
+    assert!(made.exists());
+}
+
+/// Users come and go while another process removes all that it may: nobody loses what they were given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_goes_while_it_is_taken_into_use() {
+    let (_directory, cache) = cache();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (remover, stopped) = (Cache::open(cache.root().to_owned()).unwrap(), Arc::clone(&stop));
+    let removing = std::thread::spawn(move || {
+        while !stopped.load(Ordering::SeqCst) {
+            remover.make_room(&quotas(1, 1)).unwrap();
+        }
+    });
+    let users = (0..3).map(|_| {
+        let root = cache.root().to_owned();
+        tokio::spawn(async move {
+            let mut made = 0;
+            for _ in 0..200 {
+                let user = Cache::open(root.clone()).unwrap();
+                let fill = |directory: PathBuf| {
+                    made += 1;
+                    async move { Ok(fs::write(directory.join("file"), "x")?) }
+                };
+                let place = user.get_or_make::<_, _, CacheError>("kind", "key", fill).await.unwrap();
+                tokio::task::yield_now().await;
+                assert_eq!(fs::read(place.join("file")).unwrap(), b"x");
+            }
+            made
+        })
+    });
+    let users: Vec<_> = users.collect();
+    let mut made = 0;
+    for user in users {
+        made += user.await.unwrap();
+    }
+    stop.store(true, Ordering::SeqCst);
+    removing.join().unwrap();
+    assert!(made > 1, "it was removed in between");
+}
+
+#[tokio::test]
+async fn what_killed_farriers_left_is_swept() {
+    let (_directory, cache) = cache();
+    let living = Cache::open(cache.root().to_owned()).unwrap();
+    let _made_elsewhere = living.lock("kind", "living", LockMode::Exclusive).await.unwrap();
+    let scratch = living.scratch().unwrap();
+    let yesterday = 25 * 60;
+    let root = cache.root();
+    for directory in [
+        "kind/.tmp-dead-abc/deep",
+        "kind/.tmp-living-abc",
+        "kind/.gone-x/deep",
+        "work/build-dead.d",
+        "uses",
+        "records/kind",
+        "locks",
+        "attempts",
+    ] {
+        fs::create_dir_all(root.join(directory)).unwrap();
+    }
+    let files = [
+        "work/build-gone.lock",
+        "uses/dead",
+        "records/kind/.tmp-x",
+        "locks/kind-old",
+        "locks/kind-new",
+        "attempts/.new-x",
+    ];
+    for file in files {
+        fs::write(root.join(file), "").unwrap();
+    }
+    for old in ["records/kind/.tmp-x", "locks/kind-old", "locks/kind-living", "attempts/.new-x"] {
+        used_before(&root.join(old), yesterday);
+    }
+    cache.make_room(&Storage::default()).unwrap();
+    let mut left: Vec<String> = walkdir::WalkDir::new(root)
+        .into_iter()
+        .map(|entry| entry.unwrap().path().strip_prefix(root).unwrap().display().to_string())
+        .filter(|name| name.contains('/'))
+        .collect();
+    left.sort();
+    let own = scratch.path().strip_prefix(root).unwrap().display().to_string();
+    let own_lock = own.replace(".d", ".lock");
+    let mut expected = vec![
+        "kind/.tmp-living-abc".to_owned(),
+        "locks/.room".to_owned(),
+        "locks/kind-dead".to_owned(),
+        "locks/kind-living".to_owned(),
+        "locks/kind-new".to_owned(),
+        "records/kind".to_owned(),
+        "uses/.gate".to_owned(),
+        own,
+        own_lock,
+    ];
+    expected.sort();
+    expected.retain(|name| name != "uses/.gate" || left.contains(name));
+    assert_eq!(left, expected);
+}
+
+/// A site's cache may have a part of another one in its place.
+#[tokio::test]
+async fn a_kind_that_is_a_link_is_another_caches() {
+    let (_directory, cache) = cache();
+    let (_elsewhere, theirs) = self::cache();
+    old_entry(&theirs, "headers", "a", 30).await;
+    std::os::unix::fs::symlink(theirs.root().join("headers"), cache.root().join("headers")).unwrap();
+    cache.make_room(&quotas(1, 1)).unwrap();
+    assert_eq!(left_over(&theirs, "headers"), ["a"]);
+}
