@@ -1,19 +1,143 @@
-//! What the fuzz targets share: the parsers' crates, without farrier's runtime and TLS, so that the targets build in a minute.
+//! What the fuzz targets share: the parsers' crates, and the program's own parsers without its runtime and TLS, so that the
+//! targets build in minutes. A function for each target of these.
 // Each target uses a part of it.
 #![allow(dead_code)]
 
-pub use kmod;
+use std::{
+    fs,
+    io::{self, Cursor, Read},
+    path::Path,
+};
 
-#[path = "../../crates/core/src/template/dockerfile.rs"]
-mod dockerfile;
+pub use farrier_core::{kernel, kernel::debian_version as version, template};
+pub use kmod;
+pub use oci;
+
+#[path = "../../src/archive/mod.rs"]
+pub mod archive;
+#[path = "../../src/inputs/apt/control.rs"]
+pub mod control;
+#[path = "../../src/bundle/frame.rs"]
+mod frames;
 #[path = "../../src/boot/protocol.rs"]
 pub mod protocol;
-#[path = "../../crates/core/src/template/steps/mod.rs"]
-pub mod steps;
-#[path = "../../crates/core/src/template/words.rs"]
-mod words;
+#[path = "../../src/yaml.rs"]
+pub(crate) mod yaml;
+#[path = "../../src/cluster/edit.rs"]
+mod edit;
 
-/// Does a Dockerfile add what an engine would fetch?
-pub fn adds_more_than_copies(dockerfile: &str) -> bool {
-    dockerfile::fetching_add(dockerfile).is_some()
+use archive::{Limits, Options};
+use farrier_core::provenance::{Envelope, PublicKey, Statement};
+
+/// As much as an input of 8 MiB may become, for the disk's sake.
+const LIMITS: Limits = Limits { entries: 2_000, bytes: 16 << 20, depth: 64 };
+
+/// Headers of a tar: whatever they say, nothing is written outside of the directory.
+pub fn archive(data: &[u8]) {
+    unpacked(|dest| drop(archive::unpack_tar(data, dest, &LIMITS)));
+}
+
+/// A self-extracting archive, with the word that tells it.
+pub fn makeself(data: &[u8]) {
+    let work = tempfile::tempdir().unwrap();
+    let file = work.path().join("x.run");
+    fs::write(&file, [b"#!/bin/sh\n# This script was generated using Makeself\n", data].concat()).unwrap();
+    let options = Options { limits: LIMITS, ..Options::default() };
+    unpacked(|dest| drop(archive::unpack_file(&file, dest, &options)));
+}
+
+/// Lets something be unpacked, and looks beside the directory.
+fn unpacked(unpack: impl FnOnce(&Path)) {
+    let work = tempfile::tempdir().unwrap();
+    let dest = work.path().join("a/b/c/dest");
+    fs::create_dir_all(&dest).unwrap();
+    unpack(&dest);
+    for directory in ["", "a", "a/b", "a/b/c"] {
+        assert_eq!(fs::read_dir(work.path().join(directory)).unwrap().count(), 1, "written outside");
+    }
+}
+
+/// A manifest or index: what is read can be written and read again.
+pub fn manifest(data: &[u8]) {
+    if let Ok(oci::AnyManifest::Image(manifest)) = oci::AnyManifest::parse(data) {
+        let bytes = manifest.to_bytes().unwrap();
+        assert_eq!(oci::ImageManifest::parse(&bytes).unwrap(), manifest);
+    }
+}
+
+/// What `docker save` writes: every layer that is found lies in the file.
+pub fn docker_archive(data: &[u8]) {
+    let Ok(archive) = oci::docker_archive::ImageArchive::open(Cursor::new(data)) else { return };
+    for layer in archive.layers {
+        let mut file = Cursor::new(data);
+        let mut part = oci::docker_archive::part(&mut file, layer).unwrap();
+        let _ = io::copy(&mut part, &mut io::sink());
+    }
+}
+
+/// A layer in any compression, looked through for names.
+pub fn layer(data: &[u8]) {
+    for name in ["usr", "lib", "bin"] {
+        let Ok(tar) = oci::LayerReader::new(data) else { return };
+        let _ = oci::top_level_entry(tar.take(64 << 20), name);
+    }
+}
+
+/// A bundle's frame, of whose content no more than 64 MiB is looked at.
+pub fn frame(data: &[u8]) {
+    let Ok(mut frame) = frames::FrameReader::new(data) else { return };
+    let _ = io::copy(&mut (&mut frame).take(64 << 20), &mut io::sink());
+    assert!(frame.consumed() <= data.len() as u64);
+    let _ = frame.expect_end();
+}
+
+/// A signed envelope, and the statement in it.
+pub fn dsse(data: &[u8]) {
+    let _ = Envelope::parse(data);
+    let _ = Statement::parse(data);
+}
+
+/// A public key in PEM or DER: what is read reads the same again, and verifies no nonsense.
+pub fn public_key(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for key in [PublicKey::any_from_pem(&text), PublicKey::any_from_info(data)].into_iter().flatten() {
+        assert_eq!(PublicKey::any_from_info(key.info()).unwrap().fingerprint(), key.fingerprint());
+        assert!(!key.verifies(b"message", data));
+    }
+}
+
+/// What `apt-cache show` prints, dependencies included.
+pub fn apt_control(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    for package in control::packages(&text, kernel::Architecture::Amd64) {
+        assert!(control::is_package_name(&package.name));
+        let _ = package.identity();
+    }
+    let _ = control::dependencies(&text);
+}
+
+/// A manifest whose every scalar is replaced in place: the edit is exact, or refused.
+pub fn yaml_edit(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(documents) = yaml::documents(text) else { return };
+    let mut scalars = Vec::new();
+    documents.iter().for_each(|document| add_scalars(document, &mut scalars));
+    // Each edit reads the text twice.
+    for scalar in scalars.into_iter().take(8) {
+        let _ = edit::replace(text, &scalar, "registry.example/drivers/x@sha256:0");
+    }
+}
+
+fn add_scalars(node: &yaml::Node, found: &mut Vec<yaml::Scalar>) {
+    if found.len() >= 8 {
+        return;
+    }
+    found.extend(node.scalar().cloned());
+    for item in node.items().into_iter().flatten() {
+        add_scalars(&item, found);
+    }
+    for (key, value) in node.entries().unwrap_or_default() {
+        add_scalars(key, found);
+        add_scalars(value, found);
+    }
 }

@@ -61,14 +61,14 @@ async fn the_least_recently_used_images_go_and_none_that_is_in_use() {
         Cache::open(other.root().to_owned()).unwrap().stamp(kind, key).unwrap();
     }
     let _locked = other.lock("base", "old", LockMode::Exclusive).await.unwrap();
-    make_room(&bench.parts, engine.as_ref()).await;
+    make_room(&bench.parts, &engine).await;
     assert_eq!(left(), names.join(" "), "they are below the quota");
 
     bench.parts.definitions.site.storage.engine_images = Memory::from_bytes(30);
-    make_room(&bench.parts, engine.as_ref()).await;
+    make_room(&bench.parts, &engine).await;
     assert_eq!(left(), "base:old base:used base:stamped toolchain:new");
     bench.parts.definitions.site.storage.engine_images = Memory::from_bytes(1);
-    make_room(&bench.parts, engine.as_ref()).await;
+    make_room(&bench.parts, &engine).await;
     assert_eq!(left(), "base:old base:used");
     assert_eq!(bench.parts.cache.last_use("base", "stamped").unwrap(), None);
 }

@@ -74,7 +74,7 @@ struct Reading {
 
 /// The first `ADD` that is more than a copy out of the build context: from which line of the Dockerfile, and what it names.
 /// Engines fetch addresses and repositories themselves, whatever network the build has.
-pub(crate) fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
+pub fn fetching_add(dockerfile: &str) -> Option<(usize, String)> {
     let ways =
         (0..8).map(|way| Reading { here_docs: way & 1 == 0, doubled: way & 2 == 0, newer: way & 4 == 0 });
     ways.flat_map(|reading| split(dockerfile, reading))

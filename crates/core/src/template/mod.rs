@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use handlebars::{Handlebars, RenderErrorReason, TemplateErrorReason};
 use serde::Serialize;
 
-pub(crate) use dockerfile::fetching_add;
+pub use dockerfile::fetching_add;
 pub use dockerfile::{Document, Instruction, instructions};
 
 use crate::kernel::{KernelLabel, KernelTarget};
