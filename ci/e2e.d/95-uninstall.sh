@@ -29,7 +29,7 @@ stop "$here/farrier-one.pid"
 
 # The definitions may have gone before: the records on the objects decide.
 mkdir -p "$here/nothing/images"
-take_back() { KUBECONFIG="$here/kubeconfig" "$farrier" rollback --cluster kube --definitions "$here/nothing" --cache-dir "$here/cache-cli" "$@"; }
+take_back() { KUBECONFIG="$kubeconfig" "$farrier" rollback --cluster kube --definitions "$here/nothing" --cache-dir "$here/cache-cli" "$@"; }
 take_back --dry-run > "$here/dry-run.txt"
 cat "$here/dry-run.txt" >&2
 for object in "$drivers/solo" "$drivers/fleet" "$drivers/whole" "$kind/$resource"; do

@@ -108,7 +108,7 @@ remove_objects() {
         k delete pods -A --field-selector "spec.nodeName=${node#node/}" --grace-period=0 --force > /dev/null 2>&1 || true
         k delete "$node" > /dev/null
     done
-    k delete clusterrolebindings,clusterroles -l "$run_label=$run" > /dev/null
+    k delete clusterrolebindings,clusterroles,validatingadmissionpolicybindings,validatingadmissionpolicies -l "$run_label=$run" > /dev/null
     wait_until 60 namespaces_gone || { echo "namespaces of run $run are still there" >&2; return 1; }
     while read -r object; do k delete crd "$object" --ignore-not-found > /dev/null; done < "$state/crds"
 }
@@ -153,9 +153,9 @@ play_scenario() {
     ns="farrier-$run-$scenario" drivers="farrier-$run-$scenario-drivers"
     mark="e2e.farrier.dev/$run-$scenario"
     mkdir -p "$here/definitions/images"
-    install_farrier
     k create namespace "$drivers" > /dev/null
     k label namespace "$drivers" "$run_label=$run" > /dev/null
+    install_farrier
     start_kubelet
     # shellcheck source=/dev/null
     . "$1"
@@ -169,25 +169,43 @@ scenario_over() {
     k delete nodes -l "e2e.farrier.dev/$run-$scenario" --wait=false > /dev/null 2>&1 || true
 }
 
-# All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount.
+# All of deploy/kustomize/base under names of this scenario, without pods: farrier runs here, as that ServiceAccount, which may
+# write in the namespace of the drivers.
 install_farrier() {
     local relative
-    mkdir -p "$here/kustomize"
-    relative="$(realpath --relative-to "$(realpath "$here/kustomize")" "$root/deploy/kustomize/base")"
+    account="farrier-$run-$scenario"
+    mkdir -p "$here/kustomize/drivers"
+    relative="$(realpath --relative-to "$(realpath "$here/kustomize")" "$root/deploy/kustomize")"
+    cat > "$here/kustomize/drivers/kustomization.yaml" <<YAML
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+namespace: $drivers
+nameSuffix: -$run-$scenario
+labels: [{pairs: {$run_label: $run}}]
+resources: [../$relative/rollout]
+patches:
+  - target: {kind: RoleBinding}
+    patch: |-
+      - {op: replace, path: /subjects/0, value: {kind: ServiceAccount, name: $account, namespace: $ns}}
+YAML
     cat > "$here/kustomize/kustomization.yaml" <<YAML
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 namespace: $ns
 nameSuffix: -$run-$scenario
 labels: [{pairs: {$run_label: $run}}]
-resources: [$relative]
+resources: [$relative/base]
 replicas: [{name: farrier, count: 0}]
+patches:
+  - target: {kind: ValidatingAdmissionPolicy}
+    patch: |-
+      - {op: replace, path: /spec/matchConditions/0/expression, value: "request.userInfo.username == 'system:serviceaccount:$ns:$account'"}
+      - {op: replace, path: /spec/variables/0/expression, value: "['$registry/']"}
 YAML
     # The CRD is there, and was not changed for this scenario.
-    kubectl kustomize "$here/kustomize" > "$here/objects.yaml"
+    { kubectl kustomize "$here/kustomize" && echo --- && kubectl kustomize "$here/kustomize/drivers"; } > "$here/objects.yaml"
     awk 'BEGIN { RS = "---\n"; ORS = "---\n" } !/kind: CustomResourceDefinition/' "$here/objects.yaml" |
         k apply --server-side -f - > /dev/null
-    account="farrier-$run-$scenario"
     k config view --raw --minify --flatten > "$here/kubeconfig"
     chmod 600 "$here/kubeconfig"
     local token user
@@ -295,7 +313,7 @@ start_farrier() {
     shift
     port="$(free_port)"
     echo "$port" > "$here/farrier-$name.port"
-    KUBECONFIG="$here/kubeconfig" "$farrier" run --cluster kube --registry "$registry" --engine "$engine" \
+    KUBECONFIG="$here/kubeconfig" "$farrier" run --cluster kube --write-namespaces "$drivers" --registry "$registry" --engine "$engine" \
         --definitions "$here/definitions" --cache-dir "$here/cache-$name" --leader-elect --lease-name farrier --listen "127.0.0.1:$port" \
         --log-format json "$@" > "$here/farrier-$name.out" 2>> "$here/farrier-$name.log" < /dev/null &
     echo $! > "$here/farrier-$name.pid"
@@ -317,6 +335,11 @@ get() { curl --silent --fail "http://127.0.0.1:$(cat "$here/farrier-$1.port")/$2
 # as_farrier COMMAND...: a command of farrier with the ServiceAccount's rights, on this scenario's definitions.
 as_farrier() {
     KUBECONFIG="$here/kubeconfig" "$farrier" "$@" --definitions "$here/definitions" --cache-dir "$here/cache-cli"
+}
+
+# as_admin COMMAND...: the same with an administrator's rights, which no policy limits.
+as_admin() {
+    KUBECONFIG="$kubeconfig" "$farrier" "$@" --definitions "$here/definitions" --cache-dir "$here/cache-cli"
 }
 
 leads() { get "$1" metrics | grep -q '^farrier_leader 1'; }

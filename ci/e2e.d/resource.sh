@@ -54,7 +54,7 @@ play_resource() {
     expect 5 "the tag that the operator computes from the version is in the registry" computed "$1"
     expect 5 "what is not ours stays" is startupProbe.periodSeconds 10
     steady 5 "then nothing is written" spec_of
-    as_farrier rollback --cluster kube "$kind/$resource" > "$here/rollback.txt"
+    as_admin rollback --cluster kube "$kind/$resource" > "$here/rollback.txt"
     expect 10 "rollback puts the vendor's repository back" is repository vendor.example/drivers
     expect 5 "and version" is version 25.10-1.2.8.0-0
     k delete "$plural.$group" "$resource" > /dev/null

@@ -9,7 +9,7 @@ use crate::{
     cluster::KubeOptions,
     engine::EngineChoice,
     image::{Cpus, Memory},
-    plan::Instance,
+    plan::{Instance, WriteNamespaces},
 };
 
 /// Options of every command.
@@ -95,6 +95,17 @@ pub struct ClusterArg {
     /// Where nodes and rollout targets are: kube or kube:CONTEXT, a live cluster, or dir:PATH, a directory of manifests
     #[arg(long, env = vars::FARRIER_CLUSTER, value_name = "CLUSTER", hide_env_values = true)]
     pub cluster: String,
+    /// Namespaces in which DaemonSets are written and pods evicted, such as drivers,gpu, or `*` for all; `farrier run` needs it
+    /// for a live cluster
+    #[arg(long, env = vars::FARRIER_WRITE_NAMESPACES, value_name = "NAMESPACES", hide_env_values = true)]
+    pub write_namespaces: Option<WriteNamespaces>,
+}
+
+impl ClusterArg {
+    /// Where may be written: nothing is said where nothing is written.
+    pub fn writable(&self) -> WriteNamespaces {
+        self.write_namespaces.clone().unwrap_or_default()
+    }
 }
 
 /// What compiles.

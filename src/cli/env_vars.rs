@@ -19,6 +19,8 @@ pub const FARRIER_ENGINE: &str = "FARRIER_ENGINE";
 /// separated by colons; else `~/.kube/config`), and in a pod `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`;
 /// exec plug-ins of a kubeconfig get the whole environment.
 pub const FARRIER_CLUSTER: &str = "FARRIER_CLUSTER";
+/// `--write-namespaces`: where DaemonSets and pods may be written, names with commas between them, or `*`.
+pub const FARRIER_WRITE_NAMESPACES: &str = "FARRIER_WRITE_NAMESPACES";
 /// `--ca-file`: further root certificates, PEM.
 pub const FARRIER_CA_FILE: &str = "FARRIER_CA_FILE";
 /// `--offline`: contact no host that is not named; anything but nothing, `0`, `false`, `no` and `off` means yes.

@@ -18,7 +18,7 @@ use crate::{
     image::ImageName,
     kernel::KernelTarget,
     parts::{Parts, TargetError},
-    plan::{Interest, Platform, called_for},
+    plan::{Interest, Platform, WriteNamespaces, called_for},
 };
 
 #[derive(Debug, Args)]
@@ -113,7 +113,8 @@ async fn images(
         return Ok(named);
     }
     let Some(cluster) = &args.cluster else { return Ok(definitions.images.keys().cloned().collect()) };
-    let snapshot = session.connect(cluster, Interest::of(definitions)).await?.cluster.snapshot().await?;
+    let connection = session.connect(cluster, WriteNamespaces::default(), Interest::of(definitions)).await?;
+    let snapshot = connection.cluster.snapshot().await?;
     let KernelTarget { os, os_version, release: _, arch } = target.clone();
     let platform = Platform { os, os_version, arch };
     let images = called_for(definitions, &snapshot).remove(&platform).unwrap_or_default();

@@ -9,7 +9,9 @@ use super::{CliError, Exit, env_vars as vars, output, session::Session};
 use crate::{
     cluster::{Cluster, ClusterError},
     error_chain,
-    plan::{self, Change, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep, Seen},
+    plan::{
+        self, Change, Interest, PER_KERNEL_ANNOTATION, RollbackOutcome, RollbackStep, Seen, WriteNamespaces,
+    },
 };
 
 #[derive(Debug, Args)]
@@ -58,7 +60,8 @@ pub async fn rollback(session: &Session, args: RollbackArgs) -> Result<Exit, Cli
     let named = args.objects.iter().filter_map(|object| object.split_once('/'));
     let named = named.map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
     let mut interest = Interest::for_rollback(named);
-    let cluster = session.connect(&args.cluster, interest.clone()).await?.cluster;
+    // A person's word, with a person's rights.
+    let cluster = session.connect(&args.cluster, WriteNamespaces::All, interest.clone()).await?.cluster;
     let snapshot = cluster.snapshot().await?;
     let unseen =
         snapshot.unseen.iter().filter(|(what, _)| matches!(what, Seen::DaemonSets | Seen::Resources));

@@ -9,7 +9,7 @@ use super::{
     args::{ClusterArg, EngineArg, LimitArgs, RegistryArg},
     output, plan,
     serve::{self, ServiceArgs},
-    session::{self, Session},
+    session::{self, Session, kube_options},
 };
 use crate::{cluster::Cluster, controller::live::once::run_once, parts::Parts, plan::Interest};
 
@@ -38,9 +38,18 @@ pub struct RunArgs {
 
 /// Runs one pass, or the loop until a signal comes.
 pub async fn run(session: &Session, args: RunArgs) -> Result<Exit, CliError> {
+    let ClusterArg { cluster, write_namespaces } = &args.cluster;
+    if kube_options(cluster).is_some() && write_namespaces.is_none() {
+        return Err(CliError::usage(
+            "--write-namespaces: say in which namespaces DaemonSets may be written and pods evicted, such as drivers,gpu, or \
+             `*` for all (FARRIER_WRITE_NAMESPACES; with the chart, rbac.writeNamespaces)"
+                .to_owned(),
+        ));
+    }
     let mut parts = session.publisher(&args.registry, args.engine.engine)?;
     parts.limits = session::limits(&args.limits);
-    let connection = session.connect(&args.cluster.cluster, Interest::of(&parts.definitions)).await?;
+    let interest = Interest::of(&parts.definitions);
+    let connection = session.connect(cluster, args.cluster.writable(), interest).await?;
     let cluster = Arc::clone(&connection.cluster);
     if args.dry_run {
         return plan::show(session, &parts, cluster.as_ref()).await;

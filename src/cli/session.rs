@@ -17,7 +17,7 @@ use crate::{
     engine::{EngineChoice, EngineEnv},
     machine,
     parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts, QemuBoot},
-    plan::{Budget, Interest},
+    plan::{Budget, Interest, WriteNamespaces},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
     store::Store,
@@ -67,14 +67,20 @@ impl Session {
     ) -> Result<(Parts, Arc<dyn Cluster>), CliError> {
         let parts = self.publisher(registry, EngineChoice::Auto)?;
         let interest = Interest::of(&parts.definitions);
-        let Connection { cluster, kube: _ } = self.connect(&cluster.cluster, interest).await?;
+        let Connection { cluster, kube: _ } =
+            self.connect(&cluster.cluster, cluster.writable(), interest).await?;
         Ok((parts, cluster))
     }
 
     /// Reaches what `--cluster` names, for what is asked about.
-    pub async fn connect(&self, cluster: &str, interest: Interest) -> Result<Connection, CliError> {
+    pub async fn connect(
+        &self,
+        cluster: &str,
+        writable: WriteNamespaces,
+        interest: Interest,
+    ) -> Result<Connection, CliError> {
         if let Some(options) = kube_options(cluster) {
-            let options = KubeOptions { instance: self.global.instance(), ..options };
+            let options = KubeOptions { instance: self.global.instance(), writable, ..options };
             let kube = KubeCluster::connect(options, interest, self.stop.cancel.clone()).await?;
             return Ok(Connection { cluster: Arc::clone(&kube) as Arc<dyn Cluster>, kube: Some(kube) });
         }

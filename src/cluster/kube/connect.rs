@@ -16,7 +16,7 @@ use super::{
     errors::causes,
     stats::{KubeStats, Observe},
 };
-use crate::plan::Instance;
+use crate::plan::{Instance, WriteNamespaces};
 
 /// Which cluster, and as what.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct KubeOptions {
     pub discovery_interval: Duration,
     /// Which farrier this is: whose fields they are in `managedFields`.
     pub instance: Instance,
+    /// Where it may write.
+    pub writable: WriteNamespaces,
 }
 
 impl Default for KubeOptions {
@@ -41,6 +43,7 @@ impl Default for KubeOptions {
             namespace: None,
             discovery_interval: Duration::from_secs(30),
             instance: Instance::default(),
+            writable: WriteNamespaces::All,
         }
     }
 }
@@ -78,7 +81,7 @@ pub(super) async fn connect(options: &KubeOptions) -> Result<Connection, Cluster
 
 /// A kubeconfig where there is one, else the pod's service account, as kubectl does.
 async fn config(options: &KubeOptions) -> Result<Config, ClusterError> {
-    let KubeOptions { kubeconfig, context, namespace: _, discovery_interval: _, instance: _ } = options;
+    let KubeOptions { kubeconfig, context, .. } = options;
     let wanted = KubeConfigOptions { context: context.clone(), ..KubeConfigOptions::default() };
     let config = match kubeconfig {
         Some(path) => match Kubeconfig::read_from(path) {

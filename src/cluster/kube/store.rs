@@ -16,7 +16,7 @@ use super::{
 };
 use crate::plan::{
     COPY_OF_LABEL, ClusterSnapshot, DaemonSetFacts, Interest, LiveDaemonSet, PER_KERNEL_ANNOTATION,
-    RECORD_ANNOTATION, Seen,
+    RECORD_ANNOTATION, Seen, WriteNamespaces,
 };
 
 /// After so many failed attempts in a row, whoever waits for a first list gets an error. With the watch's backoff
@@ -100,6 +100,8 @@ pub(super) enum Readiness {
 #[derive(Debug, Default)]
 pub(super) struct Store {
     interest: Interest,
+    /// Where DaemonSets and pods are written; pods of other namespaces are not even read.
+    pub(super) writable: WriteNamespaces,
     watched: BTreeMap<Target, Watched>,
     epochs: u64,
     /// Grows with each change that a plan can depend on.
@@ -145,7 +147,9 @@ impl Store {
         let mut labels = self.interest.labels.clone();
         let objects = self.watched.values().flat_map(|watched| watched.objects.values());
         labels.extend(objects.flat_map(|kept| kept.object.facts.label_keys()).map(str::to_owned));
-        for facts in self.daemon_sets().filter(|_| !self.interest.rollback) {
+        let are_watched =
+            |facts: &&DaemonSetFacts| !self.interest.rollback && self.writable.contains(&facts.namespace);
+        for facts in self.daemon_sets().filter(are_watched) {
             let Some(live) = &facts.live else { continue };
             if let Some(selector) = pod_selector(&live.manifest) {
                 let target = Target::Pods {
@@ -290,7 +294,11 @@ impl Store {
 
     /// All facts, sorted by name, without what cannot be read (any more).
     pub(super) fn snapshot(&self) -> ClusterSnapshot {
-        let mut snapshot = ClusterSnapshot { unseen: self.unseen(), ..ClusterSnapshot::default() };
+        let mut snapshot = ClusterSnapshot {
+            unseen: self.unseen(),
+            writable: self.writable.clone(),
+            ..ClusterSnapshot::default()
+        };
         for (target, watched) in &self.watched {
             let hidden = match target {
                 Target::Resources(_) => watched.forbidden().is_some(),

@@ -137,6 +137,7 @@ impl KubeCluster {
     async fn evict(&self, restart: &PodRestart) -> Result<(), ApiError> {
         let PodRestart { namespace, name, uid, why: _ } = restart;
         check_names([namespace, name])?;
+        self.check_namespace(namespace)?;
         let mut right = self.right("create", &ApiResource::erase::<Pod>(&()), Some(namespace), &["create"]);
         right.resource.push_str("/eviction");
         let api: Api<Pod> = Api::namespaced(self.client(), namespace);
@@ -183,6 +184,7 @@ impl KubeCluster {
 
     fn daemon_set(&self, verb: &'static str, namespace: &str, name: &str) -> Result<Written, ApiError> {
         check_names([namespace, name])?;
+        self.check_namespace(namespace)?;
         let resource = Target::DaemonSets.resource();
         let verbs = &["get", "list", "watch", "create", "patch", "delete"];
         Ok(Written {
@@ -191,6 +193,15 @@ impl KubeCluster {
             api: Api::namespaced_with(self.client(), namespace, &resource),
             right: self.right(verb, &resource, Some(namespace), verbs),
         })
+    }
+
+    /// A plan holds such a rollout; this is for what no plan has looked at.
+    fn check_namespace(&self, namespace: &str) -> Result<(), ApiError> {
+        let writable = &self.shared.store().writable;
+        if writable.contains(namespace) {
+            return Ok(());
+        }
+        Err(ApiError::Unwritable(format!("farrier writes in {writable}, and not in {namespace}")))
     }
 
     fn right(

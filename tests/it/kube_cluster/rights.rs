@@ -106,3 +106,26 @@ async fn a_named_farrier_writes_under_its_name() {
     let marked = next.nodes.iter().find(|node| node.name == "a").unwrap();
     assert_eq!(marked.labels["farrier.dev/ready-for.gpu"], "k");
 }
+
+/// Namespaces that the deployment does not name are neither written nor are their pods read, whatever the rights are.
+#[tokio::test]
+async fn nothing_is_written_in_a_namespace_that_is_not_named() {
+    let api = cluster();
+    let directory = tempfile::tempdir().unwrap();
+    let options = KubeOptions {
+        kubeconfig: Some(api.kubeconfig(directory.path())),
+        writable: "gpu,net".parse().unwrap(),
+        ..KubeOptions::default()
+    };
+    let kube = KubeCluster::connect(options, interest(), CancellationToken::new()).await.unwrap();
+    let snapshot = kube.snapshot().await.unwrap();
+    assert!(!snapshot.writable.contains("drivers") && snapshot.pods.is_empty());
+    let (namespace, name, why) = ("drivers".to_owned(), "ofed-x".to_owned(), String::new());
+    let restart = PodRestart { namespace, name, uid: "u".to_owned(), why };
+    for change in [rewrite(&snapshot), Change::Restart(restart)] {
+        let error = kube.apply(&change).await.unwrap_err().to_string();
+        assert!(error.contains("farrier writes in gpu,net, and not in drivers"), "{error}");
+    }
+    assert!(api.writes().is_empty());
+    assert_eq!(api.count(&Requests::verb("list").resource("pods")), 0);
+}

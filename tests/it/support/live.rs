@@ -79,6 +79,7 @@ impl Live {
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = self.site.command(args);
         command.env("FARRIER_CLUSTER", "kube").env("KUBECONFIG", self.site.path("kubeconfig"));
+        command.env("FARRIER_WRITE_NAMESPACES", NAMESPACE);
         command
     }
 

@@ -46,6 +46,7 @@ mod table;
 #[allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 pub mod testing;
 mod union;
+mod write_namespaces;
 
 pub use activity::{Activity, BuildActivity, Stage};
 pub use announced::{
@@ -101,3 +102,4 @@ pub use status::{StatusEntry, StatusRow, status, status_entries};
 pub(crate) use table::layout::{table, text};
 pub use table::{Table, counts, left_alone, readiness_table, status_table, summary, tables};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
+pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

@@ -241,6 +241,14 @@ pub enum HoldReason {
         /// What the API server says.
         detail: String,
     },
+    /// This farrier does not write in the DaemonSet's namespace.
+    #[error(
+        "farrier does not write in namespace {namespace}; add it to --write-namespaces (Helm: rbac.writeNamespaces), with the rights there"
+    )]
+    NotWritable {
+        /// The namespace.
+        namespace: String,
+    },
     /// The strategy needs a running cluster.
     #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,

@@ -171,6 +171,9 @@ fn decide(
     context: &Context<'_>,
     target: &RolloutTarget,
 ) -> (Result<Decided, HoldReason>, Option<PlannedUnion>) {
+    if let Some(namespace) = elsewhere(context) {
+        return (Err(HoldReason::NotWritable { namespace }), None);
+    }
     let decided = match context.spec {
         RolloutSpec::Image { .. } => {
             image::decide(context, target).map(|decided| with_restarts(context, target, decided))
@@ -182,6 +185,15 @@ fn decide(
         RolloutSpec::CustomResource { resource, name } => resource::decide(context, *resource, name),
     };
     (decided, None)
+}
+
+/// The namespace of a live DaemonSet, where this farrier does not write in it.
+fn elsewhere(context: &Context<'_>) -> Option<String> {
+    if matches!(context.spec, RolloutSpec::File { .. }) {
+        return None;
+    }
+    let namespace = context.spec.daemon_set()?.namespace.to_string();
+    (!context.inputs.snapshot.writable.contains(&namespace)).then_some(namespace)
 }
 
 /// Adds the pods that are to be restarted where the image is set and nothing else is to be done.

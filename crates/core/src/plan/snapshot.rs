@@ -11,7 +11,8 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::{
-    Distrust, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, labels::HANDOVER_LABELS,
+    Distrust, NO_DRIVER_FOR, NodeAffinity, READY_FOR, RolloutObject, RolloutTarget, WriteNamespaces,
+    labels::HANDOVER_LABELS,
 };
 use crate::image::{DaemonSetContainer, DriverImage, OperatorResource, Strategy};
 
@@ -216,6 +217,8 @@ pub struct ClusterSnapshot {
     pub unseen: BTreeMap<Seen, String>,
     /// Nodes are manifests, to which nothing is written.
     pub read_only_nodes: bool,
+    /// Where DaemonSets and pods may be written.
+    pub writable: WriteNamespaces,
 }
 
 /// DaemonSets of the directories that `file` rollouts name, by the path in the definition; or why a

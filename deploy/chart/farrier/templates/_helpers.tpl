@@ -14,6 +14,17 @@ farrier{{ with .Values.instance }}-{{ . }}{{ end }}
 {{ required "registry.location: say where driver images are published, such as registry.example.com/drivers" .Values.registry.location }}
 {{- end }}
 
+{{/* Where farrier may write, with commas between the names, or `*`. It has no default. */}}
+{{- define "farrier.writeNamespaces" -}}
+{{- if not .Values.rbac.writeNamespaces }}
+{{- fail "rbac.writeNamespaces: name the namespaces in which DaemonSets may be written and pods evicted, such as {drivers}, or {*} for all" }}
+{{- end }}
+{{- if and (has "*" .Values.rbac.writeNamespaces) (gt (len .Values.rbac.writeNamespaces) 1) }}
+{{- fail "rbac.writeNamespaces: either names or *" }}
+{{- end }}
+{{- join "," .Values.rbac.writeNamespaces }}
+{{- end }}
+
 {{/* Settings of the engine: its name for farrier, socket, requests and limits. */}}
 {{- define "farrier.engine" -}}
 {{- if eq .Values.engine "sandbox" }}

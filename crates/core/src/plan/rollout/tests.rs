@@ -41,6 +41,7 @@ fn republish(world: &mut World, change: fn(&mut Published)) {
 #[test]
 fn every_reason_to_hold_says_what_is_the_matter() {
     let reasons = [
+        hold(|w| w.snapshot.writable = "drivers,gpu".parse().unwrap()),
         hold(|w| w.snapshot.daemon_sets.clear()),
         hold(|w| w.snapshot.daemon_sets.push(daemon_set("mft"))),
         hold(|w| w.snapshot.daemon_sets[0].containers[0].name = "main".to_owned()),
