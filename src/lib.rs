@@ -12,6 +12,7 @@ pub mod bundle;
 pub mod cache;
 pub mod cli;
 pub mod cluster;
+pub mod collected;
 pub mod controller;
 pub mod definitions;
 pub mod engine;

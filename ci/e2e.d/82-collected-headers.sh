@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # variables of ci/e2e.d/lib.sh
 # A kernel whose headers only its node has: farrier says that they are missing; `farrier headers collect`, as the Job runs it,
-# brings them into the registry; the image is built from them, and is the same for every other farrier.
+# sends them to farrier, which stores them; the image is built from them, and is the same for every other farrier.
 
 # Debian's packages as they lie on a node, headers in three places: a tree, a common one and the kernel's own tools.
 flavour="cloud-$(dpkg --print-architecture)"
@@ -29,13 +29,28 @@ definition "{strategy: image, namespace: $drivers, daemonSet: solo, container: d
 add_node n1 "$kernel"
 add_daemonset solo "$registry/$driver:vendor" RollingUpdate
 # Nothing in the cluster changes when the headers come: it looks again by itself.
-start_farrier one --interval 5
+mkdir -p "$here/keys"
+start_farrier one --interval 5 --collect-keys "$here/keys"
 tells_missing() { k get driverbuilds -n "$ns" -o json | jq -e '.items | any(tostring | test("no headers"))'; }
 expect 40 "kubectl get dbuild says that there are no headers" tells_missing
 steady 4 "and nothing is built or set" ds_spec solo
 
-"$farrier" headers collect --root "$here/node" --kernel "$kernel" --registry "$registry" --definitions "$here/definitions" \
-    --cache-dir "$here/cache-node" > "$here/collect.txt" || expect 0 "the node's headers are collected" false
+# The node has its kernel's key, and no credential.
+openssl rand -hex 32 > "$here/key"
+collect() {
+    env -u REGISTRY_AUTH_FILE "$farrier" headers collect --root "$here/node" --kernel "$kernel" --key-file "$here/key" \
+        --to "http://127.0.0.1:$(cat "$here/farrier-one.port")" --definitions "$here/definitions" --cache-dir "$here/cache-node"
+}
+not_taken() { not collect && grep -qF 'no administrator has made this key' "$here/expected"; }
+expect 0 "without an administrator's word its headers are not taken" not_taken
+openssl rand -hex 32 > "$here/keys/$(label_of "$kernel")"
+expect 0 "nor with another kernel's key" not_taken
+cp "$here/key" "$here/keys/$(label_of "$kernel")"
+expect 0 "with its own key they are" collect
+expect 0 "once more, they are known" collect
+echo "struct evil;" >> "$(find "$here/node/usr/src" -name module.h -path '*/include/linux/*' | head -n 1)"
+not_replaced() { not collect && grep -qF ' holds others, with content ' "$here/expected"; }
+expect 0 "others in their place are not taken" not_replaced
 expect 180 "the image is built from them and set" ours_is_set
 first="$(ds_image solo)"
 

@@ -33,6 +33,8 @@ pub const FARRIER_ENTRYPOINT: &str = "FARRIER_ENTRYPOINT";
 pub const FARRIER_RUNNER: &str = "FARRIER_RUNNER";
 /// `--listen`: the address of `/metrics`, `/healthz` and `/readyz`, or `off`.
 pub const FARRIER_LISTEN: &str = "FARRIER_LISTEN";
+/// `--collect-keys`: the directory with a key for each kernel whose headers nodes may send.
+pub const FARRIER_COLLECT_KEYS: &str = "FARRIER_COLLECT_KEYS";
 /// `--instance`: this farrier's name, where a cluster has several.
 pub const FARRIER_INSTANCE: &str = "FARRIER_INSTANCE";
 /// The filter for log lines, in tracing-subscriber's form (`farrier=debug`).

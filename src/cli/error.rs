@@ -7,6 +7,7 @@ use crate::{
     bundle::BundleError,
     cache::CacheError,
     cluster::ClusterError,
+    collected::SendError,
     definitions::DefinitionErrors,
     engine::EngineError,
     error_chain,
@@ -170,6 +171,7 @@ endings! {
         ),
         error => error.hint(),
     };
+    SendError: |error| if error.is_transient() { Exit::Unreachable } else { Exit::Failed }, |_| None;
     ImageError: |_| Exit::Failed, |_| None;
     PayloadError: |_| Exit::Failed, |_| None;
     CacheError: |_| Exit::Failed, CacheError::hint;

@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use clap::{Args, Subcommand};
+use url::Url;
 
 use super::{
     CliError, Exit,
@@ -16,7 +17,8 @@ use super::{
     settings::{self, Settings, parse},
 };
 use crate::{
-    inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome},
+    collected::{self, Answer, Key},
+    inputs::{FetchError, HeaderImport, HeaderLookup, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
     kernel::{Architecture, KernelFamily, KernelRelease, KernelTarget, match_family},
     kmod::{KernelFacts, SymbolTable},
     parts::TargetError,
@@ -32,7 +34,7 @@ pub enum HeadersCommand {
     Fetch(TargetArgs),
     /// Import the header set of a kernel that no mirror has, for every farrier that uses the registry
     Import(HeadersImportArgs),
-    /// Import the header set of the kernel that this node runs, as the chart's Job does
+    /// Import the header set of the kernel that this node runs, or send it to a farrier, as the chart's Job does
     Collect(HeadersCollectArgs),
     /// List the header sets in the cache and the registry
     List {
@@ -78,6 +80,12 @@ pub struct HeadersCollectArgs {
     /// Kernel release [default: the kernel that runs here, as `uname -r` prints it]
     #[arg(long, value_name = "RELEASE")]
     pub kernel: Option<String>,
+    /// Send the set to the farrier at this address, which looks at it and stores it, instead of storing it from here
+    #[arg(long, value_name = "URL", requires = "key_file")]
+    pub to: Option<Url>,
+    /// The key that an administrator made for this kernel
+    #[arg(long, value_name = "FILE", requires = "to")]
+    pub key_file: Option<PathBuf>,
     #[command(flatten)]
     pub store: HeadersStoreArg,
 }
@@ -120,7 +128,7 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
 
 /// Nothing is read from the node when the store has the headers already.
 async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliError> {
-    let HeadersCollectArgs { root, kernel, store } = args;
+    let HeadersCollectArgs { root, kernel, to, key_file, store } = args;
     let release: KernelRelease = if let Some(kernel) = kernel {
         parse("--kernel", &kernel)?
     } else {
@@ -130,6 +138,11 @@ async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliE
         parse(RUNNING, text.trim())?
     };
     let arch: Architecture = parse("architecture", std::env::consts::ARCH)?;
+    if let (Some(to), Some(key)) = (to, key_file) {
+        let key = Key::read(&key)
+            .map_err(|error| CliError::usage(format!("read the key {}: {error}", key.display())))?;
+        return send(session, root, release, arch, &to, &key).await;
+    }
     let settings = session.settings()?.with_store(store.registry.as_deref())?;
     let Some(stored) = settings.fetcher.headers().in_store(&release, arch).await? else {
         let sources = vec![ImportSource::Node(root)];
@@ -147,6 +160,35 @@ async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliE
         path: None,
         reference: Some(reference(&stored, &release, arch)?),
         digest: Some(stored.digest.to_string()),
+        origin: Vec::new(),
+    };
+    session.show(&report, output::headers::report)
+}
+
+/// Packs what the node has, and has farrier look at it and store it: the node has no credential of the registry.
+async fn send(
+    session: &Session,
+    root: PathBuf,
+    release: KernelRelease,
+    arch: Architecture,
+    to: &Url,
+    key: &Key,
+) -> Result<(), CliError> {
+    let Settings { fetcher, .. } = session.settings()?;
+    let packed = fetcher.headers().pack(root, release, arch).await?;
+    let Answer { outcome, content, reference } = collected::send(fetcher.net(), to, key, &packed).await?;
+    let PackedHeaders { release, arch, facts, compiler, layer, .. } = &packed;
+    let report = HeadersReport {
+        release: release.to_string(),
+        arch: arch.to_string(),
+        outcome,
+        compiler: Some(compiler.to_string()),
+        exported_symbols: facts.symbols.as_ref().map(SymbolTable::len),
+        content: Some(content),
+        size: layer.size,
+        path: Some(reference.clone().unwrap_or_else(|| to.to_string())),
+        reference,
+        digest: None,
         origin: Vec::new(),
     };
     session.show(&report, output::headers::report)

@@ -3,6 +3,7 @@
 use std::{
     hash::{BuildHasher, RandomState},
     net::SocketAddr,
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -18,6 +19,7 @@ use super::{
 };
 use crate::{
     cluster::{Fence, KubeCluster},
+    collected::Receiver,
     controller::live::{Live, LiveContext, StatusSink},
     parts::{Parts, Reporter, Stage},
     runtime::{
@@ -44,6 +46,10 @@ pub struct ServiceArgs {
     /// --cluster kube, else off]
     #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
     pub listen: Option<String>,
+    /// Take header sets that nodes send to the --listen address (`farrier headers collect --to`); the directory holds a key
+    /// for each kernel, in a file with the name of its label
+    #[arg(long, env = vars::FARRIER_COLLECT_KEYS, value_name = "DIR", hide_env_values = true)]
+    pub collect_keys: Option<PathBuf>,
 }
 
 /// How often the definitions are compared with what is in use.
@@ -64,7 +70,9 @@ pub async fn serve(
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
     let around = CancellationToken::new();
     if let Some(address) = listen(args, kube.is_some())? {
-        let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics)).await?;
+        let collected = args.collect_keys.clone().map(|keys| Receiver::new(parts.fetcher.clone(), keys));
+        let further = collected.map(Receiver::router).unwrap_or_default();
+        let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
         tracing::info!(%address, "answers /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
     }
@@ -185,6 +193,7 @@ mod tests {
             lease_name: None,
             lease_namespace: None,
             listen: listen.map(str::to_owned),
+            collect_keys: None,
         }
     }
 

@@ -28,7 +28,7 @@ use std::{
 pub use error::FetchError;
 pub use header_set::{
     HeaderLookup, HeaderSet, Headers, ListedHeaders,
-    import::{HeaderImport, ImportSource, ImportedHeaders, Outcome},
+    import::{HeaderImport, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
 };
 pub use header_tree::{TreeError, read_header_set};
 pub use host_tree::{
@@ -44,7 +44,7 @@ pub use stored::{LATEST, StoredUnder, content_tag, minimal_tag, source_tag};
 use crate::{
     archive::{self, Options},
     blocking::stoppable,
-    cache::Cache,
+    cache::{Cache, Scratch},
     kernel::KernelTarget,
     net::Net,
     store::Store,
@@ -136,6 +136,14 @@ impl Fetcher {
     /// Header sets.
     pub fn headers(&self) -> Headers<'_> {
         Headers(self)
+    }
+
+    /// A directory of the cache that goes away when it is dropped.
+    ///
+    /// # Errors
+    /// The cache directory cannot be written.
+    pub fn scratch(&self) -> Result<Scratch, FetchError> {
+        Ok(self.cache.scratch()?)
     }
 
     /// Sources of driver images.

@@ -40,19 +40,26 @@ struct Shown {
 }
 
 impl HttpServer {
-    /// Listens, and answers nothing yet.
+    /// Listens, and answers nothing yet. `further` is what it answers beside probes and figures.
     pub async fn bind(
         address: SocketAddr,
         health: Arc<Health>,
         metrics: Arc<Metrics>,
+        further: Router,
     ) -> Result<Self, HttpError> {
         let listener = TcpListener::bind(address).await.map_err(|source| HttpError { address, source })?;
         let router = Router::new()
             .route("/metrics", get(figures))
             .route("/healthz", get(alive))
             .route("/readyz", get(ready))
-            .with_state(Shown { health, metrics });
+            .with_state(Shown { health, metrics })
+            .merge(further);
         Ok(Self { listener, router })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
     }
 
     /// Answers until cancelled.
@@ -116,8 +123,8 @@ mod tests {
     #[tokio::test]
     async fn probes_and_figures() {
         let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
-        let server =
-            HttpServer::bind(([127, 0, 0, 1], 0).into(), Arc::clone(&health), metrics).await.unwrap();
+        let address = ([127, 0, 0, 1], 0).into();
+        let server = HttpServer::bind(address, Arc::clone(&health), metrics, Router::new()).await.unwrap();
         let (address, cancel) = (server.listener.local_addr().unwrap(), CancellationToken::new());
         let task = tokio::spawn(server.serve(cancel.clone()));
 

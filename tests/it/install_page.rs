@@ -42,11 +42,17 @@ fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
             .env("FARRIER_INSTALL_STATE", directory.path().join("state"))
             .env("HOME", directory.path()),
     );
-    let left: Vec<String> = ["deployments.apps", "clusterroles.rbac.authorization.k8s.io", "secrets"]
-        .iter()
-        .flat_map(|resource| api.list(resource))
-        .map(|object| object["metadata"]["name"].to_string())
-        .collect();
+    let left: Vec<String> = [
+        "deployments.apps",
+        "clusterroles.rbac.authorization.k8s.io",
+        "roles.rbac.authorization.k8s.io",
+        "validatingadmissionpolicies.admissionregistration.k8s.io",
+        "secrets",
+    ]
+    .iter()
+    .flat_map(|resource| api.list(resource))
+    .map(|object| object["metadata"]["name"].to_string())
+    .collect();
     // The Secret is the namespace's, which the fake does not empty.
     assert_eq!(left, ["\"farrier-registry\""], "{said}");
 }

@@ -3,6 +3,7 @@
 // clippy.toml allows these in test functions only, not in what the tests share.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, clippy::missing_panics_doc)]
 
+mod admission;
 mod air_gap;
 mod boot;
 mod bundle;

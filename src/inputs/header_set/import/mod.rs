@@ -18,7 +18,7 @@ use std::{
 };
 
 use fs_err as fs;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::{
     HeaderSet, Headers,
@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{
     blocking::stoppable,
+    cache::Scratch,
     image::Digest,
     inputs::{FetchError, TREE, header_tree},
     kernel::{Architecture, Compiler, KernelRelease},
@@ -58,7 +59,7 @@ pub struct HeaderImport {
 }
 
 /// What became of an import.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// It was not known.
@@ -83,6 +84,29 @@ pub struct ImportedHeaders {
     pub size: u64,
     /// Where it stands in the store, when there is one.
     pub stored: Option<StoredInput>,
+}
+
+/// A header set as one file, to be imported elsewhere. The file goes when this is dropped.
+#[derive(Debug)]
+pub struct PackedHeaders {
+    /// Its kernel.
+    pub release: KernelRelease,
+    /// The kernel's architecture.
+    pub arch: Architecture,
+    /// What the kernel was built with.
+    pub facts: KernelFacts,
+    /// Its compiler.
+    pub compiler: Compiler,
+    /// Digests and size of the file.
+    pub layer: Layer,
+    work: Scratch,
+}
+
+impl PackedHeaders {
+    /// The file: a compressed tarball that is rooted at `/`.
+    pub fn file(&self) -> PathBuf {
+        self.work.path().join(LAYER)
+    }
 }
 
 /// What was made of the sources, in a directory that goes away.
@@ -131,6 +155,24 @@ impl Headers<'_> {
         let Imported { origin, identity, .. } = imported;
         let headers = HeaderSet { root, facts, compiler: Some(compiler), origin, key, identity };
         Ok(ImportedHeaders { outcome, headers, content, size: layer.size, stored })
+    }
+
+    /// Packs the header set of a kernel that a node has, below `root`.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not the header set of this kernel.
+    pub async fn pack(
+        self,
+        root: PathBuf,
+        release: KernelRelease,
+        arch: Architecture,
+    ) -> Result<PackedHeaders, FetchError> {
+        let work = self.0.cache.scratch()?;
+        let (directory, wanted) = (work.path().to_owned(), release.clone());
+        let Prepared { facts, compiler, layer, origin: _ } =
+            stoppable(move |stop| prepare(&[ImportSource::Node(root)], &wanted, arch, &directory, stop))
+                .await?;
+        Ok(PackedHeaders { release, arch, facts, compiler, layer, work })
     }
 
     /// Puts the set into the store, unless it is there.

@@ -1,0 +1,161 @@
+//! Header sets that only a node has, on their way to the registry without its credential.
+//!
+//! A Job on the node packs the set and [sends](send()) it to farrier's HTTP port; [`Receiver`] keeps it in a directory that
+//! goes away until it was looked at as an import is, and stores it. The Job has one secret: the key that an administrator
+//! made for this one kernel. Whoever has it, the node itself included, can have farrier store one header set for that
+//! kernel, and nothing in place of one that is there. The key does not travel: what does is a MAC over the kernel, the
+//! size and the digest, which farrier checks before it takes a byte.
+
+mod receive;
+mod send;
+
+use std::{io, path::Path};
+
+use fs_err as fs;
+use http::{HeaderMap, HeaderName, header};
+use ring::hmac;
+use serde::{Deserialize, Serialize};
+
+pub use receive::Receiver;
+pub use send::{SendError, send};
+
+use crate::{
+    image::Digest,
+    inputs::{Outcome, PackedHeaders},
+    kernel::{Architecture, KernelRelease},
+};
+
+/// Where it is sent, below farrier's address.
+const PATH: &str = "/headers";
+const KERNEL: HeaderName = HeaderName::from_static("x-farrier-kernel");
+const ARCH: HeaderName = HeaderName::from_static("x-farrier-arch");
+const DIGEST: HeaderName = HeaderName::from_static("x-farrier-digest");
+/// What stands before the MAC in `authorization`.
+const SCHEME: &str = "Farrier ";
+/// Bytes of a packed header set: that of a distribution has 10 to 50 MiB.
+const MOST: u64 = 512 << 20;
+/// A key that can be guessed is none.
+const SHORTEST_KEY: usize = 32;
+
+/// What a header set is sent as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Parcel {
+    release: KernelRelease,
+    arch: Architecture,
+    size: u64,
+    digest: Digest,
+}
+
+/// What became of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answer {
+    /// What farrier's import did.
+    pub outcome: Outcome,
+    /// Digest of the header set's content.
+    pub content: String,
+    /// The artifact in the registry, by digest.
+    pub reference: Option<String>,
+}
+
+/// An administrator's word that the header set of one kernel may come from a node.
+pub struct Key(hmac::Key);
+
+impl Key {
+    /// Reads it; blanks around it do not count.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is too short for a key.
+    pub fn read(file: &Path) -> io::Result<Self> {
+        let text = zeroize::Zeroizing::new(fs::read(file)?);
+        let key = text.trim_ascii();
+        if key.len() < SHORTEST_KEY {
+            let what = format!("{}: a key has at least {SHORTEST_KEY} characters", file.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        Ok(Self(hmac::Key::new(hmac::HMAC_SHA256, key)))
+    }
+
+    fn sign(&self, parcel: &Parcel) -> String {
+        format!("{SCHEME}{}", hex::encode(hmac::sign(&self.0, parcel.text().as_bytes())))
+    }
+
+    fn has_signed(&self, parcel: &Parcel, said: &str) -> bool {
+        let mac = said.strip_prefix(SCHEME).and_then(|mac| hex::decode(mac).ok());
+        mac.is_some_and(|mac| hmac::verify(&self.0, parcel.text().as_bytes(), &mac).is_ok())
+    }
+}
+
+impl Parcel {
+    fn of_packed(packed: &PackedHeaders) -> Self {
+        let PackedHeaders { release, arch, layer, .. } = packed;
+        Self { release: release.clone(), arch: *arch, size: layer.size, digest: layer.digest.clone() }
+    }
+
+    /// Reads what a request says, which is not trusted.
+    fn of_headers(headers: &HeaderMap) -> Option<Self> {
+        Some(Self {
+            release: text(headers, &KERNEL)?.parse().ok()?,
+            arch: text(headers, &ARCH)?.parse().ok()?,
+            size: text(headers, &header::CONTENT_LENGTH)?.parse().ok()?,
+            digest: text(headers, &DIGEST)?.parse().ok()?,
+        })
+    }
+
+    /// What the MAC is over: none of the parts can hold a line's end.
+    fn text(&self) -> String {
+        let Self { release, arch, size, digest } = self;
+        format!("farrier headers 1\n{release}\n{arch}\n{size}\n{digest}\n")
+    }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parcel() -> Parcel {
+        Parcel {
+            release: "6.1.192-acme+".parse().unwrap(),
+            arch: Architecture::Amd64,
+            size: 7,
+            digest: Digest::of(b"headers"),
+        }
+    }
+
+    fn key(text: &str) -> io::Result<Key> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        Key::read(file.path())
+    }
+
+    #[test]
+    fn a_key_signs_all_that_is_said_of_a_parcel() {
+        let own = key(&"k".repeat(32)).unwrap();
+        let said = own.sign(&parcel());
+        assert!(own.has_signed(&parcel(), &said));
+        assert!(key(&format!("{}\n", "k".repeat(32))).unwrap().has_signed(&parcel(), &said));
+        for other in [
+            Parcel { release: "6.1.192-acme".parse().unwrap(), ..parcel() },
+            Parcel { arch: Architecture::Arm64, ..parcel() },
+            Parcel { size: 8, ..parcel() },
+            Parcel { digest: Digest::of(b"others"), ..parcel() },
+        ] {
+            assert!(!own.has_signed(&other, &said), "{other:?}");
+        }
+        assert!(!key(&"l".repeat(32)).unwrap().has_signed(&parcel(), &said));
+        for wrong in ["", "Farrier ", "Farrier zz", &said[SCHEME.len()..], &said[..said.len() - 2]] {
+            assert!(!own.has_signed(&parcel(), wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_can_be_guessed_is_refused() {
+        for text in ["", "\n", "secret", &format!("  {}  ", "k".repeat(31))] {
+            assert!(key(text).is_err(), "{text:?}");
+        }
+    }
+}

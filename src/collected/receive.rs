@@ -1,0 +1,147 @@
+//! Adapter: takes header sets that nodes send.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, StatusCode, header::AUTHORIZATION},
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use fs_err::tokio::File;
+use futures::StreamExt as _;
+use sha2::{Digest as _, Sha256};
+use tokio::{io::AsyncWriteExt as _, sync::Semaphore, time::timeout};
+
+use super::{Answer, Key, MOST, PATH, Parcel, text};
+use crate::{
+    error_chain,
+    inputs::{FetchError, Fetcher, HeaderImport, ImportSource, ImportedHeaders},
+    kernel::KernelLabel,
+};
+
+/// Longest silence of a node.
+const SILENCE: Duration = Duration::from_secs(30);
+/// All of it, however slowly it comes.
+const DEADLINE: Duration = Duration::from_mins(10);
+
+/// Takes header sets, one after the other.
+pub struct Receiver {
+    fetcher: Fetcher,
+    /// Holds a file with a key for each kernel, named as the kernel's label.
+    keys: PathBuf,
+    free: Semaphore,
+}
+
+/// Why it is not taken, for the node's log.
+struct Refusal(StatusCode, String);
+
+impl Receiver {
+    /// What is taken goes into the fetcher's store.
+    pub fn new(fetcher: Fetcher, keys: PathBuf) -> Self {
+        Self { fetcher, keys, free: Semaphore::new(1) }
+    }
+
+    /// The route of it.
+    pub fn router(self) -> Router {
+        Router::new().route(PATH, post(receive)).with_state(Arc::new(self))
+    }
+
+    /// Checks the kernel's key: an unknown kernel and a wrong key look the same.
+    fn check(&self, headers: &HeaderMap) -> Result<Parcel, Refusal> {
+        let parcel = Parcel::of_headers(headers)
+            .ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, "this is no header set of a node".to_owned()))?;
+        let label = KernelLabel::of(&parcel.release);
+        let key = label.as_ref().and_then(|label| match Key::read(&self.keys.join(label.as_str())) {
+            Ok(key) => Some(key),
+            Err(error) => {
+                tracing::warn!(kernel = %label, %error, "a node sends headers, and there is no key for its kernel");
+                None
+            }
+        });
+        let said = text(headers, &AUTHORIZATION).unwrap_or_default();
+        if !key.is_some_and(|key| key.has_signed(&parcel, said)) {
+            let release = &parcel.release;
+            return Err(Refusal(
+                StatusCode::FORBIDDEN,
+                format!("no administrator has made this key for headers of {release}"),
+            ));
+        }
+        if parcel.size > MOST {
+            let (size, why) = (parcel.size, "and a header set has at most");
+            return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("it has {size} bytes, {why} {MOST}")));
+        }
+        Ok(parcel)
+    }
+
+    async fn take(&self, parcel: Parcel, body: Body) -> Result<Answer, Refusal> {
+        let _turn = self.free.try_acquire().map_err(|_| {
+            Refusal(StatusCode::SERVICE_UNAVAILABLE, "another header set is being looked at".to_owned())
+        })?;
+        // Nothing outside this directory knows of it until it was looked at.
+        let quarantine = self.fetcher.scratch().map_err(|error| failed(&error))?;
+        let file = quarantine.path().join("collected-from-a-node");
+        let written = timeout(DEADLINE, write(&parcel, body, &file)).await;
+        written.unwrap_or_else(|_| Err(cut("it took too long")))?;
+        let Parcel { release, arch, .. } = parcel;
+        let (kernel, sources) = (release.to_string(), vec![ImportSource::Path(file)]);
+        // Never in place of others: what is there may have been built with.
+        let import = HeaderImport { sources, release, arch, replace: false };
+        let imported = self.fetcher.headers().import(import).await.map_err(|error| failed(&error))?;
+        let ImportedHeaders { outcome, content, stored, .. } = imported;
+        let reference = stored.map(|stored| format!("{}@{}", stored.repository, stored.digest));
+        tracing::info!(kernel, ?outcome, %content, reference, "headers that a node sent were taken");
+        Ok(Answer { outcome, content: content.to_string(), reference })
+    }
+}
+
+async fn receive(State(receiver): State<Arc<Receiver>>, headers: HeaderMap, body: Body) -> Response {
+    let taken = match receiver.check(&headers) {
+        Ok(parcel) => receiver.take(parcel, body).await,
+        Err(refusal) => Err(refusal),
+    };
+    match taken {
+        // Texts: there is nothing in it that JSON cannot hold.
+        Ok(answer) => serde_json::to_string(&answer).unwrap_or_default().into_response(),
+        Err(Refusal(status, why)) => {
+            tracing::warn!(%status, why, "headers that a node sent were not taken");
+            (status, why).into_response()
+        }
+    }
+}
+
+/// Writes exactly what was announced.
+async fn write(parcel: &Parcel, body: Body, path: &Path) -> Result<(), Refusal> {
+    let mut file = File::create_new(path).await.map_err(|error| failed(&error.into()))?;
+    let (mut stream, mut hasher, mut got) = (body.into_data_stream(), Sha256::new(), 0_u64);
+    while let Some(chunk) = timeout(SILENCE, stream.next()).await.map_err(|_| cut("it fell silent"))? {
+        let chunk = chunk.map_err(|_| cut("the connection broke"))?;
+        got += chunk.len() as u64;
+        if got > parcel.size {
+            return Err(cut("more came than was announced"));
+        }
+        hasher.update(&chunk);
+        file.write_all(&chunk).await.map_err(|error| failed(&error.into()))?;
+    }
+    file.flush().await.map_err(|error| failed(&error.into()))?;
+    let whole = got == parcel.size && hex::encode(hasher.finalize()) == parcel.digest.hex();
+    if whole { Ok(()) } else { Err(cut("it is not what was announced")) }
+}
+
+/// The node sends all of it again.
+fn cut(why: &str) -> Refusal {
+    Refusal(StatusCode::SERVICE_UNAVAILABLE, why.to_owned())
+}
+
+fn failed(error: &FetchError) -> Refusal {
+    let passes = error.is_transient();
+    let status = if passes { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::UNPROCESSABLE_ENTITY };
+    let hint = error.hint().map(|hint| format!("\n{hint}")).unwrap_or_default();
+    Refusal(status, format!("{}{hint}", error_chain(error)))
+}

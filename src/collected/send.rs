@@ -1,0 +1,113 @@
+//! Adapter: sends a header set from its node to farrier.
+
+use std::{io, time::Duration};
+
+use fs_err::tokio::File;
+use http::{HeaderValue, StatusCode, header};
+use reqwest::{Body, Method};
+use tokio_util::io::ReaderStream;
+use url::Url;
+
+use super::{ARCH, Answer, DIGEST, KERNEL, Key, PATH, Parcel};
+use crate::{
+    inputs::PackedHeaders,
+    net::{Asker, Net, NetError},
+    registry::retry_delay,
+};
+
+/// The last answer's words that are kept.
+const WORDS: usize = 2000;
+/// farrier looks at the set before it answers.
+const PATIENCE: Duration = Duration::from_mins(15);
+
+/// Why it was not sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// The packed set.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// farrier cannot be reached.
+    #[error("send headers to {to}")]
+    Net {
+        /// Where.
+        to: Url,
+        /// Why not.
+        source: NetError,
+    },
+    /// farrier gave no answer that can be used.
+    #[error("send headers to {to}: {why}")]
+    Answer {
+        /// Where.
+        to: Url,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// farrier does not take it.
+    #[error("farrier does not take the headers ({status}): {why}")]
+    Refused {
+        /// The HTTP status.
+        status: u16,
+        /// In its own words.
+        why: String,
+    },
+}
+
+impl SendError {
+    /// Can it be better soon?
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Net { source, .. } => source.is_transient(),
+            Self::Answer { .. } => true,
+            Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
+            Self::Io(_) => false,
+        }
+    }
+}
+
+/// Sends the set, again after what passes: a farrier that starts, or that looks at another one.
+///
+/// # Errors
+/// farrier cannot be reached, or does not take it.
+pub async fn send(net: &Net, farrier: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
+    let mut to = farrier.clone();
+    to.set_path(PATH);
+    let mut attempt = 0;
+    loop {
+        let error = match once(net, &to, key, packed).await {
+            Err(error) if error.is_transient() => error,
+            outcome => return outcome,
+        };
+        let Some(delay) = retry_delay(attempt) else { return Err(error) };
+        tracing::warn!(%to, %error, "headers are sent again");
+        attempt += 1;
+        tokio::time::sleep(delay).await;
+    }
+}
+
+async fn once(net: &Net, to: &Url, key: &Key, packed: &PackedHeaders) -> Result<Answer, SendError> {
+    let parcel = Parcel::of_packed(packed);
+    let unusable = |why: String| SendError::Answer { to: to.clone(), why };
+    let mut request = Net::request(Method::POST, to.clone());
+    for (name, value) in [
+        (KERNEL, parcel.release.to_string()),
+        (ARCH, parcel.arch.to_string()),
+        (DIGEST, parcel.digest.to_string()),
+        (header::CONTENT_LENGTH, parcel.size.to_string()),
+        (header::AUTHORIZATION, key.sign(&parcel)),
+    ] {
+        let value = HeaderValue::try_from(value).map_err(|error| unusable(error.to_string()))?;
+        request.headers_mut().insert(name, value);
+    }
+    *request.timeout_mut() = Some(PATIENCE);
+    let file = File::open(&packed.file()).await?;
+    *request.body_mut() = Some(Body::wrap_stream(ReaderStream::new(file.into_parts().0)));
+    let answer = net.execute(request, &Asker::of("send headers")).await;
+    let answer = answer.map_err(|source| SendError::Net { to: to.clone(), source })?;
+    let status = answer.status();
+    let body = answer.bytes().await.map_err(|error| unusable(error.without_url().to_string()))?;
+    if status == StatusCode::OK {
+        return serde_json::from_slice(&body).map_err(|error| unusable(error.to_string()));
+    }
+    let why = String::from_utf8_lossy(&body).chars().take(WORDS).collect();
+    Err(SendError::Refused { status: status.as_u16(), why })
+}
