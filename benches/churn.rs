@@ -266,7 +266,10 @@ impl Bench {
 
     fn command(&self, args: &[&str]) -> Command {
         let mut command = self.site.command(args);
-        command.env("FARRIER_CLUSTER", "kube").env("KUBECONFIG", self.site.path("kubeconfig"));
+        command
+            .env("FARRIER_CLUSTER", "kube")
+            .env("FARRIER_WRITE_NAMESPACES", "*")
+            .env("KUBECONFIG", self.site.path("kubeconfig"));
         command
     }
 

@@ -20,7 +20,8 @@ fn documents() -> Vec<Value> {
 }
 
 fn policy(name: &str) -> Value {
-    let is = |found: &Value| found["kind"] == "ValidatingAdmissionPolicy" && found["metadata"]["name"] == name;
+    let is =
+        |found: &Value| found["kind"] == "ValidatingAdmissionPolicy" && found["metadata"]["name"] == name;
     documents().into_iter().find(is).unwrap()
 }
 
@@ -47,7 +48,8 @@ fn each_policy_is_bound_and_denies_and_is_about_farrier_alone() {
             let message = text(&validation["message"]);
             assert!(!message.contains(" cannot ") && !message.contains("metadata.uid"), "{message}");
         }
-        let bound = bindings.iter().find(|binding| binding["spec"]["policyName"] == policy["metadata"]["name"]);
+        let bound =
+            bindings.iter().find(|binding| binding["spec"]["policyName"] == policy["metadata"]["name"]);
         let actions = bound.unwrap()["spec"]["validationActions"].as_array().unwrap().clone();
         assert!(actions.contains(&"Deny".into()), "{actions:?}");
     }
@@ -61,7 +63,8 @@ fn the_policies_name_what_farrier_writes() {
         let rule = rules.iter().find(|rule| rule["apiGroups"][0] == kind.group()).unwrap();
         let plurals = rule["resources"].as_array().unwrap();
         assert!(plurals.contains(&kind.plural().into()), "{kind}");
-        let section = resources["variables"].as_array().unwrap().iter().find(|found| found["name"] == "section");
+        let section =
+            resources["variables"].as_array().unwrap().iter().find(|found| found["name"] == "section");
         let path = kind.driver_path().first().copied().unwrap_or_default();
         assert!(text(&section.unwrap()["expression"]).contains(&format!("'{path}'")), "{kind}");
     }
@@ -73,7 +76,10 @@ fn the_policies_name_what_farrier_writes() {
         let rules = policy(name)["spec"]["matchConstraints"]["resourceRules"].clone();
         for rule in rules.as_array().unwrap() {
             let operations = rule["operations"].as_array().unwrap();
-            assert!(["CREATE", "UPDATE", "DELETE"].map(Value::from).iter().all(|word| operations.contains(word)), "{name}");
+            assert!(
+                ["CREATE", "UPDATE", "DELETE"].map(Value::from).iter().all(|word| operations.contains(word)),
+                "{name}"
+            );
         }
     }
 }

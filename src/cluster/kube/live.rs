@@ -58,7 +58,8 @@ impl KubeCluster {
         let caller = Caller::new(stats.clone());
         let user = who_am_i(&caller, &client, &address).await?;
         tracing::info!(address, user = user.as_deref().unwrap_or_default(), "cluster found");
-        let store = Store { writable: options.writable, ..Store::new(interest) };
+        let mut store = Store::new(interest);
+        store.writable = options.writable;
         let shared = Arc::new(Shared::new(client, stats, user, options.discovery_interval, store));
         let cancel = cancel.child_token();
         tokio::spawn(supervise(shared.clone(), cancel.clone()));

@@ -170,7 +170,12 @@ pub fn built_in() -> Vec<Arc<Kind>> {
         ("", "serviceaccounts", "ServiceAccount", true),
         ("", "services", "Service", true),
         ("admissionregistration.k8s.io", "validatingadmissionpolicies", "ValidatingAdmissionPolicy", false),
-        ("admissionregistration.k8s.io", "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding", false),
+        (
+            "admissionregistration.k8s.io",
+            "validatingadmissionpolicybindings",
+            "ValidatingAdmissionPolicyBinding",
+            false,
+        ),
         ("apps", "daemonsets", "DaemonSet", true),
         ("apps", "deployments", "Deployment", true),
         ("coordination.k8s.io", "leases", "Lease", true),
