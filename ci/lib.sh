@@ -223,6 +223,18 @@ CONF
     echo "$dir/apt.conf"
 }
 
+# unpack_package SUITE NAME PLACE: Debian's package of a suite, unpacked into a directory, which is there whole or not at all.
+unpack_package() {
+    local suite="$1" name="$2" place="$3"
+    say "unpacking $name of Debian's $suite into ${place#"$root/"}"
+    rm -rf "$state/$suite-$name" "$place.partial"
+    mkdir -p "$state/$suite-$name" "$place.partial"
+    (cd "$state/$suite-$name" && APT_CONFIG="$(private_apt "$suite")" apt-get download -qq "$name")
+    dpkg-deb --extract "$state/$suite-$name/$name"_*.deb "$place.partial"
+    rm -rf "$place"
+    mv "$place.partial" "$place"
+}
+
 # trixie_tool NAME WANTED CHECK...: a program from the PATH, else Debian 13's, unpacked into target/tools. CHECK says
 # whether that one runs here.
 trixie_tool() {
@@ -231,18 +243,20 @@ trixie_tool() {
     if command -v "$name" > /dev/null; then return; fi
     export PATH="$root/target/tools/$name/usr/bin:$PATH"
     if command -v "$name" > /dev/null; then return; fi
-    say "unpacking $name into target/tools"
-    mkdir -p "$state/$name" "$root/target/tools/$name"
-    (cd "$state/$name" && APT_CONFIG="$(private_apt trixie)" apt-get download -qq "$name")
-    dpkg-deb --extract "$state/$name/$name"_*.deb "$root/target/tools/$name"
+    unpack_package trixie "$name" "$root/target/tools/$name"
     "$@" > /dev/null 2>&1 || die "Debian 13's $name does not run here: install $name $wanted or newer"
 }
 
 # Debian 12's is too old.
 need_kubectl() { trixie_tool kubectl 1.27 kubectl version --client; }
 
-# Debian 12 has none.
-need_cosign() { trixie_tool cosign 2.0 cosign version; }
+# debian_cosign SUITE: prints the program. trixie has 2.x, sid 3.x, and Debian 12 none.
+debian_cosign() {
+    local place="$root/target/tools/cosign-$1"
+    [ -d "$place" ] || unpack_package "$1" cosign "$place"
+    "$place/usr/bin/cosign" version > /dev/null 2>&1 || die "cosign of Debian's $1 does not run here"
+    echo "$place/usr/bin/cosign"
+}
 
 # debian_kernels SUITE COUNT [FLAVOUR]: the newest 6.1 kernels of a Debian 12 suite, oldest of them first; without FLAVOUR
 # those of the architecture's plain one.

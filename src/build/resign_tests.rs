@@ -15,7 +15,7 @@ use crate::{
         ModuleSigner,
         testing::{EC_256, RSA_2048, Workshop},
     },
-    site::{Existing, ImageSigning, KeySource, ModuleSigning, Signed},
+    site::{Existing, ImageSigning, KeySource, ModuleSigning, Policy, Signed},
 };
 
 /// Kernels that load signed modules only.
@@ -192,6 +192,35 @@ async fn nothing_is_compiled_against_an_image_that_a_stranger_published() {
     assert!(error.hint().unwrap().contains("policy.requireSigned"));
 }
 
+/// One of two keys that must sign is not enough to make something of an image, unless it is the site's own.
+#[tokio::test]
+async fn what_one_of_two_signers_signed_is_not_reused() {
+    let mut bench = bench("");
+    let (site, release) = (workshop(EC_256), workshop(EC_256));
+    for (name, keys) in [("site.pub", &site), ("release.pub", &release)] {
+        fs::copy(keys.path("p.pem"), bench.root().join(name)).unwrap();
+    }
+    let both = r#"{"atLeast": 2, "keys": ["site.pub", "release.pub"]}"#;
+    let policy = Policy { require_signed: serde_json::from_str(both).unwrap() };
+    sign_images_with(&mut bench, &release);
+    let theirs = bench.publish(K9, &[&module()]).await.unwrap();
+    bench.parts.definitions.site.policy = policy;
+    sign_images_with(&mut bench, &site);
+    bench.heard();
+    let error = bench.build(K10).await.unwrap_err();
+    assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");
+    let heard = bench.heard().join("\n");
+    assert!(heard.contains("1 of 2 keys that must sign have: release.pub (sha256:"), "{heard}");
+    assert!(heard.contains("missing: site.pub (sha256:"), "{heard}");
+
+    let reference = bench.cell(K9).await.reference;
+    let image =
+        StoredImage { parts: &bench.parts, repository: &reference.repository, digest: &theirs.digest };
+    image.sign("x", &[]).await.unwrap();
+    let built = bench.build(K10).await.unwrap();
+    assert_eq!(built.reused_from.unwrap().digest, theirs.digest);
+}
+
 #[tokio::test]
 async fn without_keys_for_images_no_published_payload_is_signed() {
     let mut bench = bench(ENFORCING);
@@ -216,6 +245,23 @@ async fn another_kernels_payload_is_signed_anew() {
     let signed_by = built.report.modules[0].about.signed_by.clone().unwrap();
     assert_eq!((signed_by.key_id, signed_by.hash.as_deref()), (serial(&second), Some("sha256")));
     assert_eq!(built.reused_from.unwrap().kernel.as_str(), K9);
+}
+
+/// Who signed an image is looked up when it is its turn, and a stranger's word about its payload does not count.
+#[tokio::test]
+async fn who_signed_a_lender_is_looked_up_when_its_turn_comes() {
+    const K8: &str = "6.1.0-8-amd64";
+    let mut bench = bench("");
+    bench.headers_with(K8, SYMBOLS, "");
+    let ours = bench.parts.definitions.site.image_signing.take();
+    bench.publish(K8, &[&module()]).await.unwrap();
+    bench.parts.definitions.site.image_signing = ours;
+    let lender = bench.publish(K9, &[&module()]).await.unwrap();
+    bench.heard();
+    let built = bench.build(K10).await.unwrap();
+    assert_eq!(built.reused_from.unwrap().digest, lender.digest);
+    let heard = bench.heard();
+    assert!(!heard.iter().any(|note| note.contains("is not taken over")), "{heard:?}");
 }
 
 #[tokio::test]

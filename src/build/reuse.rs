@@ -117,10 +117,15 @@ async fn reuse(job: &Job<'_>, against: &Against) -> Result<Option<CheckedPayload
     Ok(None)
 }
 
-/// Tries one after the other. The reason is that of the newest.
+/// Tries one after the other, the newest kernel's first, each payload once. Who signed an image is looked up when its turn
+/// comes. The reason is that of the newest.
 async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed, TargetError> {
-    let mut first = None;
+    let (mut first, mut tried) = (None, BTreeSet::new());
     for (kernel, lender) in lenders(job).await? {
+        // Only what is trusted is taken at its word which payload it has.
+        if tried.contains(lender.origin()) || !lender.is_trusted(job).await? {
+            continue;
+        }
         match borrow(job, against, &kernel, &lender).await? {
             Ok(checked) => return Ok(Ok(checked)),
             Err(reason) => {
@@ -128,11 +133,15 @@ async fn try_lenders(job: &Job<'_>, against: &Against) -> Result<Borrowed, Targe
                 first.get_or_insert(reason);
             }
         }
+        tried.insert(lender.origin().clone());
+        if tried.len() == MAX_TRIES {
+            break;
+        }
     }
     Ok(Err(first.unwrap_or_else(|| "no image of the same recipe is published for another kernel".to_owned())))
 }
 
-/// Published images that may lend, the newest kernel first, each payload once.
+/// Published images that may lend, the newest kernel first.
 async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>, TargetError> {
     let tags = job.parts.registry.tags(&job.cell.reference.repository).await?;
     let found = stream::iter(tags_to_try(job.cell, tags, MAX_LOOKUPS))
@@ -145,15 +154,11 @@ async fn lenders(job: &Job<'_>) -> Result<Vec<(KernelRelease, Lender)>, TargetEr
         if let Some(lender) = lender?
             && may_lend(job.cell, &lender.facts)
             && let Some(kernel) = lender.facts.kernel_release.clone()
-            && lender.is_trusted(job).await?
         {
             lenders.push((kernel, lender));
         }
     }
     lenders.sort_by(|(a, _), (b, _)| by_numbers(b.as_str(), a.as_str()));
-    let mut payloads = BTreeSet::new();
-    lenders.retain(|(_, lender)| payloads.insert(lender.origin().clone()));
-    lenders.truncate(MAX_TRIES);
     Ok(lenders)
 }
 

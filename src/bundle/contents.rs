@@ -31,7 +31,7 @@ pub enum ContentKind {
     Farrier,
     /// A published driver image.
     Image,
-    /// What refers to an image: check report, bill of materials, provenance.
+    /// What refers to an image: check report, bill of materials, provenance, bundles with signatures.
     Referrer,
     /// A signature, or a signed statement, under a tag made from its image's digest.
     Signature,

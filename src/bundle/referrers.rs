@@ -31,7 +31,11 @@ pub async fn with_referrers(
         let Content { kind, repository: name, tag: _, digest } = &content;
         let refers_or_may_be_referred_to = matches!(
             kind,
-            ContentKind::Image | ContentKind::Farrier | ContentKind::Referrer | ContentKind::Signature
+            ContentKind::Image
+                | ContentKind::Farrier
+                | ContentKind::Mirror
+                | ContentKind::Referrer
+                | ContentKind::Signature
         );
         if refers_or_may_be_referred_to && asked.insert((name.clone(), digest.clone())) {
             let repository = repository(location, name)?;

@@ -12,10 +12,13 @@ pub struct VerifyArgs {
     /// The image: host/repository:tag or @sha256:..., oci:PATH:NAME:TAG of a layout directory, or with --registry NAME:TAG
     #[arg(value_name = "IMAGE")]
     pub image: String,
-    /// A public key, PEM; one of them must have signed (repeatable) [default: those of policy.requireSigned in site.yaml,
-    /// else that of imageSigning]
+    /// A public key, PEM; one of them must have signed (repeatable) [default: what policy.requireSigned in site.yaml asks for,
+    /// else the key of imageSigning]
     #[arg(long, value_name = "PEM")]
     pub key: Vec<PathBuf>,
+    /// So many different ones of the named keys must have signed
+    #[arg(long, value_name = "N", requires = "key", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    pub at_least: u8,
     /// Look at no signature: what is found then may be anyone's
     #[arg(long, conflicts_with = "key")]
     pub insecure_no_signature: bool,
@@ -40,12 +43,12 @@ pub async fn verify(session: &Session, args: VerifyArgs) -> Result<Exit, CliErro
         let repository = repository.map_err(|error| CliError::usage(format!("image: {error}")))?;
         reference = ImageReference { repository, version };
     }
-    let keys = if args.insecure_no_signature {
-        Vec::new()
+    let signers = if args.insecure_no_signature {
+        None
     } else {
-        images::verification_keys(&parts, &args.key).await?
+        Some(images::verification_keys(&parts, &args.key, args.at_least.into()).await?)
     };
-    let report = images::verify(&parts, &reference, &keys, args.deep).await?;
+    let report = images::verify(&parts, &reference, signers.as_ref(), args.deep).await?;
     session.show(&report, |report| output::verify::text(report, &reference))?;
     Ok(if report.is_in_order() { Exit::Done } else { Exit::Failed })
 }

@@ -1,9 +1,11 @@
 //! Adapter: copies images of other registries below the prefix of the registry where images go.
 
 use crate::{
+    error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
     oci::{AnyManifest, Descriptor, media_type},
     parts::{Parts, TargetError},
+    provenance,
     registry::Registry,
 };
 
@@ -18,7 +20,8 @@ pub(crate) struct ImageCopy {
     pub(crate) new: bool,
 }
 
-/// Copies an image with all of its platforms, unless that was done.
+/// Copies an image with all of its platforms, unless that was done, and what is said and signed about it, which may have come
+/// later.
 pub(crate) async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy, TargetError> {
     let wanted: ImageReference = text.parse()?;
     let pinned = parts.resolve_reference(text).await?;
@@ -32,12 +35,56 @@ pub(crate) async fn copy_image(parts: &Parts, text: &str) -> Result<ImageCopy, T
     let version = Version::Tag(tag);
     let copy = ImageReference { repository: place.clone(), version: version.clone() };
     let named = parts.registry.manifest(&place, &version).await?;
-    if named.is_some_and(|named| named.digest == *digest) {
-        return Ok(ImageCopy { reference: copy, digest: digest.clone(), new: false });
-    }
     parts.may_write()?;
-    copy_manifest(parts, &pinned, &place, &version).await?;
-    Ok(ImageCopy { reference: copy, digest: digest.clone(), new: true })
+    let new = named.is_none_or(|named| named.digest != *digest);
+    if new {
+        copy_manifest(parts, &pinned, &place, &version).await?;
+    }
+    copy_what_refers_to(parts, &pinned.repository, digest, &place).await?;
+    Ok(ImageCopy { reference: copy, digest: digest.clone(), new })
+}
+
+/// Copies what refers to an image, and what `cosign` keeps under tags made from its digest. The image is the same without
+/// it: where it cannot be looked up, that is told.
+async fn copy_what_refers_to(
+    parts: &Parts,
+    from: &Repository,
+    image: &Digest,
+    place: &Repository,
+) -> Result<(), TargetError> {
+    let source = parts.registry_of(from);
+    let listed = match source.referrers(from, image, None).await {
+        Ok(listed) => listed,
+        Err(error) => {
+            let text = format!("signatures and documents are not copied: {}", error_chain(&error));
+            parts.reporter.note(&format!("{from}@{image}"), &text);
+            return Ok(());
+        }
+    };
+    let here = parts.registry.referrers(place, image, None).await?;
+    let versions = listed.into_iter().map(|listed| Version::Digest(listed.digest));
+    let tags = [provenance::signature_tag(image), provenance::attestation_tag(image)].into_iter().flatten();
+    for version in versions.chain(tags.map(Version::Tag)) {
+        if matches!(&version, Version::Digest(digest) if here.iter().any(|here| here.digest == *digest)) {
+            continue;
+        }
+        let Some(found) = source.manifest(from, &version).await? else { continue };
+        let Ok(AnyManifest::Image(manifest)) = AnyManifest::parse(&found.bytes) else { continue };
+        let is_about = manifest.subject.as_ref().is_some_and(|subject| subject.digest == *image);
+        if version.digest().is_some() && !is_about {
+            continue;
+        }
+        for blob in std::iter::once(&manifest.config).chain(&manifest.layers) {
+            copy_blob(parts, source, from, place, blob).await?;
+        }
+        match &version {
+            Version::Digest(_) => parts.registry.push_referrer(place, &found.bytes).await?,
+            Version::Tag(_) => {
+                parts.registry.push_manifest(place, &version, &found.media_type, &found.bytes).await?
+            }
+        };
+    }
+    Ok(())
 }
 
 /// Copies a manifest after what it names.
@@ -110,7 +157,7 @@ mod tests {
     use crate::{
         build::testing::Bench,
         net::{Net, NetOptions},
-        oci::{ImageIndex, ImageManifest},
+        oci::{Artifact, ImageIndex, ImageManifest},
         registry::{RegistryLocation, RegistryOptions, RemoteRegistry, connect},
     };
 
@@ -150,11 +197,40 @@ mod tests {
         bench.parts.remote = connect(&elsewhere, &options);
         let (repository, text) = ("other.test:5000/base".parse().unwrap(), "other.test:5000/base:1");
         let digest = publish(bench.parts.remote.as_ref(), &repository).await;
+        let remote = Arc::clone(&bench.parts.remote);
+        let subject = remote.manifest(&repository, &Version::Digest(digest.clone())).await.unwrap().unwrap();
+        let sign = async |text: &'static str| {
+            let kind = provenance::SIGSTORE_BUNDLE;
+            let artifact = Artifact::about(&subject.bytes, kind, text.into(), &[]).unwrap();
+            for bytes in [artifact.config, &artifact.content] {
+                remote.push_bytes(&repository, bytes).await.unwrap();
+            }
+            remote.push_referrer(&repository, &artifact.manifest).await.unwrap();
+            let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
+            let layer = Descriptor::of(provenance::SIMPLE_SIGNING, text.as_bytes());
+            let signed = provenance::layered(None, &[layer]).unwrap();
+            remote.push_bytes(&repository, &signed.config).await.unwrap();
+            remote
+                .push_manifest(&repository, &tag, media_type::OCI_MANIFEST, &signed.manifest)
+                .await
+                .unwrap();
+        };
+        sign("a signature").await;
 
         let copied = copy_image(&bench.parts, text).await.unwrap();
         assert_eq!((&copied.digest, copied.new), (&digest, true));
         assert_eq!(copied.reference.to_string(), "mirror/other.test-5000/base:1");
+        // Another signature came.
+        sign("another signature").await;
         assert!(!copy_image(&bench.parts, text).await.unwrap().new);
+        let (place, here) = (copied.reference.repository, Arc::clone(&bench.parts.registry));
+        let listed = here.referrers(&place, &digest, Some(provenance::SIGSTORE_BUNDLE)).await.unwrap();
+        assert_eq!(listed.len(), 2);
+        let tag = Version::Tag(provenance::signature_tag(&digest).unwrap());
+        let signed = here.manifest(&place, &tag).await.unwrap().unwrap();
+        let signed = ImageManifest::parse(&signed.bytes).unwrap();
+        assert_eq!(signed.layers[0].digest, Digest::of(b"another signature"));
+        assert!(here.has_blob(&place, &signed.layers[0].digest).await.unwrap());
 
         // The other registry is gone.
         bench.parts.remote = Arc::new(RemoteRegistry::new("none".to_owned(), &options));

@@ -1,11 +1,14 @@
 //! Adapter: the keys that sign images, and those that verify them.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use crate::{
     blocking::blocking,
     parts::{FindingKind, Parts, TargetError},
-    provenance::PublicKey,
+    provenance::{PublicKey, RequiredSigners},
     signing::{self, SignatureHash, Signer},
     site::ImageSigning,
 };
@@ -45,17 +48,21 @@ pub(crate) async fn can_sign_images(parts: &Parts) -> Result<(), TargetError> {
     ImageSigner::load(parts).await.map(drop)
 }
 
-/// The keys that an image is verified with: those that are named, else those that the policy asks for, else the site's own.
-/// At least one.
-pub async fn verification_keys(parts: &Parts, named: &[PathBuf]) -> Result<Vec<PublicKey>, TargetError> {
+/// The keys that an image is verified with: so many of those that are named, else what the policy asks for, else the site's
+/// own.
+pub async fn verification_keys(
+    parts: &Parts,
+    named: &[PathBuf],
+    at_least: usize,
+) -> Result<RequiredSigners, TargetError> {
     if !named.is_empty() {
-        return read_keys(named.to_vec()).await;
+        let named = named.iter().map(|path| (path.display().to_string(), path.clone()));
+        return signers("--key", named.collect(), at_least).await;
     }
-    let required = required_keys(parts).await?;
-    if !required.is_empty() {
+    if let Some(required) = required_signers(parts).await? {
         return Ok(required);
     }
-    own_key(parts).await?.map(|key| vec![key]).ok_or_else(|| {
+    own_key(parts).await?.ok_or_else(|| {
         TargetError::finding(
             FindingKind::Usage,
             "there is no key to verify the image with".to_owned(),
@@ -70,35 +77,43 @@ pub async fn verification_keys(parts: &Parts, named: &[PathBuf]) -> Result<Vec<P
 
 /// The public half of the site's own key. Where a file has it, the key itself is not needed: it stays on the side
 /// of an air gap where images are signed.
-pub(super) async fn own_key(parts: &Parts) -> Result<Option<PublicKey>, TargetError> {
+pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>, TargetError> {
     let Some(signing) = &parts.definitions.site.image_signing else { return Ok(None) };
-    match &signing.public_key {
-        Some(path) => Ok(read_keys(vec![parts.definitions.root.join(path)]).await?.pop()),
-        None => Ok(ImageSigner::load(parts).await?.map(|signer| signer.public)),
-    }
+    let public = match &signing.public_key {
+        Some(path) => Some(read_key(&parts.definitions.root.join(path)).await?),
+        None => ImageSigner::load(parts).await?.map(|signer| signer.public),
+    };
+    Ok(public.map(|key| RequiredSigners::one("imageSigning", key)))
 }
 
-/// The keys of which one must have signed (`policy.requireSigned`).
-pub(super) async fn required_keys(parts: &Parts) -> Result<Vec<PublicKey>, TargetError> {
+/// The keys that must have signed (`policy.requireSigned`); `None` where none must.
+pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>, TargetError> {
+    let wanted = &parts.definitions.site.policy.require_signed;
+    if wanted.is_empty() {
+        return Ok(None);
+    }
     let root = &parts.definitions.root;
-    let paths = parts.definitions.site.policy.require_signed.iter().map(|path| root.join(path));
-    read_keys(paths.collect()).await
+    let named = wanted.keys().iter().map(|path| (path.display().to_string(), root.join(path)));
+    signers("policy.requireSigned", named.collect(), wanted.at_least()).await.map(Some)
 }
 
-/// The keys that make a published image count as an input: the site's own, and those that the policy names.
-pub(super) async fn trusted_keys(parts: &Parts) -> Result<Vec<PublicKey>, TargetError> {
-    let mut keys = required_keys(parts).await?;
-    keys.extend(own_key(parts).await?);
-    Ok(keys)
-}
-
-/// Reads public keys in PEM form.
-async fn read_keys(paths: Vec<PathBuf>) -> Result<Vec<PublicKey>, TargetError> {
+async fn signers(
+    what: &str,
+    named: Vec<(String, PathBuf)>,
+    at_least: usize,
+) -> Result<RequiredSigners, TargetError> {
     let mut keys = Vec::new();
-    for path in paths {
-        let text = fs_err::tokio::read_to_string(&path).await?;
-        let key = PublicKey::from_pem(&text);
-        keys.push(key.map_err(|source| TargetError::image_key(&path.display().to_string(), source))?);
+    for (name, path) in named {
+        keys.push((name, read_key(&path).await?));
     }
-    Ok(keys)
+    RequiredSigners::new(keys, at_least).map_err(|error| {
+        let hint = "name more keys, or ask for fewer: one that is there twice counts once";
+        TargetError::finding(FindingKind::Usage, format!("{what}: {error}"), Some(hint.to_owned()))
+    })
+}
+
+/// Reads a public key in PEM form.
+async fn read_key(path: &Path) -> Result<PublicKey, TargetError> {
+    let text = fs_err::tokio::read_to_string(path).await?;
+    PublicKey::from_pem(&text).map_err(|source| TargetError::image_key(&path.display().to_string(), source))
 }

@@ -1,4 +1,6 @@
-//! Adapter: signs images and statements about them, where `cosign` looks for signatures.
+//! Adapter: signs images and statements about them, where `cosign` looks for signatures: 2.x under tags, 3.x in bundles.
+
+use serde_json::json;
 
 use super::{
     documents::{BILL, CHECK_REPORT, Claim, PROVENANCE, parse_json},
@@ -6,41 +8,52 @@ use super::{
     signatures::StoredImage,
 };
 use crate::{
-    image::{Tag, Version},
+    image::{ImageReference, Tag, Version},
     oci::{Descriptor, ImageError, media_type},
     parts::TargetError,
-    provenance::{self, Envelope, Statement},
+    provenance::{self, Envelope, SIGNED_PREDICATE, Statement},
     registry::{MAX_TRIES, pause_before},
     site::Existing,
 };
 
 impl StoredImage<'_> {
-    /// Signs the claims about the image, then the image itself, where the site signs. What is signed already by the
-    /// same key is not signed again. Returns the bytes sent.
+    /// Signs the claims about the image, then the image itself, where the site signs: each in the forms of `cosign` 2 and 3.
+    /// What is signed already by the same key is not signed again. Returns the bytes sent.
     pub(crate) async fn sign(self, name: &str, claims: &[Claim]) -> Result<u64, TargetError> {
         let Self { parts, repository, digest } = self;
         let Some(signer) = ImageSigner::load(parts).await? else { return Ok(0) };
         let mut sent = self.attest(&signer, name, claims).await?;
-        if self.signed_by(std::slice::from_ref(&signer.public)).await?.is_ok() {
-            return Ok(sent);
+        if !self.is_tagged_by(&signer.public).await? {
+            let payload = provenance::simple_signing(repository.as_str(), digest);
+            let signature = signer.sign(payload.clone()).await?;
+            let layer = provenance::signature_layer(&payload, &signature);
+            sent += parts.registry.push_bytes(repository, &payload).await?.bytes();
+            sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
         }
-        let payload = provenance::simple_signing(repository.as_str(), digest);
-        let signature = signer.sign(payload.clone()).await?;
-        let layer = provenance::signature_layer(&payload, &signature);
-        sent += parts.registry.push_bytes(repository, &payload).await?.bytes();
-        sent += self.add_layers(provenance::signature_tag(digest), &[layer]).await?;
         self.remember_signature(&signer.public)?;
         Ok(sent)
     }
 
+    /// Signs statements: the claims, under the tag and in bundles, and in a bundle that the image is signed.
     async fn attest(self, signer: &ImageSigner, name: &str, claims: &[Claim]) -> Result<u64, TargetError> {
         let Self { parts, repository, digest } = self;
-        let known = self.attested(std::slice::from_ref(&signer.public)).await?;
+        let reference =
+            ImageReference { repository: repository.clone(), version: Version::Digest(digest.clone()) };
+        let subject = parts.existing_manifest(&reference).await?.bytes;
+        let tagged = self.tagged_statements(&[&signer.public]).await?;
+        let bundled = self.bundled_statements(&[&signer.public]).await?;
+        let signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
         let (mut sent, mut new) = (0, Vec::new());
-        for Claim { predicate_type, predicate } in claims {
-            let is_it =
-                |known: &Statement| known.predicate_type == *predicate_type && known.predicate == *predicate;
-            if known.iter().any(is_it) {
+        for claim in claims.iter().chain([&signed]) {
+            let Claim { predicate_type, predicate } = claim;
+            let is_in = |known: &[Statement]| {
+                let is_it = |known: &Statement| {
+                    known.predicate_type == *predicate_type && known.predicate == *predicate
+                };
+                known.iter().any(is_it)
+            };
+            let (is_tagged, is_bundled) = (claim == &signed || is_in(&tagged), is_in(&bundled));
+            if is_tagged && is_bundled {
                 continue;
             }
             let payload = provenance::statement(name, digest, predicate_type, predicate);
@@ -49,8 +62,15 @@ impl StoredImage<'_> {
                 what: "attestation",
                 reason: format!("of {repository}@{digest}: {error}"),
             })?;
-            sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
-            new.push(provenance::attestation_layer(&envelope, predicate_type));
+            if !is_bundled {
+                let bundle = provenance::bundle(&subject, &envelope, &signer.public, predicate_type)?;
+                parts.may_write()?;
+                sent += self.push_document(&bundle).await?;
+            }
+            if !is_tagged {
+                sent += parts.registry.push_bytes(repository, &envelope).await?.bytes();
+                new.push(provenance::attestation_layer(&envelope, predicate_type));
+            }
         }
         if !new.is_empty() {
             sent += self.add_layers(provenance::attestation_tag(digest), &new).await?;
@@ -102,9 +122,7 @@ impl StoredImage<'_> {
     pub(crate) async fn ensure_signed(self, name: &str) -> Result<(), TargetError> {
         let Some(signing) = &self.parts.definitions.site.image_signing else { return Ok(()) };
         let Some(own) = own_key(self.parts).await? else { return Ok(()) };
-        if signing.existing == Existing::Leave
-            || self.must_be_signed(std::slice::from_ref(&own)).await.is_ok()
-        {
+        if signing.existing == Existing::Leave || self.must_be_signed(&own).await.is_ok() {
             return Ok(());
         }
         self.sign_published(name).await

@@ -1,25 +1,27 @@
-//! Adapter: signatures of images and of statements about them, looked up where `cosign` puts them.
+//! Adapter: signatures of images and of statements about them, looked up where `cosign` puts them: under tags made from the
+//! image's digest (2.x), and as bundles that refer to the image (3.x).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, stream};
 
-use super::keys::{own_key, required_keys, trusted_keys};
+use super::keys::{own_key, required_signers};
 use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
     oci::{Descriptor, ImageManifest},
     parts::{AT_ONCE, Parts, TargetError},
     plan::SignatureState,
-    provenance::{self, DSSE, Envelope, PublicKey, SIMPLE_SIGNING, Statement},
+    provenance::{
+        self, DSSE, Envelope, FoundSignatures, ImageSignature, PublicKey, RequiredSigners, SIGNED_PREDICATE,
+        SIMPLE_SIGNING, Statement, Trust,
+    },
 };
 
 /// The cache's records of signatures that were found good: a signature over a digest does not become bad.
 const SIGNED: &str = "signed";
-/// Layers of one tag that are looked at.
+/// Layers of one tag, and bundles of one image, that are looked at.
 const MAX_LAYERS: usize = 100;
-/// What [`StoredImage::signed_by`] says where there is nothing to verify.
-pub(super) const NO_SIGNATURE: &str = "it has no signature";
 
 /// An image as it stands in a repository.
 #[derive(Clone, Copy)]
@@ -29,6 +31,9 @@ pub(crate) struct StoredImage<'a> {
     pub(crate) digest: &'a Digest,
 }
 
+/// What was read, or why it cannot be.
+type Read<T> = Result<T, String>;
+
 impl StoredImage<'_> {
     /// The manifest of a tag with signatures or attestations; `None` for other content too, which is replaced.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>, TargetError> {
@@ -37,99 +42,163 @@ impl StoredImage<'_> {
         Ok(stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok()))
     }
 
-    /// The layers of one kind under a tag, each with its bytes, or why they cannot be read.
+    async fn read(self, layer: &Descriptor, what: &str) -> Result<Read<Vec<u8>>, TargetError> {
+        let Self { parts, repository, digest } = self;
+        match parts.small_blob(repository, layer, what).await {
+            Ok(bytes) => Ok(Ok(bytes)),
+            Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
+                tracing::warn!(%repository, %digest, error = %error_chain(&error), "{what} cannot be read");
+                Ok(Err(error_chain(&error)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The layers of one kind under a tag, each with its bytes.
     async fn layers_under(
         self,
         tag: Option<Tag>,
         (media_type, what): (&str, &str),
-    ) -> Result<Vec<(Descriptor, Result<Vec<u8>, String>)>, TargetError> {
+    ) -> Result<Vec<(Descriptor, Read<Vec<u8>>)>, TargetError> {
         let mut found = Vec::new();
         let Some(tag) = tag else { return Ok(found) };
         let Some(manifest) = self.manifest_under(&tag).await? else { return Ok(found) };
         let layers = manifest.layers.into_iter().filter(|layer| layer.media_type == media_type);
         for layer in layers.take(MAX_LAYERS) {
-            let repository = self.repository;
-            match self.parts.small_blob(repository, &layer, what).await {
-                Ok(bytes) => found.push((layer, Ok(bytes))),
-                Err(error @ TargetError::Registry(_)) if !error.is_unreachable() => {
-                    tracing::warn!(%repository, %tag, error = %error_chain(&error), "{what} cannot be read");
-                    found.push((layer, Err(error_chain(&error))));
-                }
-                Err(error) => return Err(error),
+            let read = self.read(&layer, what).await?;
+            found.push((layer, read));
+        }
+        Ok(found)
+    }
+
+    /// The signatures under the tag.
+    async fn tagged_signatures(self) -> Result<Vec<Read<ImageSignature>>, TargetError> {
+        let layers =
+            self.layers_under(provenance::signature_tag(self.digest), (SIMPLE_SIGNING, "signed payload"));
+        let signature = |(layer, read): (Descriptor, Read<Vec<u8>>)| {
+            let signature = provenance::layer_signature(&layer)?;
+            Some(read.map(|payload| ImageSignature::Simple { payload, signature }))
+        };
+        Ok(layers.await?.into_iter().filter_map(signature).collect())
+    }
+
+    /// The signed statements in bundles; those that claim this, where that is given and the list tells.
+    async fn bundled(self, predicate_type: Option<&str>) -> Result<Vec<Read<Envelope>>, TargetError> {
+        let Self { parts, repository, digest } = self;
+        let registry = parts.registry_of(repository);
+        let mut found = Vec::new();
+        let listed = registry.referrers(repository, digest, None).await?;
+        let listed = listed.into_iter().filter(|listed| provenance::may_be_bundle(listed, predicate_type));
+        for listed in listed.take(MAX_LAYERS) {
+            // Lists are kept by clients: an entry may be gone, or be something else.
+            let stored = registry.manifest(repository, &Version::Digest(listed.digest)).await?;
+            let manifest = stored.and_then(|stored| ImageManifest::parse(&stored.bytes).ok());
+            let Some(layer) = manifest.as_ref().and_then(|it| provenance::bundle_layer(it, digest)) else {
+                continue;
+            };
+            match self.read(layer, "signature bundle").await? {
+                // Bundles hold other things than statements, too.
+                Ok(bytes) => found.extend(Envelope::of_bundle(&bytes).ok().map(Ok)),
+                Err(why) => found.push(Err(why)),
             }
         }
         Ok(found)
     }
 
-    /// Which of the keys signed the image; why none of them did, as a value.
-    pub(super) async fn signed_by(
-        self,
-        keys: &[PublicKey],
-    ) -> Result<Result<&PublicKey, String>, TargetError> {
-        let tag = provenance::signature_tag(self.digest);
-        let mut others = 0;
-        for (layer, payload) in self.layers_under(tag, (SIMPLE_SIGNING, "signed payload")).await? {
-            let Some(signature) = provenance::layer_signature(&layer) else { continue };
-            let payload = match payload {
-                Ok(payload) => payload,
-                Err(why) => return Ok(Err(format!("its signature cannot be read: {why}"))),
-            };
-            // A good signature of another image may be put where this one's are looked for.
-            let is_this = provenance::signed_digest(&payload).is_some_and(|signed| signed == *self.digest);
-            match keys.iter().find(|key| is_this && key.verifies(&payload, &signature)) {
-                Some(key) => return Ok(Ok(key)),
-                None => others += 1,
-            }
-        }
-        Ok(Err(match others {
-            0 => NO_SIGNATURE.to_owned(),
-            1 => "its signature is not by an accepted key, or not over this image".to_owned(),
-            many => format!("none of its {many} signatures is by an accepted key and over this image"),
-        }))
+    /// Does this key's signature stand under the tag?
+    pub(super) async fn is_tagged_by(self, key: &PublicKey) -> Result<bool, TargetError> {
+        let found = self.tagged_signatures().await?;
+        Ok(found.iter().flatten().any(|signature| signature.is_by(self.digest, key)))
     }
 
-    /// Statements about the image that one of the keys signed.
-    pub(super) async fn attested(self, keys: &[PublicKey]) -> Result<Vec<Statement>, TargetError> {
+    /// Looks for signatures by the keys, in either form, until what was found is enough.
+    pub(super) async fn look_for(
+        self,
+        keys: &[&PublicKey],
+        enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
+    ) -> Result<FoundSignatures, TargetError> {
+        let mut found = FoundSignatures::default();
+        let mut take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
+            for signature in all {
+                match signature {
+                    Ok(signature) => found.add(self.digest, &signature, keys.iter().copied()),
+                    Err(why) => found.add_unread(why),
+                }
+            }
+        };
+        take(&mut found, self.tagged_signatures().await?);
+        if !enough(&found) {
+            let bundled = self.bundled(Some(SIGNED_PREDICATE)).await?;
+            take(&mut found, bundled.into_iter().map(|read| read.map(ImageSignature::Statement)).collect());
+        }
+        Ok(found)
+    }
+
+    /// Statements about the image under the tag that one of the keys signed.
+    pub(super) async fn tagged_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>, TargetError> {
         let tag = provenance::attestation_tag(self.digest);
         let layers = self.layers_under(tag, (DSSE, "attestation")).await?;
         let envelopes = layers.iter().filter_map(|(_, bytes)| Envelope::parse(bytes.as_ref().ok()?).ok());
+        Ok(self.signed_statements(envelopes, keys))
+    }
+
+    /// The same for those in bundles.
+    pub(super) async fn bundled_statements(self, keys: &[&PublicKey]) -> Result<Vec<Statement>, TargetError> {
+        let envelopes = self.bundled(None).await?;
+        Ok(self.signed_statements(envelopes.into_iter().flatten(), keys))
+    }
+
+    fn signed_statements(
+        self,
+        envelopes: impl Iterator<Item = Envelope>,
+        keys: &[&PublicKey],
+    ) -> Vec<Statement> {
         let signed = envelopes.filter(|envelope| keys.iter().any(|key| envelope.is_signed_by(key)));
         let statements = signed.filter_map(|envelope| Statement::parse(&envelope.payload).ok());
-        Ok(statements.filter(|statement| provenance::is_about(statement, self.digest)).collect())
+        statements.filter(|statement| provenance::is_about(statement, self.digest)).collect()
     }
 
-    /// Fails where none of the keys signed the image. What was found good once is not looked up again.
-    pub(super) async fn must_be_signed(self, keys: &[PublicKey]) -> Result<(), String> {
-        let remembered = |key: &PublicKey| {
+    /// Compares the image's signatures with what `judge` asks for. What was found good once is not looked up again; where
+    /// the registry does not answer, that is the reason.
+    async fn must_satisfy<'k>(
+        self,
+        keys: impl Iterator<Item = &'k PublicKey>,
+        judge: &(dyn Fn(&FoundSignatures) -> Result<(), String> + Sync),
+    ) -> Result<(), String> {
+        let keys: Vec<&PublicKey> = keys.collect();
+        let mut known = FoundSignatures::default();
+        for key in &keys {
             let record = self.parts.cache.read_record::<bool>(SIGNED, &self.record_key(key));
-            record.is_ok_and(|found| found == Some(true))
-        };
-        if keys.iter().any(remembered) {
-            return Ok(());
-        }
-        match self.signed_by(keys).await {
-            Ok(Ok(key)) => {
-                // A record that cannot be written is only a look-up more the next time.
-                let _ = self.remember_signature(key);
-                Ok(())
+            if record.is_ok_and(|found| found == Some(true)) {
+                known.add_signer(key);
             }
-            Ok(Err(why)) => Err(why),
-            Err(error) => Err(error_chain(&error)),
         }
+        if keys.is_empty() || judge(&known).is_ok() {
+            return judge(&known);
+        }
+        let mut found =
+            self.look_for(&keys, &|found| judge(found).is_ok()).await.map_err(|error| error_chain(&error))?;
+        for key in found.signers() {
+            // A record that cannot be written is only a look-up more the next time.
+            let _ = self.remember_signature(key);
+        }
+        for key in known.signers() {
+            found.add_signer(key);
+        }
+        judge(&found)
     }
 
-    /// May something be made from the image? Where the site has keys for images, one of them must have signed it, because
-    /// whoever may write to the registry can put any content under its tag, with any annotations; why none did, as a value.
-    /// Where modules are signed there are such keys: else its writers could have anything signed.
+    /// Fails where not enough of the keys signed the image.
+    pub(super) async fn must_be_signed(self, required: &RequiredSigners) -> Result<(), String> {
+        self.must_satisfy(required.keys(), &|found| required.judge(found).accept()).await
+    }
+
+    /// May something be made from the image ([`Trust`])? Why not, as a value.
     pub(crate) async fn trusted(self) -> Result<Result<(), String>, TargetError> {
-        let keys = trusted_keys(self.parts).await?;
-        if keys.is_empty() {
-            return Ok(match self.parts.module_signer {
-                None => Ok(()),
-                Some(_) => Err("the site has no keys for images".to_owned()),
-            });
-        }
-        Ok(self.must_be_signed(&keys).await)
+        let (own, required) = (own_key(self.parts).await?, required_signers(self.parts).await?);
+        let signs_modules = self.parts.module_signer.is_some();
+        let trust = Trust { own: own.as_ref(), required: required.as_ref(), signs_modules };
+        Ok(self.must_satisfy(trust.keys(), &|found| trust.judge(found)).await)
     }
 
     /// The same, for what cannot be made without it; `what` names it.
@@ -174,20 +243,20 @@ pub(crate) async fn look_up_signatures(
     }
     // A key that cannot be loaded signs nothing; whoever then tries to sign says why.
     let own = own_key(parts).await;
-    let required = required_keys(parts).await.map_err(|error| error_chain(&error));
+    let required = required_signers(parts).await.map_err(|error| error_chain(&error));
     let found = stream::iter(wanted)
         .map(|(repository, digest)| {
             let (own, required) = (&own, &required);
             async move {
                 let image = StoredImage { parts, repository: &repository, digest: &digest };
                 let ours = match own {
-                    Ok(Some(key)) => image.must_be_signed(std::slice::from_ref(key)).await.is_ok(),
+                    Ok(Some(own)) => image.must_be_signed(own).await.is_ok(),
                     Ok(None) => true,
                     Err(_) => false,
                 };
                 let refused = match required {
-                    Ok(keys) if keys.is_empty() => None,
-                    Ok(keys) => image.must_be_signed(keys).await.err(),
+                    Ok(None) => None,
+                    Ok(Some(required)) => image.must_be_signed(required).await.err(),
                     Err(error) => Some(error.clone()),
                 };
                 (digest, SignatureState { ours, refused })

@@ -106,7 +106,7 @@ mod tests {
         build::testing::{Bench, K9, K10, module},
         image::InputHasher,
         images::{CheckResult, verify},
-        provenance::PublicKey,
+        provenance::{PublicKey, RequiredSigners},
         signing::testing::{EC_256, Workshop},
         site::{Existing, ImageSigning, KeySource},
     };
@@ -152,16 +152,16 @@ mod tests {
         publish_union(&bench.parts, &union).await.unwrap();
 
         let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
-        let ours = [PublicKey::from_pem(&pem).unwrap()];
-        let report = verify(&bench.parts, &union.reference, &ours, true).await.unwrap();
+        let ours = RequiredSigners::one("ours", PublicKey::from_pem(&pem).unwrap());
+        let report = verify(&bench.parts, &union.reference, Some(&ours), true).await.unwrap();
         assert!(report.verified, "{:#?}", report.checks);
         let reports = report.checks.iter().find(|check| check.message.contains("2 kernels")).unwrap();
         assert_eq!(reports.result, CheckResult::Ok);
 
         workshop.key(EC_256);
         let pem = std::fs::read_to_string(workshop.path("p.pem")).unwrap();
-        let strangers = [PublicKey::from_pem(&pem).unwrap()];
-        let report = verify(&bench.parts, &union.reference, &strangers, false).await.unwrap();
+        let strangers = RequiredSigners::one("theirs", PublicKey::from_pem(&pem).unwrap());
+        let report = verify(&bench.parts, &union.reference, Some(&strangers), false).await.unwrap();
         assert!(!report.verified, "{:#?}", report.checks);
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{
     documents::{BILL, CHECK_REPORT, DocumentKind, PROVENANCE},
-    signatures::{NO_SIGNATURE, StoredImage},
+    signatures::StoredImage,
 };
 use crate::{
     error_chain,
@@ -16,7 +16,7 @@ use crate::{
     kmod::Verdict,
     oci::{Descriptor, ImageFacts, ImageManifest},
     parts::{Parts, TargetError},
-    provenance::{self, PublicKey, Statement},
+    provenance::{self, PublicKey, RequiredSigners, Statement},
 };
 
 /// How a check ended.
@@ -151,8 +151,9 @@ struct Subject<'a> {
     facts: ImageFacts,
     /// Do the definitions here let an image pass of which it is not known whether it loads?
     unknown: bool,
-    keys: &'a [PublicKey],
-    /// What the keys signed.
+    /// Who must have signed it.
+    signers: Option<&'a RequiredSigners>,
+    /// What any of the keys signed.
     statements: Vec<Statement>,
 }
 
@@ -161,11 +162,11 @@ struct Subject<'a> {
 pub async fn verify(
     parts: &Parts,
     reference: &ImageReference,
-    keys: &[PublicKey],
+    signers: Option<&RequiredSigners>,
     deep: bool,
 ) -> Result<VerifyReport, TargetError> {
     let mut checks = Checks::default();
-    checks.not_looked_at.extend(keys.is_empty().then_some(NO_KEY));
+    checks.not_looked_at.extend(signers.is_none().then_some(NO_KEY));
     checks.not_looked_at.extend((!deep).then_some(NO_CONTENT));
     let repository = &reference.repository;
     let Some(stored) = parts.manifest(reference).await? else {
@@ -185,15 +186,21 @@ pub async fn verify(
     checks.add("blobs", check_blobs(parts, repository, &manifest, deep).await?);
     let (facts, annotations) = check_annotations(&manifest);
     checks.add("annotations", annotations);
-    let statements = StoredImage { parts, repository, digest: &stored.digest }.attested(keys).await?;
+    let keys: Vec<&PublicKey> = signers.into_iter().flat_map(RequiredSigners::keys).collect();
+    let mut statements = Vec::new();
+    if !keys.is_empty() {
+        let image = StoredImage { parts, repository, digest: &stored.digest };
+        statements = image.tagged_statements(&keys).await?;
+        statements.extend(image.bundled_statements(&keys).await?);
+    }
     let unknown = accepts_unknown(parts, repository);
-    let subject = Subject { repository, digest: stored.digest, facts, unknown, keys, statements };
+    let subject = Subject { repository, digest: stored.digest, facts, unknown, signers, statements };
     check_signature(parts, &subject, &mut checks).await?;
     if subject.facts.members.is_empty() {
         checks.add(CHECK_REPORT.name, check_document(parts, &subject, &CHECK_REPORT, report_fits).await?);
     } else {
         checks.add(CHECK_REPORT.name, check_members(parts, &subject).await?);
-        checks.not_looked_at.extend((!keys.is_empty()).then_some(NO_MEMBERS));
+        checks.not_looked_at.extend(signers.is_some().then_some(NO_MEMBERS));
     }
     checks.add(BILL.name, check_document(parts, &subject, &BILL, bill_fits).await?);
     checks.add(PROVENANCE.name, check_document(parts, &subject, &PROVENANCE, provenance_fits).await?);
@@ -262,18 +269,25 @@ async fn check_signature(
     subject: &Subject<'_>,
     checks: &mut Checks,
 ) -> Result<(), TargetError> {
-    let Subject { repository, digest, keys, .. } = subject;
-    if keys.is_empty() {
+    let Subject { repository, digest, signers, .. } = subject;
+    let Some(signers) = signers else {
         let (result, message) = (CheckResult::Skipped, "not looked at".to_owned());
         checks.done.push(VerifyCheck { check: "signature", result, message, hint: None });
         return Ok(());
-    }
+    };
+    let keys: Vec<&PublicKey> = signers.keys().collect();
+    // All of them: one that is damaged is told, also where the others are enough.
+    let found = StoredImage { parts, repository, digest }.look_for(&keys, &|_| false).await?;
+    let judgement = signers.judge(&found);
     checks.add(
         "signature",
-        match (StoredImage { parts, repository, digest }).signed_by(keys).await? {
-            Ok(key) => Ok(format!("by key {}", key.fingerprint())),
-            Err(why) if why == NO_SIGNATURE => Err(Finding::absent(why, SIGN)),
-            Err(why) => Err(Finding::failed(why, SIGN)),
+        match (judgement.is_enough(), found.unread()) {
+            (true, None) => Ok(judgement.to_string()),
+            (true, Some(why)) => {
+                Err(Finding::failed(format!("its signature cannot be read: {why}"), NOT_AS_STORED))
+            }
+            (false, _) if found.is_empty() => Err(Finding::absent(judgement.to_string(), SIGN)),
+            (false, _) => Err(Finding::failed(judgement.to_string(), SIGN)),
         },
     );
     Ok(())
@@ -325,7 +339,7 @@ fn judge_document(
         predicate = statement.predicate;
     }
     let said = fits(&predicate, subject)?;
-    if subject.keys.is_empty() {
+    if subject.signers.is_none() {
         return Ok(said);
     }
     let of_kind = |one: &&Statement| one.predicate_type == kind.predicate_type;

@@ -13,7 +13,7 @@ fn fits(verdict: Verdict, said: &str, unknown: bool) -> Outcome {
     };
     let digest = Digest::of(b"image");
     let subject =
-        Subject { repository: &repository, digest, facts, unknown, keys: &[], statements: Vec::new() };
+        Subject { repository: &repository, digest, facts, unknown, signers: None, statements: Vec::new() };
     report_fits(&json!({"report": {"kernel": "6.1.0-18-amd64", "verdict": said}}), &subject)
 }
 

@@ -14,6 +14,7 @@ mod check_report;
 mod ci_templates;
 mod cluster_dir;
 mod copies;
+mod cosign;
 mod crashes;
 mod dockerfiles;
 mod e2e_script;

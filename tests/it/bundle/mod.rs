@@ -258,6 +258,21 @@ async fn a_bundle_carries_everything_to_an_empty_registry_once() {
     assert!(to.process.requests("PUT") <= puts + 1);
 }
 
+/// An image of another registry was copied with what signs it, and takes it along.
+#[tokio::test]
+async fn a_copy_goes_with_what_is_signed_about_it() {
+    let from = Site::start();
+    let base = from.publish("mirror/debian", "12", &[b"base"]).await;
+    from.refer("mirror/debian", &base).await;
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("site.bundle");
+    let contents = [content(ContentKind::Mirror, "mirror/debian", "12", &base)];
+    from.export(&contents, &file, None).await.unwrap();
+    let verified = verify(&file).unwrap();
+    let listed = verified.bundle().index().contents.iter();
+    assert_eq!(listed.map(|listed| listed.content.kind).collect::<Vec<_>>(), [Mirror, Referrer, Signature]);
+}
+
 #[tokio::test]
 async fn other_tools_find_an_oci_layout_in_it() {
     let (from, contents, _) = filled().await;

@@ -1,40 +1,82 @@
-//! `cosign`: from the PATH, else Debian 13's, as ci/lib.sh fetches it.
+//! `cosign` of Debian's suites, as ci/lib.sh fetches it.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-/// Runs `cosign` without looking for logs, keys or homes of this machine.
-pub fn cosign(home: &Path, args: &[&str]) -> Output {
-    let program = program();
-    Command::new(&program)
-        .args(args)
-        .env("HOME", home)
-        .env("DOCKER_CONFIG", home)
-        .output()
-        .unwrap_or_else(|error| panic!("run {}: {error}", program.display()))
+/// A version of `cosign`.
+pub struct Version {
+    /// The suite that has it.
+    suite: &'static str,
+    /// What keeps it from asking public services when it signs.
+    alone: &'static [&'static str],
 }
 
-/// The same; it must succeed. Gives both streams.
-#[track_caller]
-pub fn accepts(home: &Path, args: &[&str]) -> String {
-    let output = cosign(home, args);
-    let text =
-        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "cosign {args:?}: {text}");
-    text
+/// 2.x: signatures and attestations under tags.
+pub const TWO: Version = Version { suite: "trixie", alone: &["--tlog-upload=false", "--yes"] };
+/// 3.x: bundles that refer to the image.
+pub const THREE: Version = Version { suite: "sid", alone: &["--signing-config", "alone.json", "--yes"] };
+
+/// A signing configuration without services: no log, no authority for timestamps.
+const ALONE: &str = r#"{"mediaType": "application/vnd.dev.sigstore.signingconfig.v0.2+json"}"#;
+
+/// A version of `cosign`, with a home.
+pub struct Cosign {
+    program: PathBuf,
+    home: PathBuf,
+    alone: &'static [&'static str],
 }
 
-fn program() -> PathBuf {
+impl Cosign {
+    pub fn of(version: &Version, home: &Path) -> Self {
+        fs::write(home.join("alone.json"), ALONE).unwrap();
+        Self { program: program(version.suite), home: home.to_owned(), alone: version.alone }
+    }
+
+    /// Runs it without looking for logs, keys or homes of this machine.
+    pub fn run(&self, args: &[&str]) -> Output {
+        let verifies = args[0].starts_with("verify");
+        let mut command = Command::new(&self.program);
+        command.args(args).current_dir(&self.home).env("COSIGN_PASSWORD", "");
+        if args[0] != "generate-key-pair" {
+            command.arg("--allow-insecure-registry");
+        }
+        command.args(verifies.then_some("--insecure-ignore-tlog"));
+        command
+            .env("HOME", &self.home)
+            .env("DOCKER_CONFIG", &self.home)
+            .output()
+            .unwrap_or_else(|error| panic!("run {}: {error}", self.program.display()))
+    }
+
+    /// The same; it must succeed. Gives both streams.
+    #[track_caller]
+    pub fn accepts(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "cosign {args:?}: {text}");
+        text
+    }
+
+    /// Signs something, without any service.
+    #[track_caller]
+    pub fn signs(&self, args: &[&str]) {
+        self.accepts(&[args, self.alone].concat());
+    }
+}
+
+fn program(suite: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let state = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cosign");
-    std::fs::create_dir_all(&state).unwrap();
+    fs::create_dir_all(&state).unwrap();
     // Tests run at once, each in its own process: the first fetches it.
-    let lock = std::fs::File::create(state.join("lock")).unwrap();
+    let lock = fs::File::create(state.join("lock")).unwrap();
     lock.lock().unwrap();
-    let script = "set -eu; state=$1; . \"$2/ci/lib.sh\"; need_cosign; command -v cosign";
-    let output = Command::new("bash").args(["-c", script, "bash"]).arg(&state).arg(root).output();
+    let script = "set -eu; state=$1; . \"$2/ci/lib.sh\"; debian_cosign \"$3\"";
+    let output = Command::new("bash").args(["-c", script, "bash"]).arg(&state).arg(root).arg(suite).output();
     let output = output.expect("run bash");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())

@@ -18,13 +18,17 @@ use crate::{
 /// The tags to look up, the likeliest and newest first: those that name the driver's version before others, higher
 /// numbers before lower ones. The cell's own tags and lists of referrers are left out.
 pub fn tags_to_try(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
-    let about_images = |tag: &Tag| is_referrers_tag(tag) || is_cosign_tag(tag);
     let mut tags: Vec<Tag> =
-        tags.into_iter().filter(|tag| !has_tag(cell, tag) && !about_images(tag)).collect();
+        tags.into_iter().filter(|tag| !has_tag(cell, tag) && !is_about_another(tag)).collect();
     let of_version = |tag: &Tag| tag.as_str().contains(&cell.version);
     tags.sort_by(|a, b| of_version(b).cmp(&of_version(a)).then_with(|| by_numbers(b.as_str(), a.as_str())));
     tags.truncate(at_most);
     tags
+}
+
+/// Does it stand for lists of referrers or signatures?
+fn is_about_another(tag: &Tag) -> bool {
+    is_referrers_tag(tag) || is_cosign_tag(tag)
 }
 
 fn has_tag(cell: &Cell, tag: &Tag) -> bool {
@@ -50,7 +54,7 @@ pub fn tags_to_resign(cell: &Cell, tags: Vec<Tag>, at_most: usize) -> Vec<Tag> {
             || label.as_ref().is_some_and(|label| tag.as_str().contains(label.as_str()))
     };
     let rank = |tag: &Tag| (!has_tag(cell, tag), !names_kernel(tag), !tag.as_str().contains(&cell.version));
-    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_referrers_tag(tag)).collect();
+    let mut tags: Vec<Tag> = tags.into_iter().filter(|tag| !is_about_another(tag)).collect();
     tags.sort_by_key(rank);
     tags.truncate(at_most);
     tags

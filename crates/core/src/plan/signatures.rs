@@ -61,14 +61,14 @@ mod tests {
             HoldReason, Plan, RolloutDecision, SignatureState,
             fixtures::{K47, World},
         },
-        site::{Existing, ImageSigning, KeySource},
+        site::{Existing, ImageSigning, KeySource, RequireSigned},
     };
 
     /// One published image, and what is known of its signature.
     fn world(state: Option<SignatureState>) -> World {
         let mut world = World::new(&[K47]);
         world.publish(Verdict::Loads);
-        world.definitions.site.policy.require_signed = vec!["pub.pem".parse().unwrap()];
+        world.definitions.site.policy.require_signed = RequireSigned::OneOf(vec!["pub.pem".parse().unwrap()]);
         if let Some(state) = state {
             let digests: Vec<Digest> =
                 world.observed.published.values().map(|published| published.digest.clone()).collect();
@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn without_a_policy_nothing_is_asked() {
         let mut world = world(None);
-        world.definitions.site.policy.require_signed.clear();
+        world.definitions.site.policy.require_signed = RequireSigned::default();
         assert!(!asks_for_signatures(&world.definitions.site));
         assert!(held(&world.plan()).is_none());
         assert!(world.plan().signatures.is_empty());

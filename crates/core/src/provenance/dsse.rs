@@ -32,7 +32,7 @@ pub struct Envelope {
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Form {
+pub(super) struct Form {
     payload_type: String,
     payload: String,
     signatures: Vec<SignatureForm>,
@@ -64,7 +64,10 @@ impl Envelope {
 
     /// Reads untrusted bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, EnvelopeError> {
-        let form: Form = serde_json::from_slice(bytes).map_err(EnvelopeError::Json)?;
+        Self::of_form(&serde_json::from_slice(bytes).map_err(EnvelopeError::Json)?)
+    }
+
+    pub(super) fn of_form(form: &Form) -> Result<Self, EnvelopeError> {
         if form.payload_type != IN_TOTO {
             return Err(EnvelopeError::Type(form.payload_type.chars().take(80).collect()));
         }

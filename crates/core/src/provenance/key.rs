@@ -159,6 +159,14 @@ impl PublicKey {
         Digest::of(&self.info)
     }
 
+    /// Is it the same key, also where its point is written otherwise (RFC 5480, 2.2: whole or compressed)?
+    pub fn is_same_key(&self, other: &Self) -> bool {
+        let point = |key: &Self| p256::ecdsa::VerifyingKey::from_sec1_bytes(&key.key).ok();
+        let same_point = || point(self).is_some_and(|own| point(other) == Some(own));
+        self.algorithm == other.algorithm
+            && (self.key == other.key || (self.algorithm == KeyAlgorithm::P256 && same_point()))
+    }
+
     /// Is it the signature of these bytes by this key, with sha256?
     pub fn verifies(&self, message: &[u8], signature: &[u8]) -> bool {
         self.verify(SignatureHash::Sha256, message, signature)
@@ -217,10 +225,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::provenance::testing::{P256_KEY, RSA_KEY};
 
     /// Made with `openssl genpkey` and `openssl pkey -pubout`; the signatures over `hello` with `openssl dgst -sha256 -sign`.
-    const P256_KEY: &str = include_str!("testdata/p256.pem");
-    const RSA_KEY: &str = include_str!("testdata/rsa.pem");
     const P384_KEY: &str = include_str!("testdata/p384.pem");
     const P256_SIGNATURE: &[u8] = include_bytes!("testdata/p256.sig");
     const RSA_SIGNATURE: &[u8] = include_bytes!("testdata/rsa.sig");

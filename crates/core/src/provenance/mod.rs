@@ -2,17 +2,20 @@
 //! image itself, in the forms that other tools read. Facts in, bytes out; bytes in, answers out.
 
 mod bill;
+mod bundle;
 mod cosign;
 mod dsse;
 mod key;
 mod materials;
 mod package;
+mod signers;
 mod slsa;
 mod statement;
 #[cfg(test)]
 mod testing;
 
 pub use bill::{CYCLONEDX_PREDICATE, bill};
+pub use bundle::{SIGNED_PREDICATE, SIGSTORE_BUNDLE, bundle, bundle_layer, may_be_bundle};
 pub use cosign::{
     Layered, SIMPLE_SIGNING, attestation_layer, attestation_tag, is_cosign_tag, layer_signature, layered,
     signature_layer, signature_tag, signed_digest, simple_signing,
@@ -21,5 +24,6 @@ pub use dsse::{DSSE, Envelope, EnvelopeError, pre_authentication};
 pub use key::{KeyAlgorithm, KeyError, PublicKey};
 pub use materials::{Material, ModuleFile, Provenance, Role, Subject};
 pub use package::{Package, PackageReader};
+pub use signers::{FoundSignatures, ImageSignature, Judgement, NamedKey, RequiredSigners, TooFewKeys, Trust};
 pub use slsa::{SLSA_PREDICATE, slsa};
 pub use statement::{CHECK_REPORT_PREDICATE, Statement, StatementError, is_about, statement};

@@ -19,7 +19,7 @@ pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use kernel_limits::KernelLimits;
 pub use mirrors::{Images, Prefix, image_candidates, url_candidates};
 pub use network::{Credentials, Host, Login, MirrorRule, Proxy};
-pub use policy::Policy;
+pub use policy::{Policy, RequireSigned, Signatures};
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};
 pub use storage::Storage;

@@ -1,7 +1,15 @@
 //! Pure: what must hold of an image before nodes get it.
 
+use std::fmt;
+
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{
+        Error as _, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
 
 use crate::definition::checked::LocalPath;
 
@@ -9,11 +17,12 @@ use crate::definition::checked::LocalPath;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Policy {
-    /// Public keys (PEM files, relative to the definitions directory), of which one must have signed the image; nothing is
-    /// required where there are none. The signature is over the manifest, and so over what its annotations say: inputs,
-    /// kernel and verdict. `farrier verify` checks the documents beside the image, too.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub require_signed: Vec<LocalPath>,
+    /// Public keys (PEM files, relative to the definitions directory) that must have signed the image: one of a list, or so
+    /// many different ones as `atLeast` says; nothing is required where there are none. A signature is over the manifest, and
+    /// so over what its annotations say: inputs, kernel and verdict. `farrier verify` checks the documents beside the image,
+    /// too.
+    #[serde(default, skip_serializing_if = "RequireSigned::is_empty")]
+    pub require_signed: RequireSigned,
 }
 
 impl Policy {
@@ -21,5 +30,116 @@ impl Policy {
     pub fn is_empty(&self) -> bool {
         let Self { require_signed } = self;
         require_signed.is_empty()
+    }
+}
+
+/// The keys that must have signed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(untagged)]
+pub enum RequireSigned {
+    /// One of these.
+    OneOf(Vec<LocalPath>),
+    /// Several of these.
+    AtLeast(Signatures),
+}
+
+/// So many keys of some, for instance the site's and a release team's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Signatures {
+    /// So many different keys must have signed. A key that is there twice, under whatever names, counts once.
+    #[schemars(range(min = 1))]
+    pub at_least: usize,
+    /// Their public halves.
+    #[schemars(length(min = 1))]
+    pub keys: Vec<LocalPath>,
+}
+
+impl RequireSigned {
+    /// Is nothing required?
+    pub fn is_empty(&self) -> bool {
+        self.keys().is_empty()
+    }
+
+    /// The files of the keys.
+    pub fn keys(&self) -> &[LocalPath] {
+        match self {
+            Self::OneOf(keys) | Self::AtLeast(Signatures { keys, .. }) => keys,
+        }
+    }
+
+    /// So many of them must have signed.
+    pub fn at_least(&self) -> usize {
+        match self {
+            Self::OneOf(_) => 1,
+            Self::AtLeast(Signatures { at_least, .. }) => *at_least,
+        }
+    }
+}
+
+impl Default for RequireSigned {
+    fn default() -> Self {
+        Self::OneOf(Vec::new())
+    }
+}
+
+/// By hand, because serde's untagged enums lose the place and the reason of an error.
+impl<'de> Deserialize<'de> for RequireSigned {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Form;
+
+        impl<'de> Visitor<'de> for Form {
+            type Value = RequireSigned;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of public keys, or {atLeast: NUMBER, keys: [...]}")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<RequireSigned, A::Error> {
+                Deserialize::deserialize(SeqAccessDeserializer::new(list)).map(RequireSigned::OneOf)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<RequireSigned, A::Error> {
+                let wanted = Signatures::deserialize(MapAccessDeserializer::new(map))?;
+                let Signatures { at_least, keys } = &wanted;
+                if !(1..=keys.len()).contains(at_least) {
+                    let named = keys.len();
+                    let message = format!(
+                        "{at_least} keys must have signed, and {named} are named: no image can fit, or any does"
+                    );
+                    return Err(A::Error::custom(message));
+                }
+                Ok(RequireSigned::AtLeast(wanted))
+            }
+        }
+
+        deserializer.deserialize_any(Form)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_read() {
+        let read = |text: &str| serde_json::from_str::<RequireSigned>(text);
+        let one = read(r#"["a.pem", "b.pem"]"#).unwrap();
+        assert_eq!((one.keys().len(), one.at_least()), (2, 1));
+        let text = r#"{"atLeast":2,"keys":["a.pem","b.pem"]}"#;
+        let two = read(text).unwrap();
+        assert_eq!((two.keys().len(), two.at_least()), (2, 2));
+        assert_eq!(serde_json::to_string(&two).unwrap(), text);
+        assert!(read("[]").unwrap().is_empty());
+        for text in [
+            r#"{"atLeast": 3, "keys": ["a.pem", "b.pem"]}"#,
+            r#"{"atLeast": 0, "keys": ["a.pem"]}"#,
+            r#"{"atLeast": 0, "keys": []}"#,
+            r#"{"keys": ["a.pem"]}"#,
+            r#"{"atLeast": 1, "keys": ["a.pem"], "of": 2}"#,
+            r#""a.pem""#,
+        ] {
+            assert!(read(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,0 +1,342 @@
+//! Pure: how many of which keys must have signed an image, and whether what was found beside it is enough.
+
+use std::fmt;
+
+use super::{Envelope, PublicKey, SIGNED_PREDICATE, Statement, is_about, signed_digest};
+use crate::image::Digest;
+
+/// A signature that stands beside an image; nothing of it is verified yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ImageSignature {
+    /// As `cosign` 2 makes it: over a document that names the image.
+    Simple {
+        /// The document.
+        payload: Vec<u8>,
+        /// The signature over its bytes.
+        signature: Vec<u8>,
+    },
+    /// As `cosign` 3 makes it: a signed statement that says no more than that the image is signed.
+    Statement(Envelope),
+}
+
+impl ImageSignature {
+    /// Is it over this image and by this key? A good signature of another image, or a statement of another kind, may be put
+    /// where this image's signatures are looked for.
+    pub fn is_by(&self, image: &Digest, key: &PublicKey) -> bool {
+        match self {
+            Self::Simple { payload, signature } => {
+                signed_digest(payload).is_some_and(|signed| signed == *image)
+                    && key.verifies(payload, signature)
+            }
+            Self::Statement(envelope) => {
+                Statement::parse(&envelope.payload).is_ok_and(|statement| {
+                    statement.predicate_type == SIGNED_PREDICATE && is_about(&statement, image)
+                }) && envelope.is_signed_by(key)
+            }
+        }
+    }
+}
+
+/// What was found of an image's signatures.
+#[derive(Clone, Debug, Default)]
+pub struct FoundSignatures {
+    signers: Vec<PublicKey>,
+    /// Is there one that none of the keys made, or that is over something else?
+    strange: bool,
+    /// Why one of them cannot be read.
+    unread: Option<String>,
+}
+
+impl FoundSignatures {
+    /// Takes up a signature that was read, compared with the keys that are looked for.
+    pub fn add<'a>(
+        &mut self,
+        image: &Digest,
+        signature: &ImageSignature,
+        keys: impl IntoIterator<Item = &'a PublicKey>,
+    ) {
+        match keys.into_iter().find(|key| signature.is_by(image, key)) {
+            Some(key) => self.add_signer(key),
+            None => self.strange = true,
+        }
+    }
+
+    /// Takes up a key of which it is known that it signed the image.
+    pub fn add_signer(&mut self, key: &PublicKey) {
+        if !self.is_by(key) {
+            self.signers.push(key.clone());
+        }
+    }
+
+    /// Takes up that a signature cannot be read.
+    pub fn add_unread(&mut self, why: String) {
+        self.unread.get_or_insert(why);
+    }
+
+    /// Keys that signed, each once.
+    pub fn signers(&self) -> &[PublicKey] {
+        &self.signers
+    }
+
+    /// Why one of the signatures cannot be read.
+    pub fn unread(&self) -> Option<&str> {
+        self.unread.as_deref()
+    }
+
+    /// Is there none at all?
+    pub fn is_empty(&self) -> bool {
+        let Self { signers, strange, unread } = self;
+        signers.is_empty() && !strange && unread.is_none()
+    }
+
+    fn is_by(&self, key: &PublicKey) -> bool {
+        self.signers.iter().any(|signer| signer.is_same_key(key))
+    }
+
+    /// Why no accepted key is among the signers.
+    fn why_none(&self) -> String {
+        match (&self.unread, self.strange) {
+            (Some(why), _) => format!("its signature cannot be read: {why}"),
+            (None, true) => "none of its signatures is by an accepted key and over this image".to_owned(),
+            (None, false) => "it has no signature".to_owned(),
+        }
+    }
+}
+
+/// An accepted key, with the names that it was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedKey {
+    names: Vec<String>,
+    key: PublicKey,
+}
+
+impl fmt::Display for NamedKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fingerprint = self.key.fingerprint();
+        let short = fingerprint.hex().get(..12).unwrap_or_default();
+        write!(f, "{} (sha256:{short})", self.names.join(" = "))
+    }
+}
+
+/// There are not as many different keys as must sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{at_least} different keys must sign, and {different} are named")]
+pub struct TooFewKeys {
+    /// So many must sign.
+    pub at_least: usize,
+    /// So many different ones there are.
+    pub different: usize,
+}
+
+/// Keys of which so many must have signed an image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequiredSigners {
+    keys: Vec<NamedKey>,
+    at_least: usize,
+}
+
+impl RequiredSigners {
+    /// So many of these keys, by what they are called. One that is there twice, under whatever names, is one.
+    pub fn new(
+        named: impl IntoIterator<Item = (String, PublicKey)>,
+        at_least: usize,
+    ) -> Result<Self, TooFewKeys> {
+        let mut keys: Vec<NamedKey> = Vec::new();
+        for (name, key) in named {
+            match keys.iter_mut().find(|known| known.key.is_same_key(&key)) {
+                Some(known) => known.names.push(name),
+                None => keys.push(NamedKey { names: vec![name], key }),
+            }
+        }
+        let at_least = at_least.max(1);
+        let different = keys.len();
+        if different < at_least {
+            Err(TooFewKeys { at_least, different })
+        } else {
+            Ok(Self { keys, at_least })
+        }
+    }
+
+    /// This key.
+    pub fn one(name: &str, key: PublicKey) -> Self {
+        Self { keys: vec![NamedKey { names: vec![name.to_owned()], key }], at_least: 1 }
+    }
+
+    /// The different keys.
+    pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
+        self.keys.iter().map(|named| &named.key)
+    }
+
+    /// Compares what was found with what is asked for.
+    pub fn judge<'a>(&'a self, found: &'a FoundSignatures) -> Judgement<'a> {
+        let (signed, missing) = self.keys.iter().partition(|named| found.is_by(&named.key));
+        Judgement { signed, missing, at_least: self.at_least, found }
+    }
+}
+
+/// Who signed an image, and who did not.
+#[derive(Clone, Debug)]
+pub struct Judgement<'a> {
+    /// Accepted keys that signed it.
+    pub signed: Vec<&'a NamedKey>,
+    /// Accepted keys that did not.
+    pub missing: Vec<&'a NamedKey>,
+    at_least: usize,
+    found: &'a FoundSignatures,
+}
+
+impl Judgement<'_> {
+    /// Did enough of them sign?
+    pub fn is_enough(&self) -> bool {
+        self.signed.len() >= self.at_least
+    }
+
+    /// Fails with the words for it, where not enough of them signed.
+    pub fn accept(&self) -> Result<(), String> {
+        if self.is_enough() { Ok(()) } else { Err(self.to_string()) }
+    }
+}
+
+impl fmt::Display for Judgement<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { signed, missing, at_least, found } = self;
+        let list = |keys: &[&NamedKey]| keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        if !self.is_enough() && *at_least == 1 {
+            return f.write_str(&found.why_none());
+        }
+        if self.is_enough() {
+            write!(f, "by {}", list(signed))?;
+        } else {
+            write!(f, "{} of {at_least} keys that must sign have", signed.len())?;
+            let who = if signed.is_empty() { found.why_none() } else { list(signed) };
+            write!(f, ": {who}")?;
+        }
+        if missing.is_empty() { Ok(()) } else { write!(f, "; missing: {}", list(missing)) }
+    }
+}
+
+/// Whom a site believes, where something is made from a published image.
+#[derive(Clone, Copy, Debug)]
+pub struct Trust<'a> {
+    /// The site's own key (`imageSigning`): this site's farrier made what it signed.
+    pub own: Option<&'a RequiredSigners>,
+    /// What the policy asks for (`policy.requireSigned`).
+    pub required: Option<&'a RequiredSigners>,
+    /// Are modules signed with a key of the site? Then there is no image that may be used without a look at its signatures:
+    /// else whoever may write to the registry could have anything signed.
+    pub signs_modules: bool,
+}
+
+impl Trust<'_> {
+    /// The keys that count.
+    pub fn keys(&self) -> impl Iterator<Item = &PublicKey> {
+        self.own.into_iter().chain(self.required).flat_map(RequiredSigners::keys)
+    }
+
+    /// May something be made from an image with these signatures? Whoever may write to the registry can put any content
+    /// under its tag, with any annotations. A key of the policy that alone is not enough for a rollout is not enough here.
+    pub fn judge(&self, found: &FoundSignatures) -> Result<(), String> {
+        let Self { own, required, signs_modules } = self;
+        match (own, required) {
+            (None, None) if *signs_modules => Err("the site has no keys for images".to_owned()),
+            (None, None) => Ok(()),
+            (Some(own), _) if own.judge(found).is_enough() => Ok(()),
+            (_, Some(required)) => required.judge(found).accept(),
+            (Some(own), None) => own.judge(found).accept(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provenance::testing::{COSIGN_3_KEY, P256_COMPRESSED_KEY, P256_KEY, RSA_KEY};
+
+    fn key(pem: &str) -> PublicKey {
+        PublicKey::from_pem(pem).unwrap()
+    }
+
+    fn required(at_least: usize, pems: &[&str]) -> Result<RequiredSigners, TooFewKeys> {
+        let named = pems.iter().enumerate().map(|(at, pem)| (format!("{at}.pem"), key(pem)));
+        RequiredSigners::new(named, at_least)
+    }
+
+    fn found(pems: &[&str]) -> FoundSignatures {
+        let mut found = FoundSignatures::default();
+        for pem in pems {
+            found.add_signer(&key(pem));
+        }
+        found
+    }
+
+    #[test]
+    fn so_many_different_keys_must_sign() {
+        let (site, release, third) = (P256_KEY, RSA_KEY, COSIGN_3_KEY);
+        let two_of_three = required(2, &[site, release, third]).unwrap();
+        for (signed, enough) in [
+            (&[][..], false),
+            (&[site], false),
+            (&[site, site], false),
+            (&[site, release], true),
+            (&[third, release], true),
+            (&[site, release, third], true),
+        ] {
+            assert_eq!(two_of_three.judge(&found(signed)).is_enough(), enough, "{signed:?}");
+        }
+        assert!(!required(1, &[site]).unwrap().judge(&found(&[release])).is_enough());
+    }
+
+    #[test]
+    fn a_key_under_two_names_is_one() {
+        let twice = [P256_KEY, P256_KEY, RSA_KEY];
+        assert_eq!(required(3, &twice), Err(TooFewKeys { at_least: 3, different: 2 }));
+        let two = required(2, &twice).unwrap();
+        assert!(!two.judge(&found(&[P256_KEY])).is_enough());
+        let said = two.judge(&found(&[P256_KEY])).to_string();
+        assert!(said.starts_with("1 of 2 keys that must sign have: 0.pem = 1.pem (sha256:"), "{said}");
+        assert!(said.contains("; missing: 2.pem (sha256:"), "{said}");
+        // Nor is it another because its point is written otherwise.
+        assert_ne!(key(P256_KEY), key(P256_COMPRESSED_KEY));
+        assert!(required(2, &[P256_KEY, P256_COMPRESSED_KEY]).is_err());
+        let other_form = found(&[P256_COMPRESSED_KEY, P256_KEY]);
+        assert_eq!(other_form.signers().len(), 1);
+        assert!(two.judge(&found(&[P256_COMPRESSED_KEY, RSA_KEY])).is_enough());
+    }
+
+    #[test]
+    fn what_is_said() {
+        let one = required(1, &[P256_KEY, RSA_KEY]).unwrap();
+        let said = |found: &FoundSignatures| one.judge(found).to_string();
+        assert_eq!(said(&found(&[])), "it has no signature");
+        let mut strange = found(&[]);
+        let simple = ImageSignature::Simple { payload: Vec::new(), signature: Vec::new() };
+        strange.add(&Digest::of(b""), &simple, one.keys());
+        assert_eq!(said(&strange), "none of its signatures is by an accepted key and over this image");
+        strange.add_unread("gone".to_owned());
+        assert_eq!(said(&strange), "its signature cannot be read: gone");
+        assert!(said(&found(&[RSA_KEY])).starts_with("by 1.pem (sha256:"));
+        assert!(said(&found(&[RSA_KEY])).contains("; missing: 0.pem (sha256:"));
+    }
+
+    #[test]
+    fn what_something_may_be_made_from() {
+        let own = RequiredSigners::one("imageSigning", key(P256_KEY));
+        let two = required(2, &[P256_KEY, RSA_KEY, COSIGN_3_KEY]).unwrap();
+        let judge = |own, required, signs_modules, signed: &[&str]| {
+            Trust { own, required, signs_modules }.judge(&found(signed)).is_ok()
+        };
+        // Without keys everything counts, unless modules are signed.
+        assert!(judge(None, None, false, &[]));
+        assert!(!judge(None, None, true, &[P256_KEY]));
+        // What the site made counts; what others signed, if enough of them did.
+        for signs_modules in [false, true] {
+            assert!(judge(Some(&own), None, signs_modules, &[P256_KEY]));
+            assert!(!judge(Some(&own), None, signs_modules, &[RSA_KEY]));
+            assert!(judge(Some(&own), Some(&two), signs_modules, &[P256_KEY]));
+            assert!(!judge(Some(&own), Some(&two), signs_modules, &[RSA_KEY]));
+            assert!(judge(Some(&own), Some(&two), signs_modules, &[RSA_KEY, COSIGN_3_KEY]));
+            assert!(!judge(None, Some(&two), signs_modules, &[P256_KEY]));
+            assert!(!judge(None, Some(&two), signs_modules, &[]));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Images that `cosign` 2 and 3 and farrier sign for each other, one of them and several.
+use std::{fs, path::PathBuf};
+
+use crate::{
+    signatures::{P256, RSA, SIGNING, curl, key, pinned, result, rows, site_yaml},
+    support::{
+        cosign::{Cosign, THREE, TWO},
+        kernels,
+        site::Site,
+    },
+};
+
+const PREDICATES: [&str; 3] = ["cyclonedx", "slsaprovenance1", "https://farrier.dev/check-report/v1"];
+/// The media type of check reports.
+const REPORT: &str = "application/vnd.farrier.check-report.v1+json";
+
+fn home(site: &Site) -> PathBuf {
+    let home = site.path("home");
+    fs::create_dir_all(&home).unwrap();
+    home
+}
+
+/// What refers to an image, by digest.
+fn referrers(site: &Site, image: &str) -> Vec<serde_json::Value> {
+    let tag = image.split_once('@').unwrap().1.replace(':', "-");
+    site.inspect_raw(&format!("hello:{tag}"))["manifests"].as_array().unwrap().clone()
+}
+
+/// Both kinds of keys: what farrier signs, both verify, the image and each of the statements about it: 2.x finds it under
+/// tags, and 3.x in bundles.
+#[test]
+fn cosign_2_and_3_accept_what_farrier_signs() {
+    let kernel = kernels::newest().newer;
+    for (kind, options) in [("ecdsa", P256), ("rsa", RSA)] {
+        let site = Site::new();
+        key(&site, "site", options);
+        key(&site, "other", P256);
+        site_yaml(&site, SIGNING);
+        site.build("hello", &kernel, &["--push"]).exits(0);
+        let image = pinned(&site, &kernel);
+        let pem = |name: &str| site.definitions().join(format!("{name}.pem")).display().to_string();
+        for (version, claim) in
+            [(&TWO, "cosign container image signature"), (&THREE, "https://sigstore.dev/cosign/sign/v1")]
+        {
+            let cosign = Cosign::of(version, &home(&site));
+            let said = cosign.accepts(&["verify", "--key", &pem("site"), &image]);
+            assert!(said.contains(&format!("\"type\":\"{claim}\"")), "{kind}: {said}");
+            for predicate in PREDICATES {
+                let said = cosign.accepts(&[
+                    "verify-attestation",
+                    "--key",
+                    &pem("site"),
+                    "--type",
+                    predicate,
+                    &image,
+                ]);
+                assert!(said.contains("application/vnd.in-toto+json"), "{kind} {predicate}: {said}");
+            }
+            let refused = cosign.run(&["verify", "--key", &pem("other"), &image]);
+            assert!(!refused.status.success(), "{kind}: another key must not do");
+        }
+
+        // farrier's own verification, with the site's key, a named one, and a wrong one.
+        let all = rows(&site, &["--deep", &image], 0);
+        assert!(all.iter().all(|(_, result, _)| result == "ok"), "{all:?}");
+        assert!(result(&all, "bill of materials").1.contains("components, signed"), "{all:?}");
+        rows(&site, &["--key", &pem("site"), &image], 0);
+        let wrong = rows(&site, &["--key", &pem("other"), &image], 1);
+        assert_eq!(result(&wrong, "signature").0, "failed");
+        assert_eq!(result(&wrong, "provenance"), ("failed", "no accepted key has signed it"));
+        let table = site.farrier(&["verify", "--key", &pem("other"), &image]).exits(1);
+        table.line("hint (signature)");
+        table.line("NOT verified");
+
+        // Without what 2.x finds, the bundles are enough; nothing is signed twice.
+        let listed = referrers(&site, &image).len();
+        site.build("hello", &kernel, &["--push", "--force"]).exits(0);
+        assert_eq!((pinned(&site, &kernel), referrers(&site, &image).len()), (image.clone(), listed));
+        let digest = image.split_once('@').unwrap().1.replace(':', "-");
+        for end in ["sig", "att"] {
+            site.registry.lose_tag("drivers/hello", &format!("{digest}.{end}"));
+        }
+        let all = rows(&site, &[&image], 0);
+        assert!(result(&all, "provenance").1.ends_with(", signed"), "{all:?}");
+    }
+}
+
+/// The site asks for two of three keys. A release team signs with `cosign`, one of them with 3.x, one with 2.x.
+#[test]
+fn a_rollout_waits_for_two_signers() {
+    let kernel = kernels::newest().newer;
+    let site = Site::new();
+    site.canary(&kernel);
+    let home = home(&site);
+    let (two, three) = (Cosign::of(&TWO, &home), Cosign::of(&THREE, &home));
+    for (cosign, name) in [(&two, "release"), (&three, "security")] {
+        let prefix = site.definitions().join(name).display().to_string();
+        cosign.accepts(&["generate-key-pair", "--output-key-prefix", &prefix]);
+    }
+    key(&site, "site", P256);
+    let private = |name: &str| site.definitions().join(format!("{name}.key")).display().to_string();
+    site_yaml(
+        &site,
+        &format!(
+            "{SIGNING}  policy: {{requireSigned: {{atLeast: 2, keys: [site.pem, release.pub, security.pub]}}}}\n"
+        ),
+    );
+    let before = site.manifests();
+    let held = site.run_once().exits(1);
+    held.line("1 of 2 keys that must sign have: site.pem (sha256:");
+    held.line("; missing: release.pub (sha256:");
+    assert_eq!(site.manifests(), before);
+    let image = pinned(&site, &kernel);
+    let (checks, held) = (rows(&site, &[&image], 1), "1 of 2 keys that must sign have: site.pem");
+    assert!(result(&checks, "signature").1.starts_with(held), "{checks:?}");
+    assert_eq!(result(&checks, "check report").0, "ok", "one of the keys is enough for the documents");
+
+    // A signed statement of another kind is no signature of the image.
+    let report = referrers(&site, &image).into_iter().find(|entry| entry["artifactType"] == REPORT).unwrap();
+    let report = site.inspect_raw(&format!("hello@{}", report["digest"].as_str().unwrap()));
+    let blob = report["layers"][0]["digest"].as_str().unwrap();
+    let file = site.path("report.json").display().to_string();
+    let url = format!("http://{}/v2/drivers/hello/blobs/{blob}", site.registry.host);
+    curl(&["-L", "-o", &file, &url]);
+    let attest = ["attest", "--predicate", &file, "--type", "https://farrier.dev/check-report/v1"];
+    three.signs(&[&attest[..], &["--key", &private("security"), &image]].concat());
+    assert!(result(&rows(&site, &[&image], 1), "signature").1.starts_with(held));
+    let public = site.definitions().join("security.pub").display().to_string();
+    let checks = rows(&site, &["--key", &public, &image], 1);
+    assert_eq!(result(&checks, "signature").0, "absent", "{checks:?}");
+    assert!(result(&checks, "check report").1.ends_with(", signed"), "{checks:?}");
+
+    three.signs(&["sign", "--key", &private("security"), &image]);
+    let checks = rows(&site, &[&image], 0);
+    let said = result(&checks, "signature").1;
+    assert!(said.starts_with("by site.pem (sha256:") && said.contains(", security.pub (sha256:"), "{said}");
+    assert!(said.contains("; missing: release.pub (sha256:"), "{said}");
+    site.run_once().exits(0).line("rewrote");
+    assert_eq!(site.image(), image, "the image is the same");
+
+    // All three, on the command line; what others wrote kept farrier's documents.
+    let release = site.definitions().join("release.pub").display().to_string();
+    let named = ["--key", &release, "--key", &public, "--at-least", "2", &image];
+    assert!(result(&rows(&site, &named, 1), "signature").1.contains("missing: "), "one of them signed");
+    two.signs(&["sign", "--key", &private("release"), &image]);
+    assert_eq!(result(&rows(&site, &named, 0), "signature").0, "ok");
+    let twice = ["verify", "--key", &release, "--key", &release, "--at-least", "2", &image];
+    site.farrier(&twice).exits(2).line("2 different keys must sign, and 1 are named");
+}
