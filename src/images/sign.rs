@@ -42,9 +42,9 @@ impl StoredImage<'_> {
         let subject = parts.existing_manifest(&reference).await?.bytes;
         let tagged = self.tagged_statements(&[&signer.public]).await?;
         let bundled = self.bundled_statements(&[&signer.public]).await?;
-        let signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
+        let image_is_signed = Claim { predicate_type: SIGNED_PREDICATE, predicate: json!({}) };
         let (mut sent, mut new) = (0, Vec::new());
-        for claim in claims.iter().chain([&signed]) {
+        for claim in claims.iter().chain([&image_is_signed]) {
             let Claim { predicate_type, predicate } = claim;
             let is_in = |known: &[Statement]| {
                 let is_it = |known: &Statement| {
@@ -52,7 +52,7 @@ impl StoredImage<'_> {
                 };
                 known.iter().any(is_it)
             };
-            let (is_tagged, is_bundled) = (claim == &signed || is_in(&tagged), is_in(&bundled));
+            let (is_tagged, is_bundled) = (claim == &image_is_signed || is_in(&tagged), is_in(&bundled));
             if is_tagged && is_bundled {
                 continue;
             }

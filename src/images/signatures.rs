@@ -118,7 +118,7 @@ impl StoredImage<'_> {
         enough: &(dyn Fn(&FoundSignatures) -> bool + Sync),
     ) -> Result<FoundSignatures, TargetError> {
         let mut found = FoundSignatures::default();
-        let mut take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
+        let take = |found: &mut FoundSignatures, all: Vec<Read<ImageSignature>>| {
             for signature in all {
                 match signature {
                     Ok(signature) => found.add(self.digest, &signature, keys.iter().copied()),
