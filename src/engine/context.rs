@@ -119,6 +119,8 @@ fn checked(dest: &str) -> Result<&Path, EngineError> {
 mod tests {
     use std::{collections::BTreeMap, fs::Permissions, os::unix::fs::PermissionsExt};
 
+    use fs_err::os::unix::fs::symlink;
+
     use super::*;
 
     fn tree() -> (tempfile::TempDir, Vec<ContextEntry>) {

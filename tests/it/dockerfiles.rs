@@ -50,11 +50,8 @@ async fn out(bench: &Bench, case: &Path) -> String {
         let start = line.trim_start().to_ascii_lowercase();
         ["from ", "arg toolchain=", "base "].iter().any(|word| start.starts_with(word))
     };
-    let lines = dockerfile.split_inclusive('\n').map(|line| match named(line) {
-        true => line.replacen("base", &bench.base, 1),
-        false => line.to_owned(),
-    });
-    let dockerfile: String = lines.collect();
+    let rename = |line: &str| line.replacen("base", &bench.base, usize::from(named(line)));
+    let dockerfile: String = dockerfile.split_inclusive('\n').map(rename).collect();
     let mut job = bench.job("modules", &dockerfile);
     let context = case.join("context");
     if context.is_dir() {

@@ -32,12 +32,6 @@ pub fn copy(context: &Path, sources: &[Source], dest: &str, mode: Option<u32>) -
     }
     let is_directory = dest.ends_with('/') || found.len() + documents.len() > 1;
     let dest = Path::new(dest);
-    for (name, content) in documents {
-        let to = if is_directory || dest.is_dir() { dest.join(name) } else { dest.to_owned() };
-        make_parents(&to)?;
-        fs::write(&to, content)?;
-        fs::set_permissions(&to, Permissions::from_mode(mode.unwrap_or(0o644)))?;
-    }
     for source in found {
         // A source that is a link means what it leads to; links below it stay links.
         let opened = inside(context, &source)?;
@@ -50,6 +44,12 @@ pub fn copy(context: &Path, sources: &[Source], dest: &str, mode: Option<u32>) -
             make_parents(&to)?;
             copy_file(&from, &to, mode)?;
         }
+    }
+    for (name, content) in documents {
+        let to = if is_directory || dest.is_dir() { dest.join(name) } else { dest.to_owned() };
+        make_parents(&to)?;
+        fs::write(&to, content)?;
+        fs::set_permissions(&to, Permissions::from_mode(mode.unwrap_or(0o644)))?;
     }
     Ok(())
 }
@@ -105,13 +105,15 @@ fn inside(context: &Path, place: &Path) -> io::Result<OwnedFd> {
 
 /// What is in a directory, over what is in another.
 fn copy_tree(from: &Path, dest: &Path, mode: Option<u32>) -> io::Result<()> {
+    let is_new = !dest.exists();
     make_parents(&dest.join("x"))?;
-    if let Some(mode) = mode {
-        fs::set_permissions(dest, Permissions::from_mode(mode))?;
-    }
     let mut directories = Vec::new();
     // The slash: the descriptor's link is followed.
     let from = &from.join("");
+    if is_new || mode.is_some() {
+        let bits = mode.unwrap_or(fs::metadata(from)?.permissions().mode() & 0o7777);
+        fs::set_permissions(dest, Permissions::from_mode(bits))?;
+    }
     for entry in WalkDir::new(from).min_depth(1).sort_by_file_name() {
         let entry = entry?;
         let to = dest.join(entry.path().strip_prefix(from).map_err(io::Error::other)?);

@@ -139,7 +139,8 @@ impl DockerEngine {
         labels.extend([(BUILD_LABEL, run.id.as_str()), (RUN_LABEL, run.nonce.as_str())]);
         let text = dockerfile::label_stages(&job.dockerfile, &labels);
         let entries = job.context.clone();
-        let (body, writer) = bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
+        let (body, writer) =
+            bridge::stream_from_writer(move |out| context::write_tar(Some(&text), &entries, out));
         // No cache: an input that changed must not meet a step that did not. No pull: bases are there.
         let options = BuildImageOptions {
             dockerfile: DOCKERFILE.to_owned(),
