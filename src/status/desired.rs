@@ -22,9 +22,6 @@ pub const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "farrier")
 const LOG_LINES: usize = 20;
 const LOG_LINE: usize = 200;
 
-/// Names of those that announce a kernel.
-const NAMES: usize = 20;
-
 /// Characters of a message.
 const MESSAGE: usize = 1024;
 
@@ -106,7 +103,7 @@ fn status(
         input_hash: entry.input_hash.map(|hash| hash.to_string()),
         verdict: row.verdict.map(|verdict| verdict.as_str().to_owned()),
         nodes: i64::try_from(row.nodes).unwrap_or(i64::MAX),
-        announced_by: some_of(&row.announced_by),
+        announced_by: row.announced_by.clone(),
         needs: row.needs.clone(),
         attempts: activity.filter(|found| found.attempts > 0).map(|found| found.attempts.into()),
         next_retry: activity.and_then(|found| found.next_retry).map(|at| Time(whole_seconds(at))),
@@ -180,13 +177,6 @@ fn whole_seconds(at: Timestamp) -> Timestamp {
 fn tail(lines: &[String]) -> Vec<String> {
     let first = lines.len().saturating_sub(LOG_LINES);
     lines[first..].iter().map(|line| printable(line, LOG_LINE)).collect()
-}
-
-/// The first ones, and how many more there are: a fleet that is upgraded has thousands.
-fn some_of(names: &[String]) -> Vec<String> {
-    let more = names.len().saturating_sub(NAMES);
-    let rest = (more > 0).then(|| format!("{more} more"));
-    names.iter().take(NAMES).map(|name| printable(name, LOG_LINE)).chain(rest).collect()
 }
 
 /// Compilers and registries are strangers; a terminal must not take their words for commands.

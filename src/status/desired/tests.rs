@@ -134,15 +134,6 @@ fn what_the_loop_does_is_told() {
 }
 
 #[test]
-fn of_many_who_announce_a_kernel_some_are_named() {
-    let mut fleet = Fleet::new(&[K47; 300]);
-    (0..300).for_each(|node| fleet.announce(node, K48));
-    let objects = desired(&fleet.plan(), &Activity::new(), None, &BTreeMap::new(), at(0));
-    let most = objects.iter().map(|object| object.status.as_ref().unwrap().announced_by.len()).max();
-    assert_eq!(most, Some(NAMES + 1));
-}
-
-#[test]
 fn only_what_farrier_made_is_deleted() {
     let existing = written(&desired(&fleet().plan(), &Activity::new(), None, &BTreeMap::new(), at(0)));
     let mut theirs = existing.values().next().unwrap().clone();
