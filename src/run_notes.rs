@@ -4,7 +4,11 @@
 //! long as the run lives: a note that is not locked is one of a run whose farrier was killed, or whose engine died before it
 //! was cleaned up.
 
-use std::{fs::TryLockError, io::Write as _, path::PathBuf};
+use std::{
+    fs::TryLockError,
+    io::{Read as _, Write as _},
+    path::PathBuf,
+};
 
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
@@ -42,10 +46,13 @@ impl Notes {
         let mut said = Vec::new();
         for entry in fs::read_dir(&self.0)?.flatten().filter(is_note) {
             // One that is gone, or not locked, is over.
-            if let Ok(file) = File::open(entry.path())
+            if let Ok(mut file) = File::open(entry.path())
                 && matches!(file.try_lock(), Err(TryLockError::WouldBlock))
             {
-                said.push(fs::read_to_string(entry.path())?);
+                // Out of what is open: its name may be gone by now.
+                let mut text = String::new();
+                file.read_to_string(&mut text)?;
+                said.push(text);
             }
         }
         Ok(said)

@@ -34,6 +34,9 @@ const LIST_AGAIN: SignedDuration = SignedDuration::from_hours(1);
 /// A list that failed is tried again after so long.
 const LIST_AFTER_FAULT: SignedDuration = SignedDuration::from_mins(5);
 
+/// Faults that are remembered as logged; their words are the API server's.
+const MOST_LOGGED: usize = 200;
+
 /// Objects of one list page.
 const PAGE: u32 = 500;
 
@@ -292,6 +295,9 @@ fn missing_namespace(error: &kube::Error) -> Option<&str> {
 
 /// Says once what cannot be done, and what to do about it.
 fn log(state: &mut State, action: &str, error: &kube::Error) {
+    if state.logged.len() >= MOST_LOGGED {
+        state.logged.clear();
+    }
     let words = error_chain(error);
     if is_starting(error) {
         tracing::debug!(action, error = words, "status is written later");

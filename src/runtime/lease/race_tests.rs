@@ -61,7 +61,7 @@ impl Wire {
 
     /// Now and then long enough for another to take the lease meanwhile.
     async fn delay(&self) {
-        let most = if self.random(|random| random.u8(..10)) == 0 { 30_000 } else { 3_000 };
+        let most = if self.random(|random| random.u8(..10)) < 3 { 30_000 } else { 3_000 };
         let wait = self.random(|random| random.u64(..most));
         tokio::time::sleep(Duration::from_millis(wait)).await;
     }

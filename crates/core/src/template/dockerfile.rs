@@ -178,6 +178,12 @@ impl Document {
     pub(super) fn opened_by(word: &str) -> Option<Self> {
         let rest = word.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix("<<")?;
         let (rest, strip_tabs) = rest.strip_prefix('-').map_or((rest, false), |rest| (rest, true));
+        // What a shell shifts (`$((1 << 2))`) is no name that stands behind a blank.
+        let is_shift =
+            |name: &str| name.starts_with(|c: char| c.is_ascii_digit()) || name.contains(['(', ')', '$']);
+        if rest.starts_with(BLANKS) && is_shift(rest.trim_start()) {
+            return None;
+        }
         let rest = rest.trim_start();
         let words = |quotes| {
             let words =
