@@ -135,7 +135,7 @@ pub(super) fn lacking_compiler(job: &Job<'_>, headers: &HeaderSet, log: &ProbeLo
     let (wanted, offered) = headers.compiler.zip(log.offered())?;
     let family = &job.family.metadata.name;
     let message = format!(
-        "the kernel was built with {wanted}, which the toolchain image of family {family} lacks; it offers {offered}"
+        "the kernel was built with {wanted}, which the toolchain of family {family} lacks; it offers {offered}"
     );
     let hint = format!(
         "add the package of {wanted} to the toolchain of kernels family {family}, or name an image that has it"

@@ -108,7 +108,7 @@ fn a_toolchain_without_the_compiler() {
     site.canary(&kernel);
     let run = fails(&site, "hello", 1);
     insta::assert_snapshot!(failure(&site, &run, "failed    hello").replace(&kernel, "KERNEL"), @r"
-    failed    hello for KERNEL: the kernel was built with gcc 12, which the toolchain image of family debian-12 lacks; it offers gcc 11
+    failed    hello for KERNEL: the kernel was built with gcc 12, which the toolchain of family debian-12 lacks; it offers gcc 11
               hint: add the package of gcc 12 to the toolchain of kernels family debian-12, or name an image that has it
     ");
     fails(&site, "hello", 1).line("held back");

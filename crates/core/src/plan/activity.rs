@@ -19,7 +19,7 @@ pub enum Stage {
     Sources,
     /// Fetching what needed images expose.
     Needs,
-    /// Getting or making the toolchain image.
+    /// Getting or making the toolchain.
     Toolchain,
     /// Joining toolchain and headers in the engine.
     Base,
@@ -47,7 +47,7 @@ impl fmt::Display for Stage {
             Self::Headers => "fetching headers",
             Self::Sources => "fetching sources",
             Self::Needs => "fetching needed headers",
-            Self::Toolchain => "preparing the toolchain image",
+            Self::Toolchain => "preparing the toolchain",
             Self::Base => "putting headers into the toolchain image",
             Self::Compile => "compiling",
             Self::Reuse => "looking for an image to reuse",
