@@ -19,11 +19,14 @@ use fs_err::{self as fs, File};
 use serde::{Serialize, de::DeserializeOwned};
 use tempfile::{NamedTempFile, TempDir};
 
-pub(crate) use self::room::{Entry, surplus};
 use self::uses::Uses;
 pub use self::{
     locks::{CacheLock, LockMode},
     scratch::Scratch,
+};
+pub(crate) use self::{
+    room::{Entry, surplus},
+    scratch::remove_tree,
 };
 use crate::{error_causes, error_chain};
 

@@ -9,7 +9,6 @@ use std::{
 
 use fs_err::{self as fs, File};
 use tempfile::NamedTempFile;
-use walkdir::WalkDir;
 
 /// A directory of one build, see [`Cache::scratch`](super::Cache::scratch).
 #[derive(Debug)]
@@ -61,19 +60,25 @@ pub(super) fn remove_dead(parent: &Path) -> io::Result<()> {
 }
 
 /// Removes a directory that a build wrote to, where directories may deny themselves to their owner.
-fn remove_tree(directory: &Path) -> io::Result<()> {
+pub(crate) fn remove_tree(directory: &Path) -> io::Result<()> {
     match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
-        other => return other,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            open_up(directory)?;
+            fs::remove_dir_all(directory)
+        }
+        other => other,
     }
-    // Each is opened after it was made to be: a walk opens a directory when it is asked for the next entry.
-    for entry in WalkDir::new(directory) {
+}
+
+fn open_up(directory: &Path) -> io::Result<()> {
+    fs::set_permissions(directory, Permissions::from_mode(0o700))?;
+    for entry in fs::read_dir(directory)? {
         let entry = entry?;
-        if entry.file_type().is_dir() {
-            fs::set_permissions(entry.path(), Permissions::from_mode(0o700))?;
+        if entry.file_type()?.is_dir() {
+            open_up(&entry.path())?;
         }
     }
-    fs::remove_dir_all(directory)
+    Ok(())
 }
 
 impl Drop for Scratch {
@@ -82,5 +87,28 @@ impl Drop for Scratch {
             tracing::warn!(path = %self.directory.display(), %error, "a build's directory was not removed");
         }
         let _ = fs::remove_file(&self.lock_path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_denies_itself_is_opened_and_links_are_not_followed() {
+        let outside = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        let before = mode(outside.path());
+        let tree = tempfile::tempdir().unwrap();
+        let (outer, inner) = (tree.path().join("outer"), tree.path().join("outer/inner"));
+        fs::create_dir_all(&inner).unwrap();
+        fs_err::os::unix::fs::symlink(outside.path(), outer.join("link")).unwrap();
+        for directory in [&inner, &outer] {
+            fs::set_permissions(directory, Permissions::from_mode(0o000)).unwrap();
+        }
+        open_up(tree.path()).unwrap();
+        assert_eq!((mode(&outer), mode(&inner), mode(outside.path())), (0o700, 0o700, before));
+        remove_tree(&outer).unwrap();
+        assert!(!outer.exists() && outside.path().exists());
     }
 }

@@ -15,12 +15,14 @@ use std::{
 
 use fs_err as fs;
 use runner::{plan::Plan, wire};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio_util::sync::CancellationToken;
 
 pub use owner::Owner;
 
 use super::{BuildLog, ContextEntry, EngineError, EngineKind, lines::LineSplitter};
+use crate::cache::remove_tree;
 
 /// The runner's name, beside farrier's own program.
 pub const RUNNER: &str = "farrier-runner";
@@ -91,7 +93,9 @@ impl Sandbox {
         };
         let dest = place.path().join("payload");
         fs::create_dir(&dest)?;
-        match self.compile(build, &dest).await {
+        let outcome = self.compile(build, &dest).await;
+        remove_tree(&place.keep())?;
+        match outcome {
             // It has no /out.
             Err(EngineError::Step { .. }) => Ok(()),
             other => other,
@@ -125,11 +129,21 @@ impl Sandbox {
             cancel: &cancel,
         };
         let outcome = talk.run(stdin, stdout, dest).await;
-        // With its first process everything in it ends; what was said is said by now.
-        let _ = child.start_kill();
-        let _ = child.wait().await;
+        end(&mut child, id).await;
         outcome
     }
+}
+
+/// Ends what still runs. With process 1 of a sandbox everything in it has ended, and its parent waits for that: so nobody writes
+/// any more when this returns.
+async fn end(child: &mut Child, id: u32) {
+    let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));
+    let ended = init.is_some_and(|init| kill_process(init, Signal::KILL).is_ok());
+    if !ended {
+        let _ = child.start_kill();
+    }
+    let _ = child.wait().await;
 }
 
 /// Output of a sandbox that is only tried out.
