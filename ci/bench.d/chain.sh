@@ -120,7 +120,7 @@ C
 # One pass; what it built is in $state/chain/pass.
 chain_pass() {
     "$farrier" run --once --cluster "dir:$state/chain/cluster" --definitions "$state/chain/definitions" \
-        --registry "$registry" --engine docker --build-cpus "$(nproc)" > "$state/chain/pass" 2>> "$state/bench.log"
+        --registry "$registry" --engine "$engine" --build-cpus "$(nproc)" > "$state/chain/pass" 2>> "$state/bench.log"
 }
 
 # built NAME...: the last pass built these, and nothing else.
@@ -133,6 +133,8 @@ built() {
 
 chain_toolchain() {
     local base
+    "$farrier" build longer --kernel "$1" --os debian --os-version 12 --engine docker --definitions "$state/chain/definitions" \
+        --registry "$registry" --push --force >> "$state/bench.log" 2>&1 || die "the driver does not build in Docker on $1"
     base="$("$farrier" render longer --kernel "$1" --os debian --os-version 12 --definitions "$state/chain/definitions" |
         awk '/^FROM/ { print $2; exit }')"
     docker image inspect "$base" > /dev/null || die "the engine has no $base"
@@ -192,7 +194,7 @@ rebuilt_row() {
 drivers_run() {
     local base="$1" kernel="$2" tree="$state/chain/definitions/sources/mofed" driver
     for driver in mofed mstflint; do
-        timed "chain-$driver" "$farrier" build "$driver" --kernel "$kernel" --os debian --os-version 12 --engine docker \
+        timed "chain-$driver" "$farrier" build "$driver" --kernel "$kernel" --os debian --os-version 12 --engine "$engine" \
             --definitions "$state/chain/definitions" --registry "$registry" --push --force
     done
     in_toolchain "$base" "$tree" "./configure --kernel-version=$kernel --kernel-sources=/lib/modules/$kernel/build --default \
