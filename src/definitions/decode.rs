@@ -237,9 +237,18 @@ impl<'de> Deserializer<'de> for &'de Node {
         visitor.visit_bool(value.ok_or_else(|| expected("true or false", self))?)
     }
 
-    // No field of a definition is a number.
+    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        let value = self.scalar().and_then(|scalar| scalar.text.parse().ok());
+        visitor.visit_u64(value.ok_or_else(|| expected("a number", self))?)
+    }
+
+    fn deserialize_u32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, DecodeError> {
+        self.deserialize_u64(visitor)
+    }
+
+    // No field of a definition is another number.
     forward_to_deserialize_any! {
-        i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64
+        i8 i16 i32 i64 i128 u8 u16 u128 f32 f64
         char bytes byte_buf unit unit_struct tuple tuple_struct identifier
     }
 }

@@ -80,7 +80,8 @@ pub struct BuildJob {
 pub struct KeptImage {
     /// Its local name.
     pub name: String,
-    /// The bytes that are its own; all of them for one that others are made from.
+    /// The bytes that are its own; all of them for one that others are made from, and where the daemon (before API 1.42) does not
+    /// tell them apart.
     pub bytes: u64,
     /// When it was made.
     pub created: SystemTime,

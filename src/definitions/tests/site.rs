@@ -47,3 +47,24 @@ fn what_anyone_published_is_signed_only_by_an_explicit_word_where_signatures_cou
     let told = mistakes(&[("site.yaml", &site(", existing: sign", "p.pem"))]);
     assert!(told.contains("site.yaml:5:44: it signs what anyone put under a tag"), "{told}");
 }
+
+#[test]
+fn numbers_are_read_and_what_is_none_is_told() {
+    let site = |spec: &str| {
+        let head = "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {name: here}\nspec:\n";
+        format!("{head}  {spec}\n")
+    };
+    let load = |spec: &str| load_files(&[("site.yaml", &site(spec))]).unwrap().site;
+    let limits = load("kernelLimits: {perNode: 8, within: 1h, distinct: 40}").kernel_limits;
+    assert_eq!((limits.per_node.get(), limits.distinct.get()), (8, 40));
+    let signed = load("policy: {requireSigned: {atLeast: 2, keys: [a.pem, b.pem]}}").policy.require_signed;
+    assert_eq!((signed.at_least(), signed.keys().len()), (2, 2));
+    let told = |spec: &str| mistakes(&[("site.yaml", &site(spec))]);
+    for (spec, expected) in [
+        ("kernelLimits: {perNode: many}", "site.yaml:5:27: expected a number, found \"many\""),
+        ("kernelLimits: {perNode: 0}", "site.yaml:5:27: "),
+        ("policy: {requireSigned: {atLeast: 3, keys: [a.pem]}}", "3 keys must have signed, and 1 are named"),
+    ] {
+        assert!(told(spec).contains(expected), "{}", told(spec));
+    }
+}
