@@ -35,11 +35,12 @@ pub(super) struct Image {
 pub(super) async fn assemble(job: &Job<'_>, checked: &CheckedPayload) -> Result<Image, TargetError> {
     job.stage(Stage::Assemble);
     let Job { parts, cell, image, .. } = job;
-    let CheckedPayload { payload, headers, report } = checked;
+    let CheckedPayload { payload, headers, header_content: _, report } = checked;
     let runtime = &image.spec.runtime;
     let summary = report.in_a_few_words();
     let mut facts = ImageFacts {
         input_hash: Some(cell.input_hash),
+        declared_hash: (cell.declared_hash != cell.input_hash).then_some(cell.declared_hash),
         kernel_release: Some(cell.target.release.clone()),
         driver_version: Some(cell.version.clone()),
         payload_digest: None,

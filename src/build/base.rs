@@ -75,8 +75,7 @@ async fn in_place(
 ) -> Result<Result<InPlaceBase, StepsError>, TargetError> {
     let Job { parts, cell, family, .. } = job;
     job.stage(Stage::Toolchain);
-    let (toolchain, image) =
-        toolchain_tree(parts, &family.spec.toolchain, &cell.toolchain, cell.target.arch).await?;
+    let (toolchain, image) = toolchain_tree(parts, &family.spec.toolchain, cell).await?;
     let recipe = match steps::read(&cell.dockerfile, &Base::of(&cell.base_name, &image.config)) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(Err(error)),
@@ -165,12 +164,14 @@ async fn ensure_toolchain(
         }
         Toolchain::Bootstrap(spec) => PackageRoot::Toolchain(spec.clone()),
     };
-    let key = &root.key(arch)[..24];
+    // By its content: what an engine has under a name that is made from the definition may be from anywhere.
+    let layer = root_fs_layer(parts, &root, job.cell).await?;
+    let digest = layer.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let key = digest.get(..24).unwrap_or(&digest);
     let name = format!("localhost/farrier/toolchain:{key}");
     let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
     parts.cache.stamp("toolchain", key)?;
     if !engine.has_image(&name).await? {
-        let layer = root_fs_layer(parts, &root, arch).await?;
         let build = BuildJob {
             id: format!("toolchain-{}", std::process::id()),
             dockerfile: "FROM scratch\nADD rootfs.tar.gz /\n".to_owned(),

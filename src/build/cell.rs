@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::job::definition_gone;
 use crate::{
     image::{Chains, Definitions, DriverImage, ImageName},
+    images::look_at_root_fs,
     kernel::KernelTarget,
     parts::{Parts, TargetError, image_location},
-    plan::{self, Cell, CellInputs},
+    plan::{self, Cell, CellInputs, Resolved},
     resolve::resolve,
     template::Templates,
 };
@@ -15,7 +16,7 @@ use crate::{
 /// The cell of one image for one kernel. What it is compiled against must be published.
 pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Result<Cell, TargetError> {
     let images = in_build_order(&parts.definitions, find(&parts.definitions, name)?);
-    let resolved = resolve(parts, &images, &BTreeSet::from([target.clone()])).await;
+    let resolved = resolved(parts, &images, target).await;
     let location = image_location(parts.needs_from.as_ref().map_or(&parts.location, |from| &from.location));
     let (mut published, mut templates) = (BTreeMap::new(), Templates::default());
     let subject = || format!("{name} for {target}");
@@ -50,7 +51,7 @@ pub async fn dockerfile(
     target: &KernelTarget,
 ) -> Result<String, TargetError> {
     let image = find(&parts.definitions, name)?;
-    let resolved = resolve(parts, &[image], &BTreeSet::from([target.clone()])).await;
+    let resolved = resolved(parts, &[image], target).await;
     let (location, published) = (image_location(&parts.location), BTreeMap::new());
     let inputs = CellInputs {
         definitions: &parts.definitions,
@@ -60,6 +61,13 @@ pub async fn dockerfile(
     };
     plan::dockerfile_for(&inputs, image, target)
         .map_err(|reason| TargetError::Skipped { subject: format!("{name} for {target}"), reason })
+}
+
+async fn resolved(parts: &Parts, images: &[&DriverImage], target: &KernelTarget) -> Resolved {
+    let targets = BTreeSet::from([target.clone()]);
+    let mut resolved = resolve(parts, images, &targets).await;
+    look_at_root_fs(parts, images, &targets, &mut resolved).await;
+    resolved
 }
 
 pub(super) fn find<'a>(
@@ -96,3 +104,7 @@ pub(crate) fn add_needs<'a>(definitions: &'a Definitions, images: &mut Vec<&'a D
         images.extend(new);
     }
 }
+
+#[cfg(test)]
+#[path = "stored_inputs_tests.rs"]
+mod tests;

@@ -46,7 +46,7 @@ pub(super) async fn check(
     sign::sign(job, signing, &payload.tree).await?;
     let report = boot(job, against, &payload.tree, report).await?;
     accept(&report, job.image.spec.check.unknown)?;
-    Ok(CheckedPayload { payload, headers: against.headers.origin.clone(), report })
+    Ok(CheckedPayload::of(payload, &against.headers, report))
 }
 
 /// Checks modules with what is known about the kernel. Where the headers leave something open, the kernel's own image

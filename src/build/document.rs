@@ -21,7 +21,7 @@ use crate::{
     kmod::CheckReport,
     oci::Hashing,
     parts::{Parts, TargetError},
-    plan::BUILD_FORMAT,
+    plan::{BUILD_FORMAT, FetchedInputs},
     provenance::{Material, ModuleFile, Package, PackageReader, Provenance, Role, Subject},
 };
 
@@ -35,13 +35,17 @@ pub(super) async fn document(
     made: &Image,
 ) -> Result<Documents, TargetError> {
     let Job { parts, cell, image, .. } = job;
-    let CheckedPayload { payload, headers, report } = checked;
+    let CheckedPayload { payload, headers, header_content, report } = checked;
     let mut materials = sources(job).await?;
     let recipe = Digest::of(cell.dockerfile.as_bytes());
     materials.push(Material { digest: Some(recipe), ..Material::new(Role::Recipe, "Dockerfile") });
     match &payload.reused_from {
         None => {
             materials.extend(headers.iter().map(|o| Material::of_origin(Role::Headers, o, "kernel headers")));
+            materials.extend(header_content.clone().map(|content| Material {
+                digest: Some(content),
+                ..Material::new(Role::Headers, "header set")
+            }));
             materials.push(toolchain(job).await?);
         }
         // What compiled it stands in the provenance of that image.
@@ -167,7 +171,7 @@ async fn toolchain_packages(
         let packages = packages_of(parts, &base).await?;
         return Ok(digest.map(|digest| (digest, packages)));
     }
-    let Some(made) = parts.fetcher.root_fs().bootstrapped(root, arch)? else { return Ok(None) };
+    let Some(made) = parts.fetcher.root_fs().made_here(&root.key(arch), arch)? else { return Ok(None) };
     let packages = packages_in(parts, made.digest.hex(), vec![made.layer.clone()]).await?;
     Ok(Some((made.digest, packages)))
 }
@@ -183,7 +187,12 @@ async fn base_material(job: &Job<'_>, spec: &RuntimeBase, base: &BaseImage) -> R
                 .retry("look up busybox", || parts.fetcher.root_fs().minimal_package(spec, arch))
                 .await?;
             // The package is all that is in it, and its digest says more than that of the image made of it.
-            Material::of_origin(Role::Base, &package, &spec.package)
+            let material = Material::of_origin(Role::Base, &package, &spec.package);
+            // Where only the registry says which package it is, what it is counts.
+            match job.cell.fetched.unverified.get(FetchedInputs::BASE) {
+                Some(content) => Material { digest: Some(content.clone()), ..material },
+                None => material,
+            }
         }
         RuntimeBase::Bootstrap(spec) => Material {
             digest,

@@ -4,6 +4,7 @@ use super::job::{Job, ensure_planned};
 use crate::{
     inputs::{HeaderLookup, HeaderSet},
     parts::{Stage, TargetError},
+    plan::FetchedInputs,
 };
 
 /// Fetches the header set, as far as the cache lacks it: the one that the build was planned with. Others may have been
@@ -14,7 +15,10 @@ pub(super) async fn fetch(job: &Job<'_>) -> Result<HeaderSet, TargetError> {
     let look = || parts.fetcher.headers().find(source, &parts.definitions.root, &job.cell.target);
     match parts.retry("fetch headers", look).await? {
         HeaderLookup::Found(headers) => {
-            ensure_planned(headers.identity == job.cell.fetched.headers, "the kernel's headers")?;
+            let planned = &job.cell.fetched;
+            let is_planned = headers.identity == planned.headers
+                && headers.unverified.as_ref() == planned.unverified.get(FetchedInputs::HEADERS);
+            ensure_planned(is_planned, "the kernel's headers")?;
             Ok(*headers)
         }
         HeaderLookup::Missing { looked_for, hint } => Err(TargetError::headers_missing(&looked_for, hint)),

@@ -89,6 +89,16 @@ pub(super) struct CheckedPayload {
     pub(super) payload: Payload,
     /// The header set's packages or file, for the image's annotations.
     pub(super) headers: Vec<String>,
+    /// Digest of the header set's content, where it was imported or comes from the store; for the provenance.
+    pub(super) header_content: Option<Digest>,
     /// The report of the check.
     pub(super) report: CheckReport,
+}
+
+impl CheckedPayload {
+    /// A payload that was checked against these headers.
+    pub(super) fn of(payload: Payload, headers: &HeaderSet, report: CheckReport) -> Self {
+        let (headers, header_content) = (headers.origin.clone(), headers.content.clone());
+        Self { payload, headers, header_content, report }
+    }
 }

@@ -147,9 +147,9 @@ async fn needed_images(job: &Job<'_>) -> Result<Vec<NeededImage>, TargetError> {
 /// An image that a needed image needs. That one was built, so it was published before.
 async fn published_need(job: &Job<'_>, name: &ImageName) -> Result<NeededImage, TargetError> {
     let needed = cell(job.parts, name, &job.cell.target).await?;
-    let mut image = needed.reference;
+    let mut image = needed.reference.clone();
     let found = job.parts.look_up(&image).await?;
-    let found = found.filter(|found| found.input_hash == Some(needed.input_hash));
+    let found = found.filter(|found| found.is_of(&needed));
     let found = found.ok_or_else(|| vanished(&image))?;
     let exposed = found.exposed.ok_or_else(|| lacks(&image.to_string(), "it exposes nothing"))?;
     image.version = Version::Digest(found.digest);

@@ -78,7 +78,7 @@ async fn push_tag(job: &Job<'_>, reference: &ImageReference, manifest: &[u8]) ->
     if !job.overwrites()
         && let Some(found) = job.parts.look_up(reference).await?
     {
-        if found.input_hash == Some(job.cell.input_hash) {
+        if found.is_of(job.cell) {
             return Ok(());
         }
         return Err(TargetError::overtaken(reference));

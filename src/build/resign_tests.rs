@@ -15,7 +15,7 @@ use crate::{
         ModuleSigner,
         testing::{EC_256, RSA_2048, Workshop},
     },
-    site::{Existing, ImageSigning, KeySource, ModuleSigning, Policy, Signed},
+    site::{KeySource, ModuleSigning, Policy, Signed},
 };
 
 /// Kernels that load signed modules only.
@@ -25,7 +25,7 @@ fn bench(options: &str) -> Bench {
     let mut bench = Bench::new(&json!({
         "reuse": "compatible", "tags": ["{{version}}-{{kernel_label}}-{{signer}}"],
     }));
-    sign_images_with(&mut bench, &workshop(EC_256));
+    bench.sign_images_with(&workshop(EC_256));
     for release in [K9, K10] {
         bench.headers_with(release, SYMBOLS, options);
     }
@@ -50,20 +50,6 @@ fn sign_with(bench: &mut Bench, workshop: &Workshop, signed: Signed) {
     let secrets = SecretReader::new(workshop.root().to_owned(), KubeOptions::default());
     let opened = ModuleSigner::open(&spec, workshop.root(), secrets).unwrap();
     bench.parts.module_signer = Some(Arc::new(opened));
-}
-
-/// The key goes where the definitions are.
-fn sign_images_with(bench: &mut Bench, workshop: &Workshop) {
-    for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
-        fs::copy(workshop.path(file), bench.root().join(name)).unwrap();
-    }
-    bench.parts.definitions.site.image_signing = Some(ImageSigning {
-        key: KeySource::File(bench.root().join("images.pem").to_str().unwrap().parse().unwrap()),
-        passphrase: None,
-        public_key: Some("images.pub".parse().unwrap()),
-        existing: Existing::Leave,
-        trust_registry_writers: false,
-    });
 }
 
 /// The certificate's serial number, as OpenSSL knows it.
@@ -152,7 +138,7 @@ async fn payloads_that_a_stranger_published_are_neither_signed_nor_reused() {
     let mut bench = bench(ENFORCING);
     let key = workshop(RSA_2048);
     let strangers: [fn(&mut Bench); 2] = [
-        |bench| sign_images_with(bench, &workshop(EC_256)),
+        |bench| bench.sign_images_with(&workshop(EC_256)),
         |bench| bench.parts.definitions.site.image_signing = None,
     ];
     for publish_as in strangers {
@@ -185,7 +171,7 @@ async fn nothing_is_compiled_against_an_image_that_a_stranger_published() {
     bench.publish_of("x", K9, &[&module()]).await.unwrap();
     let module = ModuleFile::named("y").needs("printk", 1);
     bench.publish_of("y", K9, &[&module]).await.unwrap();
-    sign_images_with(&mut bench, &workshop(EC_256));
+    bench.sign_images_with(&workshop(EC_256));
     let error = bench.publish_of("y", K9, &[&module]).await.unwrap_err();
     assert!(error.to_string().starts_with("needed image "), "{error}");
     assert!(error.to_string().contains("is not signed with a key of this site"), "{error}");
@@ -202,10 +188,10 @@ async fn what_one_of_two_signers_signed_is_not_reused() {
     }
     let both = r#"{"atLeast": 2, "keys": ["site.pub", "release.pub"]}"#;
     let policy = Policy { require_signed: serde_json::from_str(both).unwrap() };
-    sign_images_with(&mut bench, &release);
+    bench.sign_images_with(&release);
     let theirs = bench.publish(K9, &[&module()]).await.unwrap();
     bench.parts.definitions.site.policy = policy;
-    sign_images_with(&mut bench, &site);
+    bench.sign_images_with(&site);
     bench.heard();
     let error = bench.build(K10).await.unwrap_err();
     assert!(matches!(error, TargetError::Engine(EngineError::Unavailable { .. })), "{error}");

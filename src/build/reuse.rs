@@ -193,7 +193,7 @@ async fn borrow(
         let summary = summary.unwrap_or_else(|| "not every module was reached".to_owned());
         return Ok(Err(format!("the payload of {}: in the boot check {summary}", kernel())));
     }
-    Ok(Ok(CheckedPayload { payload, headers: against.headers.origin.clone(), report }))
+    Ok(Ok(CheckedPayload::of(payload, &against.headers, report)))
 }
 
 /// An image of farrier's under a tag of the cell's repository.

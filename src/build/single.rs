@@ -97,7 +97,7 @@ async fn published_already(
     let mut digest = None;
     for reference in cell.references() {
         let Some(found) = parts.look_up(reference).await? else { return Ok(None) };
-        if found.input_hash != Some(cell.input_hash) {
+        if !found.is_of(cell) {
             if image.spec.on_conflict == OnConflict::Overwrite {
                 return Ok(None);
             }

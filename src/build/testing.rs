@@ -35,6 +35,8 @@ use crate::{
     },
     plan::{Cell, Instance},
     registry::{Keyring, RegistryLocation, RegistryOptions, RemoteRegistry, connect},
+    signing::testing::Workshop,
+    site::{Existing, ImageSigning, KeySource},
 };
 
 /// Three kernels; [`ModuleFile`] writes modules for the first.
@@ -192,6 +194,20 @@ impl Bench {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
+    }
+
+    /// The site gets a key for images, and signs with it.
+    pub(crate) fn sign_images_with(&mut self, workshop: &Workshop) {
+        for (file, name) in [("k.pem", "images.pem"), ("p.pem", "images.pub")] {
+            fs::copy(workshop.path(file), self.root().join(name)).unwrap();
+        }
+        self.parts.definitions.site.image_signing = Some(ImageSigning {
+            key: KeySource::File(self.root().join("images.pem").to_str().unwrap().parse().unwrap()),
+            passphrase: None,
+            public_key: Some("images.pub".parse().unwrap()),
+            existing: Existing::Leave,
+            trust_registry_writers: false,
+        });
     }
 
     /// The directory of the definitions, the cache and the layout.

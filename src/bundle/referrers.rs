@@ -16,7 +16,7 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
     location.repository(name).map_err(wrong)
 }
 
-/// Adds everything that refers to the images among the contents: what the registry lists as such, and what stands under
+/// Adds everything that refers to images and stored inputs among the contents: what the registry lists as such, and what stands under
 /// tags made from their digests (`sha256-<hex>.sig` and its like, cosign's "Signature Storage"), and what refers to that.
 pub async fn with_referrers(
     contents: Vec<Content>,
@@ -29,15 +29,7 @@ pub async fn with_referrers(
     let mut asked = BTreeSet::new();
     while let Some(content) = waiting.pop() {
         let Content { kind, repository: name, tag: _, digest } = &content;
-        let refers_or_may_be_referred_to = matches!(
-            kind,
-            ContentKind::Image
-                | ContentKind::Farrier
-                | ContentKind::Mirror
-                | ContentKind::Referrer
-                | ContentKind::Signature
-        );
-        if refers_or_may_be_referred_to && asked.insert((name.clone(), digest.clone())) {
+        if asked.insert((name.clone(), digest.clone())) {
             let repository = repository(location, name)?;
             for found in registry.referrers(&repository, digest, None).await? {
                 let (kind, digest) = (ContentKind::Referrer, found.digest);

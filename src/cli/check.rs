@@ -75,7 +75,7 @@ impl Context<'_> {
         if let Some(settings) = self.settings.get() {
             return Ok(settings);
         }
-        let settings = self.session.settings()?.with_store(self.args.registry.as_deref())?;
+        let settings = self.session.settings_with_store(self.args.registry.as_deref())?;
         Ok(self.settings.get_or_init(|| settings))
     }
 }

@@ -110,12 +110,12 @@ pub async fn headers(session: &Session, command: HeadersCommand) -> Result<Exit,
                 arch: parse("--arch", arch.as_deref().unwrap_or(std::env::consts::ARCH))?,
                 replace,
             };
-            let settings = session.settings()?.with_store(store.registry.as_deref())?;
+            let settings = session.settings_with_store(store.registry.as_deref())?;
             import_headers(session, &settings, import).await?;
         }
         HeadersCommand::Collect(args) => collect(session, args).await?,
         HeadersCommand::List { store } => {
-            let Settings { fetcher, .. } = session.settings()?.with_store(store.registry.as_deref())?;
+            let Settings { fetcher, .. } = session.settings_with_store(store.registry.as_deref())?;
             let cached = fetcher.headers().in_cache().await?;
             let stored = fetcher.headers().list_store().await?;
             let cached = cached.iter().map(ListedSet::from);
@@ -143,7 +143,7 @@ async fn collect(session: &Session, args: HeadersCollectArgs) -> Result<(), CliE
             .map_err(|error| CliError::usage(format!("read the key {}: {error}", key.display())))?;
         return send(session, root, release, arch, &to, &key).await;
     }
-    let settings = session.settings()?.with_store(store.registry.as_deref())?;
+    let settings = session.settings_with_store(store.registry.as_deref())?;
     let Some(stored) = settings.fetcher.headers().in_store(&release, arch).await? else {
         let sources = vec![ImportSource::Node(root)];
         return import_headers(session, &settings, HeaderImport { sources, release, arch, replace: false })

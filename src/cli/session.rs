@@ -15,12 +15,11 @@ use super::{
 use crate::{
     cluster::{Cluster, Directory, KubeCluster, KubeOptions},
     engine::{EngineChoice, EngineEnv},
-    machine,
+    images, machine,
     parts::{BuildLimits, LazyEngine, LazyEntrypoint, NeedsFrom, Parts, QemuBoot},
     plan::{Budget, Interest, WriteNamespaces},
     registry::{self, RegistryLocation, RegistryOptions, RemoteRegistry, Retrying},
     signing::ModuleSigner,
-    store::Store,
 };
 
 /// The directory in the cache for what boot checks remember of this machine.
@@ -57,6 +56,15 @@ impl Session {
     /// The definitions, the cache and the ways to the network.
     pub fn settings(&self) -> Result<Settings, CliError> {
         Settings::resolve(&self.global)
+    }
+
+    /// The same with the stored inputs of the registry that `--registry` names, where it is given.
+    pub fn settings_with_store(&self, location: Option<&str>) -> Result<Settings, CliError> {
+        let settings = self.settings()?;
+        if location.is_none() {
+            return Ok(settings);
+        }
+        Ok(Settings { fetcher: self.parts(location, EngineChoice::Auto)?.fetcher, ..settings })
     }
 
     /// The parts of a registry, and the cluster.
@@ -104,7 +112,7 @@ impl Session {
                 RegistryOptions { credentials: parts.credentials.clone(), net: parts.fetcher.net().clone() };
             let (location, registry) = connect(location, &options)?;
             // Not the layout directory of parts that publish nothing: it holds no stored inputs.
-            let store = Store::new(location.clone(), Arc::clone(&registry));
+            let store = images::store_of(&parts, location.clone(), Arc::clone(&registry));
             parts.fetcher = parts.fetcher.with_store(store);
             let registry = Arc::new(Retrying::new(registry, parts.cancel.clone()));
             parts.needs_from = Some(NeedsFrom { location, registry });
@@ -121,21 +129,12 @@ impl Session {
             None => RegistryLocation::Layout(cache.root().join("layout")),
         };
         let registry = registry::connect(&location, &options);
-        // Without retry: what fetches from the store is repeated as a whole.
-        let fetcher = fetcher.with_store(Store::new(location.clone(), Arc::clone(&registry)));
         let remote = Arc::new(RemoteRegistry::new("registries".to_owned(), &options));
         let cancel = self.stop.cancel.clone();
         let engine_env = EngineEnv {
             notes: Some(cache.root().join(ENGINE_NOTES)),
             scratch: Some(cache.root().join(SANDBOX_TRIALS)),
             ..env_vars::engine_env()
-        };
-        let boot = QemuBoot {
-            fetcher: fetcher.clone(),
-            root: definitions.root.clone(),
-            entrypoint: self.global.entrypoint.clone(),
-            memory: cache.root().join(BOOT_MEMORY),
-            cancel: cancel.clone(),
         };
         let module_signer = match &definitions.site.module_signing {
             None => None,
@@ -144,25 +143,36 @@ impl Session {
                 Some(Arc::new(ModuleSigner::open(spec, &definitions.root, secrets)?))
             }
         };
-        Ok(Parts {
+        let mut parts = Parts {
             definitions,
             fetcher,
             cache,
-            registry: Arc::new(Retrying::new(registry, cancel.clone())),
+            registry: Arc::new(Retrying::new(Arc::clone(&registry), cancel.clone())),
             needs_from: None,
             remote: Arc::new(Retrying::new(remote, cancel.clone())),
             credentials: options.credentials.clone(),
-            location,
+            location: location.clone(),
             engine: LazyEngine::new(engine, engine_env),
             entrypoint: LazyEntrypoint::new(self.global.entrypoint.clone()),
             limits: BuildLimits { at_once: usize::MAX, budget: machine::budget() },
             module_signer,
-            boot_checker: Some(Arc::new(boot)),
+            boot_checker: None,
             reporter: Arc::new(Progress::new()),
             instance: self.global.instance(),
             fence: None,
             cancel,
-        })
+        };
+        // Without retry: what fetches from the store is repeated as a whole.
+        let store = images::store_of(&parts, location, registry);
+        parts.fetcher = parts.fetcher.with_store(store);
+        parts.boot_checker = Some(Arc::new(QemuBoot {
+            fetcher: parts.fetcher.clone(),
+            root: parts.definitions.root.clone(),
+            entrypoint: self.global.entrypoint.clone(),
+            memory: parts.cache.root().join(BOOT_MEMORY),
+            cancel: parts.cancel.clone(),
+        }));
+        Ok(parts)
     }
 }
 

@@ -23,7 +23,6 @@ use crate::{
     net::{Net, NetOptions},
     parts::TargetError,
     registry::{self, CredentialFile, Keyring, Registry, RegistryLocation, RegistryOptions},
-    store::Store,
 };
 
 /// What every command works with.
@@ -49,15 +48,6 @@ impl Settings {
         let registry = reach(global, &definitions)?;
         let fetcher = Fetcher::new(cache.clone(), options).with_net(registry.net.clone());
         Ok(Self { definitions, cache, fetcher, registry })
-    }
-
-    /// With the stored inputs of the registry that `--registry` names, where it is given.
-    pub fn with_store(mut self, location: Option<&str>) -> Result<Self, CliError> {
-        if let Some(location) = location {
-            let (location, registry) = connect(location, &self.registry)?;
-            self.fetcher = self.fetcher.with_store(Store::new(location, registry));
-        }
-        Ok(self)
     }
 
     /// How registries are reached as the definitions of a directory say, or the built-in ones alone.

@@ -7,7 +7,7 @@ use crate::{
     image::ImageReference,
     images::look_up_signatures,
     parts::{AT_ONCE, Parts, TargetError},
-    plan::{Cell, Observed, Questions, Resolved, SignatureState},
+    plan::{Cell, Observed, Questions, Resolved, SignatureState, Unverified},
     resolve::with_hint,
 };
 
@@ -25,11 +25,24 @@ impl Memory {
     /// Forgets what could not be found out, so that it is tried again.
     pub fn forget_faults(&mut self) {
         let Self { resolved, observed, unreachable } = self;
-        let Resolved { images, toolchains, headers, trees, unreachable: unresolved } = resolved;
+        let Resolved {
+            images,
+            toolchains,
+            headers,
+            trees,
+            unverified_headers,
+            unverified_root_fs,
+            unreachable: unresolved,
+        } = resolved;
+        let refused = |found: &Unverified| matches!(found, Unverified::Refused(_));
         images.retain(|_, outcome| outcome.is_ok());
         toolchains.retain(|_, outcome| outcome.is_ok());
-        headers.retain(|_, outcome| outcome.is_ok());
+        headers.retain(|target, outcome| {
+            outcome.is_ok() && !unverified_headers.get(target).is_some_and(refused)
+        });
+        unverified_headers.retain(|_, found| !refused(found));
         trees.retain(|_, outcome| outcome.is_ok());
+        unverified_root_fs.retain(|_, found| !found.as_ref().is_some_and(refused));
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
         observed.unreachable.clear();
         (*unreachable, *unresolved) = (false, false);

@@ -8,7 +8,7 @@ use crate::{
     cluster::{Cluster, Directory},
     error_chain,
     image::{DriverImage, RolloutSpec, Version},
-    images::{LastRecord, StoredImage, contents, publish_union, record_kernels},
+    images::{LastRecord, StoredImage, contents, look_at_root_fs, publish_union, record_kernels},
     kernel::KernelTarget,
     kmod::{CheckReport, Verdict},
     parts::{Parts, TargetError, image_location},
@@ -93,6 +93,7 @@ impl Parts {
             .collect();
         add_needs(&self.definitions, &mut called_for);
         resolve_more(self, &called_for, &targets, &mut memory.resolved).await;
+        look_at_root_fs(self, &called_for, &targets, &mut memory.resolved).await;
         let manifests = self.manifests().await;
         // Another process may have built meanwhile, and tags that are in use may have been moved.
         memory.observed.failures.clear();

@@ -19,7 +19,7 @@ use crate::{
     },
     registry::RegistryError,
     resolve::tracked,
-    store::InputKind,
+    store::{InputKind, is_about_another},
 };
 
 /// What is asked for.
@@ -314,7 +314,7 @@ async fn count_stored(parts: &Parts, kind: InputKind) -> Result<Option<StoredKin
     let tags = parts.registry.tags(&repository).await?;
     let mut layers: BTreeMap<Digest, u64> = BTreeMap::new();
     let mut artifacts = 0;
-    for tag in tags {
+    for tag in tags.into_iter().filter(|tag| !is_about_another(tag)) {
         let Some((_, _, bytes)) = manifest_of(parts, &repository, tag).await? else { continue };
         let Ok(manifest) = ImageManifest::parse(&bytes) else { continue };
         artifacts += 1;

@@ -86,6 +86,12 @@ pub(super) async fn own_key(parts: &Parts) -> Result<Option<RequiredSigners>, Ta
     Ok(public.map(|key| RequiredSigners::one("imageSigning", key)))
 }
 
+/// Does the site name keys for images at all? They need not be readable here.
+pub(super) fn has_keys(parts: &Parts) -> bool {
+    let site = &parts.definitions.site;
+    site.image_signing.is_some() || !site.policy.require_signed.is_empty()
+}
+
 /// The keys that must have signed (`policy.requireSigned`); `None` where none must.
 pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSigners>, TargetError> {
     let wanted = &parts.definitions.site.policy.require_signed;

@@ -10,6 +10,7 @@ mod mirror;
 mod root_fs;
 mod sign;
 mod signatures;
+mod stored_inputs;
 mod union;
 mod verify;
 
@@ -28,6 +29,8 @@ pub(crate) use root_fs::{
     BaseImage, base_image, layer_files, root_fs_layer, root_fs_reference, runtime_base,
 };
 pub(crate) use signatures::{StoredImage, look_up_signatures};
+pub(crate) use stored_inputs::look_at_root_fs;
+pub use stored_inputs::store_of;
 pub use union::publish_union;
 pub use verify::{CheckResult, VerifyCheck, VerifyReport, verify};
 

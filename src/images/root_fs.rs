@@ -3,15 +3,19 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use serde_json::json;
+
+use super::{keys::has_keys, signatures::StoredImage};
 use crate::{
     blocking::blocking,
-    image::{ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
+    image::{Digest, ImageReference, MinimalSpec, Repository, RuntimeBase, Tag, Version},
     inputs::PackageRoot,
     kernel::{Architecture, Toolchain},
     oci::{self, AnyManifest, Assembly, Base, ImageManifest, Layer, annotations, media_type},
     parts::{Parts, TargetError},
     payload,
-    plan::Cell,
+    plan::{Cell, FetchedInputs},
+    store::Standing,
 };
 
 /// Where root file systems are published, below the registry's prefix.
@@ -33,7 +37,7 @@ pub(crate) struct BaseImage {
 
 /// What a root file system is made of.
 #[derive(Clone, Copy)]
-enum RootFsSpec<'a> {
+pub(super) enum RootFsSpec<'a> {
     Packages(&'a PackageRoot),
     Minimal(&'a MinimalSpec),
 }
@@ -58,9 +62,11 @@ pub(crate) async fn runtime_base(
         }
         RuntimeBase::Bootstrap(spec) => {
             let root = PackageRoot::RuntimeBase(spec.for_version(&cell.version));
-            ensure_published(parts, RootFsSpec::Packages(&root), arch).await?
+            planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::BASE).await?
         }
-        RuntimeBase::Minimal(spec) => ensure_published(parts, RootFsSpec::Minimal(spec), arch).await?,
+        RuntimeBase::Minimal(spec) => {
+            planned(parts, RootFsSpec::Minimal(spec), cell, FetchedInputs::BASE).await?
+        }
         RuntimeBase::Image(text) => {
             // The digest that the input hash has, whatever the tag names by now.
             let planned = cell.fetched.base.as_deref().unwrap_or(text);
@@ -70,14 +76,14 @@ pub(crate) async fn runtime_base(
     base_image(parts, &reference, arch).await
 }
 
-/// The layer file of a root file system of packages: from the registry, else made now and published.
+/// The layer file of a cell's toolchain: from the registry, else made now and published.
 pub(crate) async fn root_fs_layer(
     parts: &Parts,
     root: &PackageRoot,
-    arch: Architecture,
+    cell: &Cell,
 ) -> Result<PathBuf, TargetError> {
-    let reference = ensure_published(parts, RootFsSpec::Packages(root), arch).await?;
-    let base = base_image(parts, &reference, arch).await?;
+    let reference = planned(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
+    let base = base_image(parts, &reference, cell.target.arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
     parts.blob_file(&base.repository, layer).await
 }
@@ -96,32 +102,116 @@ fn reference_of_key(parts: &Parts, key: &str) -> Result<ImageReference, TargetEr
     Ok(ImageReference { repository: parts.location.repository(name)?, version: Version::Tag(tag) })
 }
 
-/// Makes sure that the registry has the root file system.
-async fn ensure_published(
+/// Over everything in its specification, and in the package that it is made from.
+async fn key_of(parts: &Parts, spec: RootFsSpec<'_>, arch: Architecture) -> Result<String, TargetError> {
+    match spec {
+        RootFsSpec::Packages(root) => Ok(root.key(arch)),
+        RootFsSpec::Minimal(spec) => {
+            parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_key(spec, arch)).await
+        }
+    }
+}
+
+/// A root file system that the registry has.
+struct Published {
+    /// By digest.
+    reference: ImageReference,
+    /// Digest of its content, where neither a key of the site nor this machine vouches for it.
+    unverified: Option<Digest>,
+}
+
+/// The digest of the root file system that a build would take from the registry, where the site has no key that could have
+/// signed it, and this machine did not make it.
+///
+/// # Errors
+/// The site has keys, and none of them signed it.
+pub(super) async fn unverified_root_fs(
     parts: &Parts,
     spec: RootFsSpec<'_>,
     arch: Architecture,
-) -> Result<ImageReference, TargetError> {
-    let reference = match spec {
-        RootFsSpec::Packages(root) => root_fs_reference(parts, root, arch)?,
-        RootFsSpec::Minimal(spec) => {
-            let key =
-                parts.retry("look up busybox", || parts.fetcher.root_fs().minimal_key(spec, arch)).await?;
-            reference_of_key(parts, &key)?
-        }
-    };
-    if parts.registry.manifest(&reference.repository, &reference.version).await?.is_none() {
-        publish(parts, spec, arch, &reference).await?;
+) -> Result<Option<Digest>, TargetError> {
+    let key = key_of(parts, spec, arch).await?;
+    if let Some(found) = published(parts, &key, arch).await? {
+        return Ok(found.unverified);
     }
-    Ok(reference)
+    if parts.fetcher.root_fs().made_here(&key, arch)?.is_some() {
+        return Ok(None);
+    }
+    let stored = parts.fetcher.root_fs().in_store(&key).await?;
+    Ok(stored.filter(|stored| !stored.is_signed).map(|stored| stored.layer.digest))
+}
+
+/// The image that a root file system is published as.
+async fn published(parts: &Parts, key: &str, arch: Architecture) -> Result<Option<Published>, TargetError> {
+    let ImageReference { repository, version } = reference_of_key(parts, key)?;
+    let Some(found) = parts.registry.manifest(&repository, &version).await? else { return Ok(None) };
+    let stored = StoredImage { parts, repository: &repository, digest: &found.digest };
+    let standing = stored.standing().await?;
+    let unverified = if standing == Standing::Signed {
+        // Something else may have been put under the tag, with its signature.
+        let identity = ImageManifest::parse(&found.bytes)?.annotations.remove(annotations::IDENTITY);
+        if identity.as_deref() != Some(key) {
+            let message =
+                format!("{repository}:{version} is signed, and says that it is another root file system");
+            return Err(TargetError::unmet(message, "delete the tag: then it is made and published again"));
+        }
+        None
+    } else {
+        let content = content(parts, &repository, &found.bytes, arch).await?;
+        let made = parts.fetcher.root_fs().made_here(key, arch)?.map(|made| made.digest);
+        Some(content).filter(|content| made.as_ref() != Some(content))
+    };
+    if unverified.is_some() && standing != Standing::NoKeys {
+        stored.ensure_trusted("root file system").await?;
+    }
+    let reference = ImageReference { repository, version: Version::Digest(found.digest) };
+    Ok(Some(Published { reference, unverified }))
+}
+
+/// What a root file system's image holds: the layer, where it is all that can matter. Further layers, and variables or anything
+/// else that steps in place and containers get from a configuration, count with the manifest.
+async fn content(
+    parts: &Parts,
+    repository: &Repository,
+    manifest: &[u8],
+    arch: Architecture,
+) -> Result<Digest, TargetError> {
+    let config = &ImageManifest::parse(manifest)?.config;
+    let config = parts.small_blob(repository, config, "configuration").await?;
+    let image = Base::parse(manifest, &config, arch.as_str())?;
+    let is_plain = image.config.get("config") == Some(&json!({"Env": [format!("PATH={DEFAULT_PATH}")]}));
+    Ok(match &image.layers[..] {
+        [only] if is_plain => only.digest.clone(),
+        _ => image.digest,
+    })
+}
+
+/// Makes sure that the registry has a cell's root file system, and that it is the one that the input hash was made with:
+/// someone may have put another one there since. Gives it by digest.
+async fn planned(
+    parts: &Parts,
+    spec: RootFsSpec<'_>,
+    cell: &Cell,
+    input: &'static str,
+) -> Result<ImageReference, TargetError> {
+    let arch = cell.target.arch;
+    let key = key_of(parts, spec, arch).await?;
+    let found = match published(parts, &key, arch).await? {
+        Some(found) => found,
+        None => publish(parts, spec, arch, &key).await?,
+    };
+    if found.unverified.as_ref() != cell.fetched.unverified.get(input) {
+        return Err(TargetError::Outdated { what: format!("the {input} in the registry") });
+    }
+    Ok(found.reference)
 }
 
 async fn publish(
     parts: &Parts,
     spec: RootFsSpec<'_>,
     arch: Architecture,
-    reference: &ImageReference,
-) -> Result<(), TargetError> {
+    key: &str,
+) -> Result<Published, TargetError> {
     let action = "make root file system";
     let (made, title) = match spec {
         RootFsSpec::Packages(root) => {
@@ -142,7 +232,8 @@ async fn publish(
         media_type: media_type::OCI_LAYER_GZIP,
     };
     let notes = BTreeMap::from([
-        (annotations::TITLE.to_owned(), title),
+        (annotations::TITLE.to_owned(), title.clone()),
+        (annotations::IDENTITY.to_owned(), key.to_owned()),
         (USR_MERGED.to_owned(), usr_merged.to_string()),
     ]);
     let image = oci::assemble(&Assembly {
@@ -155,11 +246,19 @@ async fn publish(
         annotations: &notes,
         architecture: arch.as_str(),
     })?;
-    let (ImageReference { repository, version }, registry) = (reference, &parts.registry);
-    registry.push_blob(repository, &layer.digest, &made.layer).await?;
-    registry.push_bytes(repository, &image.config).await?;
-    registry.push_manifest(repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
-    Ok(())
+    let (ImageReference { repository, version }, registry) = (reference_of_key(parts, key)?, &parts.registry);
+    registry.push_blob(&repository, &layer.digest, &made.layer).await?;
+    registry.push_bytes(&repository, &image.config).await?;
+    let by_digest = Version::Digest(image.digest.clone());
+    // Signed before it has its name: whoever finds it there finds it signed.
+    for version in [&by_digest, &version] {
+        registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest).await?;
+        StoredImage { parts, repository: &repository, digest: &image.digest }.sign(&title, &[]).await?;
+    }
+    // What came from the store of a site with keys was signed there, and what is not from there was made here.
+    let is_vouched_for = has_keys(parts) || parts.fetcher.root_fs().made_here(key, arch)?.is_some();
+    let reference = ImageReference { repository, version: by_digest };
+    Ok(Published { reference, unverified: Some(layer.digest).filter(|_| !is_vouched_for) })
 }
 
 /// Reads an image's manifest and configuration, picking the architecture out of an index.
@@ -198,20 +297,21 @@ async fn read_image(
     Ok((base, manifest.annotations))
 }
 
-/// A toolchain as a tree in the cache, with the image that it is: its configuration says what a `FROM` of it brings along.
-/// `pinned` is what the input hash has of a toolchain that is an image: with its digest, whatever the tag names by now.
+/// A cell's toolchain as a tree in the cache, with the image that it is: its configuration says what a `FROM` of it brings
+/// along.
 pub(crate) async fn toolchain_tree(
     parts: &Parts,
     toolchain: &Toolchain,
-    pinned: &str,
-    arch: Architecture,
+    cell: &Cell,
 ) -> Result<(PathBuf, Base), TargetError> {
+    let arch = cell.target.arch;
     let reference = match toolchain {
         Toolchain::Bootstrap(spec) => {
             let root = PackageRoot::Toolchain(spec.clone());
-            ensure_published(parts, RootFsSpec::Packages(&root), arch).await?
+            planned(parts, RootFsSpec::Packages(&root), cell, FetchedInputs::TOOLCHAIN).await?
         }
-        Toolchain::Image(_) => parts.nearest(pinned.parse()?).await?,
+        // With the digest that the input hash has, whatever the tag names by now.
+        Toolchain::Image(_) => parts.nearest(cell.toolchain.parse()?).await?,
     };
     let (base, _) = read_image(parts, &reference, arch).await?;
     let files = layer_files(parts, &base).await?;

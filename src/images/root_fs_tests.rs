@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    build::testing::Bench,
+    build::testing::{Bench, K9},
     oci::{EntryKind, LayerWriter},
 };
 
@@ -48,7 +48,8 @@ fn tar(files: &[(&str, &str)]) -> Vec<u8> {
 
 async fn tree_of(bench: &Bench, reference: &str) -> Result<(PathBuf, Base), TargetError> {
     let toolchain = Toolchain::Image(reference.parse().unwrap());
-    toolchain_tree(&bench.parts, &toolchain, reference, Architecture::Amd64).await
+    let cell = Cell { toolchain: reference.to_owned(), ..bench.cell(K9).await };
+    toolchain_tree(&bench.parts, &toolchain, &cell).await
 }
 
 #[tokio::test]

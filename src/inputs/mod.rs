@@ -27,7 +27,7 @@ use std::{
 
 pub use error::FetchError;
 pub use header_set::{
-    HeaderLookup, HeaderSet, Headers, ListedHeaders,
+    HeaderIdentity, HeaderLookup, HeaderSet, Headers, ListedHeaders,
     import::{HeaderImport, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
 };
 pub use header_tree::{TreeError, read_header_set};

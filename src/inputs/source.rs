@@ -101,7 +101,10 @@ impl Sources<'_> {
         // What lies on this machine is not fetched from another one.
         let is_here = matches!(content, Content::Local { .. });
         let make = |dir| async {
-            if !is_here && let Some(stored) = fetcher.stored(InputKind::Source, &key_tag(&key)?).await? {
+            // Its digest is known, so that no key need have signed it.
+            if let (false, Some(store)) = (is_here, fetcher.store())
+                && let Some(stored) = store.find(InputKind::Source, &key_tag(&key)?).await?
+            {
                 return self.lay_out_stored(spec, &stored, &origin, dir).await;
             }
             let original = self.original(spec, content).await?;
@@ -142,13 +145,15 @@ impl Sources<'_> {
     /// What the store has in place of a source that is not asked about upstream: one that the site lacks, one whose
     /// content is fixed, and with `--offline` any.
     async fn in_place_of(self, spec: &SourceSpec, root: &Path) -> Result<Option<StoredInput>, FetchError> {
-        let wanted = match &spec.from {
-            // Its content says what it is, wherever it comes from.
-            SourceOrigin::Url { .. } => false,
-            SourceOrigin::Path { path, .. } => !root.join(path).exists(),
-            SourceOrigin::Apt(source) => package::asks_store(self.0, source, native())?,
-        };
-        if wanted { self.0.stored(InputKind::Source, &source_tag(spec)?).await } else { Ok(None) }
+        let (kind, tag) = (InputKind::Source, source_tag(spec)?);
+        match &spec.from {
+            SourceOrigin::Path { path, .. } if !root.join(path).exists() => self.0.stored(kind, &tag).await,
+            SourceOrigin::Apt(source) if package::asks_store(self.0, source, native())? => {
+                self.0.stored_package(kind, &tag).await
+            }
+            // The content of a download says what it is, wherever it comes from.
+            SourceOrigin::Url { .. } | SourceOrigin::Path { .. } | SourceOrigin::Apt(_) => Ok(None),
+        }
     }
 
     /// The source as its publisher made it: the file or directory whose digest is in its identity.

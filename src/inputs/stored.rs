@@ -19,7 +19,7 @@ use crate::{
     kernel::Architecture,
     oci::{Layer, annotations, media_type},
     payload::write_payload_layer,
-    store::{self, InputKind, NewInput, PackedDefinitions, Store, StoredInput},
+    store::{self, InputKind, NewInput, PackedDefinitions, Standing, Store, StoreError, StoredInput},
 };
 
 /// Changes when definitions' own keys are made otherwise.
@@ -29,6 +29,9 @@ const SOURCE_FORMAT: &str = "source-2";
 
 /// The tag of the definitions that were kept last.
 pub const LATEST: &str = "latest";
+
+/// Apart from all keys of what is made here.
+const STORED: &str = "stored";
 
 /// The layer's name in a working directory.
 const LAYER: &str = "layer";
@@ -110,25 +113,42 @@ impl Fetcher {
         Ok((kept, left_out))
     }
 
-    /// Puts an input into the store, under all of its tags. `content` is awaited only where the store lacks it.
+    /// Puts an input into the store, under all of its tags. `content` is awaited only where the store lacks it, or has
+    /// what does not count.
     pub(super) async fn keep(
         &self,
         input: Input,
         content: impl Future<Output = Result<Packed, FetchError>>,
     ) -> Result<StoredUnder, FetchError> {
-        match self.required_store()?.find(input.kind, &input.tag).await? {
+        match self.kept(&input).await? {
             Some(stored) => self.name(input, stored, false).await,
             None => self.put(input, content.await?).await,
         }
     }
 
-    /// The same for content that the store lacks.
+    /// What the store has of an input, and can keep.
+    pub(super) async fn kept(&self, input: &Input) -> Result<Option<StoredInput>, FetchError> {
+        let store = self.required_store()?;
+        let Some(stored) = store.find(input.kind, &input.tag).await? else { return Ok(None) };
+        Ok(match store.standing(&stored).await? {
+            Standing::Signed => Some(StoredInput { is_signed: true, ..stored }),
+            Standing::NoKeys => Some(stored),
+            Standing::Refused(_) => None,
+        })
+    }
+
+    /// The same for content that the store lacks. It takes the place of what no key of the site signed.
     pub(super) async fn put(&self, input: Input, content: Packed) -> Result<StoredUnder, FetchError> {
         let Packed { file, layer, notes: annotations, scratch: _scratch } = content;
         let layer = layer.descriptor();
         let (kind, tag) = (input.kind, &input.tag);
-        let item = NewInput { kind, tag, file: &file, layer: &layer, annotations, replace: false };
-        let stored = self.required_store()?.put(&item).await?;
+        let store = self.required_store()?;
+        let replace = match store.find(kind, tag).await? {
+            Some(found) => matches!(store.standing(&found).await?, Standing::Refused(_)),
+            None => false,
+        };
+        let item = NewInput { kind, tag, file: &file, layer: &layer, annotations, replace };
+        let stored = store.put(&item).await?;
         self.name(input, stored, true).await
     }
 
@@ -146,7 +166,8 @@ impl Fetcher {
         Ok(StoredUnder { what, stored, tags: std::iter::once(tag).chain(declared).collect(), new })
     }
 
-    /// A root file system in the cache: from the store, else made by `make`.
+    /// A root file system in the cache: what was made here, else from the store, else made by `make`. What came from the
+    /// store is kept apart by its content, because only what was made here has no need of a signature.
     pub(super) async fn obtain_root_fs<F, M>(
         &self,
         place: &str,
@@ -157,22 +178,44 @@ impl Fetcher {
         F: FnOnce(PathBuf) -> M,
         M: Future<Output = Result<(), FetchError>>,
     {
-        let fill = |dir: PathBuf| async move {
-            match self.stored(InputKind::RootFs, &store::key_tag(key)?).await? {
-                Some(stored) => {
-                    self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
-                    root_fs_layer::record_stored(&dir, &stored)
-                }
-                None => make(dir).await,
-            }
+        if let Some(made) = self.cache.get(place, key)? {
+            return Ok(made);
+        }
+        let Some(stored) = self.stored(InputKind::RootFs, &store::key_tag(key)?).await? else {
+            return self.cache.get_or_make(place, key, make).await;
         };
-        self.cache.get_or_make(place, key, fill).await
+        if stored.note(annotations::IDENTITY)? != key {
+            return Err(stored.is_not("it says that it is another root file system").into());
+        }
+        let parts = [STORED, stored.layer.digest.as_str(), stored.note(annotations::DIFF_ID)?];
+        let content = digest::of_parts(parts);
+        let fill = |dir: PathBuf| async move {
+            self.required_store()?.fetch(&stored, &dir.join(root_fs_layer::FILE)).await?;
+            root_fs_layer::record_stored(&dir, &stored)
+        };
+        self.cache.get_or_make(place, &content, fill).await
     }
 
+    /// What the store has to build with: where the site has keys, what one of them signed.
     pub(super) async fn stored(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, FetchError> {
         match &self.store {
-            Some(store) => Ok(store.find(kind, tag).await?),
+            Some(store) => Ok(store.take(kind, tag).await?),
             None => Ok(None),
+        }
+    }
+
+    /// The same for what an archive has, too: that is asked where it may be and no key signed what the store has.
+    pub(super) async fn stored_package(
+        &self,
+        kind: InputKind,
+        tag: &Tag,
+    ) -> Result<Option<StoredInput>, FetchError> {
+        match self.stored(kind, tag).await {
+            Err(FetchError::Store(error @ StoreError::Untrusted { .. })) if !self.is_offline() => {
+                tracing::warn!(%error, "the archive is asked instead");
+                Ok(None)
+            }
+            found => found,
         }
     }
 

@@ -11,10 +11,10 @@ pub(crate) use tracked::tracked;
 use crate::{
     error_chain,
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
-    inputs::{HostTreeLookup, bootstrap_key},
+    inputs::{HeaderIdentity, HostTreeLookup, bootstrap_key},
     kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
     parts::{AT_ONCE, FindingKind, Parts, TargetError},
-    plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey},
+    plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey, Unverified},
 };
 
 /// Looks up what the given images, and the families of the given targets, amount to.
@@ -69,7 +69,13 @@ pub(crate) async fn resolve_more(
     // The store is asked for each.
     for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        resolved.headers.insert(target, outcome.map_err(|error| with_hint(&error)));
+        if let Ok(HeaderIdentity { identity: _, unverified, refused }) = &outcome {
+            let refused = refused.clone().map(Unverified::Refused);
+            let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
+            resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
+        }
+        let outcome = outcome.map(|found| found.identity).map_err(|error| with_hint(&error));
+        resolved.headers.insert(target, outcome);
     }
 }
 

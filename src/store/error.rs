@@ -1,5 +1,6 @@
 //! Why the store did not do what it was asked.
 
+use super::TrustFault;
 use crate::{
     image::{Digest, ReferenceError},
     oci::{ImageError, LayerError},
@@ -25,6 +26,17 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
+    /// What stands there is not signed with a key of this site.
+    #[error("{reference} in the store is not signed with a key of this site: {why}")]
+    Untrusted {
+        /// Repository, tag and digest.
+        reference: String,
+        /// Why it does not count.
+        why: String,
+    },
+    /// Keys that cannot be read, or a signature that cannot be made or looked up.
+    #[error(transparent)]
+    Trust(#[from] TrustFault),
     /// A release or key that gives no tag.
     #[error("{0:?} is too long for a tag")]
     Tag(String),
@@ -48,7 +60,11 @@ pub enum StoreError {
 impl StoreError {
     /// May the same thing work in a moment without any change?
     pub fn is_transient(&self) -> bool {
-        matches!(self, Self::Registry(error) if error.is_transient())
+        match self {
+            Self::Registry(error) => error.is_transient(),
+            Self::Trust(fault) => fault.is_transient,
+            _ => false,
+        }
     }
 
     /// What to do about it, where that is clear.
@@ -60,6 +76,12 @@ impl StoreError {
             Self::NotAnArtifact { reference, .. } => {
                 Some(format!("delete {reference} in the registry, or use another prefix with --registry"))
             }
+            Self::Untrusted { .. } => Some(
+                "store it again where its source is, with the key of imageSigning: `farrier mirror` does that, or `farrier \
+                 headers import --replace`; if another team stored it, name its key in policy.requireSigned"
+                    .to_owned(),
+            ),
+            Self::Trust(fault) => fault.hint.clone(),
             Self::Registry(error) => registry::hint(error),
             Self::Pack(_) | Self::Layer(_) | Self::Tag(_) | Self::Reference(_) | Self::Manifest(_) => None,
         }

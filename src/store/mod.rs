@@ -1,21 +1,26 @@
 //! Adapter: what builds need, kept beside the images: header sets, sources and root file systems as OCI artifacts.
 //!
 //! Each is one manifest with one layer, under a tag that says what it is. Such a tag never changes its content; one made
-//! from a definition ([`Store::name`]) names what that came to last.
+//! from a definition ([`Store::name`]) names what that came to last. Neither tag nor annotations say what it is, because whoever
+//! may write to the registry can set them: where the site has keys, what farrier stores is signed, and [`Store::take`] gives
+//! nothing else.
 
 mod definitions;
 mod error;
 mod tag;
+mod trust;
 
 use std::{collections::BTreeMap, fmt, path::Path, sync::Arc};
 
 pub use definitions::{PackedDefinitions, pack_definitions};
 pub use error::StoreError;
 pub use tag::{header_tag, key_tag};
+pub use trust::{Standing, Trust, TrustFault};
 
 use crate::{
     image::{Digest, Repository, Tag, Version},
     oci::{self, Descriptor, ImageManifest, annotations, media_type},
+    provenance::is_cosign_tag,
     registry::{Registry, RegistryLocation},
 };
 
@@ -79,6 +84,8 @@ pub struct StoredInput {
     pub layer: Descriptor,
     /// What is noted of it.
     pub annotations: BTreeMap<String, String>,
+    /// Did a key of this site sign it, so that its annotations can be believed? Only [`Store::take`] finds that out.
+    pub is_signed: bool,
 }
 
 impl StoredInput {
@@ -117,15 +124,43 @@ pub struct NewInput<'a> {
 pub struct Store {
     location: RegistryLocation,
     registry: Arc<dyn Registry>,
+    trust: Option<Arc<dyn Trust>>,
 }
 
 impl Store {
     /// The store in the registry where images go.
     pub fn new(location: RegistryLocation, registry: Arc<dyn Registry>) -> Self {
-        Self { location, registry }
+        Self { location, registry, trust: None }
     }
 
-    /// What is kept under this tag, if anything.
+    /// The same with a site's keys.
+    #[must_use]
+    pub fn trusting(self, trust: Arc<dyn Trust>) -> Self {
+        Self { trust: Some(trust), ..self }
+    }
+
+    /// What is kept under this tag, if anything, to build with. Where the site has keys, one of them signed it.
+    pub async fn take(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
+        let Some(found) = self.find(kind, tag).await? else { return Ok(None) };
+        match self.standing(&found).await? {
+            Standing::Signed => Ok(Some(StoredInput { is_signed: true, ..found })),
+            Standing::NoKeys => Ok(Some(found)),
+            Standing::Refused(why) => {
+                let reference = format!("{}:{tag} ({})", found.repository, found.digest);
+                Err(StoreError::Untrusted { reference, why })
+            }
+        }
+    }
+
+    /// What the site's keys say of something in the store.
+    pub async fn standing(&self, stored: &StoredInput) -> Result<Standing, StoreError> {
+        match &self.trust {
+            Some(trust) => Ok(trust.standing(&stored.repository, &stored.digest).await?),
+            None => Ok(Standing::NoKeys),
+        }
+    }
+
+    /// What stands under this tag, if anything, signed or not: to be listed, replaced, or verified by a digest that is known.
     pub async fn find(&self, kind: InputKind, tag: &Tag) -> Result<Option<StoredInput>, StoreError> {
         let repository = self.repository(kind)?;
         let Some(found) = self.registry.manifest(&repository, &Version::Tag(tag.clone())).await? else {
@@ -141,7 +176,7 @@ impl Store {
         }
         let [layer] = &manifest.layers[..] else { return Err(wrong("it has not exactly one layer")) };
         let (layer, annotations) = (layer.clone(), manifest.annotations.clone());
-        Ok(Some(StoredInput { kind, repository, digest: found.digest, layer, annotations }))
+        Ok(Some(StoredInput { kind, repository, digest: found.digest, layer, annotations, is_signed: false }))
     }
 
     /// Fetches the layer into a file, which appears whole and verified or not at all.
@@ -151,7 +186,7 @@ impl Store {
     }
 
     /// Keeps a file. The same content under the same tag is kept already; other content is refused, unless it may be
-    /// replaced.
+    /// replaced. What comes from a file of this machine is signed, where the site signs.
     pub async fn put(&self, item: &NewInput<'_>) -> Result<StoredInput, StoreError> {
         let NewInput { kind, tag, file, layer, annotations, replace } = item;
         let repository = self.repository(*kind)?;
@@ -160,7 +195,7 @@ impl Store {
         let digest = Digest::of(&bytes);
         if let Some(found) = self.find(*kind, tag).await? {
             if found.digest == digest {
-                return Ok(found);
+                return self.signed(found, tag).await;
             }
             if !replace {
                 let reference = format!("{repository}:{tag}");
@@ -171,14 +206,21 @@ impl Store {
         self.registry.push_bytes(&repository, oci::EMPTY).await?;
         let version = Version::Tag((*tag).clone());
         self.registry.push_manifest(&repository, &version, media_type::OCI_MANIFEST, &bytes).await?;
-        let layer = (*layer).clone();
-        Ok(StoredInput { kind: *kind, repository, digest, layer, annotations: annotations.clone() })
+        let (kind, layer, annotations) = (*kind, (*layer).clone(), annotations.clone());
+        self.signed(StoredInput { kind, repository, digest, layer, annotations, is_signed: false }, tag).await
+    }
+
+    async fn signed(&self, stored: StoredInput, tag: &Tag) -> Result<StoredInput, StoreError> {
+        let Some(trust) = &self.trust else { return Ok(stored) };
+        let name = format!("{}:{tag}", stored.kind.repository());
+        let is_signed = trust.sign(&stored.repository, &stored.digest, &name).await?;
+        Ok(StoredInput { is_signed, ..stored })
     }
 
     /// Gives what is kept a further tag, one that is made from a definition: it names what that came to last, and loses
     /// what it named before. Says whether it did not name it already.
     pub async fn name(&self, stored: &StoredInput, tag: &Tag) -> Result<bool, StoreError> {
-        let StoredInput { kind: _, repository, digest, layer: _, annotations: _ } = stored;
+        let StoredInput { repository, digest, .. } = stored;
         let version = Version::Tag(tag.clone());
         let named = self.registry.manifest(repository, &version).await?;
         if named.is_some_and(|named| named.digest == *digest) {
@@ -194,9 +236,11 @@ impl Store {
         Ok(true)
     }
 
-    /// The tags of one kind; empty where there are none.
+    /// The tags of one kind, without those of signatures; empty where there are none.
     pub async fn tags(&self, kind: InputKind) -> Result<Vec<Tag>, StoreError> {
-        Ok(self.registry.tags(&self.repository(kind)?).await?)
+        let mut tags = self.registry.tags(&self.repository(kind)?).await?;
+        tags.retain(|tag| !is_about_another(tag));
+        Ok(tags)
     }
 
     /// Where a kind stands.
@@ -209,6 +253,11 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store").field("location", &self.location).finish_non_exhaustive()
     }
+}
+
+/// Is it the tag of a signature, or of a list of what refers to a manifest?
+pub(crate) fn is_about_another(tag: &Tag) -> bool {
+    is_cosign_tag(tag) || oci::is_referrers_tag(tag)
 }
 
 /// The same layer and notes always give the same manifest.

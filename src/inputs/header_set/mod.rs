@@ -21,11 +21,13 @@ use super::{
 };
 use crate::{
     blocking::stoppable,
+    image::Digest,
     kernel::{
         AptHeaders, AptSuites, Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget,
         TarballHeaders, TrackedSuites,
     },
     kmod::KernelFacts,
+    store::StoreError,
 };
 
 /// Changes when the same packages or file are laid out differently.
@@ -52,6 +54,21 @@ pub struct HeaderSet {
     /// What goes into input hashes beyond the definition and the release; `None` where these say it all. Sets that are
     /// only listed have none.
     pub identity: Option<String>,
+    /// Digest of the content of a set that was imported or comes from the store.
+    pub content: Option<Digest>,
+    /// The same where no key and no archive vouches for it: then it counts in input hashes.
+    pub unverified: Option<Digest>,
+}
+
+/// What headers are, before they are fetched.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeaderIdentity {
+    /// As [`HeaderSet::identity`].
+    pub identity: Option<String>,
+    /// As [`HeaderSet::unverified`].
+    pub unverified: Option<Digest>,
+    /// Why nothing can be built with what the store has, whose identity is only said; and what to do.
+    pub refused: Option<String>,
 }
 
 /// What became of a search for headers.
@@ -69,10 +86,32 @@ impl Headers<'_> {
         root: &Path,
         target: &KernelTarget,
     ) -> Result<HeaderLookup, FetchError> {
-        let KernelTarget { release, arch, .. } = target;
-        if let Some(imported) = self.imported(target).await? {
-            return self.load_imported(&imported, target).await;
+        match self.imported(target).await? {
+            Some(imported) => self.load_imported(&imported, target).await,
+            None => self.find_in(source, root, target).await,
         }
+    }
+
+    /// The same without the store.
+    async fn find_here(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
+        match self.imported_here(&target.release, target.arch)? {
+            Some(imported) => self.load_imported(&imported, target).await,
+            None => self.find_in(source, root, target).await,
+        }
+    }
+
+    async fn find_in(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<HeaderLookup, FetchError> {
+        let KernelTarget { release, arch, .. } = target;
         let (lookup, identity) = match source {
             HeaderSource::Apt(apt) => {
                 let what = || format!("headers of {release} ({arch})");
@@ -92,24 +131,32 @@ impl Headers<'_> {
     }
 
     /// What decides the content of the target's headers beyond the definition and the release: the digest
-    /// of what was imported, or of the file that the user brings. `None` for packages, whose release says it all
+    /// of what was imported, or of the file that the user brings. Nothing for packages, whose release says it all
     /// (decision 0002). Where there is no file yet, nothing can be built.
     pub async fn identity(
         self,
         source: &HeaderSource,
         root: &Path,
         target: &KernelTarget,
-    ) -> Result<Option<String>, FetchError> {
-        if let Some(imported) = self.imported(target).await? {
-            return Ok(imported.identity);
+    ) -> Result<HeaderIdentity, FetchError> {
+        let imported = match self.imported(target).await {
+            Err(FetchError::Store(refused @ StoreError::Untrusted { .. })) => {
+                return self.refused(target, &refused).await;
+            }
+            found => found?,
+        };
+        if let Some(imported) = imported {
+            let unverified = imported.unverified();
+            return Ok(HeaderIdentity { identity: imported.identity, unverified, refused: None });
         }
-        let HeaderSource::Tarball(tarball) = source else { return Ok(None) };
+        let HeaderSource::Tarball(tarball) = source else { return Ok(HeaderIdentity::default()) };
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
             let message = format!("no headers for this kernel: {}", path.display());
             return Err(FetchError::unusable(message, or_import(&bring(target), &target.release)));
         }
-        Ok(Some(self.0.digest_of(&path).await?.digest))
+        let identity = Some(self.0.digest_of(&path).await?.digest);
+        Ok(HeaderIdentity { identity, ..HeaderIdentity::default() })
     }
 
     /// The header sets in the cache, by release. One that cannot be read any more is left out.
@@ -123,7 +170,17 @@ impl Headers<'_> {
                 let root = cache.place(KIND, &found.key)?.join(TREE);
                 if let Ok((facts, compiler)) = read_header_set(&root, &release, found.arch) {
                     let Found { key, origin, .. } = found;
-                    sets.push(HeaderSet { root, facts, compiler, origin, key, identity: None });
+                    let (identity, content, unverified) = (None, None, None);
+                    sets.push(HeaderSet {
+                        root,
+                        facts,
+                        compiler,
+                        origin,
+                        key,
+                        identity,
+                        content,
+                        unverified,
+                    });
                 }
             }
             sets.sort_by(|a, b| (&a.facts.release, &a.key).cmp(&(&b.facts.release, &b.key)));
@@ -222,7 +279,9 @@ impl Headers<'_> {
         let root = self.0.cache.place(KIND, &key)?.join(TREE);
         let (place, KernelTarget { release, arch, .. }) = (root.clone(), target.clone());
         let (facts, compiler) = stoppable(move |_| read_header_set(&place, &release, arch)).await?;
-        Ok(Lookup::Found(Box::new(HeaderSet { root, facts, compiler, origin, key, identity })))
+        let (content, unverified) = (None, None);
+        let set = HeaderSet { root, facts, compiler, origin, key, identity, content, unverified };
+        Ok(Lookup::Found(Box::new(set)))
     }
 }
 

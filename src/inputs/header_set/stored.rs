@@ -11,9 +11,10 @@ use std::{
 use fs_err::File;
 use serde::{Deserialize, Serialize};
 
-use super::{HeaderLookup, HeaderSet, Headers, KIND, verify};
+use super::{HeaderIdentity, HeaderLookup, HeaderSet, Headers, KIND, verify};
 use crate::{
     archive::{self, Limits, Stoppable},
+    error_chain,
     image::{Digest, Tag},
     inputs::{
         FetchError, Lookup, TREE,
@@ -24,7 +25,7 @@ use crate::{
     kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
     kmod::KernelFacts,
     oci::{Hashing, LayerReader, annotations},
-    store::{InputKind, StoredInput, header_tag},
+    store::{InputKind, StoreError, StoredInput, header_tag},
 };
 
 /// Bounds on what is imported: several times a kernel's whole source tree.
@@ -47,6 +48,13 @@ pub(super) struct Imported {
     /// What goes into input hashes; `None` where the release says it all.
     pub identity: Option<String>,
     pub origin: Vec<String>,
+    /// Is that of this machine's making, or signed with a key of the site? Else it is what someone wrote into the registry.
+    #[serde(skip, default = "made_here")]
+    pub is_known: bool,
+}
+
+fn made_here() -> bool {
+    true
 }
 
 impl Imported {
@@ -80,7 +88,15 @@ impl Imported {
             content: content.ok_or_else(|| wrong(annotations::HEADERS_CONTENT))?.to_string(),
             identity: text(annotations::HEADERS_IDENTITY)?,
             origin: parts(&text(annotations::HEADERS)?.unwrap_or_default()),
+            is_known: stored.is_signed,
         })
+    }
+
+    /// The digest of its content, where nothing else vouches for what it says of itself: an identity that is this digest
+    /// does.
+    pub(super) fn unverified(&self) -> Option<Digest> {
+        let content: Digest = self.content.parse().ok()?;
+        (!self.is_known && self.identity.as_deref() != Some(content.hex())).then_some(content)
     }
 
     /// What it says of itself in the store.
@@ -91,7 +107,7 @@ impl Imported {
     ) -> [(&'static str, Option<String>); 8] {
         let symbols =
             facts.symbols.as_ref().map_or_else(|| "none".to_owned(), |table| table.len().to_string());
-        let Self { release, arch, content, identity, origin } = self;
+        let Self { release, arch, content, identity, origin, is_known: _ } = self;
         [
             (annotations::TITLE, Some(title_of(release, *arch))),
             (annotations::KERNEL_RELEASE, Some(release.clone())),
@@ -200,11 +216,11 @@ impl Headers<'_> {
         let KernelTarget { os: _, os_version: _, release, arch } = target;
         let (tag, what) = (header_tag(release, *arch)?, title_of(release.as_str(), *arch));
         let input = Input { kind: InputKind::Headers, what, tag, declared: None };
-        if let Some(stored) = self.in_store(release, *arch).await? {
+        if let Some(stored) = self.0.kept(&input).await? {
             return Ok(Lookup::Found(self.0.name(input, stored, false).await?));
         }
-        let HeaderSet { root: tree, facts, compiler, origin, key: _, identity } =
-            match self.find(source, root, target).await? {
+        let HeaderSet { root: tree, facts, compiler, origin, identity, .. } =
+            match self.find_here(source, root, target).await? {
                 Lookup::Found(found) => *found,
                 Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
             };
@@ -215,9 +231,25 @@ impl Headers<'_> {
             content: packed.layer.diff_id.to_string(),
             identity,
             origin,
+            is_known: true,
         };
         let packed = packed.with_notes(set.annotations(&facts, compiler));
         Ok(Lookup::Found(self.0.put(input, packed).await?))
+    }
+
+    /// A set that does not count: images that were made with it, as they say, stay what they are.
+    pub(super) async fn refused(
+        self,
+        target: &KernelTarget,
+        error: &StoreError,
+    ) -> Result<HeaderIdentity, FetchError> {
+        let KernelTarget { os: _, os_version: _, release, arch } = target;
+        let hint = error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default();
+        let refused = Some(format!("{}{hint}", error_chain(error)));
+        let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
+        let said = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
+        let identity = said.and_then(|set| set.identity);
+        Ok(HeaderIdentity { identity, unverified: None, refused })
     }
 
     /// The set that was imported for this kernel, if any: what the store has comes first, so that all who publish
@@ -266,7 +298,12 @@ impl Headers<'_> {
         target: &KernelTarget,
     ) -> Result<HeaderLookup, FetchError> {
         self.keep_tree(imported, |directory| self.fetch_tree(imported, target, directory)).await?;
-        self.load(imported.found(), imported.identity.clone(), target).await
+        let set = match self.load(imported.found(), imported.identity.clone(), target).await? {
+            Lookup::Found(set) => set,
+            missing @ Lookup::Missing { .. } => return Ok(missing),
+        };
+        let content = imported.content.parse().ok();
+        Ok(Lookup::Found(Box::new(HeaderSet { content, unverified: imported.unverified(), ..*set })))
     }
 
     async fn fetch_tree(

@@ -27,7 +27,7 @@ use crate::{
 
 /// Changes when the same package gives another base.
 const FORMAT: &str = "minimal-1";
-const PLACE: &str = "minimal";
+pub(super) const PLACE: &str = "minimal";
 const MTIME: u64 = 0;
 
 /// Where packages keep the binary: Debian 12 and 13.
@@ -120,8 +120,13 @@ impl RootFileSystems<'_> {
         if !package::asks_store(self.0, &spec.source(), arch)? {
             return Ok(None);
         }
-        let stored = self.0.stored(InputKind::RootFs, &minimal_tag(spec, arch)?).await?;
-        Ok(stored.map(|stored| stored.note(key).map(str::to_owned)).transpose()?)
+        let stored = self.0.stored_package(InputKind::RootFs, &minimal_tag(spec, arch)?).await?;
+        let Some(stored) = stored else { return Ok(None) };
+        // Another root file system may have been put under the tag, with its signature.
+        if !stored.note(annotations::PACKAGES)?.starts_with(&format!("{}=", spec.package)) {
+            return Err(stored.is_not("it says that it is another root file system").into());
+        }
+        Ok(Some(stored.note(key)?.to_owned()))
     }
 
     async fn busybox(self, spec: &MinimalSpec, arch: Architecture) -> Result<Package, FetchError> {

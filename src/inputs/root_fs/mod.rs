@@ -15,15 +15,16 @@ use fs_err as fs;
 
 use super::{
     FetchError, Fetcher, TREE, digest,
-    root_fs_layer::RootFs,
+    root_fs_layer::{self as layer, RootFs},
     stored::{Input, Packed, StoredUnder},
 };
 use crate::{
     archive::{self, Options},
     blocking::stoppable,
     image::{Digest, Tag},
+    kernel::Architecture,
     oci::{Layer, annotations, media_type},
-    store::{InputKind, key_tag},
+    store::{InputKind, StoredInput, key_tag},
 };
 
 /// Time of every file that is newer. A day after the oldest supported toolchain, and any fixed one does.
@@ -60,6 +61,21 @@ impl RootFileSystems<'_> {
             })
         };
         Ok(self.0.cache.get_or_make(TREES, &key, make).await?.join(TREE))
+    }
+
+    /// The one that was made on this machine, if it is still in the cache. One that came from the store is another one.
+    pub fn made_here(self, key: &str, arch: Architecture) -> Result<Option<RootFs>, FetchError> {
+        for kind in [packages::PLACE, minimal::PLACE] {
+            if let Some(place) = self.0.cache.get(kind, key)? {
+                return layer::read(&place, arch).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The one that the store has to build with, by its key.
+    pub async fn in_store(self, key: &str) -> Result<Option<StoredInput>, FetchError> {
+        self.0.stored(InputKind::RootFs, &key_tag(key)?).await
     }
 
     /// Puts one into the store, unless it is there. `root_fs` gives it with its packages, for people.

@@ -19,7 +19,7 @@ const ASSEMBLED: &str = "rootfs-2";
 /// Changes when the same specification gives another runtime base.
 const BOOTSTRAPPED: &str = "rootfs-1";
 /// The kind of the cache's entries.
-const PLACE: &str = "rootfs";
+pub(super) const PLACE: &str = "rootfs";
 
 /// A root file system of packages. What it is for decides how it is made.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,12 +80,6 @@ impl RootFileSystems<'_> {
         };
         let place = self.0.obtain_root_fs(PLACE, &root.key(arch), make).await?;
         layer::read(&place, arch)
-    }
-
-    /// The root file system, if it has been made here.
-    pub fn bootstrapped(self, root: &PackageRoot, arch: Architecture) -> Result<Option<RootFs>, FetchError> {
-        let place = self.0.cache.get(PLACE, &root.key(arch))?;
-        place.map(|place| layer::read(&place, arch)).transpose()
     }
 
     /// Puts the root file system into the store, unless it is there.

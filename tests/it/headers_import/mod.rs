@@ -329,8 +329,11 @@ async fn everybody_finds_what_the_store_has() {
     assert!(hint.contains("farrier headers import") && hint.contains("farrier headers collect"), "{hint}");
     // What a machine has heard before is no reason to count other headers in an input hash than the others do.
     let third = bench.with_store("three");
-    let identity_for_third =
-        async || third.headers().identity(&family(), Path::new("/nowhere"), &target()).await;
+    let identity_for_third = async || {
+        Ok::<_, FetchError>(
+            third.headers().identity(&family(), Path::new("/nowhere"), &target()).await?.identity,
+        )
+    };
     let missing = identity_for_third().await.unwrap_err();
     assert!(missing.to_string().starts_with("no headers for this kernel: "), "{missing}");
 
@@ -338,7 +341,8 @@ async fn everybody_finds_what_the_store_has() {
     let stored = imported.stored.unwrap();
     // Another machine, with a family that would not find it.
     let second = bench.with_store("two");
-    let identity = second.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let identity =
+        second.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap().identity;
     assert_eq!(identity.as_deref(), Some(imported.content.hex()));
     let found = second.headers().find(&family(), Path::new("/nowhere"), &target()).await.unwrap();
     let HeaderLookup::Found(found) = found else { panic!("missing") };
@@ -357,7 +361,8 @@ async fn everybody_finds_what_the_store_has() {
     let replace = HeaderImport { replace: true, ..request(&[&bench.path("linux")]) };
     let replaced = second.headers().import(replace).await.unwrap();
     assert_eq!(replaced.outcome, Outcome::Replaced);
-    let identity = first.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap();
+    let identity =
+        first.headers().identity(&family(), Path::new("/nowhere"), &target()).await.unwrap().identity;
     assert_eq!(identity.as_deref(), Some(replaced.content.hex()));
     assert_eq!(identity_for_third().await.unwrap(), identity);
     let listed = first.headers().list_store().await.unwrap();

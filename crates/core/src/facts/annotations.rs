@@ -29,6 +29,9 @@ pub const CHECK_SUMMARY: &str = "farrier.dev/check-summary";
 pub const EXPOSED_DIGEST: &str = "farrier.dev/exposed-digest";
 /// Hash over what was built but for the kernel, 64 hexadecimal digits.
 pub const RECIPE: &str = "farrier.dev/recipe";
+/// The input hash without the digests of what only the registry vouches for, where it has some: an image with the same
+/// one is made from what the same definitions say.
+pub const DECLARED_HASH: &str = "farrier.dev/declared-hash";
 /// The input hash without the signing of modules, where they are signed: images with one have the same payload but for
 /// the signatures.
 pub const UNSIGNED_HASH: &str = "farrier.dev/unsigned-hash";
@@ -84,6 +87,8 @@ const MAX_MEMBERS: usize = 16384;
 pub struct ImageFacts {
     /// Input hash.
     pub input_hash: Option<InputHash>,
+    /// The input hash without the digests of what only the registry vouched for; `None` where it had none.
+    pub declared_hash: Option<InputHash>,
     /// Kernel release.
     pub kernel_release: Option<KernelRelease>,
     /// Driver version, for people.
@@ -138,6 +143,7 @@ impl ImageFacts {
     pub fn from_annotations(annotations: &BTreeMap<String, String>) -> Result<Self, FactsError> {
         Ok(Self {
             input_hash: typed(annotations, INPUT_HASH)?,
+            declared_hash: typed(annotations, DECLARED_HASH)?,
             kernel_release: typed(annotations, KERNEL_RELEASE)?,
             driver_version: text(annotations, DRIVER_VERSION)?,
             payload_digest: typed(annotations, PAYLOAD_DIGEST)?,
@@ -158,6 +164,7 @@ impl ImageFacts {
     pub fn to_annotations(&self) -> BTreeMap<String, String> {
         let Self {
             input_hash,
+            declared_hash,
             kernel_release,
             driver_version,
             payload_digest,
@@ -178,6 +185,7 @@ impl ImageFacts {
         };
         [
             (INPUT_HASH, input_hash.map(|hash| hash.to_string())),
+            (DECLARED_HASH, declared_hash.map(|hash| hash.to_string())),
             (KERNEL_RELEASE, kernel_release.as_ref().map(ToString::to_string)),
             (DRIVER_VERSION, driver_version.clone()),
             (PAYLOAD_DIGEST, payload_digest.as_ref().map(ToString::to_string)),
@@ -239,6 +247,7 @@ mod tests {
     fn facts() -> ImageFacts {
         ImageFacts {
             input_hash: Some("ab".repeat(32).parse().unwrap()),
+            declared_hash: Some("ba".repeat(32).parse().unwrap()),
             kernel_release: Some("6.1.192-acme+".parse().unwrap()),
             driver_version: Some("25.10".to_owned()),
             payload_digest: Some(Digest::of(b"payload")),

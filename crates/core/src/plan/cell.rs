@@ -63,6 +63,17 @@ pub struct FetchedInputs {
     pub sources: BTreeMap<String, String>,
     /// Identity of the runtime base, where the image has one that is no need.
     pub base: Option<String>,
+    /// Digests of those that only the registry's store vouches for, by what they are.
+    pub unverified: BTreeMap<&'static str, Digest>,
+}
+
+impl FetchedInputs {
+    /// The header set, among those digests.
+    pub const HEADERS: &str = "headers";
+    /// The toolchain.
+    pub const TOOLCHAIN: &str = "toolchain";
+    /// The runtime base.
+    pub const BASE: &str = "base";
 }
 
 /// One driver image for one kernel target.
@@ -85,6 +96,10 @@ pub struct Cell {
     pub further: Vec<ImageReference>,
     /// Over everything that can change the image.
     pub input_hash: InputHash,
+    /// The same without the digests of what only the registry's store vouches for: what decides whether a published image
+    /// is this one.
+    #[serde(skip)]
+    pub declared_hash: InputHash,
     /// The same without the signing of modules, where they are signed: an image with it has the same payload, signed with
     /// another key or not at all. The base of `runtime.base: need` is left out as well, which is no part of the payload: it has
     /// changed too when the key has.
@@ -106,6 +121,9 @@ pub struct Cell {
     /// The patches that apply, in order.
     #[serde(skip)]
     pub patches: Vec<CellPatch>,
+    /// An input that is not signed as the site asks, and what to do; what is published stays as it is.
+    #[serde(skip)]
+    pub refused: Option<String>,
     /// What a build fetches by itself.
     #[serde(skip)]
     pub fetched: FetchedInputs,
@@ -146,6 +164,7 @@ impl Cell {
             ("the toolchain", self.toolchain != before.toolchain),
             ("what it is compiled against", self.needs != before.needs),
             ("the runtime base", now.base != then.base),
+            ("what the registry's store has of its inputs", now.unverified != then.unverified),
             ("the key that signs modules", self.signed_with != before.signed_with),
         ];
         let changed = parts.iter().find(|(_, differs)| *differs);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{BuildReason, Cell, Failure, Outcome, PlanInputs, Published, Questions};
+use super::{BuildReason, Cell, Failure, Outcome, PlanInputs, Published, Questions, SkipReason};
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Reuse, UnknownPolicy},
     kmod::Verdict,
@@ -29,7 +29,7 @@ pub(super) fn decide(
     }
 
     let input_hash = cell.input_hash;
-    let is_ours = |found: &&Published| found.input_hash == Some(input_hash);
+    let is_ours = |found: &&Published| found.is_of(cell);
     let found = |reference: &ImageReference| observed.published.get(reference);
     let foreign =
         |reference: &ImageReference| Some((reference.clone(), found(reference).filter(|p| !is_ours(p))?));
@@ -46,6 +46,9 @@ pub(super) fn decide(
         return Outcome::UpToDate { cell: Arc::clone(cell), published: published.clone(), denied, lacking };
     }
 
+    if let Some(detail) = &cell.refused {
+        return SkipReason::Untrusted { detail: detail.clone() }.into();
+    }
     let failure = observed.failures.get(&input_hash);
     if failure.is_none() {
         questions.failures.insert(input_hash);

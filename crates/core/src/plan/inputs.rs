@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, ClusterSnapshot, Instance, Manifests};
+use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests};
 use crate::{
     image::{
         CheckSpec, Definitions, Digest, DriverImageSpec, ImageName, ImageReference, InputHash, Period,
@@ -102,6 +102,9 @@ pub struct Published {
     /// Its input hash; `None` for images that are not farrier's.
     #[serde(skip)]
     pub input_hash: Option<InputHash>,
+    /// The same without the digests of what only the registry vouched for.
+    #[serde(skip)]
+    pub declared_hash: Option<InputHash>,
     /// Digest over what it exposes to drivers that are compiled against it.
     #[serde(skip)]
     pub exposed: Option<Digest>,
@@ -113,6 +116,12 @@ pub struct Published {
 }
 
 impl Published {
+    /// Is it made from what the definitions say of this cell? What the registry's store had when it was made, or has now,
+    /// does not make another image of it: nothing that someone writes there changes what is published.
+    pub fn is_of(&self, cell: &Cell) -> bool {
+        self.declared_hash == Some(cell.declared_hash)
+    }
+
     /// The reference that names exactly this image.
     pub(super) fn pinned(&self, reference: &ImageReference) -> ImageReference {
         let version = Version::Digest(self.digest.clone());
@@ -200,9 +209,26 @@ pub struct Resolved {
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
     /// Digests of the trees that users bring as needs.
     pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
+    /// Header sets in the registry's store that no key of the site signed and no archive vouches for.
+    pub unverified_headers: BTreeMap<KernelTarget, Unverified>,
+    /// The same of root file systems; nothing for those that are vouched for.
+    pub unverified_root_fs: BTreeMap<RootFsKey, Option<Unverified>>,
     /// Was an outside system out of reach?
     pub unreachable: bool,
 }
+
+/// An input in the registry's store whose tag and annotations are all that says what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unverified {
+    /// The site has no keys: it counts for its content.
+    Content(Digest),
+    /// None of the site's keys signed it: nothing is built with it, and why.
+    Refused(String),
+}
+
+/// Is it a toolchain or a base ([`FetchedInputs`](super::FetchedInputs)), of which identity? Both may be of the same packages,
+/// and are made otherwise.
+pub type RootFsKey = (&'static str, String, Architecture);
 
 /// The image that has the need, the need's name, and the kernel.
 pub type TreeKey = (ImageName, ImageName, KernelTarget);

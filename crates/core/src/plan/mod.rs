@@ -65,7 +65,7 @@ pub use gc::{
 };
 pub use inputs::{
     CellInputs, EntrypointBinary, Failure, ImageContents, ImageLocation, Observed, PlanInputs, Published,
-    Questions, Resolved, ResolvedImage, SignatureState, SignedWith, TreeKey,
+    Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, SignedWith, TreeKey, Unverified,
 };
 pub use instance::{Instance, InstanceError};
 pub use interest::Interest;

@@ -118,7 +118,7 @@ fn lacks(need: &ImageName, why: NeedReason) -> SkipReason {
 /// What a cell's image exposes, once it is published with these very inputs.
 fn exposed_by(inputs: &CellInputs<'_>, cell: &Cell) -> Result<Option<CellNeed>, NeedReason> {
     let Some(found) = inputs.published.get(&cell.reference) else { return Ok(None) };
-    if found.input_hash != Some(cell.input_hash) {
+    if !found.is_of(cell) {
         return Ok(None);
     }
     let Some(exposed) = &found.exposed else {

@@ -3,13 +3,14 @@
 use std::{collections::BTreeMap, path::Path};
 
 use super::{
-    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ImageLocation, ResolvedImage,
-    SignedWith, SkipReason,
+    BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ImageLocation, Resolved,
+    ResolvedImage, SignedWith, SkipReason, Unverified,
     cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
 };
 use crate::{
     image::{
-        Definitions, DriverImage, ImageReference, InputHasher, PatchSpec, TagInputs, Version, render_tags,
+        Definitions, Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, TagInputs,
+        Version, render_tags,
     },
     kernel::{KernelFamily, KernelTarget, match_family},
     template::{Templates, fetching_add},
@@ -96,16 +97,32 @@ pub(super) fn cell_with(
     needs: Vec<CellNeed>,
 ) -> Result<Cell, SkipReason> {
     let rendered = rendered(inputs, templates, image, target)?;
+    let (unverified, refused) = unverified(inputs.resolved, &rendered, target);
     let Rendered { family, resolved, toolchain, headers, headers_digest, base_name, patches, dockerfile } =
         rendered;
     let (reference, further) = references(inputs.location, templates, (image, resolved), target, &needs)?;
     let spec = &image.spec;
     let inputs =
         HashInputs { spec, resolved, patches: &patches, needs: &needs, toolchain, headers: &headers, target };
-    let input_hash = input_hash(&inputs, &dockerfile)?;
+    let declared_hash = input_hash(&inputs, &dockerfile)?;
     let unsigned_hash =
         resolved.signed_with.as_ref().map(|_| unsigned_hash(&inputs, &dockerfile)).transpose()?;
     let recipe = recipe(&inputs, &family.metadata.name, &dockerfile.replace(&base_name, "toolchain"))?;
+    let input_hash = with_digests(declared_hash, &unverified);
+    // What an engine has of the same declared inputs may have other content.
+    let (dockerfile, base_name) =
+        match (unverified.get(FetchedInputs::HEADERS), unverified.get(FetchedInputs::TOOLCHAIN)) {
+            (None, None) => (dockerfile, base_name),
+            (of_headers, of_toolchain) => {
+                let exact = |text: &str, digest: Option<&Digest>| match digest {
+                    Some(digest) => format!("{text} {digest}"),
+                    None => text.to_owned(),
+                };
+                let name =
+                    self::base_name(&exact(toolchain, of_toolchain), &exact(&headers, of_headers), target);
+                (dockerfile.replace(&base_name, &name), name)
+            }
+        };
     Ok(Cell {
         image: image.metadata.name.clone(),
         version: resolved.version.clone(),
@@ -115,22 +132,63 @@ pub(super) fn cell_with(
         reference,
         further,
         input_hash,
+        declared_hash,
         unsigned_hash,
         signed_with: resolved.signed_with.clone(),
         recipe,
         dockerfile,
         base_name,
         patches,
+        refused,
         fetched: FetchedInputs {
             headers: headers_digest,
             sources: resolved.sources.clone(),
             base: resolved.base_identity.clone(),
+            unverified,
         },
         needs,
         nodes: Vec::new(),
         needed_by: Vec::new(),
         announced_by: Vec::new(),
     })
+}
+
+/// The inputs that only the registry's store vouches for: their digests, and why one of them may not be used.
+fn unverified(
+    found: &Resolved,
+    rendered: &Rendered<'_>,
+    target: &KernelTarget,
+) -> (BTreeMap<&'static str, Digest>, Option<String>) {
+    let root_fs = |what: &'static str, identity: &str| {
+        found.unverified_root_fs.get(&(what, identity.to_owned(), target.arch))?.as_ref()
+    };
+    let base = rendered.resolved.base_identity.as_deref();
+    let (mut digests, mut refused) = (BTreeMap::new(), None);
+    for (name, input) in [
+        (FetchedInputs::HEADERS, found.unverified_headers.get(target)),
+        (FetchedInputs::TOOLCHAIN, root_fs(FetchedInputs::TOOLCHAIN, rendered.toolchain)),
+        (FetchedInputs::BASE, base.and_then(|base| root_fs(FetchedInputs::BASE, base))),
+    ] {
+        match input {
+            None => {}
+            Some(Unverified::Content(digest)) => drop(digests.insert(name, digest.clone())),
+            Some(Unverified::Refused(why)) => refused = refused.or_else(|| Some(format!("{name}: {why}"))),
+        }
+    }
+    (digests, refused)
+}
+
+/// The declared hash itself where everything is vouched for.
+fn with_digests(declared: InputHash, unverified: &BTreeMap<&'static str, Digest>) -> InputHash {
+    if unverified.is_empty() {
+        return declared;
+    }
+    let mut hasher = InputHasher::new(BUILD_FORMAT);
+    hasher.add("declared", declared.to_string());
+    for (name, digest) in unverified {
+        hasher.add(name, digest.as_str());
+    }
+    hasher.finish()
 }
 
 /// What was found out about this key, or why it was not.

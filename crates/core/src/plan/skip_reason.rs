@@ -39,6 +39,12 @@ pub enum SkipReason {
         /// Why not.
         detail: String,
     },
+    /// What the registry's store has of an input is not signed with a key of this site.
+    #[error("{detail}")]
+    Untrusted {
+        /// Which input, why, and what to do.
+        detail: String,
+    },
     /// The template's name is not among the definitions.
     #[error("there is no template {template:?}")]
     NoTemplate {

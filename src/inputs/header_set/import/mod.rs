@@ -32,7 +32,7 @@ use crate::{
     kernel::{Architecture, Compiler, KernelRelease},
     kmod::KernelFacts,
     oci::Layer,
-    store::{InputKind, NewInput, StoredInput, header_tag},
+    store::{InputKind, NewInput, Standing, StoreError, StoredInput, header_tag},
 };
 
 /// Where headers come from.
@@ -135,6 +135,7 @@ impl Headers<'_> {
             content: content.to_string(),
             identity: Some(content.hex().to_owned()),
             origin,
+            is_known: true,
         };
         let (outcome, stored) = if self.0.store().is_some() {
             let notes = imported.annotations(&facts, Some(compiler)).into_iter();
@@ -153,7 +154,9 @@ impl Headers<'_> {
         self.remember(&imported)?;
         let key = imported.found().key;
         let Imported { origin, identity, .. } = imported;
-        let headers = HeaderSet { root, facts, compiler: Some(compiler), origin, key, identity };
+        let (compiler, content_of) = (Some(compiler), Some(content.clone()));
+        let headers =
+            HeaderSet { root, facts, compiler, origin, key, identity, content: content_of, unverified: None };
         Ok(ImportedHeaders { outcome, headers, content, size: layer.size, stored })
     }
 
@@ -188,8 +191,16 @@ impl Headers<'_> {
         let store = self.0.store().ok_or(FetchError::NoStore)?;
         let tag = header_tag(release, imported.arch)?;
         let found = store.find(InputKind::Headers, &tag).await?;
+        let refused = match &found {
+            Some(found) => match store.standing(found).await? {
+                Standing::Refused(why) => Some(why),
+                Standing::Signed | Standing::NoKeys => None,
+            },
+            None => None,
+        };
         let outcome = match &found {
             None => Outcome::New,
+            Some(_) if refused.is_some() && replace => Outcome::Replaced,
             Some(found) => match Imported::of_stored(found, release, imported.arch) {
                 Ok(there) => outcome(imported, Some(&there), || place_of(found, &tag), replace)?,
                 // Damaged notes must not keep a good set from taking their place.
@@ -200,8 +211,15 @@ impl Headers<'_> {
         let descriptor = layer.descriptor();
         let (kind, replace) = (InputKind::Headers, outcome == Outcome::Replaced);
         let item = NewInput { kind, tag: &tag, file, layer: &descriptor, annotations, replace };
-        match (outcome, found) {
-            (Outcome::Known, Some(found)) => Ok((outcome, found)),
+        match (outcome, found, refused) {
+            (Outcome::Known, Some(found), None) => Ok((outcome, found)),
+            // The very same is signed now; what only says that it is the same is not.
+            (Outcome::Known, _, Some(why)) => match store.put(&item).await {
+                Err(StoreError::Taken { reference, .. }) => {
+                    Err(StoreError::Untrusted { reference, why }.into())
+                }
+                stored => Ok((outcome, stored?)),
+            },
             _ => Ok((outcome, store.put(&item).await?)),
         }
     }

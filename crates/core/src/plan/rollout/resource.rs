@@ -198,7 +198,7 @@ fn wish<'a>(
 /// Does this name of the image lead to it already?
 pub(super) fn is_published(context: &Context<'_>, cell: &Cell, name: &ImageReference) -> bool {
     let found = context.inputs.observed.published.get(name);
-    found.is_some_and(|found| found.input_hash == Some(cell.input_hash))
+    found.is_some_and(|found| found.is_of(cell))
 }
 
 /// The image's tags are not those that the operator computes.

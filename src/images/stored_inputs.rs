@@ -1,0 +1,120 @@
+//! Adapter: the store of a site whose keys sign what goes there and verify what is taken, as they do with images; and which
+//! root file systems of the registry nothing vouches for.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use async_trait::async_trait;
+
+use super::{
+    keys::has_keys,
+    root_fs::{RootFsSpec, unverified_root_fs},
+    signatures::StoredImage,
+};
+use crate::{
+    error_chain,
+    image::{Digest, DriverImage, Repository, RuntimeBase},
+    inputs::PackageRoot,
+    kernel::{Architecture, KernelTarget, Toolchain, match_family},
+    parts::{Parts, TargetError},
+    plan::{FetchedInputs, Resolved, RootFsKey, Unverified},
+    registry::{Registry, RegistryLocation, Retrying},
+    resolve::with_hint,
+    store::{Standing, Store, Trust, TrustFault},
+};
+
+/// The store at `location`, with the keys of the parts' site.
+pub fn store_of(parts: &Parts, location: RegistryLocation, registry: Arc<dyn Registry>) -> Store {
+    let store = Store::new(location.clone(), Arc::clone(&registry));
+    let retrying = Arc::new(Retrying::new(registry, parts.cancel.clone()));
+    let parts = Parts { location, registry: retrying, ..parts.clone() };
+    store.trusting(Arc::new(SiteKeys { parts }))
+}
+
+/// Parts whose registry is the one that the store is in.
+struct SiteKeys {
+    parts: Parts,
+}
+
+#[async_trait]
+impl Trust for SiteKeys {
+    async fn standing(&self, repository: &Repository, digest: &Digest) -> Result<Standing, TrustFault> {
+        let stored = StoredImage { parts: &self.parts, repository, digest };
+        stored.standing().await.map_err(|error| fault(&error))
+    }
+
+    async fn sign(&self, repository: &Repository, digest: &Digest, name: &str) -> Result<bool, TrustFault> {
+        let parts = &self.parts;
+        let signs = parts.definitions.site.image_signing.is_some();
+        StoredImage { parts, repository, digest }.sign(name, &[]).await.map_err(|error| fault(&error))?;
+        Ok(signs)
+    }
+}
+
+impl StoredImage<'_> {
+    /// What the site's keys say of it.
+    pub(super) async fn standing(self) -> Result<Standing, TargetError> {
+        if !has_keys(self.parts) {
+            return Ok(Standing::NoKeys);
+        }
+        Ok(self.trusted().await?.map_or_else(Standing::Refused, |()| Standing::Signed))
+    }
+}
+
+fn fault(error: &TargetError) -> TrustFault {
+    TrustFault { message: error_chain(error), hint: error.hint(), is_transient: error.is_transient() }
+}
+
+/// Looks at the toolchains and runtime bases that farrier makes, as the registry has them.
+pub(crate) async fn look_at_root_fs(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    for target in targets {
+        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { continue };
+        let Some(Ok(identity)) = resolved.toolchains.get(&family.metadata.name) else { continue };
+        let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
+        let root = PackageRoot::Toolchain(spec.clone());
+        look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+    }
+    let arches: BTreeSet<Architecture> = targets.iter().map(|target| target.arch).collect();
+    for image in images {
+        let Some(Ok(found)) = resolved.images.get(&image.metadata.name).cloned() else { continue };
+        let Some(identity) = found.base_identity else { continue };
+        for arch in &arches {
+            let key = (FetchedInputs::BASE, identity.clone(), *arch);
+            match &image.spec.runtime.base {
+                Some(RuntimeBase::Bootstrap(base)) => {
+                    let root = PackageRoot::RuntimeBase(base.for_version(&found.version));
+                    look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+                }
+                Some(RuntimeBase::Minimal(base)) => {
+                    look_at(parts, RootFsSpec::Minimal(base), key, resolved).await;
+                }
+                None | Some(RuntimeBase::Need(_) | RuntimeBase::Image(_)) => {}
+            }
+        }
+    }
+}
+
+/// What cannot be looked at is a fault of the registry's, of which the look-ups of images tell.
+async fn look_at(parts: &Parts, spec: RootFsSpec<'_>, key: RootFsKey, resolved: &mut Resolved) {
+    if resolved.unverified_root_fs.contains_key(&key) {
+        return;
+    }
+    let found = match unverified_root_fs(parts, spec, key.2).await {
+        Ok(found) => found.map(Unverified::Content),
+        Err(error) if error.is_unreachable() => {
+            resolved.unreachable = true;
+            tracing::warn!(
+                error = error_chain(&error),
+                "the registry's root file systems cannot be looked at"
+            );
+            return;
+        }
+        Err(error) => Some(Unverified::Refused(with_hint(&error))),
+    };
+    resolved.unverified_root_fs.insert(key, found);
+}
