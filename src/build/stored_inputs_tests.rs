@@ -350,12 +350,12 @@ async fn root_fs_that_is_not_signed(is_base: bool) {
 
 #[tokio::test]
 async fn a_toolchain_that_no_key_of_the_site_signed_is_not_built_with() {
-    root_fs_that_is_not_signed(false).await;
+    Box::pin(root_fs_that_is_not_signed(false)).await;
 }
 
 #[tokio::test]
 async fn a_base_that_no_key_of_the_site_signed_is_not_built_with() {
-    root_fs_that_is_not_signed(true).await;
+    Box::pin(root_fs_that_is_not_signed(true)).await;
 }
 
 /// A signature vouches for one root file system, not for whatever tag it is put under.

@@ -56,7 +56,12 @@ impl StoredImage<'_> {
         if !has_keys(self.parts) {
             return Ok(Standing::NoKeys);
         }
-        Ok(self.trusted().await?.map_or_else(Standing::Refused, |()| Standing::Signed))
+        match self.trusted().await {
+            Ok(outcome) => Ok(outcome.map_or_else(Standing::Refused, |()| Standing::Signed)),
+            Err(error) if error.is_unreachable() => Err(error),
+            // What is published needs no key that cannot be read here.
+            Err(error) => Ok(Standing::Refused(error_chain(&error))),
+        }
     }
 }
 

@@ -183,7 +183,7 @@ impl Parts {
             Published {
                 digest: manifest.digest,
                 input_hash: facts.input_hash,
-                declared_hash: facts.declared_hash.or(facts.input_hash),
+                declared_hash: facts.declared_hash,
                 exposed: facts.exposed_digest,
                 verdict: facts.verdict,
                 kernel_release: facts.kernel_release.map(|release| release.to_string()),

@@ -170,7 +170,7 @@ impl World {
         let published = Published {
             digest: Digest::of(cell.input_hash.to_string().as_bytes()),
             input_hash: Some(cell.input_hash),
-            declared_hash: Some(cell.declared_hash),
+            declared_hash: None,
             exposed: exposes.then(|| Digest::of(format!("{image} {version} {target}").as_bytes())),
             verdict: Some(verdict),
             kernel_release: Some(target.release.to_string()),

@@ -102,7 +102,7 @@ pub struct Published {
     /// Its input hash; `None` for images that are not farrier's.
     #[serde(skip)]
     pub input_hash: Option<InputHash>,
-    /// The same without the digests of what only the registry vouched for.
+    /// The same without the digests of what only the registry vouched for; `None` where it had none.
     #[serde(skip)]
     pub declared_hash: Option<InputHash>,
     /// Digest over what it exposes to drivers that are compiled against it.
@@ -119,7 +119,7 @@ impl Published {
     /// Is it made from what the definitions say of this cell? What the registry's store had when it was made, or has now,
     /// does not make another image of it: nothing that someone writes there changes what is published.
     pub fn is_of(&self, cell: &Cell) -> bool {
-        self.declared_hash == Some(cell.declared_hash)
+        self.declared_hash.or(self.input_hash) == Some(cell.declared_hash)
     }
 
     /// The reference that names exactly this image.

@@ -46,7 +46,7 @@ fn publish_union(world: &mut World) {
         let published = Published {
             digest: Digest::of(union.input_hash.to_string().as_bytes()),
             input_hash: Some(union.input_hash),
-            declared_hash: Some(union.input_hash),
+            declared_hash: None,
             exposed: None,
             verdict: Some(Verdict::Loads),
             kernel_release: None,
