@@ -148,7 +148,7 @@ async fn ensure_toolchain(
     engine: &DockerEngine,
     toolchain: &Toolchain,
 ) -> Result<String, TargetError> {
-    let (parts, arch) = (job.parts, job.cell.target.arch);
+    let parts = job.parts;
     let root = match toolchain {
         Toolchain::Image(_) => {
             // With the digest that the input hash has, whatever the tag names by now.

@@ -152,6 +152,12 @@ async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
         material.digest = Some(digest);
         material.packages = packages;
     }
+    // What was used: the registry may have another one by now.
+    if let Some(used) = cell.fetched.unverified.get(FetchedInputs::TOOLCHAIN)
+        && material.digest.as_ref() != Some(used)
+    {
+        material = Material { digest: Some(used.clone()), packages: Vec::new(), ..material };
+    }
     Ok(material)
 }
 

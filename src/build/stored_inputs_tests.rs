@@ -199,7 +199,7 @@ fn layer_of(content: &[u8]) -> (Vec<u8>, Digest) {
 /// What farrier would have made on this machine.
 fn made_here(bench: &Bench, root: &PackageRoot, content: &[u8]) {
     let (layer, diff_id) = layer_of(content);
-    let place = bench.parts.cache.place("rootfs", &root.key(Architecture::Amd64)).unwrap();
+    let place = bench.parts.cache.place("packages-root", &root.key(Architecture::Amd64)).unwrap();
     fs::create_dir_all(&place).unwrap();
     let record = json!({
         "digest": Digest::of(&layer).hex(), "diff_id": diff_id.hex(), "size": layer.len(),

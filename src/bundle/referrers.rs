@@ -28,7 +28,7 @@ pub async fn with_referrers(
     let mut tags: BTreeMap<Repository, Vec<Tag>> = BTreeMap::new();
     let mut asked = BTreeSet::new();
     while let Some(content) = waiting.pop() {
-        let Content { kind, repository: name, tag: _, digest } = &content;
+        let Content { kind: _, repository: name, tag: _, digest } = &content;
         if asked.insert((name.clone(), digest.clone())) {
             let repository = repository(location, name)?;
             for found in registry.referrers(&repository, digest, None).await? {

@@ -42,7 +42,7 @@ async fn root_file_system_with_a_toolchain() {
     let cache = Cache::open(dir.path().join("cache")).unwrap();
     let root = PackageRoot::Toolchain(packages(&["make", "gcc-12", "gcc", "kmod"]));
     let rootfs = fetcher(&cache).root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap();
-    assert_eq!(names(&cache, "rootfs"), [root.key(Architecture::Amd64)]);
+    assert_eq!(names(&cache, "packages-root"), [root.key(Architecture::Amd64)]);
 
     let layer = fs::read(&rootfs.layer).unwrap();
     assert_eq!((rootfs.size, &rootfs.digest), (layer.len() as u64, &Digest::of(&layer)));
@@ -112,7 +112,7 @@ async fn root_file_system_of_packages_that_do_not_exist() {
         let error = fetcher(&cache).root_fs().bootstrap(&root, Architecture::Amd64).await.unwrap_err();
         assert!(error.to_string().contains("no-such-package"), "{error}");
         assert!(!error.is_transient());
-        assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
+        assert_eq!(names(&cache, "packages-root"), Vec::<String>::new());
     }
     // A name that a shell would read reaches no tool: definitions cannot hold it.
     let mut hostile = serde_json::to_value(&spec).unwrap();
@@ -146,7 +146,7 @@ async fn a_cancelled_bootstrap_leaves_nothing() {
         () = running => {}
     }
     assert_eq!(processes(marker), 0);
-    assert_eq!(names(&cache, "rootfs"), Vec::<String>::new());
+    assert_eq!(names(&cache, "packages-root"), Vec::<String>::new());
 }
 
 /// Digest of mstflint's payload for a kernel.

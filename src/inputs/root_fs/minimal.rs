@@ -27,7 +27,8 @@ use crate::{
 
 /// Changes when the same package gives another base.
 const FORMAT: &str = "minimal-1";
-pub(super) const PLACE: &str = "minimal";
+/// The kind of the cache's entries. In an older one, "minimal", lies under the same keys what came from a registry.
+pub(super) const PLACE: &str = "minimal-root";
 const MTIME: u64 = 0;
 
 /// Where packages keep the binary: Debian 12 and 13.

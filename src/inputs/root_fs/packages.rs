@@ -18,8 +18,8 @@ const SPECIFIED: &str = "rootfs-1";
 const ASSEMBLED: &str = "rootfs-2";
 /// Changes when the same specification gives another runtime base.
 const BOOTSTRAPPED: &str = "rootfs-1";
-/// The kind of the cache's entries.
-pub(super) const PLACE: &str = "rootfs";
+/// The kind of the cache's entries. In an older one, "rootfs", lies under the same keys what came from a registry.
+pub(super) const PLACE: &str = "packages-root";
 
 /// A root file system of packages. What it is for decides how it is made.
 #[derive(Clone, Debug, PartialEq)]
