@@ -177,7 +177,7 @@ async fn content(
     arch: Architecture,
 ) -> Result<Digest, TargetError> {
     let config = &ImageManifest::parse(manifest)?.config;
-    let config = parts.small_blob(repository, config, "configuration").await?;
+    let config = fs_err::tokio::read(parts.blob_file(repository, config).await?).await?;
     let image = Base::parse(manifest, &config, arch.as_str())?;
     let is_plain = image.config.get("config") == Some(&json!({"Env": [format!("PATH={DEFAULT_PATH}")]}));
     Ok(match &image.layers[..] {

@@ -286,7 +286,9 @@ fn a_toolchain_image_from_a_mirror() {
     let family_now = definitions.families.iter().find(|found| found.metadata.name.as_str() == "debian-12");
     let Toolchain::Bootstrap(spec) = &family_now.unwrap().spec.toolchain else { panic!("no bootstrap") };
     let root = PackageRoot::Toolchain(spec.clone());
-    let toolchain = format!("localhost/farrier/toolchain:{}", &root.key(Architecture::Amd64)[..24]);
+    let published = site.inspect_raw(&format!("farrier-rootfs:{}", &root.key(Architecture::Amd64)[..32]));
+    let layer = published["layers"][0]["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+    let toolchain = format!("localhost/farrier/toolchain:{}", &layer[..24]);
     let mirrored = format!("{}/hub/gcc:12", site.location);
     docker(&["tag", &toolchain, &mirrored]);
     docker(&["push", &mirrored]);

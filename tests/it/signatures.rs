@@ -137,9 +137,9 @@ fn an_unsigned_site_asks_for_no_signatures() {
     site.run_once().exits(0).line("nothing to do");
     let asked = site.registry.requests("GET") - before;
     assert_eq!(
-        asked, 4,
-        "what the tag names, what the DaemonSet names, headers that were brought for the kernel, and the record of the kernels \
-         that were seen"
+        asked, 5,
+        "what the tag names, what the DaemonSet names, headers that were brought for the kernel, the toolchain, and the record of \
+         the kernels that were seen"
     );
     let image = site.image();
     let all = rows(&site, &[NO_SIGNATURE, &image], 0);
