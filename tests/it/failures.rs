@@ -172,7 +172,7 @@ fn a_registry_that_answers_500() {
     let run = site.run_once().exits(3);
     insta::assert_snapshot!(run.line("skip").replace(&server.host, "REGISTRY").replace(&kernel, "KERNEL"), @"hello  KERNEL (debian 12, amd64)  1      skip    headers: REGISTRY answered 500 to fetch manifest of drivers/headers:KERNEL-amd64 (see the log of the registry at REGISTRY; it was asked several times)");
     assert_eq!(site.manifests(), before);
-    assert!((2..=10).contains(&server.requests().len()), "{:?}", server.requests());
+    assert!((2..=20).contains(&server.requests().len()), "{:?}", server.requests());
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn a_download_that_is_cut_short() {
     failed    hello for KERNEL: download http://SERVER/hello.tar.gz: 14 bytes arrived, 1014 were announced
               hint: the server, or a proxy before it, ends the transfer early: run farrier again, or bring the file as a `path` source
     ");
-    assert!((2..=10).contains(&server.requests().len()));
+    assert!((2..=20).contains(&server.requests().len()));
 }
 
 /// Kernel releases that are no kernel releases: on a node it is left alone, on the command line refused.

@@ -60,7 +60,7 @@ fn the_page_on_deployment_makes_the_objects_that_it_says_and_deletes_them() {
 /// A node on which both replicas have just found room has none for a third one.
 #[test]
 fn replicas_are_replaced_one_after_the_other_and_ask_for_little() {
-    for overlay in ["docker", "podman", "buildah"] {
+    for overlay in ["docker", "podman", "sandbox"] {
         let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/kustomize/overlays").join(overlay);
         let made = done(Command::new("kubectl").arg("kustomize").arg(place));
         assert!(made.contains("replicas: 2\n") && made.contains("maxSurge: 0\n"), "{overlay}: {made}");
@@ -77,7 +77,7 @@ fn farriers_image_has_the_package_sources_of_the_machine_that_builds_it() {
     let directory = tempfile::tempdir().unwrap();
     let (build, out) = (directory.path().join("bin"), directory.path().join("out"));
     fs::create_dir(&build).unwrap();
-    for program in ["farrier", "driver-entrypoint"] {
+    for program in ["farrier", "driver-entrypoint", "farrier-runner"] {
         fs::write(build.join(program), "").unwrap();
     }
     let prepares = part("ci/image", "for suite in", "empty_headers");

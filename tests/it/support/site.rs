@@ -20,8 +20,18 @@ use super::{
 
 /// Parts of the cache that hold fetched content by its digest. All sites share them, so that headers and
 /// toolchains are fetched once in a test run; logs, records and work are each site's own.
-const SHARED: [&str; 8] =
-    ["apt", "debs", "downloads", "headers", "kernel-images", "rootfs", "sources", "locks"];
+const SHARED: [&str; 10] = [
+    "apt",
+    "debs",
+    "downloads",
+    "headers",
+    "kernel-images",
+    "packages-root",
+    "minimal-root",
+    "trees",
+    "sources",
+    "locks",
+];
 
 /// Definitions, cluster, registry and cache of one test, removed when it is dropped.
 pub struct Site {
