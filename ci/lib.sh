@@ -133,12 +133,15 @@ start_engine() {
 
 : "${engine:=sandbox}" # callers may set another
 
-# Toolchains with headers that farrier keeps in the engine.
-cached_images() { docker image ls --quiet --no-trunc --filter label=farrier.dev/cache=base 2>/dev/null | sort -u; }
+# Toolchains with headers that farrier keeps in a daemon. A sandbox keeps none, and there need not be a daemon.
+cached_images() {
+    [ "$engine" = docker ] || return 0
+    docker image ls --quiet --no-trunc --filter label=farrier.dev/cache=base 2>/dev/null | sort -u
+}
 
 # Takes those away that came since `cached_images > "$state/cached.before"`; others may be the user's.
 forget_new_images() {
-    [ -f "$state/cached.before" ] || return 0
+    [ -f "$state/cached.before" ] && [ "$engine" = docker ] || return 0
     cached_images | comm -13 "$state/cached.before" - | xargs -r docker image rm --force > /dev/null 2>&1 || true
 }
 
