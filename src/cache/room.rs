@@ -259,7 +259,7 @@ fn remove_old(path: &Path) {
 /// Removes a file or directory. What stays is tried again.
 fn remove_all(path: &Path) {
     let is_directory = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
-    let removed = if is_directory { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    let removed = if is_directory { scratch::remove_tree(path) } else { fs::remove_file(path) };
     if let Err(error) = removed
         && error.kind() != io::ErrorKind::NotFound
     {

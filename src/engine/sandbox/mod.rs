@@ -79,7 +79,7 @@ impl Sandbox {
     async fn try_out(&self, scratch: Option<&Path>) -> Result<(), EngineError> {
         let place = scratch.map_or_else(env::temp_dir, Path::to_owned);
         fs::create_dir_all(&place)?;
-        let place = tempfile::Builder::new().prefix("sandbox-").tempdir_in(place)?;
+        let place = tempfile::Builder::new().prefix(".sandbox-").tempdir_in(place)?;
         let lower = place.path().join("lower");
         fs::create_dir(&lower)?;
         self.owner.own(&lower)?;
