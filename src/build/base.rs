@@ -13,7 +13,10 @@ use super::{job::Job, kept};
 use crate::{
     blocking::blocking,
     cache::LockMode,
-    engine::{BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, Sandbox},
+    engine::{
+        BuildJob, BuildLog, ContextEntry, Credentials, DockerEngine, Engine, EngineError, LOCAL_PREFIX,
+        Sandbox,
+    },
     error_chain,
     image::{ImageReference, Output, Repository},
     images::{root_fs_layer, toolchain_tree},
@@ -53,8 +56,7 @@ pub(super) async fn prepare(job: &Job<'_>, headers: &HeaderSet) -> Result<Prepar
         (Output::Payload, Ok(Engine::Sandbox(sandbox))) => match in_place(job, headers, sandbox).await? {
             Ok(base) => return Ok(PreparedBase::InPlace(base)),
             // What a daemon can do is done by one, if there is one.
-            Err(StepsError::Unsupported { line, reason }) if engines.may_be_another() => {
-                let refused = StepsError::Unsupported { line, reason };
+            Err(refused @ StepsError::Unsupported { .. }) if engines.may_be_another() => {
                 engines.docker().await.map_err(|_| refused_template(job, &refused))?
             }
             Err(refused) => return Err(refused_template(job, &refused)),
@@ -165,10 +167,9 @@ async fn ensure_toolchain(
         Toolchain::Bootstrap(spec) => PackageRoot::Toolchain(spec.clone()),
     };
     // By its content: what an engine has under a name that is made from the definition may be from anywhere.
-    let layer = root_fs_layer(parts, &root, job.cell).await?;
-    let digest = layer.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let key = digest.get(..24).unwrap_or(&digest);
-    let name = format!("localhost/farrier/toolchain:{key}");
+    let (digest, layer) = root_fs_layer(parts, &root, job.cell).await?;
+    let key = &digest.hex()[..24];
+    let name = format!("{LOCAL_PREFIX}toolchain:{key}");
     let _lock = parts.cache.lock("toolchain", key, LockMode::Exclusive).await?;
     parts.cache.stamp("toolchain", key)?;
     if !engine.has_image(&name).await? {

@@ -76,16 +76,16 @@ pub(crate) async fn runtime_base(
     base_image(parts, &reference, arch).await
 }
 
-/// The layer file of a cell's toolchain: from the registry, else made now and published.
+/// The layer of a cell's toolchain, its digest and its file: from the registry, else made now and published.
 pub(crate) async fn root_fs_layer(
     parts: &Parts,
     root: &PackageRoot,
     cell: &Cell,
-) -> Result<PathBuf, TargetError> {
+) -> Result<(Digest, PathBuf), TargetError> {
     let reference = planned(parts, RootFsSpec::Packages(root), cell, FetchedInputs::TOOLCHAIN).await?;
     let base = base_image(parts, &reference, cell.target.arch).await?;
     let layer = base.image.layers.first().ok_or_else(|| TargetError::no_such_image(&reference))?;
-    parts.blob_file(&base.repository, layer).await
+    Ok((layer.digest.clone(), parts.blob_file(&base.repository, layer).await?))
 }
 
 /// Where a root file system of packages is published.
