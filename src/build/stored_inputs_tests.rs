@@ -283,7 +283,9 @@ async fn taken_for(bench: &Bench, root: &PackageRoot, cell: &Cell) -> Result<Dig
             let layer = images::root_fs_layer(parts, root, cell).await;
             assert_eq!(in_place.is_ok(), layer.is_ok());
             let (tree, image) = in_place?;
-            let layer = fs::read(layer?).unwrap();
+            let (digest, layer) = layer?;
+            let layer = fs::read(layer).unwrap();
+            assert_eq!(digest, Digest::of(&layer));
             assert_eq!(image.layers[0].digest, Digest::of(&layer));
             assert_eq!(layer_of(&fs::read(tree.join(COMPILER)).unwrap()).0, layer);
             Ok(Digest::of(&layer))
