@@ -64,7 +64,10 @@ impl Session {
         if location.is_none() {
             return Ok(settings);
         }
-        Ok(Settings { fetcher: self.parts(location, EngineChoice::Auto)?.fetcher, ..settings })
+        let Parts { fetcher, credentials, .. } = self.parts(location, EngineChoice::Auto)?;
+        // Of one net: that one knows the registry's host, which may then be asked offline, too.
+        let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
+        Ok(Settings { fetcher, registry, ..settings })
     }
 
     /// The parts of a registry, and the cluster.

@@ -6,10 +6,6 @@ use crate::support::{
     kernels,
     site::{FIRST_IMAGE, Site, image_of, read_all, skopeo},
 };
-use farrier::{
-    inputs::PackageRoot,
-    kernel::{Architecture, Toolchain},
-};
 
 /// Two nodes run kernel A, a third says nothing about itself; then the canary changes to kernel B.
 #[test]
@@ -278,25 +274,23 @@ fn a_toolchain_image_from_a_mirror() {
     let kernel = kernels::newest().newer;
     let site = Site::new();
     site.canary(&kernel);
-    // The family's own toolchain, as it lies in the engine after a build, becomes the mirror's image.
+    // What the build started from becomes the mirror's image: it holds the family's own toolchain, whether this run made it or
+    // an earlier one.
     site.run_once().exits(0).line("built     hello for");
-    let family =
-        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/10-debian-12.yaml")).unwrap();
-    let definitions = farrier::definitions::load(Some(&site.definitions())).unwrap();
-    let family_now = definitions.families.iter().find(|found| found.metadata.name.as_str() == "debian-12");
-    let Toolchain::Bootstrap(spec) = &family_now.unwrap().spec.toolchain else { panic!("no bootstrap") };
-    let root = PackageRoot::Toolchain(spec.clone());
-    let published = site.inspect_raw(&format!("farrier-rootfs:{}", &root.key(Architecture::Amd64)[..32]));
-    let layer = published["layers"][0]["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
-    let toolchain = format!("localhost/farrier/toolchain:{}", &layer[..24]);
+    let target = ["--kernel", &kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
+    let dockerfile = site.farrier(&[["render", "hello"].as_slice(), &target].concat()).exits(0).stdout;
+    let toolchain = dockerfile.lines().find_map(|line| line.strip_prefix("FROM ")).unwrap().trim();
+    let toolchain = toolchain.split_whitespace().next().unwrap();
     let mirrored = format!("{}/hub/gcc:12", site.location);
-    docker(&["tag", &toolchain, &mirrored]);
+    docker(&["tag", toolchain, &mirrored]);
     docker(&["push", &mirrored]);
     let digest = site.inspect("hub/gcc:12")["Digest"].as_str().unwrap().to_owned();
     docker(&["rmi", &mirrored]);
     let pulled = format!("{}/hub/gcc@{digest}", site.location);
     assert_eq!(docker(&["image", "inspect", "--format", "{{.Id}}", &pulled]).trim(), "");
 
+    let family =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/kernels/10-debian-12.yaml")).unwrap();
     let (head, _) = family.split_once("  toolchain:").unwrap();
     let image = "  toolchain: {image: \"nowhere.invalid/library/gcc:12\"}\n";
     site.define("kernels/10-debian-12.yaml", &format!("{head}{image}"));
