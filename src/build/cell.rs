@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::job::definition_gone;
 use crate::{
     image::{Chains, Definitions, DriverImage, ImageName},
     images::look_at_root_fs,
@@ -41,7 +40,7 @@ pub async fn cell(parts: &Parts, name: &ImageName, target: &KernelTarget) -> Res
             Err(_) => {}
         }
     }
-    Err(definition_gone(&subject()))
+    Err(TargetError::definition_gone(&subject()))
 }
 
 /// The Dockerfile of one image for one kernel; nothing need be published for that.

@@ -1,6 +1,6 @@
 use serde_json::json;
 
-use super::{super::needs::Needed, *};
+use super::{super::job::Needed, *};
 use crate::{
     build::{
         build_one,

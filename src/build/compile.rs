@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     base::{InPlaceBase, PreparedBase, ProbeLog, lacking_compiler},
-    failures::log_path,
     job::{Against, Job, Payload, ensure_planned},
+    logs::log_path,
 };
 use crate::{
     blocking::blocking,

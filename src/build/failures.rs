@@ -2,7 +2,7 @@
 //! changes, and attempts that began, so that one which ended farrier itself is not begun again and again. Both are kept in the
 //! cache: losing them costs one more attempt, nothing else.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
 use super::pipeline::{BuildOptions, Built, build};
 use crate::{
@@ -105,14 +105,6 @@ pub(super) fn record_outcome(
         }
         Err(_) => Ok(()),
     }
-}
-
-/// Where the log of a build goes; it stays for as long as the build does.
-pub(super) fn log_path(cache: &Cache, cell: &Cell) -> Result<PathBuf, CacheError> {
-    let (image, release, hash) = (&cell.image, &cell.target.release, cell.input_hash.short());
-    let name = format!("{image}-{release}-{hash}.log");
-    cache.hold("logs", &name)?;
-    cache.place("logs", &name)
 }
 
 #[cfg(test)]

@@ -2,15 +2,15 @@
 
 use std::path::PathBuf;
 
-use super::needs::Needed;
 use crate::{
     cache::Scratch,
+    engine::ContextEntry,
     image::{Digest, DriverImage, OnConflict},
     inputs::HeaderSet,
     kernel::KernelFamily,
-    kmod::CheckReport,
+    kmod::{CheckReport, NeededTable},
     oci::ReusedFrom,
-    parts::{FindingKind, Parts, Stage, TargetError},
+    parts::{Parts, Stage, TargetError},
     payload::ArchiveImage,
     plan::Cell,
 };
@@ -28,7 +28,8 @@ impl<'a> Job<'a> {
     pub(super) fn of(parts: &'a Parts, cell: &'a Cell) -> Result<Self, TargetError> {
         let image = parts.definitions.images.get(&cell.image);
         let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
-        let (image, family) = image.zip(family).ok_or_else(|| definition_gone(&cell.subject()))?;
+        let (image, family) =
+            image.zip(family).ok_or_else(|| TargetError::definition_gone(&cell.subject()))?;
         Ok(Self { parts, cell, image, family })
     }
 
@@ -53,9 +54,15 @@ pub(super) fn ensure_planned(is_same: bool, what: impl Into<String>) -> Result<(
     if is_same { Ok(()) } else { Err(TargetError::Outdated { what: what.into() }) }
 }
 
-/// A cell whose image or family is not among the definitions.
-pub(super) fn definition_gone(subject: &str) -> TargetError {
-    TargetError::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)
+/// What a cell is compiled against, checked against and loaded after.
+#[derive(Default)]
+pub(super) struct Needed {
+    /// Its part of the build context.
+    pub(super) context: Vec<ContextEntry>,
+    /// Symbol tables: of the images that it is compiled against, then of those that these need when they are loaded.
+    pub(super) tables: Vec<NeededTable>,
+    /// Directories with the modules that must be loaded before, where the definition asks for a boot check.
+    pub(super) modules: Vec<PathBuf>,
 }
 
 /// What a payload is compiled and checked against.

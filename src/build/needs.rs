@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     cell::cell,
-    job::{Job, definition_gone, ensure_planned},
+    job::{Job, Needed, ensure_planned},
 };
 use crate::{
     blocking::blocking,
@@ -26,17 +26,6 @@ use crate::{
 /// Kinds of cache entries: exposed trees by their own digest, modules by their image's.
 const EXPOSED: &str = "exposed";
 const MODULES: &str = "needed-modules";
-
-/// What a cell is compiled against, checked against and loaded after.
-#[derive(Default)]
-pub(super) struct Needed {
-    /// Its part of the build context.
-    pub(super) context: Vec<ContextEntry>,
-    /// Symbol tables: of the images that it is compiled against, then of those that these need when they are loaded.
-    pub(super) tables: Vec<NeededTable>,
-    /// Directories with the modules that must be loaded before, where the definition asks for a boot check.
-    pub(super) modules: Vec<PathBuf>,
-}
 
 /// A published image whose exposed trees are needed.
 struct NeededImage {
@@ -165,7 +154,8 @@ async fn exposed_tree(parts: &Parts, image: &NeededImage) -> Result<PathBuf, Tar
 async fn fetch_exposed(parts: &Parts, needed: &NeededImage, place: PathBuf) -> Result<(), TargetError> {
     let NeededImage { name, image, exposed, compiled_against: _ } = needed;
     let lacks = |why: String| lacks(&image.to_string(), &why);
-    let definition = parts.definitions.images.get(name).ok_or_else(|| definition_gone(name.as_str()))?;
+    let definition =
+        parts.definitions.images.get(name).ok_or_else(|| TargetError::definition_gone(name.as_str()))?;
     let patterns = definition.spec.exposes.clone();
     let manifest = needed_manifest(parts, image).await?;
     let claimed = ImageFacts::from_annotations(&manifest.annotations).unwrap_or_default().exposed_digest;

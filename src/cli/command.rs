@@ -10,6 +10,7 @@ use super::{
     collect::CollectArgs,
     gc::GcArgs,
     headers::HeadersCommand,
+    logs::LogsArgs,
     mirror::MirrorArgs,
     plan::{PlanArgs, PlanCommandArgs},
     prebuild::PrebuildArgs,
@@ -49,6 +50,8 @@ pub enum Command {
     Collect(CollectArgs),
     /// Build, check and, with --push, publish one image for one kernel
     Build(BuildArgs),
+    /// Print what was printed in the newest build of one image for one kernel, also while it runs
+    Logs(LogsArgs),
     /// Build and publish images for a kernel before a node runs it
     Prebuild(PrebuildArgs),
     /// May nodes boot a kernel? Exits with 0 when every image that they will need is published, else with 1

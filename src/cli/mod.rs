@@ -10,6 +10,7 @@ mod env_vars;
 mod error;
 mod gc;
 mod headers;
+mod logs;
 mod mirror;
 mod output;
 mod plan;
@@ -88,6 +89,7 @@ async fn dispatch(cli: Cli, stop: Stop) -> Result<Exit, CliError> {
             Command::Headers(command) => headers::headers(&session, command).await,
             Command::Collect(args) => collect::collect(&session, args).await,
             Command::Build(args) => Box::pin(build::build(&session, args)).await,
+            Command::Logs(args) => logs::logs(&session, args).await,
             Command::Prebuild(args) => Box::pin(prebuild::prebuild(&session, args)).await,
             Command::Preflight(args) => preflight::preflight(&session, args).await,
             Command::Mirror(args) => mirror::mirror(&session, args).await,

@@ -2,7 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    io::{BufWriter, Write},
+    io::{LineWriter, Write},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -35,7 +35,10 @@ impl FileLog {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let file = BufWriter::new(File::create(path)?);
+        let file = File::create(path)?;
+        // Readers see by it that more will come. Where it cannot be had, they stop at what is there.
+        let _ = file.try_lock();
+        let file = LineWriter::new(file);
         Ok(Self {
             path: path.to_owned(),
             live: Box::new(live),
@@ -95,7 +98,7 @@ struct Kept {
 
 /// A file that takes lines up to a limit, and keeps the last ones behind it in memory until the end is known.
 struct CappedFile {
-    file: BufWriter<File>,
+    file: LineWriter<File>,
     kept: Kept,
     written: usize,
     end: VecDeque<String>,
@@ -104,7 +107,7 @@ struct CappedFile {
 }
 
 impl CappedFile {
-    fn new(file: BufWriter<File>, kept: Kept) -> Self {
+    fn new(file: LineWriter<File>, kept: Kept) -> Self {
         Self { file, kept, written: 0, end: VecDeque::new(), end_bytes: 0, left_out: 0 }
     }
 
@@ -165,7 +168,7 @@ mod tests {
     fn of_endless_output_the_file_holds_both_ends() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let new = |kept| CappedFile::new(BufWriter::new(File::create(&path).unwrap()), kept);
+        let new = |kept| CappedFile::new(LineWriter::new(File::create(&path).unwrap()), kept);
         let mut log = new(Kept { beginning: 12, end: 9 });
         for number in 0..1000 {
             log.line(&number.to_string()).unwrap();

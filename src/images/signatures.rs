@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, stream};
 
-use super::keys::{own_key, required_signers};
+use super::keys::{has_keys, own_key, required_signers};
 use crate::{
     error_chain,
     image::{Digest, ImageReference, Repository, Tag, Version},
@@ -16,6 +16,7 @@ use crate::{
         self, DSSE, Envelope, FoundSignatures, ImageSignature, PublicKey, RequiredSigners, SIGNED_PREDICATE,
         SIMPLE_SIGNING, Statement, Trust,
     },
+    store::Standing,
 };
 
 /// The cache's records of signatures that were found good: a signature over a digest does not become bad.
@@ -35,6 +36,19 @@ pub(crate) struct StoredImage<'a> {
 type Read<T> = Result<T, String>;
 
 impl StoredImage<'_> {
+    /// What the site's keys say of it.
+    pub(super) async fn standing(self) -> Result<Standing, TargetError> {
+        if !has_keys(self.parts) {
+            return Ok(Standing::NoKeys);
+        }
+        match self.trusted().await {
+            Ok(outcome) => Ok(outcome.map_or_else(Standing::Refused, |()| Standing::Signed)),
+            Err(error) if error.is_unreachable() => Err(error),
+            // What is published needs no key that cannot be read here.
+            Err(error) => Ok(Standing::Refused(error_chain(&error))),
+        }
+    }
+
     /// The manifest of a tag with signatures or attestations; `None` for other content too, which is replaced.
     pub(super) async fn manifest_under(self, tag: &Tag) -> Result<Option<ImageManifest>, TargetError> {
         let version = Version::Tag(tag.clone());

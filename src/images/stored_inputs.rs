@@ -6,7 +6,6 @@ use std::{collections::BTreeSet, sync::Arc};
 use async_trait::async_trait;
 
 use super::{
-    keys::has_keys,
     root_fs::{RootFsSpec, unverified_root_fs},
     signatures::StoredImage,
 };
@@ -47,21 +46,6 @@ impl Trust for SiteKeys {
         let signs = parts.definitions.site.image_signing.is_some();
         StoredImage { parts, repository, digest }.sign(name, &[]).await.map_err(|error| fault(&error))?;
         Ok(signs)
-    }
-}
-
-impl StoredImage<'_> {
-    /// What the site's keys say of it.
-    pub(super) async fn standing(self) -> Result<Standing, TargetError> {
-        if !has_keys(self.parts) {
-            return Ok(Standing::NoKeys);
-        }
-        match self.trusted().await {
-            Ok(outcome) => Ok(outcome.map_or_else(Standing::Refused, |()| Standing::Signed)),
-            Err(error) if error.is_unreachable() => Err(error),
-            // What is published needs no key that cannot be read here.
-            Err(error) => Ok(Standing::Refused(error_chain(&error))),
-        }
     }
 }
 

@@ -159,6 +159,11 @@ impl TargetError {
         Self::finding(FindingKind::Unmet, format!("base image {reference} does not exist"), None)
     }
 
+    /// A cell whose image or family is not among the definitions.
+    pub(crate) fn definition_gone(subject: &str) -> Self {
+        Self::finding(FindingKind::Unmet, format!("{subject}: its definition is gone"), None)
+    }
+
     /// No suite and no directory has headers for a kernel.
     pub(crate) fn headers_missing(looked_for: &str, hint: String) -> Self {
         Self::finding(FindingKind::Unmet, format!("no headers for this kernel: {looked_for}"), Some(hint))

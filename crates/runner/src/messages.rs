@@ -32,3 +32,9 @@ impl Messages {
 pub fn input() -> io::Result<impl Read> {
     Ok(File::from(dup(rustix::stdio::stdin())?))
 }
+
+/// The same error with what was tried in front of it.
+pub fn said(what: &str, error: impl Into<io::Error>) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{what}: {error}"))
+}

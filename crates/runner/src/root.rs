@@ -15,7 +15,7 @@ use rustix::{
     process::{chdir, pivot_root},
 };
 
-use crate::sandbox::said;
+use crate::messages::said;
 
 /// Where the old root is for a moment.
 const OLD: &str = ".farrier-old-root";

@@ -33,7 +33,7 @@ use rustix::{
 
 use crate::{
     filter,
-    messages::{Messages, input},
+    messages::{Messages, input, said},
     payload, root, steps,
 };
 
@@ -126,12 +126,6 @@ fn confine(processes: Option<u64>) -> io::Result<()> {
 fn directory(path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     open(path, flags, Mode::empty()).map_err(|error| said(&format!("open {path}"), error))
-}
-
-/// The same error with what was tried in front of it.
-pub fn said(what: &str, error: impl Into<io::Error>) -> io::Error {
-    let error = error.into();
-    io::Error::new(error.kind(), format!("{what}: {error}"))
 }
 
 /// Unpacks the build context: farrier wrote the archive.

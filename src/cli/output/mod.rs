@@ -34,11 +34,15 @@ pub fn show<T: Serialize + ?Sized>(
     })
 }
 
-/// Writes text to standard output. A closed pipe (`| head`) is no error.
+/// Writes text to standard output, and ends its last line. A closed pipe (`| head`) is no error.
 pub fn result(text: &str) -> Result<(), OutputError> {
+    if text.ends_with('\n') { part(text) } else { part(&format!("{text}\n")) }
+}
+
+/// Writes what is a part of the output.
+pub fn part(text: &str) -> Result<(), OutputError> {
     let mut out = io::stdout().lock();
-    let end: &[u8] = if text.ends_with('\n') { b"" } else { b"\n" };
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.write_all(end)).and_then(|()| out.flush());
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),

@@ -8,11 +8,11 @@ use std::{
 
 use fs_err as fs;
 
-use super::{LEVEL, MTIME, RootFileSystems, effects, excluded::is_left_out};
+use super::{LEVEL, MTIME, effects, excluded::is_left_out};
 use crate::{
     archive::{self, Manner, Options},
     blocking::stoppable,
-    inputs::{FetchError, TREE, apt::AptArchive, root_fs_layer as layer},
+    inputs::{FetchError, Fetcher, TREE, apt::AptArchive, root_fs_layer as layer},
     kernel::{AptSuites, Architecture, BootstrapSpec},
     payload,
 };
@@ -20,20 +20,18 @@ use crate::{
 /// dpkg's list of what is installed: bills of materials are made from it.
 const STATUS: &str = "var/lib/dpkg/status";
 
-impl RootFileSystems<'_> {
-    /// Makes the layer in `dir`.
-    pub(super) async fn assemble(
-        self,
-        spec: &BootstrapSpec,
-        suites: AptSuites,
-        arch: Architecture,
-        dir: PathBuf,
-    ) -> Result<(), FetchError> {
-        let archive = AptArchive::open(self.0, &suites, arch).await?;
-        let packages = archive.system(&spec.include).await?;
-        let files = archive.download(&packages).await?;
-        stoppable(move |stop| write(stop, &files, &dir)).await
-    }
+/// Makes the layer in `dir`.
+pub(super) async fn assemble(
+    fetcher: &Fetcher,
+    spec: &BootstrapSpec,
+    suites: AptSuites,
+    arch: Architecture,
+    dir: PathBuf,
+) -> Result<(), FetchError> {
+    let archive = AptArchive::open(fetcher, &suites, arch).await?;
+    let packages = archive.system(&spec.include).await?;
+    let files = archive.download(&packages).await?;
+    stoppable(move |stop| write(stop, &files, &dir)).await
 }
 
 /// Makes the layer of these packages' files.

@@ -9,13 +9,13 @@ use std::{
 };
 
 use super::{
-    LEVEL, MTIME, RootFileSystems,
+    LEVEL, MTIME,
     excluded::{FORGET, dpkg_options},
 };
 use crate::{
     archive::Stoppable,
     blocking::stoppable,
-    inputs::{FetchError, apt, process, root_fs_layer as layer},
+    inputs::{FetchError, Fetcher, apt, process, root_fs_layer as layer},
     kernel::{AptSuites, Architecture, BootstrapSpec},
     oci,
 };
@@ -23,65 +23,63 @@ use crate::{
 /// Time for mmdebstrap to unmount and to remove its directory when it must end.
 const GRACE: Duration = Duration::from_secs(10);
 
-impl RootFileSystems<'_> {
-    /// Makes the layer in `dir`.
-    pub(super) async fn mmdebstrap(
-        self,
-        spec: &BootstrapSpec,
-        suites: AptSuites,
-        arch: Architecture,
-        dir: PathBuf,
-    ) -> Result<(), FetchError> {
-        let (suite, include) = (&spec.suite, &spec.include);
-        let net = &self.0.net;
-        let entries = apt::entries(net, &self.0.options.apt_dir, &suites)?;
-        let sources = apt::sources::render(&entries);
-        let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
-        net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
-        let reach = net.apt_reach(uris()).await?;
-        let mut command = process::command("mmdebstrap");
-        if reach.without_environment {
-            process::without_proxies(&mut command);
-        }
-        command.env("SOURCE_DATE_EPOCH", MTIME.to_string()).current_dir("/");
-        command.args(["--variant=essential", "--format=tar", "--skip=output/dev"]);
-        command.arg(format!("--architectures={arch}"));
-        if !include.is_empty() {
-            command.arg(format!("--include={}", include.join(",")));
-        }
-        // The site's words come last, and so count.
-        for option in host_options().await?.into_iter().chain(reach.options) {
-            command.arg(format!("--aptopt={option}"));
-        }
-        command.args(dpkg_options().map(|option| format!("--dpkgopt={option}")));
-        for path in FORGET {
-            command.arg(format!("--customize-hook=rm -rf \"$1/{path}\""));
-        }
-        // The sources come on its standard input: a file in the cache is not readable for the user that
-        // mmdebstrap turns into when it is not root.
-        command.arg(suite.as_str()).arg("-").arg("-").stdin(std::process::Stdio::piped());
-        let mut running = process::start(command, "mmdebstrap", GRACE)?;
-        let failed = |source| FetchError::Start { program: "mmdebstrap", source };
-        let (stdin, stdout, stderr) =
-            (running.child.stdin.take(), running.child.stdout.take(), running.child.stderr.take());
-        if let Some(mut stdin) = stdin {
-            // Should it end before it reads them, its own words say more than a broken pipe.
-            let _ = tokio::io::AsyncWriteExt::write_all(&mut stdin, sources.as_bytes()).await;
-        }
-        let tar = stdout.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        let tar = File::from(tar.into_owned_fd().map_err(failed)?);
-        let compressed = stoppable({
-            let dir = dir.clone();
-            move |stop| compress(tar, &dir, stop)
-        });
-        // Joined, not tried: when it fails, its words tell more than its half a tar.
-        let (written, words) = tokio::join!(compressed, process::read_text(stderr));
-        let words = words.map_err(failed)?;
-        if !running.child.wait().await.map_err(failed)?.success() {
-            return Err(failure(format!("make a root file system of {suite}"), &words));
-        }
-        written
+/// Makes the layer in `dir`.
+pub(super) async fn mmdebstrap(
+    fetcher: &Fetcher,
+    spec: &BootstrapSpec,
+    suites: AptSuites,
+    arch: Architecture,
+    dir: PathBuf,
+) -> Result<(), FetchError> {
+    let (suite, include) = (&spec.suite, &spec.include);
+    let net = &fetcher.net;
+    let entries = apt::entries(net, &fetcher.options.apt_dir, &suites)?;
+    let sources = apt::sources::render(&entries);
+    let uris = || entries.iter().flat_map(|entry| &entry.uris).map(String::as_str);
+    net.permit_archives(uris(), &format!("a root file system of {suite}"))?;
+    let reach = net.apt_reach(uris()).await?;
+    let mut command = process::command("mmdebstrap");
+    if reach.without_environment {
+        process::without_proxies(&mut command);
     }
+    command.env("SOURCE_DATE_EPOCH", MTIME.to_string()).current_dir("/");
+    command.args(["--variant=essential", "--format=tar", "--skip=output/dev"]);
+    command.arg(format!("--architectures={arch}"));
+    if !include.is_empty() {
+        command.arg(format!("--include={}", include.join(",")));
+    }
+    // The site's words come last, and so count.
+    for option in host_options().await?.into_iter().chain(reach.options) {
+        command.arg(format!("--aptopt={option}"));
+    }
+    command.args(dpkg_options().map(|option| format!("--dpkgopt={option}")));
+    for path in FORGET {
+        command.arg(format!("--customize-hook=rm -rf \"$1/{path}\""));
+    }
+    // The sources come on its standard input: a file in the cache is not readable for the user that
+    // mmdebstrap turns into when it is not root.
+    command.arg(suite.as_str()).arg("-").arg("-").stdin(std::process::Stdio::piped());
+    let mut running = process::start(command, "mmdebstrap", GRACE)?;
+    let failed = |source| FetchError::Start { program: "mmdebstrap", source };
+    let (stdin, stdout, stderr) =
+        (running.child.stdin.take(), running.child.stdout.take(), running.child.stderr.take());
+    if let Some(mut stdin) = stdin {
+        // Should it end before it reads them, its own words say more than a broken pipe.
+        let _ = tokio::io::AsyncWriteExt::write_all(&mut stdin, sources.as_bytes()).await;
+    }
+    let tar = stdout.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+    let tar = File::from(tar.into_owned_fd().map_err(failed)?);
+    let compressed = stoppable({
+        let dir = dir.clone();
+        move |stop| compress(tar, &dir, stop)
+    });
+    // Joined, not tried: when it fails, its words tell more than its half a tar.
+    let (written, words) = tokio::join!(compressed, process::read_text(stderr));
+    let words = words.map_err(failed)?;
+    if !running.child.wait().await.map_err(failed)?.success() {
+        return Err(failure(format!("make a root file system of {suite}"), &words));
+    }
+    written
 }
 
 /// What mmdebstrap's own words come to.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::PathBuf};
 
-use super::RootFileSystems;
+use super::{RootFileSystems, assemble::assemble, bootstrap::mmdebstrap};
 use crate::{
     image::checked::{Component, PackageToInstall, Suite},
     inputs::{
@@ -108,8 +108,8 @@ impl RootFileSystems<'_> {
             signed_by: signed_by.clone(),
         };
         match root {
-            PackageRoot::Toolchain(spec) => self.assemble(spec, suites, arch, dir).await,
-            PackageRoot::RuntimeBase(spec) => self.mmdebstrap(spec, suites, arch, dir).await,
+            PackageRoot::Toolchain(spec) => assemble(self.0, spec, suites, arch, dir).await,
+            PackageRoot::RuntimeBase(spec) => mmdebstrap(self.0, spec, suites, arch, dir).await,
         }
     }
 }

@@ -4,10 +4,11 @@ use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
 
-use super::{AnnouncedBy, SignedWith};
+use super::AnnouncedBy;
 use crate::{
     image::{Digest, ImageName, ImageReference, InputHash},
     kernel::KernelTarget,
+    site::Signed,
 };
 
 /// farrier's build format. It changes when the same inputs would give other bytes, for example because
@@ -20,6 +21,23 @@ pub const ENTRYPOINT_FORMAT: &str = "farrier.dev/entrypoint/1";
 /// Names how modules are signed, and counts in the input hash of images with signed modules. To be changed when the same key
 /// would give other signatures.
 pub const SIGNING_FORMAT: &str = "farrier.dev/signing/1";
+
+/// Who signs the modules of an image. The digest that is signed does not count in the input hash: it follows from the kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedWith {
+    /// sha256 over the certificate.
+    pub certificate: Digest,
+    /// What becomes of modules that are signed already.
+    pub signed: Signed,
+}
+
+impl SignedWith {
+    /// The first digits of the fingerprint, for tags and people.
+    pub fn short(&self) -> &str {
+        let hex = self.certificate.hex();
+        hex.get(..12).unwrap_or(hex)
+    }
+}
 
 /// Exposed headers that a cell is compiled against.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

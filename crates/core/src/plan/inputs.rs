@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests};
+use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, SignedWith};
 use crate::{
     image::{
         CheckSpec, Definitions, Digest, DriverImageSpec, ImageName, ImageReference, InputHash, Period,
@@ -14,7 +14,6 @@ use crate::{
     kernel::{Architecture, KernelTarget},
     kmod::Verdict,
     oci::ImageFacts,
-    site::Signed,
 };
 
 /// What a plan is made from.
@@ -248,23 +247,6 @@ pub struct ResolvedImage {
     pub entrypoint: Option<EntrypointBinary>,
     /// Who signs the modules, where they are signed.
     pub signed_with: Option<SignedWith>,
-}
-
-/// Who signs the modules of an image. The digest that is signed does not count in the input hash: it follows from the kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignedWith {
-    /// sha256 over the certificate.
-    pub certificate: Digest,
-    /// What becomes of modules that are signed already.
-    pub signed: Signed,
-}
-
-impl SignedWith {
-    /// The first digits of the fingerprint, for tags and people.
-    pub fn short(&self) -> &str {
-        let hex = self.certificate.hex();
-        hex.get(..12).unwrap_or(hex)
-    }
 }
 
 /// The available `driver-entrypoint`.

@@ -54,7 +54,9 @@ pub use announced::{
     newest,
 };
 pub use budget::Budget;
-pub use cell::{BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT};
+pub use cell::{
+    BUILD_FORMAT, Cell, CellNeed, CellPatch, ENTRYPOINT_FORMAT, FetchedInputs, SIGNING_FORMAT, SignedWith,
+};
 pub use ci_matrix::{MatrixForm, ci_matrix};
 pub use claims::Claims;
 pub use deadline::next_deadline;
@@ -65,7 +67,7 @@ pub use gc::{
 };
 pub use inputs::{
     CellInputs, EntrypointBinary, Failure, ImageContents, ImageLocation, Observed, PlanInputs, Published,
-    Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, SignedWith, TreeKey, Unverified,
+    Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, TreeKey, Unverified,
 };
 pub use instance::{Instance, InstanceError};
 pub use interest::Interest;

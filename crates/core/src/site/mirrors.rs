@@ -7,10 +7,23 @@
 use std::{fmt, str::FromStr};
 
 use oci::{Repository, is_docker_hub};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::{MirrorRule, host::described};
-use crate::definition::{NotA, text_form};
+use super::host::described;
+use crate::definition::{NonEmpty, NotA, text_form};
+
+/// Other places for what begins with a prefix.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct MirrorRule {
+    /// The beginning of image references (`docker.io/library`) or addresses (`https://github.com/Mellanox/`), up to a `/`.
+    pub from: Prefix,
+    /// What stands in its place: the candidates, in the order in which they are tried. The place itself is tried last;
+    /// with `--offline` only where its host is named.
+    pub to: NonEmpty<Prefix>,
+}
 
 /// The beginning of image references or of addresses. It ends where a `/` follows.
 #[derive(Clone, Debug, PartialEq, Eq)]

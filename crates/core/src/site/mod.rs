@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 pub use host::{HostPolicy, HostPort, NoProxy, ProxyUrl};
 pub use kernel_limits::KernelLimits;
-pub use mirrors::{Images, Prefix, image_candidates, url_candidates};
-pub use network::{Credentials, Host, Login, MirrorRule, Proxy};
+pub use mirrors::{Images, MirrorRule, Prefix, image_candidates, url_candidates};
+pub use network::{Credentials, Host, Login, Proxy};
 pub use policy::{Policy, RequireSigned, Signatures};
 pub use secret::{SecretKey, SecretName, SecretSource};
 pub use signing::{Existing, ImageSigning, KeySource, ModuleSigning, Signed};

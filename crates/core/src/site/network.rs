@@ -1,22 +1,11 @@
-//! Pure: mirrors, proxies, and how single hosts are reached.
+//! Pure: proxies, credentials, and how single hosts are reached.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use url::Url;
 
 use super::{HostPort, NoProxy, Prefix, ProxyUrl, SecretName, SecretSource};
-use crate::definition::{NonEmpty, checked::LocalPath};
-
-/// Other places for what begins with a prefix.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct MirrorRule {
-    /// The beginning of image references (`docker.io/library`) or addresses (`https://github.com/Mellanox/`), up to a `/`.
-    pub from: Prefix,
-    /// What stands in its place: the candidates, in the order in which they are tried. The place itself is tried last;
-    /// with `--offline` only where its host is named.
-    pub to: NonEmpty<Prefix>,
-}
+use crate::definition::checked::LocalPath;
 
 /// A user's name, and the password where secrets are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

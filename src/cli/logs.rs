@@ -1,0 +1,53 @@
+//! `farrier logs`: what the engine printed in an image's newest build for a kernel.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::{CliError, Exit, env_vars, output, session::Session, settings::parse};
+use crate::{
+    build::{LogReader, newest_log},
+    cache::Cache,
+    error_chain,
+};
+
+/// How often a log that is written is read.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+#[derive(Debug, Args)]
+pub struct LogsArgs {
+    /// The driver image's name
+    pub image: String,
+    /// Kernel release, exactly as `uname -r` prints it
+    pub kernel: String,
+    /// Go on until the build ends
+    #[arg(long, short)]
+    pub follow: bool,
+}
+
+/// Prints the log, with `--follow` for as long as it is written.
+pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit, CliError> {
+    let LogsArgs { image, kernel, follow } = args;
+    let cache = Cache::open(session.global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
+    let path = newest_log(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
+    let path = path.ok_or_else(|| {
+        CliError::hinted(
+            format!("the cache {} has no log of a build of {image} for {kernel}", cache.root().display()),
+            "a log is where the build ran: name that cache with --cache-dir, or ask in the pod that builds (kubectl exec); \
+             an image that was taken from a registry has none",
+        )
+    })?;
+    let unreadable = |error| CliError::usage(format!("log of {image} for {kernel}: {}", error_chain(&error)));
+    let mut reader = LogReader::open(&path).map_err(unreadable)?;
+    loop {
+        let (text, is_written) = reader.more().map_err(unreadable)?;
+        output::part(&String::from_utf8_lossy(&text))?;
+        if !(follow && is_written) {
+            return Ok(Exit::Done);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(INTERVAL) => {}
+            () = session.stop.cancel.cancelled() => return Ok(Exit::Interrupted),
+        }
+    }
+}
