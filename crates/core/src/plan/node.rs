@@ -1,6 +1,6 @@
 //! Pure: which kernel target a node runs, when its labels and its own words agree.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use serde::Serialize;
 
@@ -146,15 +146,14 @@ pub(super) fn group_nodes<'a>(
     labels: impl IntoIterator<Item = &'a str>,
 ) -> Vec<NodeGroup<'a>> {
     let labels: BTreeSet<&str> = TARGET_LABELS.into_iter().chain(labels).collect();
-    let mut names: HashMap<&str, usize> = HashMap::with_capacity(nodes.len());
-    for node in nodes {
-        *names.entry(&node.name).or_default() += 1;
-    }
+    let mut names: HashSet<&str> = HashSet::with_capacity(nodes.len());
+    let again = nodes.iter().map(|node| node.name.as_str()).filter(|name| !names.insert(name));
+    let defined_twice: BTreeSet<&str> = again.collect();
     let mut places: HashMap<Vec<Option<&str>>, usize> = HashMap::new();
     let mut groups: Vec<NodeGroup<'a>> = Vec::new();
     let mut key = Vec::with_capacity(labels.len() + 4);
     for node in nodes {
-        let twice = names.get(node.name.as_str()).is_some_and(|count| *count > 1);
+        let twice = defined_twice.contains(node.name.as_str());
         key.clear();
         key.push(Some(node.kernel_version.as_str()));
         key.push(Some(node.architecture.as_str()));

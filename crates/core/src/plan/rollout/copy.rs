@@ -122,13 +122,10 @@ fn shortened(text: &str, hash: &str) -> String {
     format!("{}-{hash}", text[..end].trim_end_matches(['-', '.', '_']))
 }
 
-/// Do the two have the same name, because a label does not tell their releases apart?
-pub(super) fn share_a_name(a: &KernelTarget, b: &KernelTarget) -> bool {
-    let key = |target: &KernelTarget| {
-        let KernelTarget { os, os_version, release, arch } = target;
-        (os.clone(), os_version.clone(), KernelLabel::of(release), *arch)
-    };
-    key(a) == key(b)
+/// What the name of a kernel's copy is made from. Two releases that a label does not tell apart have the same.
+pub(super) fn named_by(target: &KernelTarget) -> impl PartialEq + use<'_> {
+    let KernelTarget { os, os_version, release, arch } = target;
+    (os, os_version, KernelLabel::of(release), arch)
 }
 
 /// Reads a DaemonSet that says that it is a copy of `original`; `None` where it is none, or not one of ours to read.

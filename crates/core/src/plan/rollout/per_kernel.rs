@@ -126,7 +126,7 @@ fn take_back(fleet: &Fleet<'_>, images: &BTreeMap<KernelTarget, Image>, steps: &
         return;
     }
     for member in fleet.members.iter().filter(|member| member.handed_over) {
-        let Ok(kernel) = &member.target else { continue };
+        let Ok(kernel) = member.target else { continue };
         if fleet.original_lacks(kernel) {
             continue;
         }
@@ -242,13 +242,11 @@ fn fence(
     mut note: OriginalNote,
     steps: &mut Steps,
 ) -> Result<(), HoldReason> {
-    let wanted = |kernel: &KernelTarget| fleet.accepts(kernel, images);
-    let needed = fleet.members.iter().any(|member| {
-        member
-            .target
-            .as_ref()
-            .is_ok_and(|kernel| wanted(kernel) || (member.handed_over && !fleet.original.copies.is_empty()))
-    });
+    let runs =
+        |kernel: &KernelTarget| fleet.members.iter().any(|member| member.target.as_ref() == Ok(kernel));
+    let has_copies = !fleet.original.copies.is_empty();
+    let needed = images.keys().any(|kernel| fleet.accepts(kernel, images) && runs(kernel))
+        || fleet.members.iter().any(|member| has_copies && member.handed_over && member.target.is_ok());
     if !needed {
         return Ok(());
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{
     super::{
-        copy::{CopyRecord, FoundCopy, share_a_name},
+        copy::{CopyRecord, FoundCopy, named_by},
         daemon_set::original,
         handover::{HANDED_OVER, is_handed_over},
         no_image,
@@ -37,7 +37,7 @@ impl Image {
 /// A node that the original would reach without copies.
 pub(super) struct Member<'a> {
     pub(super) node: &'a NodeFacts,
-    pub(super) target: Result<KernelTarget, NodeReason>,
+    pub(super) target: &'a Result<KernelTarget, NodeReason>,
     pub(super) handed_over: bool,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Fleet<'a> {
             for node in reached(&original.base, group)? {
                 members.push(Member {
                     node,
-                    target: group.target.clone(),
+                    target: &group.target,
                     handed_over: is_handed_over(node, &original.label),
                 });
             }
@@ -92,12 +92,13 @@ impl<'a> Fleet<'a> {
         let live = kernels.clone();
         // A kernel that was announced and has no image is told where the images are told.
         kernels.extend(announced(context));
-        kernels
+        let names: Vec<_> = kernels.iter().map(|kernel| (*kernel, named_by(kernel))).collect();
+        names
             .iter()
-            .map(|kernel| {
-                let twin = kernels.iter().find(|other| *other != kernel && share_a_name(other, kernel));
+            .map(|(kernel, name)| {
+                let twin = names.iter().find(|(other, others)| other != kernel && others == name);
                 let image = match twin {
-                    Some(other) => Image::No(no_image(
+                    Some((other, _)) => Image::No(no_image(
                         kernel,
                         format!("label {KERNEL_LABEL} does not tell it from {}", other.release),
                     )),
