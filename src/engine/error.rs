@@ -97,7 +97,12 @@ impl EngineError {
                 Some("raise build.memory in the definition if the build needs more".to_owned())
             }
             Self::Pull { .. } => Some("check the image's name and the registry's credentials".to_owned()),
-            Self::Engine { .. } => Some("see the engine's own log; farrier tries again by itself".to_owned()),
+            Self::Engine { engine: EngineKind::Docker, .. } => {
+                Some("see the engine's own log; farrier tries again by itself".to_owned())
+            }
+            Self::Engine { engine: EngineKind::Sandbox, .. } => {
+                Some("farrier tries again by itself; what persists is a lack of this machine's, which --engine goes round".to_owned())
+            }
             Self::Step { .. } | Self::Payload(_) | Self::Io(_) | Self::Cancelled => None,
         }
     }

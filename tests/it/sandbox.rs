@@ -3,7 +3,7 @@
 
 use std::{
     fs,
-    os::linux::net::SocketAddrExt as _,
+    os::{linux::net::SocketAddrExt as _, unix::fs::PermissionsExt as _},
     path::Path,
     process::Command,
     sync::{Arc, Mutex},
@@ -169,7 +169,10 @@ async fn a_greedy_step_is_stopped_and_told_why() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn files_are_copied_as_docker_copies_them() {
-    let work = tempfile::tempdir().unwrap();
+    // As root's home: what is below is nobody else's to look up, and not the sandbox's user's either.
+    let home = tempfile::tempdir().unwrap();
+    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let work = tempfile::tempdir_in(home.path()).unwrap();
     tree(work.path());
     let source = work.path().join("source");
     fs::create_dir_all(source.join("sub")).unwrap();

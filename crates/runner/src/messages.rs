@@ -1,6 +1,7 @@
 //! Messages to farrier, on standard output.
 
 use std::{
+    error::Error as _,
     fs::File,
     io::{self, Read},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -33,8 +34,14 @@ pub fn input() -> io::Result<impl Read> {
     Ok(File::from(dup(rustix::stdio::stdin())?))
 }
 
-/// The same error with what was tried in front of it.
+/// The same error with what was tried in front of it, and what was behind it.
 pub fn said(what: &str, error: impl Into<io::Error>) -> io::Error {
     let error = error.into();
-    io::Error::new(error.kind(), format!("{what}: {error}"))
+    let mut text = format!("{what}: {error}");
+    let mut cause = error.source();
+    while let Some(behind) = cause {
+        text = format!("{text}: {behind}");
+        cause = behind.source();
+    }
+    io::Error::new(error.kind(), text)
 }

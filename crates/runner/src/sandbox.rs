@@ -128,12 +128,29 @@ fn directory(path: &str) -> io::Result<OwnedFd> {
     open(path, flags, Mode::empty()).map_err(|error| said(&format!("open {path}"), error))
 }
 
-/// Unpacks the build context: farrier wrote the archive.
+/// Unpacks the build context: farrier wrote the archive. Its places are taken as they are: the archive's own way to unpack
+/// looks them up from the root, where the sandbox's user may not look.
 fn unpack(input: impl io::Read, context: &Path) -> io::Result<()> {
     fs::create_dir(context)?;
     let mut archive = tar::Archive::new(io::BufReader::with_capacity(256 << 10, input));
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
     archive.set_preserve_ownerships(false);
-    archive.unpack(context)
+    let mut directories = Vec::new();
+    for entry in archive.entries()? {
+        let mut entry = entry?;
+        let place = context.join(entry.path()?);
+        if entry.header().entry_type().is_dir() {
+            fs::create_dir_all(&place)?;
+            directories.push((place, entry));
+            continue;
+        }
+        place.parent().map_or(Ok(()), fs::create_dir_all)?;
+        entry.unpack(&place)?;
+    }
+    // When they are full, and the innermost first: a directory may be closed to writers, and has a time.
+    for (place, mut directory) in directories.into_iter().rev() {
+        directory.unpack(&place)?;
+    }
+    Ok(())
 }
