@@ -8,7 +8,7 @@ use std::{
 use fs_err as fs;
 use walkdir::WalkDir;
 
-use super::{BundleError, ContentKind, Verified, collect::blobs_of};
+use super::{BundleError, ContentKind, Verified, collect::blobs_of, review::review};
 use crate::{
     archive::{Limits, unpack_tar},
     oci::LayerReader,
@@ -19,11 +19,12 @@ use crate::{
 const LIMITS: Limits = Limits { entries: 50_000, bytes: 4 << 30, depth: 64 };
 
 /// Writes the bundle's definitions into a directory; files there that differ are kept, and an error, unless they
-/// may be overwritten. Returns how many files were written; `None` where the bundle has no definitions.
+/// may be overwritten, and so are commands and templates that are new there, unless they are accepted. Returns how many files were written; `None` where the bundle has no definitions.
 pub fn write_definitions(
     verified: &Verified,
     to: &Path,
     overwrite: bool,
+    accept: bool,
 ) -> Result<Option<usize>, BundleError> {
     let index = verified.bundle.index();
     // The newest export's are the last ones, where there are several.
@@ -42,11 +43,11 @@ pub fn write_definitions(
         let reader = LayerReader::new(verified.bundle.source(*frame, blob).open()?)?;
         unpack_tar(reader, unpacked.path(), &LIMITS)?;
     }
-    place(unpacked.path(), to, overwrite).map(Some)
+    place(unpacked.path(), to, overwrite, accept).map(Some)
 }
 
 /// Moves the files to their place; none of them where one would replace another content.
-fn place(from: &Path, to: &Path, overwrite: bool) -> Result<usize, BundleError> {
+fn place(from: &Path, to: &Path, overwrite: bool, accept: bool) -> Result<usize, BundleError> {
     let mut files: Vec<PathBuf> = Vec::new();
     for entry in WalkDir::new(from).sort_by_file_name() {
         let entry = entry.map_err(io::Error::from)?;
@@ -67,6 +68,10 @@ fn place(from: &Path, to: &Path, overwrite: bool) -> Result<usize, BundleError> 
     }
     if !differ.is_empty() {
         return Err(BundleError::Differs { dir: to.to_owned(), files: differ });
+    }
+    let diff = if accept { String::new() } else { review(from, to, &new)? };
+    if !diff.is_empty() {
+        return Err(BundleError::NotAccepted { dir: to.to_owned(), diff });
     }
     for file in &new {
         let place = to.join(file);

@@ -77,6 +77,22 @@ pub enum BundleError {
         /// The files.
         files: Vec<String>,
     },
+    /// Definitions that would run something new here, and what that is.
+    #[error("the bundle's definitions bring commands or templates to {dir}:\n{diff}")]
+    NotAccepted {
+        /// The directory.
+        dir: PathBuf,
+        /// What is new, by file.
+        diff: String,
+    },
+    /// A bundle that none of the given keys signed.
+    #[error("{path} is not signed: {why}")]
+    Unsigned {
+        /// The file.
+        path: PathBuf,
+        /// Why no signature counts.
+        why: String,
+    },
     /// Definitions that cannot be unpacked.
     #[error("unpack the definitions")]
     Unpack(#[from] crate::archive::UnpackError),
@@ -135,6 +151,13 @@ impl BundleError {
             Self::Since { .. } => "name a bundle, or what `farrier bundle inspect -o json` printed of it",
             Self::Differs { .. } => {
                 "name an empty directory and compare, or pass --overwrite to take those of the bundle"
+            }
+            Self::NotAccepted { .. } => {
+                "what they run has farrier's rights: read it, then give --accept; nothing was written or pushed"
+            }
+            Self::Unsigned { .. } => {
+                "bring the bundle's .sig file and give the public key of the site that exported it with --key (its \
+                 imageSigning); --insecure-no-signature takes the bundle over unsigned; nothing was pushed"
             }
             Self::Io(source) if source.kind() == io::ErrorKind::StorageFull => {
                 "free some space and run the same command again: it goes on after what is whole"

@@ -17,6 +17,8 @@ mod index;
 mod meter;
 mod read;
 mod referrers;
+mod review;
+mod signature;
 mod since;
 mod trailer;
 mod verify;

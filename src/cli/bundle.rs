@@ -25,6 +25,7 @@ use crate::{
     bundle::{self, Bundle, BundleError, Content, ContentKind, Since, Target, Verified, Wanted},
     engine::EngineChoice,
     image::ImageReference,
+    images,
     registry::{self, RegistryLocation, RegistryOptions},
 };
 
@@ -63,9 +64,16 @@ pub struct BundleExportArgs {
 }
 
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("trust").args(["key", "insecure_no_signature"]).required(true)))]
 pub struct BundleImportArgs {
-    /// The bundle
+    /// The bundle; its signature stands beside it, in FILE.sig
     pub file: PathBuf,
+    /// Public key (PEM) of the site that exported the bundle: one of these must have signed it (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub key: Vec<PathBuf>,
+    /// Take the bundle over whoever made it
+    #[arg(long, conflicts_with = "key")]
+    pub insecure_no_signature: bool,
     #[command(flatten)]
     pub registry: RegistryArg,
     /// Write the bundle's definitions into this directory, too
@@ -74,6 +82,9 @@ pub struct BundleImportArgs {
     /// Replace files of that directory that differ from the bundle's
     #[arg(long, requires = "definitions_to")]
     pub overwrite: bool,
+    /// Take definitions that bring a command (`key.command`) or a template; without it they are shown, and nothing is taken
+    #[arg(long, requires = "definitions_to")]
+    pub accept: bool,
 }
 
 #[derive(Debug, Args)]
@@ -83,6 +94,9 @@ pub struct BundleInspectArgs {
     /// Read all of it, as an import does before it pushes anything
     #[arg(long)]
     pub verify: bool,
+    /// Fail unless the holder of one of these public keys (PEM) signed it (repeatable)
+    #[arg(long, value_name = "FILE")]
+    pub key: Vec<PathBuf>,
 }
 
 /// `farrier bundle export`, `import` and `inspect`. When it is interrupted, what is written or pushed so far is whole,
@@ -120,9 +134,16 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit, CliE
     }
     let path = args.to.clone();
     let written = blocking(move || Bundle::open(&path)).await?;
+    match images::sign_bytes(&parts, written.signed_bytes()?).await? {
+        Some(signature) => {
+            let beside = written.write_signature(&signature)?;
+            output::message(&format!("signed: carry {} with it", beside.display()));
+        }
+        None => output::message("note: it is not signed, because site.yaml has no imageSigning"),
+    }
     session.show(&Listing::of(&written), |_| output::bundle::summary(&written))?;
     output::message(&format!(
-        "next: farrier bundle import {} --registry REGISTRY, at the site",
+        "next: farrier bundle import {} --key PUBLIC-KEY --registry REGISTRY, at the site",
         args.to.display()
     ));
     Ok(Exit::Done)
@@ -147,15 +168,17 @@ async fn farrier_image(global: &Global, reference: &str) -> Result<Wanted, CliEr
 }
 
 async fn import(session: &Session, args: &BundleImportArgs) -> Result<Exit, CliError> {
-    let BundleImportArgs { file, registry, definitions_to, overwrite } = args;
+    let BundleImportArgs { file, key, insecure_no_signature: _, registry, definitions_to, overwrite, accept } =
+        args;
     let options = registry_options(&session.global, definitions_to.as_deref())?;
     let (location, registry) = connect(&registry.registry, &options)?;
     let bar = Arc::new(Bar::new());
-    let verified = Arc::new(verify(file.clone(), Arc::clone(&bar)).await?);
+    let verified = Arc::new(verify(file, key, Arc::clone(&bar)).await?);
     // Before anything is pushed, so that files that are in the way stop the import first.
-    let (from, to, overwrite) = (Arc::clone(&verified), definitions_to.clone(), *overwrite);
+    let (from, to) = (Arc::clone(&verified), definitions_to.clone());
+    let (overwrite, accept) = (*overwrite, *accept);
     let written = blocking(move || match to {
-        Some(to) => bundle::write_definitions(&from, &to, overwrite),
+        Some(to) => bundle::write_definitions(&from, &to, overwrite, accept),
         None => Ok(None),
     })
     .await?;
@@ -196,12 +219,11 @@ fn registry_options(global: &Global, definitions_to: Option<&Path>) -> Result<Re
 }
 
 async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit, CliError> {
-    let BundleInspectArgs { file, verify: all } = args;
+    let BundleInspectArgs { file, verify: all, key } = args;
     let bundle = if *all {
-        verify(file.clone(), Arc::new(Bar::new())).await?.bundle().clone()
+        verify(file, key, Arc::new(Bar::new())).await?.bundle().clone()
     } else {
-        let path = file.clone();
-        blocking(move || Bundle::open(&path)).await?
+        open(file, key).await?
     };
     session.show(&Listing::of(&bundle), |_| output::bundle::listing(&bundle))?;
     if *all {
@@ -210,6 +232,20 @@ async fn inspect(session: &Session, args: &BundleInspectArgs) -> Result<Exit, Cl
     Ok(Exit::Done)
 }
 
-async fn verify(file: PathBuf, meter: Arc<Bar>) -> Result<Verified, CliError> {
-    Ok(blocking(move || Bundle::open(&file)?.verify(meter.as_ref())).await?)
+/// Opens a bundle that one of the keys signed, where there are some.
+async fn open(file: &Path, keys: &[PathBuf]) -> Result<Bundle, CliError> {
+    let (path, keys) = (file.to_owned(), images::read_keys(keys).await?);
+    let open = move || {
+        let bundle = Bundle::open(&path)?;
+        if !keys.is_empty() {
+            bundle.must_be_signed(&keys)?;
+        }
+        Ok::<_, BundleError>(bundle)
+    };
+    Ok(blocking(open).await?)
+}
+
+async fn verify(file: &Path, keys: &[PathBuf], meter: Arc<Bar>) -> Result<Verified, CliError> {
+    let bundle = open(file, keys).await?;
+    Ok(blocking(move || bundle.verify(meter.as_ref())).await?)
 }

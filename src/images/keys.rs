@@ -103,6 +103,21 @@ pub(super) async fn required_signers(parts: &Parts) -> Result<Option<RequiredSig
     signers("policy.requireSigned", named.collect(), wanted.at_least()).await.map(Some)
 }
 
+/// Signs bytes that are no image with the site's key; `None` where the site signs no images.
+pub async fn sign_bytes(parts: &Parts, content: Vec<u8>) -> Result<Option<Vec<u8>>, TargetError> {
+    let Some(signer) = ImageSigner::load(parts).await? else { return Ok(None) };
+    signer.sign(content).await.map(Some)
+}
+
+/// Reads public keys in PEM form.
+pub async fn read_keys(paths: &[PathBuf]) -> Result<Vec<PublicKey>, TargetError> {
+    let mut keys = Vec::new();
+    for path in paths {
+        keys.push(read_key(path).await?);
+    }
+    Ok(keys)
+}
+
 async fn signers(
     what: &str,
     named: Vec<(String, PathBuf)>,

@@ -22,7 +22,7 @@ pub use gc::{GcImage, GcOptions, GcReport, GcState, Leftover, StoredKind, gc};
 pub use kernel_record::REPOSITORY as KERNEL_RECORD;
 pub(crate) use kernel_record::{LastRecord, record_kernels};
 pub(crate) use keys::can_sign_images;
-pub use keys::verification_keys;
+pub use keys::{read_keys, sign_bytes, verification_keys};
 pub use mirror::{MirrorReport, MirroredInput, MissingInput, Selection, find_inputs, mirror_inputs};
 pub(crate) use root_fs::toolchain_tree;
 pub(crate) use root_fs::{

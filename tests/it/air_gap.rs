@@ -149,6 +149,7 @@ fn verify(place: &Place, digest: &str) {
 fn export(place: &Place, kernel: &OwnKernel, bundle: &Path) {
     let file = bundle.display().to_string();
     place.farrier(&with_target(&["bundle", "export", "--image", IMAGE, "--to", &file], kernel)).exits(0);
+    fs::copy(place.definitions().join(IMAGE_KEY), bundle.with_extension("pub")).unwrap();
     let listed = place.farrier(&["bundle", "inspect", &file, "-o", "json"]).exits(0);
     for words in [IMAGE, "headers", "sources", "rootfs", "definitions"] {
         assert!(listed.stdout.contains(words), "{words} is in the bundle: {listed}");
@@ -162,13 +163,26 @@ fn import(place: &Place, bundle: &Path) {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&damaged, bytes).unwrap();
-    place.farrier(&["bundle", "import", &damaged.display().to_string()]).exits(1);
+    let damaged_file = damaged.display().to_string();
+    place.farrier(&["bundle", "import", "--insecure-no-signature", &damaged_file]).exits(1);
     fs::remove_file(damaged).unwrap();
     assert_eq!(place.registry.requests("PUT"), 0, "{}", place.registry.log());
 
     let (file, definitions) = (bundle.display().to_string(), place.definitions().display().to_string());
+    // The key comes by another way than the bundle, and a stranger's will not do.
+    let key = bundle.with_extension("pub").display().to_string();
+    let stranger = place.path("no-key-of-the-site.pub");
+    let private = run(Command::new("openssl").args(["ecparam", "-name", "prime256v1", "-genkey", "-noout"]));
+    let path = place.path("stranger-of-bundles.key");
+    fs::write(&path, private).unwrap();
+    fs::write(&stranger, run(Command::new("openssl").args(["pkey", "-pubout", "-in"]).arg(&path))).unwrap();
+    let refused =
+        place.farrier(&["bundle", "import", &file, "--key", &stranger.display().to_string()]).exits(1);
+    assert!(refused.stderr.contains("is not signed: "), "{refused}");
+    place.farrier(&["bundle", "import", &file]).exits(2);
+    assert_eq!(place.registry.requests("PUT"), 0, "{}", place.registry.log());
     for _ in 0..2 {
-        place.farrier(&["bundle", "import", &file, "--definitions-to", &definitions]).exits(0);
+        place.farrier(&["bundle", "import", &file, "--key", &key, "--definitions-to", &definitions]).exits(0);
     }
     let definitions = read_all(&place.definitions());
     assert!(definitions.keys().any(|path| path.ends_with("site.yaml")), "{:?}", definitions.keys());

@@ -10,10 +10,13 @@ use farrier::bundle::ContentKind;
 
 use super::{KERNEL, Site, content, farrier, filled, noise, text};
 
+/// As it is when nobody signed it.
+const IMPORT: [&str; 3] = ["bundle", "import", "--insecure-no-signature"];
+
 /// What the command line says about a bundle that cannot be used.
 fn refusal(path: &Path) -> (Option<i32>, String) {
     let output =
-        farrier(&["bundle", "import", path.to_str().unwrap(), "--registry", "127.0.0.1:1/never-asked"]);
+        farrier(&[&IMPORT, &[path.to_str().unwrap(), "--registry", "127.0.0.1:1/never-asked"][..]].concat());
     (output.status.code(), text(&output.stderr).replace(path.to_str().unwrap(), "FILE"))
 }
 
@@ -181,7 +184,7 @@ async fn farriers_own_image_goes_along() {
     let output = export(&format!("{}/tools/farrier:0.1.0", elsewhere.location));
     assert!(output.status.success(), "{}", text(&output.stderr));
 
-    let output = farrier(&["bundle", "import", &file, "--registry", &to.location.to_string()]);
+    let output = farrier(&[&IMPORT, &[&*file, "--registry", &to.location.to_string()][..]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let arrived = to.manifest("farrier", "0.1.0").await.unwrap();
     assert_eq!(farrier::image::Digest::of(&arrived), digest);
@@ -202,7 +205,7 @@ async fn the_definitions_directory_may_be_the_one_that_the_import_makes() {
         command
             .env("DOCKER_CONFIG", directory.path())
             .env("FARRIER_DEFINITIONS", directory.path().join(definitions));
-        command.args(["bundle", "import", "site.bundle", "--definitions-to", "definitions", "--registry"]);
+        command.args(IMPORT).args(["site.bundle", "--definitions-to", "definitions", "--registry"]);
         command.arg(to.location.to_string()).output().unwrap()
     };
     let output = import("others");
@@ -211,4 +214,62 @@ async fn the_definitions_directory_may_be_the_one_that_the_import_makes() {
     let output = import("definitions");
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(directory.path().join("definitions/driver.ko").exists());
+}
+
+/// A key pair in PEM form: `name` and `name.pub`.
+fn key(directory: &Path, name: &str) -> PathBuf {
+    let openssl = |words: &[&str]| {
+        let output = Command::new("openssl").args(words).current_dir(directory).output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    };
+    let public = format!("{name}.pub");
+    openssl(&["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out", name]);
+    openssl(&["pkey", "-in", name, "-pubout", "-out", &public]);
+    directory.join(public)
+}
+
+#[tokio::test]
+async fn a_bundle_counts_for_who_signed_it() {
+    let (from, to) = (Site::start(), Site::start());
+    from.publish("one", "1", &[b"a driver"]).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (ours, stranger) = (key(directory.path(), "ours"), key(directory.path(), "stranger"));
+    let definitions = directory.path().join("definitions");
+    fs::create_dir(&definitions).unwrap();
+    let site = format!(
+        "apiVersion: farrier.dev/v1alpha1\nkind: Site\nmetadata: {{name: s}}\nspec:\n  imageSigning:\n    key: {{file: {}}}\n",
+        directory.path().join("ours").display()
+    );
+    fs::write(definitions.join("site.yaml"), site).unwrap();
+    let file = directory.path().join("site.bundle").to_str().unwrap().to_owned();
+    let registry = from.location.to_string();
+    let definitions = definitions.to_str().unwrap();
+    let words = ["--definitions", definitions, "bundle", "export", "--registry", &registry];
+    let output = farrier(&[&words, &["--reference", "one:1", "--to", &file][..]].concat());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+
+    let registry = to.location.to_string();
+    let import = |key: &[&str]| {
+        let output = farrier(&[&["bundle", "import", &file, "--registry", &registry], key].concat());
+        (output.status.code(), text(&output.stderr))
+    };
+    assert_eq!(import(&[]).0, Some(2));
+    let (code, said) = import(&["--key", stranger.to_str().unwrap()]);
+    assert!(code == Some(1) && said.contains("is not signed: "), "{said}");
+    assert!(to.manifest("one", "1").await.is_none());
+    let (code, said) = import(&["--key", ours.to_str().unwrap()]);
+    assert_eq!(code, Some(0), "{said}");
+    // The signature of one bundle is none of another.
+    let other = directory.path().join("other.bundle");
+    from.publish("two", "2", &[b"another"]).await;
+    let registry = from.location.to_string();
+    let words = ["bundle", "export", "--registry", &registry, "--reference", "two:2", "--to"];
+    let output = farrier(&[&words, &[other.to_str().unwrap()][..]].concat());
+    assert!(output.status.success() && text(&output.stderr).contains("it is not signed"));
+    fs::copy(format!("{file}.sig"), other.with_extension("bundle.sig")).unwrap();
+    let words = ["bundle", "inspect", other.to_str().unwrap(), "--key", ours.to_str().unwrap()];
+    assert_eq!(farrier(&words).status.code(), Some(1));
+    fs::remove_file(format!("{file}.sig")).unwrap();
+    let (code, said) = import(&["--key", ours.to_str().unwrap()]);
+    assert!(code == Some(1) && said.contains("its signature cannot be read"), "{said}");
 }

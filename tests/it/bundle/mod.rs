@@ -381,8 +381,16 @@ async fn a_tag_with_other_content_keeps_it_and_the_others_are_taken() {
     let to = Site::start();
     let other = to.publish("one", "1", &[b"of the site itself"]).await;
     let registry = to.location.to_string();
-    let output =
-        farrier(&["bundle", "import", file.to_str().unwrap(), "--registry", &registry, "-o", "json"]);
+    let output = farrier(&[
+        "bundle",
+        "import",
+        "--insecure-no-signature",
+        file.to_str().unwrap(),
+        "--registry",
+        &registry,
+        "-o",
+        "json",
+    ]);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let conflicts: Vec<&serde_json::Value> =

@@ -1,0 +1,57 @@
+//! Adapter: the signature of a bundle, in a file beside it: over the bytes of its index, from which every other byte follows.
+//! `cosign verify-blob --signature` takes it, for the `farrier-bundle.json` that `zstd -dc | tar -x` gives.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use fs_err as fs;
+
+use super::{Bundle, BundleError};
+use crate::provenance::PublicKey;
+
+/// Longer than any signature in base64.
+const MAX_SIGNATURE: u64 = 16 << 10;
+
+/// Where the signature of a bundle stands.
+fn signature_file(bundle: &Path) -> PathBuf {
+    let mut path = bundle.as_os_str().to_owned();
+    path.push(".sig");
+    path.into()
+}
+
+impl Bundle {
+    /// What is signed of it.
+    pub fn signed_bytes(&self) -> Result<Vec<u8>, BundleError> {
+        self.index()
+            .to_bytes()
+            .map_err(|source| BundleError::Manifest { reference: "the bundle's index".to_owned(), source })
+    }
+
+    /// Writes the signature beside the bundle.
+    pub fn write_signature(&self, signature: &[u8]) -> Result<PathBuf, BundleError> {
+        let path = signature_file(self.path());
+        fs::write(&path, STANDARD.encode(signature) + "\n")?;
+        Ok(path)
+    }
+
+    /// Fails where none of the keys signed it.
+    pub fn must_be_signed(&self, keys: &[PublicKey]) -> Result<(), BundleError> {
+        let path = signature_file(self.path());
+        let refused = |why: String| BundleError::Unsigned { path: self.path().to_owned(), why };
+        let mut text = String::new();
+        let read = fs::File::open(&path).map(|file| file.take(MAX_SIGNATURE).read_to_string(&mut text));
+        if let Err(error) | Ok(Err(error)) = read {
+            return Err(refused(format!("its signature cannot be read: {error}")));
+        }
+        let signature = STANDARD.decode(text.trim());
+        let signature = signature.map_err(|_| refused(format!("{} is no signature", path.display())))?;
+        let signed = self.signed_bytes()?;
+        if keys.iter().any(|key| key.verifies(&signed, &signature)) {
+            return Ok(());
+        }
+        Err(refused(format!("{} is not by a key that was given, or of another bundle", path.display())))
+    }
+}
