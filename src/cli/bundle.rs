@@ -116,6 +116,8 @@ async fn export(session: &Session, args: &BundleExportArgs) -> Result<Exit, CliE
     let since = args.since.clone();
     let since = blocking(move || since.as_deref().map(Since::read).transpose()).await?;
     let parts = session.publisher(&args.registry, EngineChoice::Auto)?;
+    // Not after gigabytes.
+    images::can_sign_images(&parts).await?;
     let Some(contents) = select::contents(&parts, args).await? else { return Ok(Exit::Failed) };
     let (location, registry) = (&parts.location, &parts.registry);
     let contents = bundle::with_referrers(contents, location, registry.as_ref()).await?;
