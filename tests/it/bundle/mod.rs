@@ -413,15 +413,15 @@ async fn definitions_are_unpacked_and_replace_nothing_unsaid() {
     from.export(&contents, &file, None).await.unwrap();
     let verified = verify(&file).unwrap();
     let to = directory.path().join("definitions");
-    assert_eq!(bundle::write_definitions(&verified, &to, false).unwrap(), Some(1));
+    assert_eq!(bundle::write_definitions(&verified, &to, false, true).unwrap(), Some(1));
     let unpacked = to.join("driver.ko");
     assert_eq!(fs::read(&unpacked).unwrap(), b"kind: Site");
-    assert_eq!(bundle::write_definitions(&verified, &to, false).unwrap(), Some(0));
+    assert_eq!(bundle::write_definitions(&verified, &to, false, true).unwrap(), Some(0));
     fs::write(&unpacked, "of the site").unwrap();
-    let error = bundle::write_definitions(&verified, &to, false).unwrap_err();
+    let error = bundle::write_definitions(&verified, &to, false, true).unwrap_err();
     assert!(matches!(&error, BundleError::Differs { files, .. } if *files == ["driver.ko"]), "{error}");
     assert_eq!(fs::read(&unpacked).unwrap(), b"of the site");
-    assert_eq!(bundle::write_definitions(&verified, &to, true).unwrap(), Some(1));
+    assert_eq!(bundle::write_definitions(&verified, &to, true, true).unwrap(), Some(1));
     assert_eq!(fs::read(&unpacked).unwrap(), b"kind: Site");
     assert_eq!(fs::read_dir(&to).unwrap().count(), 1, "something temporary was left");
 }
