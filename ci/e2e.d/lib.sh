@@ -57,8 +57,21 @@ publish_driver() {
             --engine "$engine" --registry "$registry" --push -o json > "$state/build-$kernel.json" ||
             die "the driver was not built for $kernel"
     done
-    image_a="$(jq -r .pinned "$state/build-$kernel_a.json")"
-    image_b="$(jq -r .pinned "$state/build-$kernel_b.json")"
+}
+
+# What the tags of both kernels name: a farrier that builds one again from what others stored gives it another digest, since
+# without keys the content of that counts.
+find_images() {
+    image_a="$(published_image "$kernel_a")"
+    image_b="$(published_image "$kernel_b")"
+}
+
+# published_image KERNEL: by digest.
+published_image() {
+    local reference digest
+    reference="$(jq -r .reference "$state/build-$1.json")"
+    digest="$(skopeo inspect --tls-verify=false --format '{{.Digest}}' "docker://$reference")" || die "$reference is not there"
+    echo "${reference%:*}@$digest"
 }
 
 # CRDs are the cluster's, not a namespace's: those that are there stay, and those made here go.
@@ -153,6 +166,7 @@ play_scenario() {
     ns="farrier-$run-$scenario" drivers="farrier-$run-$scenario-drivers"
     mark="e2e.farrier.dev/$run-$scenario"
     mkdir -p "$here/definitions/images"
+    find_images
     k create namespace "$drivers" > /dev/null
     k label namespace "$drivers" "$run_label=$run" > /dev/null
     install_farrier
