@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-pub use farrier_core::{kernel, kernel::debian_version as version, template};
+pub use farrier_core::{image, kernel, kernel::debian_version as version, template};
 pub use kmod;
 pub use oci;
 
@@ -19,12 +19,29 @@ pub mod archive;
 pub mod control;
 #[path = "../../src/bundle/frame.rs"]
 mod frames;
+#[path = "../../src/inputs/apt/sources.rs"]
+mod sources;
 #[path = "../../src/boot/protocol.rs"]
 pub mod protocol;
 #[path = "../../src/yaml.rs"]
 pub(crate) mod yaml;
 #[path = "../../src/cluster/edit.rs"]
 mod edit;
+
+/// What `sources` refuses with.
+mod inputs {
+    #[derive(Debug)]
+    pub enum FetchError {
+        NoAptSource { suite: String },
+        Value,
+    }
+
+    impl FetchError {
+        pub fn value(_: &'static str, _: &str, _: &'static str) -> Self {
+            Self::Value
+        }
+    }
+}
 
 use archive::{Limits, Options};
 use farrier_core::provenance::{Envelope, PublicKey, Statement};
@@ -61,7 +78,7 @@ fn unpacked(unpack: impl FnOnce(&Path)) {
 pub fn manifest(data: &[u8]) {
     if let Ok(oci::AnyManifest::Image(manifest)) = oci::AnyManifest::parse(data) {
         let bytes = manifest.to_bytes().unwrap();
-        assert_eq!(oci::ImageManifest::parse(&bytes).unwrap(), manifest);
+        assert_eq!(oci::ImageManifest::parse(&bytes).unwrap(), *manifest);
     }
 }
 
@@ -114,6 +131,26 @@ pub fn apt_control(data: &[u8]) {
         let _ = package.identity();
     }
     let _ = control::dependencies(&text);
+}
+
+/// The host's entries for archives, in both of apt's forms: what is chosen of them says the same when it is read again, and nothing
+/// else, such as that an archive is trusted without a signature.
+pub fn apt_sources(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let host = [sources::parse_deb822(&text), sources::parse_one_line(&text)].concat();
+    let suites = ["bookworm", "bookworm-security"].map(|suite| suite.parse().unwrap());
+    let wanted = kernel::AptSuites { suites: suites.to_vec(), ..Default::default() };
+    if let Ok(chosen) = sources::select(&host, &wanted) {
+        let written = sources::render(&chosen);
+        let told = |entries: &[sources::SourceEntry]| {
+            let texts = |entry: &sources::SourceEntry| {
+                (entry.uris.clone(), entry.suites.clone(), entry.components.clone(), entry.checks.clone())
+            };
+            entries.iter().map(texts).collect::<Vec<_>>()
+        };
+        assert_eq!(told(&sources::parse_deb822(&written)), told(&chosen), "{written}");
+        assert!(!written.lines().any(|line| line.to_ascii_lowercase().starts_with("trusted")), "{written}");
+    }
 }
 
 /// A manifest whose every scalar is replaced in place: the edit is exact, or refused.

@@ -43,7 +43,7 @@ impl KernelLog {
 }
 
 /// The text of a record: between the first `;` and the end of that line, its `\xNN` undone.
-fn message(record: &[u8]) -> Option<String> {
+pub(crate) fn message(record: &[u8]) -> Option<String> {
     let from = record.iter().position(|&byte| byte == b';')? + 1;
     let text = record.get(from..)?.split(|&byte| byte == b'\n').next()?;
     let mut bytes = Vec::with_capacity(text.len());

@@ -1,8 +1,8 @@
 //! A module's file: its compression, and what its `.modinfo` says.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read},
+    fs::File,
+    io::{self, BufReader, Read},
     path::{Path, PathBuf},
 };
 
@@ -34,6 +34,21 @@ impl Compression {
         (Self::Xz, ".ko.xz", "xz"),
         (Self::Zstd, ".ko.zst", "zstd"),
     ];
+
+    /// What is in there, cut off at a size.
+    pub(crate) fn decompress(self, from: impl Read, limit: u64) -> io::Result<Vec<u8>> {
+        let (from, mut bytes) = (BufReader::with_capacity(256 << 10, from), Vec::new());
+        match self {
+            Self::None => from.take(limit).read_to_end(&mut bytes),
+            Self::Gzip => flate2::bufread::MultiGzDecoder::new(from).take(limit).read_to_end(&mut bytes),
+            Self::Xz => lzma_rust2::XzReader::new(from, true).take(limit).read_to_end(&mut bytes),
+            Self::Zstd => {
+                let decoder = ruzstd::decoding::StreamingDecoder::new(from).map_err(io::Error::other)?;
+                decoder.take(limit).read_to_end(&mut bytes)
+            }
+        }?;
+        Ok(bytes)
+    }
 
     /// As `/sys/module/compression` calls it.
     pub(crate) fn name(self) -> &'static str {
@@ -70,21 +85,7 @@ impl ModuleFile {
 
     /// The module, decompressed.
     pub(crate) fn read(&self) -> io::Result<Vec<u8>> {
-        let file = File::open(&self.path)?;
-        let mut bytes = Vec::new();
-        match self.compression {
-            Compression::None => file.take(MAX_SIZE).read_to_end(&mut bytes),
-            Compression::Gzip => {
-                flate2::read::MultiGzDecoder::new(file).take(MAX_SIZE).read_to_end(&mut bytes)
-            }
-            Compression::Xz => lzma_rust2::XzReader::new(file, true).take(MAX_SIZE).read_to_end(&mut bytes),
-            Compression::Zstd => {
-                let compressed = fs::read(&self.path)?;
-                let decoder = ruzstd::decoding::StreamingDecoder::new(compressed.as_slice());
-                decoder.map_err(io::Error::other)?.take(MAX_SIZE).read_to_end(&mut bytes)
-            }
-        }?;
-        Ok(bytes)
+        self.compression.decompress(File::open(&self.path)?, MAX_SIZE)
     }
 
     /// What it says about itself.
@@ -140,7 +141,7 @@ impl ModuleInfo {
     }
 
     /// Of a 64-bit module: farrier's kernels are.
-    fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let elf = ElfFile64::<Endianness>::parse(bytes).map_err(|_| "not a 64-bit ELF file")?;
         let section = elf.section_by_name(".modinfo").ok_or("it has no .modinfo section")?;
         let data = section.data().map_err(|_| "its .modinfo is cut off")?;
@@ -174,7 +175,7 @@ pub(super) fn identity(source_version: &str, build_id: &[u8]) -> Option<String> 
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::{fs, io::Write};
 
     use super::*;
     use crate::testing::elf_module;

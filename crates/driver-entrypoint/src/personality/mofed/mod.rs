@@ -5,7 +5,7 @@
 
 mod blacklist;
 mod settings;
-mod sriov;
+pub(crate) mod sriov;
 mod stack;
 #[cfg(test)]
 mod tests;

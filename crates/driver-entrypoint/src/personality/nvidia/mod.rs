@@ -14,7 +14,7 @@ mod driver;
 mod firmware;
 mod init;
 mod options;
-mod parameters;
+pub(crate) mod parameters;
 pub(crate) mod peer_memory;
 mod selinux;
 mod state;

@@ -1,0 +1,118 @@
+//! The readers of `driver-entrypoint` itself: modules' files in each compression, and what it finds as text on a node. They are not
+//! in the crate's library, so that this program is made of its sources.
+#![no_main]
+#![allow(dead_code)]
+
+#[path = "../../crates/driver-entrypoint/src/error.rs"]
+mod error;
+#[path = "../../crates/driver-entrypoint/src/files.rs"]
+mod files;
+#[path = "../../crates/driver-entrypoint/src/isolated.rs"]
+mod isolated;
+#[path = "../../crates/driver-entrypoint/src/kernel.rs"]
+mod kernel;
+#[path = "../../crates/driver-entrypoint/src/kmsg.rs"]
+mod kmsg;
+#[path = "../../crates/driver-entrypoint/src/lock.rs"]
+mod lock;
+#[path = "../../crates/driver-entrypoint/src/log.rs"]
+mod log;
+#[path = "../../crates/driver-entrypoint/src/modules/mod.rs"]
+mod modules;
+#[path = "../../crates/driver-entrypoint/src/mounts.rs"]
+mod mounts;
+#[path = "../../crates/driver-entrypoint/src/node.rs"]
+mod node;
+#[path = "../../crates/driver-entrypoint/src/personality/mod.rs"]
+mod personality;
+#[path = "../../crates/driver-entrypoint/src/signals.rs"]
+mod signals;
+
+use std::{fs, io, path::Path, sync::OnceLock};
+
+use modules::{
+    file::{Compression, ModuleFile, ModuleInfo, Origin},
+    index::Index,
+    loaded::Loaded,
+    parameters::Parameters,
+};
+use node::{Node, Paths};
+use personality::{mofed::sriov, nvidia::parameters};
+
+const RELEASE: &str = "6.1.0-1-amd64";
+/// Of what is decompressed, for the memory's sake.
+const LIMIT: u64 = 64 << 20;
+
+/// What the program says on the container's log.
+fn complain(_: &str) {}
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let Some((&kind, data)) = data.split_first() else { return };
+    match kind {
+        b'0' => module(Compression::None, data),
+        b'1' => module(Compression::Gzip, data),
+        b'2' => module(Compression::Xz, data),
+        b'3' => module(Compression::Zstd, data),
+        _ => texts(data),
+    }
+});
+
+fn module(compression: Compression, data: &[u8]) {
+    let Ok(bytes) = compression.decompress(data, LIMIT) else { return };
+    assert!(bytes.len() as u64 <= LIMIT);
+    let _ = ModuleInfo::parse(&bytes).map(|info| info.identity());
+}
+
+/// A node of which every file holds this text.
+fn texts(data: &[u8]) {
+    static ROOT: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let root = ROOT.get_or_init(|| tempfile::tempdir().unwrap());
+    let paths = Paths::new(root.path());
+    let tree = paths.host_modules(RELEASE);
+    let files = ["/proc/modules", "/proc/self/mountinfo", "/proc/cmdline", "/etc/modprobe.d/a.conf", "/drivers/nvidia.conf", "/run/kept"];
+    for path in files.map(|path| paths.at(path)).into_iter().chain([tree.join("modules.dep"), tree.join("modules.builtin")]) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, data).unwrap();
+    }
+    let node = Node { paths, kernel: &Refuses, log: log::Log::to(Box::new(io::sink())) };
+    if let Ok(loaded) = Loaded::read(&node.paths) {
+        loaded.names().for_each(|name| assert!(loaded.contains(name) || name.contains('-')));
+    }
+    let _ = Parameters::read(&node.paths).soft_dependencies("mlx5_core");
+    let _ = Index::read(RELEASE, &[(Origin::Host, tree)]);
+    let _ = mounts::conceal(&node, "/run/x");
+    let _ = parameters::check(&node, &parameters::FILES);
+    let _ = sriov::State::kept(&node, "/run/kept").map(|state| state.functions());
+    let _ = kmsg::message(data);
+}
+
+/// A kernel that does nothing.
+struct Refuses;
+
+impl kernel::Kernel for Refuses {
+    fn release(&self) -> String {
+        RELEASE.to_owned()
+    }
+
+    fn load(&self, _: &ModuleFile, _: &str) -> Result<(), error::LoadRefusal> {
+        Err(error::LoadRefusal { errno: rustix::io::Errno::PERM, messages: Vec::new() })
+    }
+
+    fn unload(&self, _: &str) -> Result<(), rustix::io::Errno> {
+        Err(rustix::io::Errno::PERM)
+    }
+
+    fn bind(&self, _: &Path, _: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn unmount(&self, _: &Path) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn propagation(&self, _: &Path, _: rustix::mount::MountPropagationFlags) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn pause(&self, _: std::time::Duration) {}
+}
