@@ -37,8 +37,8 @@ done
 expect 30 "after flapping the image is that of the kernel that stayed" has_image solo "$image_a"
 
 # A right is taken away: farrier names it and goes on.
-k get clusterrolebinding "farrier-rollout-$run-$scenario" -o json | jq 'del(.metadata.resourceVersion, .metadata.uid)' > "$here/binding.json"
-k delete clusterrolebinding "farrier-rollout-$run-$scenario" > /dev/null
+k get rolebinding "farrier-rollout-$run-$scenario" -n "$drivers" -o json | jq 'del(.metadata.resourceVersion, .metadata.uid)' > "$here/binding.json"
+k delete rolebinding "farrier-rollout-$run-$scenario" -n "$drivers" > /dev/null
 reboot n1 "$kernel_b"
 names_rule() { grep -qE 'daemonsets.*(verbs|patch)|patch.*daemonsets' "$here/farrier-one.log"; }
 expect 30 "the log names the missing right" names_rule
