@@ -9,10 +9,10 @@ use farrier::{
     kernel::{KernelFamily, KernelLabel, KernelRelease},
     kmod::Verdict,
     plan::{
-        ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, ImageLocation,
-        Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL,
-        OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Plan, PlanInputs, PodCount, Published, Questions,
-        Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
+        ARCH_LABEL, Announcements, CellInputs, ClusterSnapshot, Container, DaemonSetFacts, HeaderState,
+        ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
+        OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Phase, Plan, PlanInputs, PodCount, Published,
+        Questions, Resolved, ResolvedImage, RolloutDecision, UpdateStrategy, plan,
     },
 };
 use serde_json::json;
@@ -57,8 +57,9 @@ fn ask(fleet: &Fleet, observed: &mut Observed) -> Plan {
     loop {
         match fleet.plan(observed) {
             Ok(plan) => return plan,
-            Err(Questions { images, failures, signatures: _ }) => {
+            Err(Questions { images, failures, signatures: _, headers }) => {
                 observed.absent.extend(images);
+                observed.headers.extend(headers.into_iter().map(|kernel| (kernel, HeaderState::There(None))));
                 observed.failures.extend(failures.into_iter().map(|inputs| (inputs, None)));
             }
         }
@@ -92,7 +93,8 @@ impl Fleet {
         Self {
             resolved: Resolved {
                 images: images_resolved,
-                toolchains: [(family.metadata.name.clone(), Ok("toolchain-1".to_owned()))].into(),
+                toolchains: [((family.metadata.name.clone(), Vec::new()), Ok("toolchain-1".to_owned()))]
+                    .into(),
                 ..Resolved::default()
             },
             definitions: Definitions {

@@ -203,10 +203,11 @@ host_source() {
 }
 
 # private_apt SUITE [COMPONENT]: makes a private apt configuration that knows this suite only, and
-# prints its file, for APT_CONFIG. The host's lists stay as they are.
+# prints its file, for APT_CONFIG. The host's lists stay as they are. The file names its directory: one that was moved is
+# written again.
 private_apt() {
     local dir="$state/apt/$1-${2:-main}"
-    if [ ! -f "$dir/updated" ] || [ -n "$(find "$dir/updated" -mmin +60)" ]; then
+    if ! grep -sqxF "Dir::State \"$dir/state\";" "$dir/apt.conf" || [ -n "$(find "$dir" -name updated -mmin +60)" ] || [ ! -f "$dir/updated" ]; then
         mkdir -p "$dir/state/lists/partial" "$dir/cache/archives/partial"
         : > "$dir/status"
         host_source "$1" "${2:-main}" > "$dir/sources.list"

@@ -1,6 +1,7 @@
 //! The readers of `driver-entrypoint` itself: modules' files in each compression, and what it finds as text on a node. They are not
 //! in the crate's library, so that this program is made of its sources.
 #![no_main]
+// The rest of the program is not called from here.
 #![allow(dead_code)]
 
 #[path = "../../crates/driver-entrypoint/src/error.rs"]

@@ -21,6 +21,12 @@ pub mod control;
 mod frames;
 #[path = "../../src/inputs/apt/sources.rs"]
 mod sources;
+#[path = "../../src/inputs/checksum.rs"]
+mod checksum;
+#[path = "../../src/inputs/rpm/metadata.rs"]
+mod metadata;
+#[path = "../../src/inputs/rpm/package.rs"]
+mod package;
 #[path = "../../src/boot/protocol.rs"]
 pub mod protocol;
 #[path = "../../src/yaml.rs"]
@@ -28,8 +34,10 @@ pub(crate) mod yaml;
 #[path = "../../src/cluster/edit.rs"]
 mod edit;
 
-/// What `sources` refuses with.
+/// What `sources` refuses with, and what `metadata` says of files.
 mod inputs {
+    pub(crate) use super::checksum;
+
     #[derive(Debug)]
     pub enum FetchError {
         NoAptSource { suite: String },
@@ -150,6 +158,32 @@ pub fn apt_sources(data: &[u8]) {
         };
         assert_eq!(told(&sources::parse_deb822(&written)), told(&chosen), "{written}");
         assert!(!written.lines().any(|line| line.to_ascii_lowercase().starts_with("trusted")), "{written}");
+    }
+}
+
+/// The metadata of an RPM repository, and lists of its mirrors: what is kept of it is never more than it has, and no package
+/// has a checksum that proves nothing.
+pub fn rpm_metadata(data: &[u8]) {
+    let _ = metadata::repomd(data);
+    let _ = metadata::mirrors(data);
+    let kept = |packages: &[package::RpmPackage]| -> usize {
+        let texts = |package: &package::RpmPackage| {
+            let releases: usize = package.releases.iter().map(String::len).sum();
+            package.name.len() + package.version.len() + package.location.len() + releases
+        };
+        packages.iter().map(texts).sum()
+    };
+    if let Ok(packages) = metadata::primary(data, kernel::Architecture::Amd64, &|name| name.starts_with('k')) {
+        assert!(kept(&packages) <= data.len(), "{} bytes of {}", kept(&packages), data.len());
+        for package in &packages {
+            assert!([64, 128].contains(&package.checksum.hex().len()));
+            let _ = (package.identity(), package.is_for("6.1.0-1"), package::names_for(&package.name, "6.1.0-1"));
+        }
+        let _ = package::choose(&packages, &["kernel".to_owned()], "6.1.0-1");
+    }
+    if let Ok(found) = metadata::filelists(data, &["a"].into()) {
+        let kept: usize = found.values().flatten().map(String::len).sum();
+        assert!(kept <= data.len(), "{kept} bytes of {}", data.len());
     }
 }
 

@@ -12,7 +12,7 @@ mod tests;
 
 use std::{
     ffi::OsString,
-    io::{self, BufReader, Read, Seek, SeekFrom},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -317,24 +317,33 @@ fn unpack_compressed(
     dest: &Path,
     options: &Options<'_>,
 ) -> Result<(), UnpackError> {
+    unpack_stream(decoder(format, file)?, dest, options)
+}
+
+/// What is in a file, whether it is compressed (gzip, xz, Zstandard) or not.
+pub fn decompressed<'a>(path: &Path, stop: &'a AtomicBool) -> Result<Box<dyn BufRead + 'a>, UnpackError> {
+    let file = Stoppable { inner: File::open(path)?, stop };
+    let format = Format::of(path)?.filter(|format| [Format::Gzip, Format::Xz, Format::Zstd].contains(format));
+    let decoder = decoder(format.unwrap_or(Format::Tar), file)?;
+    Ok(Box::new(BufReader::with_capacity(64 << 10, decoder)))
+}
+
+fn decoder<'a>(format: Format, file: impl Read + 'a) -> Result<Box<dyn Read + 'a>, UnpackError> {
     let file = BufReader::with_capacity(128 << 10, file);
-    match format {
-        Format::Tar => unpack_stream(file, dest, options),
-        Format::Gzip => unpack_stream(flate2::bufread::MultiGzDecoder::new(file), dest, options),
+    Ok(match format {
+        Format::Tar => Box::new(file),
+        Format::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(file)),
         Format::Xz => {
             let stream =
                 liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY, liblzma::stream::CONCATENATED)
                     .map_err(|e| UnpackError::Damaged(e.into()))?;
-            unpack_stream(liblzma::bufread::XzDecoder::new_stream(file, stream), dest, options)
+            Box::new(liblzma::bufread::XzDecoder::new_stream(file, stream))
         }
-        Format::Zstd => {
-            let decoder = zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?;
-            unpack_stream(decoder, dest, options)
-        }
+        Format::Zstd => Box::new(zstd::Decoder::with_buffer(file).map_err(UnpackError::Damaged)?),
         Format::Deb | Format::Rpm | Format::Makeself => {
-            Err(UnpackError::Unsupported("it is a package inside another form of archive"))
+            return Err(UnpackError::Unsupported("it is a package inside another form of archive"));
         }
-    }
+    })
 }
 
 /// The tar behind a shell script, once its size and sums are what the script says.

@@ -29,7 +29,7 @@ pub enum Manner {
     Layer,
 }
 
-/// The directory that an archive is unpacked into. Nobody else writes there meanwhile.
+/// The directory that an archive is unpacked into. No other program writes there meanwhile.
 pub(super) struct Tree<'a> {
     root: &'a Path,
     depth: usize,

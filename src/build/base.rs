@@ -20,7 +20,7 @@ use crate::{
     error_chain,
     image::{ImageReference, Output, Repository},
     images::{root_fs_layer, toolchain_tree},
-    inputs::{HeaderSet, PackageRoot},
+    inputs::{HeaderSet, PackageRoot, find_build},
     kernel::{Compiler, CompilerKind, Toolchain},
     net::Asker,
     parts::{FindingKind, Parts, Stage, TargetError},
@@ -75,9 +75,9 @@ async fn in_place(
     headers: &HeaderSet,
     sandbox: Arc<Sandbox>,
 ) -> Result<Result<InPlaceBase, StepsError>, TargetError> {
-    let Job { parts, cell, family, .. } = job;
+    let Job { parts, cell, toolchain, .. } = job;
     job.stage(Stage::Toolchain);
-    let (toolchain, image) = toolchain_tree(parts, &family.spec.toolchain, cell).await?;
+    let (toolchain, image) = toolchain_tree(parts, toolchain, cell).await?;
     let recipe = match steps::read(&cell.dockerfile, &Base::of(&cell.base_name, &image.config)) {
         Ok(recipe) => recipe,
         Err(error) => return Ok(Err(error)),
@@ -89,9 +89,8 @@ async fn in_place(
     let (owner, trees) = (sandbox.owner(), lowers.clone());
     blocking(move || trees.iter().try_for_each(|tree| owner.own(tree))).await?;
     let mut steps = recipe.steps;
-    if let Some(compiler) = headers.compiler {
-        steps.insert(0, probe_step(compiler));
-    }
+    let first = [headers.compiler.map(probe_step), btf_source(job, headers).map(without_btf_step)];
+    steps.splice(0..0, first.into_iter().flatten());
     Ok(Ok(InPlaceBase { sandbox, steps, lowers }))
 }
 
@@ -102,7 +101,7 @@ fn refused_template(job: &Job<'_>, refused: &StepsError) -> TargetError {
 
 /// Makes sure that the engine has the image that the cell's Dockerfile starts from.
 async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -> Result<(), TargetError> {
-    let Job { parts, cell, family, .. } = job;
+    let Job { parts, cell, toolchain, .. } = job;
     // Builds run side by side, and one base serves many of them.
     let key = cell.base_name.rsplit(':').next().unwrap_or_default();
     let _lock = parts.cache.lock("base", key, LockMode::Exclusive).await?;
@@ -112,12 +111,12 @@ async fn with_image(job: &Job<'_>, headers: &HeaderSet, engine: &DockerEngine) -
     }
     kept::make_room(parts, engine).await;
     job.stage(Stage::Toolchain);
-    let toolchain = ensure_toolchain(job, engine, &family.spec.toolchain).await?;
+    let toolchain = ensure_toolchain(job, engine, toolchain).await?;
     job.stage(Stage::Base);
     let log = Arc::new(ProbeLog::default());
     let build = BuildJob {
         id: format!("base-{}-{}", cell.input_hash.short(), std::process::id()),
-        dockerfile: base_dockerfile(&toolchain, headers.compiler),
+        dockerfile: base_dockerfile(&toolchain, headers.compiler, btf_source(job, headers)),
         context: vec![ContextEntry { dest: "kernel".to_owned(), from: headers.root.clone() }],
         log: Arc::clone(&log) as Arc<dyn BuildLog>,
         cancel: parts.cancel.clone(),
@@ -230,22 +229,41 @@ async fn pull_from(
 
 /// The Dockerfile that puts a header set into a toolchain, and fails at once when the toolchain cannot
 /// compile for it: hours later, in the middle of a driver, the message would be of no use.
-fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>) -> String {
+fn base_dockerfile(toolchain: &str, compiler: Option<Compiler>, btf_source: Option<String>) -> String {
     let mut text = format!("FROM {toolchain}\nCOPY kernel/ /\n");
+    if let Some(path) = btf_source {
+        let _ = writeln!(text, "RUN rm {path}");
+    }
     if let Some(compiler) = compiler {
         let _ = writeln!(text, "RUN {}", probe(compiler));
     }
     text
 }
 
+/// Where the kernel's headers bring a `vmlinux`, from which kbuild would make type information for modules (BTF): its place.
+/// Without it kbuild makes none, whatever the kernel's configuration says; with it, and neither pahole nor debug information, no
+/// module is compiled at all. Decision 23 says which modules get it.
+fn btf_source(job: &Job<'_>, headers: &HeaderSet) -> Option<String> {
+    let release = &job.cell.target.release;
+    let build = find_build(&headers.root, release).ok()?;
+    let is_there = !job.family.spec.btf && headers.root.join(build).join("vmlinux").is_file();
+    is_there.then(|| format!("/lib/modules/{release}/build/vmlinux"))
+}
+
+/// Takes that `vmlinux` away, for this build.
+fn without_btf_step(path: String) -> Step {
+    first_step("modules get no type information".to_owned(), ["/bin/rm".to_owned(), path].into())
+}
+
 /// The same probe, as a step in place.
 fn probe_step(compiler: Compiler) -> Step {
     let argv = ["/bin/sh".to_owned(), "-c".to_owned(), probe(compiler)];
-    Step {
-        line: 0,
-        text: format!("is {compiler} in the toolchain?"),
-        action: Action::Run(Run { argv: argv.into(), workdir: "/".to_owned(), ..Run::default() }),
-    }
+    first_step(format!("is {compiler} in the toolchain?"), argv.into())
+}
+
+/// A step before those of the template.
+fn first_step(text: String, argv: Vec<String>) -> Step {
+    Step { line: 0, text, action: Action::Run(Run { argv, workdir: "/".to_owned(), ..Run::default() }) }
 }
 
 /// A command that fails where the toolchain has no compiler of this major version, and prints which it has.

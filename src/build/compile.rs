@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     blocking::blocking,
+    definitions::read_patch,
     engine::{BuildJob, BuildLog, ContextEntry, EngineError, FileLog, InPlace},
     image::{BuildSpec, Digest, Output, Period},
     parts::{Finding, FindingKind, Stage, TargetError},
@@ -33,10 +34,10 @@ pub(super) async fn compile(
     against: &Against,
 ) -> Result<Payload, TargetError> {
     let Job { parts, cell, image, .. } = job;
-    let (mut context, sources) = context(job).await?;
+    let work = parts.cache.scratch()?;
+    let (mut context, sources) = context(job, work.path()).await?;
     context.extend(against.needed.context.iter().cloned());
     job.stage(Stage::Compile);
-    let work = parts.cache.scratch()?;
     let log_path = log_path(&parts.cache, cell)?;
     let (reporter, subject) = (Arc::clone(&parts.reporter), cell.subject());
     let probe = Arc::new(ProbeLog::default());
@@ -61,12 +62,16 @@ pub(super) async fn compile(
                 let (sandbox, scratch) = (&base.sandbox, work.path().join("sandbox"));
                 sandbox.compile(in_place(base, build.clone(), scratch, limits(image.spec.build)), &tree).await
             }
-            (PreparedBase::Image(engine), Output::Payload) => engine.build_payload(&build, &tree).await,
-            (PreparedBase::Image(engine), Output::Image) => engine.build_archive(&build, &archive).await,
+            (PreparedBase::Image(engine), Output::Payload) => {
+                engine.build_payload(&build, &tree).await.map(|()| Vec::new())
+            }
+            (PreparedBase::Image(engine), Output::Image) => {
+                engine.build_archive(&build, &archive).await.map(|()| Vec::new())
+            }
         }
     };
-    match within(image.spec.build.deadline, &build.cancel, run).await {
-        Some(Ok(())) => {}
+    let canary = match within(image.spec.build.deadline, &build.cancel, run).await {
+        Some(Ok(refused)) => refused,
         Some(Err(EngineError::Step { message })) => {
             return Err(match lacking_compiler(job, &against.headers, &probe) {
                 Some(lacking) => lacking,
@@ -76,7 +81,7 @@ pub(super) async fn compile(
         Some(Err(EngineError::Limit { message })) => return Err(over_limit(&log, &message, &log_path).into()),
         Some(Err(other)) => return Err(other.into()),
         None => return Err(too_long(&log, image.spec.build.deadline, &log_path).into()),
-    }
+    };
     let made = match image.spec.output {
         Output::Payload => None,
         Output::Image => {
@@ -95,6 +100,7 @@ pub(super) async fn compile(
         toolchain: cell.toolchain.clone(),
         exposed: None,
         reused_from: None,
+        canary,
         work,
     };
     payload.exposed = expose(job, &payload).await?;
@@ -195,7 +201,7 @@ async fn expose(job: &Job<'_>, payload: &Payload) -> Result<Option<Digest>, Targ
 }
 
 /// The build context, sources and the patches that apply, and what the sources are.
-async fn context(job: &Job<'_>) -> Result<(Vec<ContextEntry>, Vec<String>), TargetError> {
+async fn context(job: &Job<'_>, work: &Path) -> Result<(Vec<ContextEntry>, Vec<String>), TargetError> {
     let Job { parts, cell, image, .. } = job;
     let root = &parts.definitions.root;
     let (mut context, mut origins) = (Vec::new(), Vec::new());
@@ -210,9 +216,10 @@ async fn context(job: &Job<'_>) -> Result<(Vec<ContextEntry>, Vec<String>), Targ
         origins.push(format!("{}: {}", source.name, fetched.origin));
     }
     for patch in &cell.patches {
-        let from = root.join(&image.spec.patches[patch.index].path);
-        let sha256 = Digest::of(&fs_err::tokio::read(&from).await?);
-        ensure_planned(sha256.hex() == patch.sha256, format!("patch {}", patch.name))?;
+        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
+        ensure_planned(Digest::of(&bytes).hex() == patch.sha256, format!("patch {}", patch.name))?;
+        let from = work.join(&patch.name);
+        fs_err::tokio::write(&from, bytes).await?;
         context.push(ContextEntry { dest: format!("patches/{}", patch.name), from });
     }
     Ok((context, origins))

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     blocking::blocking,
+    definitions::read_patch,
     image::{Digest, RuntimeBase, SourceOrigin, Version},
     images::{BaseImage, Claim, Documents, FARRIER, base_image, layer_files, root_fs_reference},
     inputs::PackageRoot,
@@ -85,6 +86,7 @@ pub(super) async fn document(
         build_format: BUILD_FORMAT.to_owned(),
         materials,
         modules,
+        canary: payload.canary.clone(),
     };
     let mut documents = Documents::of(&provenance, &made.assembled.manifest)?;
     documents.claims.insert(0, Claim::of_report(&made.check_report.content)?);
@@ -125,7 +127,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
         materials.push(material);
     }
     for patch in &cell.patches {
-        let bytes = fs_err::tokio::read(root.join(&image.spec.patches[patch.index].path)).await?;
+        let bytes = read_patch(&parts.definitions, &image.spec.patches[patch.index].path).await?;
         let digest = Some(Digest::of(&bytes));
         materials.push(Material { digest, ..Material::new(Role::Patch, patch.name.clone()) });
     }
@@ -134,7 +136,7 @@ async fn sources(job: &Job<'_>) -> Result<Vec<Material>, TargetError> {
 
 async fn toolchain(job: &Job<'_>) -> Result<Material, TargetError> {
     let cell = job.cell;
-    let spec = match &job.family.spec.toolchain {
+    let spec = match &job.toolchain {
         Toolchain::Image(_) => {
             // The cell's toolchain is the reference with its digest.
             let (name, digest) = cell.toolchain.split_once('@').unwrap_or((&cell.toolchain, ""));

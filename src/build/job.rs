@@ -7,10 +7,10 @@ use crate::{
     engine::ContextEntry,
     image::{Digest, DriverImage, OnConflict},
     inputs::HeaderSet,
-    kernel::KernelFamily,
+    kernel::{KernelFamily, Toolchain},
     kmod::{CheckReport, NeededTable},
     oci::ReusedFrom,
-    parts::{Parts, Stage, TargetError},
+    parts::{FindingKind, Parts, Stage, TargetError},
     payload::ArchiveImage,
     plan::Cell,
 };
@@ -21,6 +21,8 @@ pub(super) struct Job<'a> {
     pub(super) cell: &'a Cell,
     pub(super) image: &'a DriverImage,
     pub(super) family: &'a KernelFamily,
+    /// The family's, with the packages that the image adds.
+    pub(super) toolchain: Toolchain,
 }
 
 impl<'a> Job<'a> {
@@ -30,7 +32,11 @@ impl<'a> Job<'a> {
         let family = parts.definitions.families.iter().find(|family| family.metadata.name == cell.family);
         let (image, family) =
             image.zip(family).ok_or_else(|| TargetError::definition_gone(&cell.subject()))?;
-        Ok(Self { parts, cell, image, family })
+        let toolchain = image.spec.toolchain(family).map_err(|why| {
+            let message = format!("toolchain of family {}: {why}", cell.family);
+            TargetError::finding(FindingKind::Compile, message, None)
+        })?;
+        Ok(Self { parts, cell, image, family, toolchain })
     }
 
     /// A stage begins.
@@ -87,6 +93,8 @@ pub(super) struct Payload {
     pub(super) exposed: Option<Digest>,
     /// The image whose payload it is; `None` where it was compiled.
     pub(super) reused_from: Option<ReusedFrom>,
+    /// What the build's canary was refused; empty where the engine has none, and where nothing was compiled.
+    pub(super) canary: Vec<String>,
     /// Keeps the files above until it is dropped.
     pub(super) work: Scratch,
 }

@@ -8,9 +8,10 @@ use super::{
 use crate::{
     image::Digest,
     images::can_sign_images,
+    kernel::lacks_compiler,
     kmod::CheckReport,
     oci::ReusedFrom,
-    parts::{Parts, TargetError},
+    parts::{FindingKind, Parts, TargetError},
     plan::Cell,
 };
 
@@ -53,6 +54,9 @@ pub async fn build(parts: &Parts, cell: &Cell, options: BuildOptions) -> Result<
     let checked = if let Some(checked) = reused {
         checked
     } else {
+        if let Some(lacking) = lacks_compiler(job.family, against.headers.compiler) {
+            return Err(TargetError::finding(FindingKind::Compile, lacking, None));
+        }
         let base = base::prepare(&job, &against.headers).await?;
         let payload = compile::compile(&job, &base, &against).await?;
         check::check(&job, &against, payload, None).await?

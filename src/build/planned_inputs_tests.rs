@@ -28,12 +28,14 @@ async fn another_source_patch_or_header_set_than_the_planned_one_is_refused() {
     let cell = bench.cell(K9).await;
     let job = Job::of(&bench.parts, &cell).unwrap();
     headers::fetch(&job).await.unwrap();
-    context(&job).await.unwrap();
+    let work = tempfile::tempdir().unwrap();
+    let context = || context(&job, work.path());
+    context().await.unwrap();
 
     write("fix.patch", "another\n");
-    assert_eq!(refused(context(&job).await), "patch 001-fix.patch changed after the build was planned");
+    assert_eq!(refused(context().await), "patch 001-fix.patch changed after the build was planned");
     write("tree/Makefile", "all: other\n");
-    assert_eq!(refused(context(&job).await), "source src changed after the build was planned");
+    assert_eq!(refused(context().await), "source src changed after the build was planned");
     bench.headers_with(K9, SYMBOLS, "CONFIG_OTHER=y\n");
     assert_eq!(
         refused(headers::fetch(&job).await),

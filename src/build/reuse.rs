@@ -248,6 +248,7 @@ impl Lender {
             toolchain: self.facts.toolchain.clone().unwrap_or_default(),
             exposed: None,
             reused_from: Some(ReusedFrom { kernel, digest: self.digest.clone() }),
+            canary: Vec::new(),
             work,
         }
     }

@@ -136,6 +136,7 @@ impl Bench {
                     "FROM {{toolchain}} AS modules\nRUN make K={{kernel.release}}\nFROM scratch\n".to_owned(),
                 )]
                 .into(),
+                patches: BTreeMap::new(),
                 root: directory.path().to_owned(),
             },
             fetcher: Fetcher::new(cache.clone(), FetchOptions::default()),
@@ -271,6 +272,7 @@ impl Bench {
             toolchain: toolchain.to_string(),
             exposed: None,
             reused_from: None,
+            canary: vec!["a mount".to_owned()],
             work,
         }
     }

@@ -141,7 +141,7 @@ impl<'a> Needed<'a> {
     /// The kernels that the image is meant for: those in its range that have a family.
     pub fn kernels_of(&self, image: &DriverImage) -> impl Iterator<Item = &'a KernelTarget> {
         let kernels = self.kernels.iter().map(|(kernel, _)| *kernel);
-        kernels.filter(|kernel| image.spec.range_without(&kernel.release).is_none())
+        kernels.filter(|kernel| image.spec.range_without(kernel).is_none())
     }
 
     /// Images of other registries: what definitions name as toolchain or base.

@@ -18,8 +18,9 @@ use crate::{
 /// Definitions are texts, patches and small sources.
 const LIMITS: Limits = Limits { entries: 50_000, bytes: 4 << 30, depth: 64 };
 
-/// Writes the bundle's definitions into a directory; files there that differ are kept, and an error, unless they
-/// may be overwritten, and so are commands and templates that are new there, unless they are accepted. Returns how many files were written; `None` where the bundle has no definitions.
+/// Writes the bundle's definitions into a directory. Files there that differ are kept, and an error, unless they may be
+/// overwritten. Commands and templates that are new there are an error, unless they are accepted. Returns how many files were
+/// written; `None` where the bundle has no definitions.
 pub fn write_definitions(
     verified: &Verified,
     to: &Path,

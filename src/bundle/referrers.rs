@@ -16,8 +16,8 @@ pub(super) fn repository(location: &RegistryLocation, name: &str) -> Result<Repo
     location.repository(name).map_err(wrong)
 }
 
-/// Adds everything that refers to images and stored inputs among the contents: what the registry lists as such, and what stands under
-/// tags made from their digests (`sha256-<hex>.sig` and its like, cosign's "Signature Storage"), and what refers to that.
+/// Adds everything that refers to images and stored inputs among the contents: what the registry lists as such, what stands
+/// under tags made from their digests (`sha256-<hex>.sig` and its like, cosign's "Signature Storage"), and what refers to that.
 pub async fn with_referrers(
     contents: Vec<Content>,
     location: &RegistryLocation,

@@ -232,7 +232,7 @@ impl Cache {
         Ok(locks::wait(&self.lock_path(kind, key)?, mode).await?)
     }
 
-    /// The same where nobody is to be waited for; `None` where another one's lock is in the way.
+    /// The same without waiting for other users; `None` where another one's lock is in the way.
     pub fn try_lock(&self, kind: &str, key: &str, mode: LockMode) -> Result<Option<CacheLock>, CacheError> {
         fs::create_dir_all(self.root.join(LOCKS))?;
         Ok(locks::try_lock(&self.lock_path(kind, key)?, mode)?)

@@ -156,7 +156,7 @@ impl Cache {
         Ok(bytes)
     }
 
-    /// Removes entries that nobody has begun to use meanwhile; says how many, and their bytes.
+    /// Removes entries whose use has not begun meanwhile; says how many, and their bytes.
     fn remove(&self, doomed: &[Entry]) -> Result<(usize, u64), CacheError> {
         let mut moved = Vec::new();
         {

@@ -192,7 +192,7 @@ async fn what_is_in_use_stays_above_any_quota() {
     assert!(made.exists());
 }
 
-/// Users come and go while another process removes all that it may: nobody loses what they were given.
+/// Users come and go while another process removes all that it may: no user loses what it was given.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_goes_while_it_is_taken_into_use() {
     let (_directory, cache) = cache();

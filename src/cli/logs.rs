@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{CliError, Exit, env_vars, output, session::Session, settings::parse};
+use super::{
+    CliError, Exit, output,
+    session::Session,
+    settings::{open_cache, parse},
+};
 use crate::{
     build::{LogReader, newest_log},
-    cache::Cache,
     error_chain,
 };
 
@@ -28,7 +31,7 @@ pub struct LogsArgs {
 /// Prints the log, with `--follow` for as long as it is written.
 pub async fn logs(session: &Session, args: LogsArgs) -> Result<Exit, CliError> {
     let LogsArgs { image, kernel, follow } = args;
-    let cache = Cache::open(session.global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
+    let cache = open_cache(&session.global)?;
     let path = newest_log(&cache, &parse("image", &image)?, &parse("kernel", &kernel)?)?;
     let path = path.ok_or_else(|| {
         CliError::hinted(

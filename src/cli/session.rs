@@ -60,14 +60,14 @@ impl Session {
 
     /// The same with the stored inputs of the registry that `--registry` names, where it is given.
     pub fn settings_with_store(&self, location: Option<&str>) -> Result<Settings, CliError> {
-        let settings = self.settings()?;
         if location.is_none() {
-            return Ok(settings);
+            return self.settings();
         }
-        let Parts { fetcher, credentials, .. } = self.parts(location, EngineChoice::Auto)?;
-        // Of one net: that one knows the registry's host, which may then be asked offline, too.
+        let Parts { definitions, cache, fetcher, credentials, .. } =
+            self.parts(location, EngineChoice::Auto)?;
+        // This net knows the registry's host, which may then be asked offline, too.
         let registry = RegistryOptions { credentials, net: fetcher.net().clone() };
-        Ok(Settings { fetcher, registry, ..settings })
+        Ok(Settings { definitions, cache, fetcher, registry })
     }
 
     /// The parts of a registry, and the cluster.

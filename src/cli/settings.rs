@@ -42,7 +42,7 @@ impl Settings {
     pub fn resolve(global: &Global) -> Result<Self, CliError> {
         let directory = global.definitions.as_deref().map(existing_directory).transpose()?;
         let definitions = definitions::load(directory.as_deref())?;
-        let cache = Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?;
+        let cache = open_cache(global)?;
         let options =
             FetchOptions { refresh: Duration::from_secs(global.refresh), ..FetchOptions::default() };
         let registry = reach(global, &definitions)?;
@@ -58,6 +58,11 @@ impl Settings {
         let directory = definitions.map(existing_directory).transpose()?;
         reach(global, &definitions::load(directory.as_deref())?)
     }
+}
+
+/// The cache directory that `--cache-dir` names, or the default one.
+pub fn open_cache(global: &Global) -> Result<Cache, CliError> {
+    Ok(Cache::open(global.cache_dir.clone().unwrap_or_else(env_vars::default_cache_dir))?)
 }
 
 /// The registry or layout directory that `--registry` names.

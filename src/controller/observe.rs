@@ -4,10 +4,13 @@ use futures::{StreamExt, stream};
 
 use crate::{
     build::known_failures,
+    error_chain,
     image::ImageReference,
     images::look_up_signatures,
+    inputs::Lookup,
+    kernel::{KernelTarget, match_family},
     parts::{AT_ONCE, Parts, TargetError},
-    plan::{Cell, Observed, Questions, Resolved, SignatureState, Unverified},
+    plan::{Cell, HeaderState, Observed, Questions, Resolved, SignatureState, Unverified},
     resolve::with_hint,
 };
 
@@ -29,6 +32,8 @@ impl Memory {
             images,
             toolchains,
             headers,
+            without_headers,
+            header_texts,
             trees,
             unverified_headers,
             unverified_root_fs,
@@ -41,9 +46,13 @@ impl Memory {
             outcome.is_ok() && !unverified_headers.get(target).is_some_and(refused)
         });
         unverified_headers.retain(|_, found| !refused(found));
+        headers.retain(|target, _| !without_headers.contains_key(target));
+        without_headers.clear();
+        header_texts.retain(|_, outcome| outcome.is_ok());
         trees.retain(|_, outcome| outcome.is_ok());
         unverified_root_fs.retain(|_, found| !found.as_ref().is_some_and(refused));
         observed.signatures.retain(|_, state| *state == SignatureState { ours: true, refused: None });
+        observed.headers.retain(|_, state| matches!(state, HeaderState::There(_)));
         observed.unreachable.clear();
         (*unreachable, *unresolved) = (false, false);
     }
@@ -52,6 +61,7 @@ impl Memory {
     /// changed.
     pub(super) fn forget_build(&mut self, cell: &Cell, outdated: bool) {
         self.forget(cell.references());
+        self.observed.headers.remove(&cell.target);
         if outdated {
             self.resolved = Resolved::default();
         }
@@ -70,7 +80,7 @@ impl Memory {
 impl Parts {
     /// Finds out what the planner asks.
     pub(super) async fn answer(&self, questions: Questions, memory: &mut Memory) -> Result<(), TargetError> {
-        let Questions { images, signatures, failures } = questions;
+        let Questions { images, signatures, failures, headers } = questions;
         let Memory { resolved: _, observed, unreachable } = memory;
         observed.failures.extend(known_failures(&self.cache, failures)?);
         let found = stream::iter(images)
@@ -92,6 +102,29 @@ impl Parts {
             }
         }
         look_up_signatures(self, &signatures, &mut observed.signatures).await;
+        let states = stream::iter(headers).map(|target| self.headers_of(target)).buffer_unordered(AT_ONCE);
+        observed.headers.extend(states.collect::<Vec<_>>().await);
         Ok(())
+    }
+
+    /// What is known of a kernel's headers. What cannot be found out is no reason not to try.
+    async fn headers_of(&self, target: KernelTarget) -> (KernelTarget, HeaderState) {
+        let Some(family) = match_family(&self.definitions.families, &target) else {
+            return (target, HeaderState::Unknown);
+        };
+        let state = match self
+            .fetcher
+            .headers()
+            .look(&family.spec.headers, &self.definitions.root, &target)
+            .await
+        {
+            Ok(Lookup::Found(compiler)) => HeaderState::There(compiler),
+            Ok(Lookup::Missing { looked_for, hint: _ }) => HeaderState::Missing(looked_for),
+            Err(error) => {
+                tracing::warn!(%target, error = error_chain(&error), "whether there are headers is not known");
+                HeaderState::Unknown
+            }
+        };
+        (target, state)
     }
 }

@@ -6,6 +6,7 @@ use super::File;
 
 pub(super) static IMAGES: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/images");
 pub(super) static KERNELS: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/kernels");
+pub(super) static PATCHES: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/patches");
 pub(super) static TEMPLATES: &Dir<'_> = &include_dir!("$CARGO_MANIFEST_DIR/templates");
 
 /// The embedded files in file-name order, named as in the repository.

@@ -79,6 +79,8 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             None => errors.push(DefinitionError::of_file(&file.name, NOT_A_TEMPLATE.to_owned())),
         }
     }
+    let patches = builtin::files(builtin::PATCHES, "patches").into_iter();
+    definitions.patches = patches.map(|file| (PathBuf::from(file.name), file.text)).collect();
     let templates_are_sound = errors.is_empty();
     let mut names = validate::Names::default();
     for file in &families {
@@ -86,7 +88,7 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
             let mut report = Report { file, document: &document, errors: &mut errors };
             names.claim(&mut report, "kernel family", &family.metadata.name);
             validate::family(&mut report, &family);
-            definitions.families.push(family);
+            definitions.families.push(KernelFamily { file: file.name.clone(), ..family });
         }
     }
     let mut read = Vec::new();
@@ -130,6 +132,16 @@ pub fn load(dir: Option<&Path>) -> Result<Definitions, DefinitionErrors> {
         }
     }
     if errors.is_empty() { Ok(definitions) } else { Err(DefinitionErrors(errors)) }
+}
+
+/// A patch of the definitions: the directory's, else the one that comes with farrier.
+pub async fn read_patch(definitions: &Definitions, path: &Path) -> io::Result<Vec<u8>> {
+    match (fs_err::tokio::read(definitions.root.join(path)).await, definitions.patches.get(path)) {
+        (Err(error), Some(shipped)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(shipped.clone().into_bytes())
+        }
+        (found, _) => found,
+    }
 }
 
 /// What holds for the whole site.

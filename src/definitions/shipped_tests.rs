@@ -3,7 +3,10 @@
 use super::load;
 use crate::{
     image::{Definitions, DriverImage, TagInputs, render_tags},
-    kernel::{Architecture, KernelTarget},
+    kernel::{
+        Architecture, HeaderSource, KernelTarget, RpmRepository, Toolchain, lacks_compiler, match_family,
+        without_headers,
+    },
     template::{self, Templates},
 };
 
@@ -84,4 +87,76 @@ fn what_a_shipped_image_needs_is_exposed_by_a_shipped_image() {
     }
     assert_eq!(image(&definitions, "mofed").spec.exposes, ["/usr/src/ofa_kernel"]);
     assert_eq!(image(&definitions, "nvidia-gpu").spec.exposes, ["/usr/src/nvidia-*"]);
+}
+
+/// What the plan has to go by for nodes of all kinds, before anything is looked up.
+#[test]
+fn nodes_of_many_distributions_find_their_families() {
+    let families = load(None).unwrap().families;
+    let nodes = [
+        ("debian", "11", "5.10.0-46-amd64"),
+        ("debian", "11", "6.1.0-0.deb11.52-cloud-amd64"),
+        ("debian", "12", "6.1.0-56-rt-amd64"),
+        ("debian", "12", "6.12.117+deb12-amd64"),
+        ("debian", "12", "6.10.11+bpo-amd64"),
+        ("debian", "12", "6.1.176-Acme+"),
+        ("debian", "13", "6.12.115+deb13.1-amd64"),
+        ("debian", "13", "7.3.4+deb13-cloud-amd64"),
+        ("debian", "sid", "7.2.13+deb14-amd64"),
+        ("debian", "15", "8.1.1+deb15-amd64"),
+        ("ubuntu", "20.04", "5.4.0-216-generic"),
+        ("ubuntu", "22.04", "5.15.0-1081-azure"),
+        ("ubuntu", "24.04", "6.8.0-1012-nvidia-64k"),
+        ("ubuntu", "26.04", "7.0.0-14-generic"),
+        ("rhel", "8.10", "4.18.0-553.el8_10.x86_64"),
+        ("rocky", "9.5", "5.14.0-503.11.1.el9_5.x86_64"),
+        ("almalinux", "10.0", "6.12.0-55.9.1.el10_0.x86_64"),
+        ("ol", "9.5", "5.15.0-209.161.7.2.el9uek.x86_64"),
+        ("centos", "9", "5.14.0-570.el9.x86_64+rt"),
+        ("ol", "10.0", "6.12.0-100.28.2.el10uek.x86_64"),
+        ("fedora", "42", "6.14.0-63.fc42.x86_64"),
+        ("rhcos", "4.18", "5.14.0-427.50.1.el9_4.x86_64"),
+        ("sles", "15.6", "6.4.0-150600.23.60-default"),
+        ("sles", "16.0", "6.12.0-160000.5-default"),
+        ("opensuse-leap", "15.6", "6.4.0-150600.23.60-default"),
+        ("opensuse-leap", "16.0", "6.12.0-160000.5-azure"),
+        ("openEuler", "24.03", "6.6.0-72.0.0.76.oe2403sp1.x86_64"),
+        ("amzn", "2023", "6.1.112-122.189.amzn2023.x86_64"),
+        ("azurelinux", "3.0", "6.6.57.1-2.azl3"),
+        ("flatcar", "3815.2.0", "6.1.77-flatcar"),
+        ("talos", "v1.9.0", "6.12.6-talos"),
+    ];
+    let told = nodes.map(|(os, version, release)| {
+        let target = KernelTarget {
+            os: os.parse().unwrap(),
+            os_version: version.parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: Architecture::Amd64,
+        };
+        let family = match_family(&families, &target).unwrap();
+        let compilers = family.spec.built_with.join(", ");
+        let toolchain = match &family.spec.toolchain {
+            Toolchain::Bootstrap(spec) => format!("packages of {}", spec.suite),
+            Toolchain::Image(image) => image.to_string(),
+        };
+        assert_eq!(lacks_compiler(family, None), None, "{target}");
+        let headers = match &family.spec.headers {
+            HeaderSource::Apt(apt) => format!("{} in {}", apt.packages.join(", "), apt.suites.join(", ")),
+            HeaderSource::Rpm(rpm) => {
+                let address = |repository: &RpmRepository| match repository {
+                    RpmRepository::Url(address) | RpmRepository::MirrorList(address) => {
+                        address.expand(&target.os_version, "x86_64")
+                    }
+                };
+                let places: Vec<String> = rpm.from.repositories.iter().map(address).collect();
+                format!("{} in {}", rpm.packages.join(", "), places.join(", "))
+            }
+            HeaderSource::Tarball(file) => without_headers(&families, &target, &file.path),
+        };
+        format!(
+            "{target}: {}\n  compiler: {compilers}, from {toolchain}\n  headers: {headers}",
+            family.metadata.name
+        )
+    });
+    insta::assert_snapshot!(told.join("\n"));
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{DefinitionError, File, error::Report, needs};
 use crate::{
     image::{DriverImage, ImageName, Output, Reuse, SourceOrigin, SourceSpec, VersionSpec},
-    kernel::{Architecture, KernelFamily, KernelTarget, Toolchain},
+    kernel::{Architecture, KernelFamily, KernelImageSource, KernelTarget, KernelTrack, Toolchain},
     store, template,
     yaml::{Position, YamlError},
 };
@@ -46,6 +46,9 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
             );
         }
     }
+    if let Some(index) = spec.build_packages.iter().position(|package| package.contains("{{")) {
+        report.wrong(&["spec", "buildPackages", &index.to_string()], NO_VERSION);
+    }
     if spec.output == Output::Image && spec.reuse == Reuse::Compatible {
         let message = "an image that the engine makes (output: image) holds its kernel's name in layers of its own; \
                        only a payload can be reused";
@@ -60,13 +63,33 @@ pub(super) fn image(report: &mut Report<'_>, image: &DriverImage, templates: &BT
     needs::own(report, image);
 }
 
+/// Toolchains are shared by images, whatever their versions.
+const NO_VERSION: &str = "a toolchain has no driver's version to put in the place of {{version}}";
+
 /// Reports what is wrong with a family.
 pub(super) fn family(report: &mut Report<'_>, family: &KernelFamily) {
     if let Toolchain::Bootstrap(spec) = &family.spec.toolchain
         && let Some(index) = spec.package_of_a_driver()
     {
         let path = ["spec", "toolchain", "bootstrap", "include", &index.to_string()];
-        report.wrong(&path, "a toolchain has no driver's version to put in the place of {{version}}");
+        report.wrong(&path, NO_VERSION);
+    }
+    let headers = family.spec.headers.rpm_archive();
+    let image = match &family.spec.kernel_image {
+        Some(KernelImageSource::Rpm(packages)) => Some((packages, "kernelImage")),
+        _ => None,
+    };
+    let track = match &family.spec.track {
+        Some(KernelTrack::Rpm(packages)) => Some((packages, "track")),
+        _ => None,
+    };
+    for (packages, field) in image.into_iter().chain(track) {
+        if packages.archive(headers).is_none() {
+            report.wrong(
+                &["spec", field, "rpm"],
+                "the headers are no RPM packages: say with `from` where these are",
+            );
+        }
     }
 }
 

@@ -42,8 +42,12 @@ impl fmt::Display for Diagnosis {
 enum Rank {
     /// `make: *** [...] Error 2`.
     MakeStopped,
+    /// What a template of ours says before it ends the build.
+    Template,
     /// `No rule to make target`, a missing command, a missing interpreter.
     Missing,
+    /// A configure script.
+    Configure,
     /// The linker.
     Linker,
     /// modpost.
@@ -104,7 +108,9 @@ fn read(line: &str) -> Option<(Rank, Diagnosis)> {
         .map(|found| (Rank::Compiler, found))
         .or_else(|| modpost(line).map(|found| (Rank::Modpost, found)))
         .or_else(|| linker(line).map(|found| (Rank::Linker, found)))
+        .or_else(|| line.starts_with("configure: error: ").then(|| (Rank::Configure, bare(line))))
         .or_else(|| missing(line).map(|found| (Rank::Missing, found)))
+        .or_else(|| line.strip_prefix("error: ").map(|message| (Rank::Template, bare(message))))
         .or_else(|| make_stopped(line).map(|found| (Rank::MakeStopped, found)))
 }
 
@@ -237,6 +243,17 @@ make: *** [Makefile:82: modules] Error 2";
         ] {
             assert!(diagnose(line).is_some(), "{line}");
         }
+    }
+
+    #[test]
+    fn what_a_script_says_counts_as_far_as_it_knows() {
+        let excluded = "error: dkms.conf excludes kernel 6.1.0-56-amd64: it is for kernels with CONFIG_I2C";
+        assert_eq!(diagnose(excluded).as_deref(), excluded.strip_prefix("error: "));
+        let (absent, stopped) = ("error: dkms.conf names x as built", "make: *** [Makefile:3: all] Error 2");
+        assert_eq!(diagnose(&format!("{stopped}\n{absent}")).as_deref(), Some("dkms.conf names x as built"));
+        assert_eq!(diagnose(&format!("a.c:1:2: error: real\n{absent}")).as_deref(), Some("a.c:1:2: real"));
+        let configure = "checking for file... no\nconfigure: error: no kernel\n/bin/sh: 1: bc: not found";
+        assert_eq!(diagnose(configure).as_deref(), Some("configure: error: no kernel"));
     }
 
     #[test]

@@ -101,7 +101,7 @@ impl EngineError {
                 Some("see the engine's own log; farrier tries again by itself".to_owned())
             }
             Self::Engine { engine: EngineKind::Sandbox, .. } => {
-                Some("farrier tries again by itself; what persists is a lack of this machine's, which --engine goes round".to_owned())
+                Some("farrier tries again by itself; if it fails again, choose another engine with --engine".to_owned())
             }
             Self::Step { .. } | Self::Payload(_) | Self::Io(_) | Self::Cancelled => None,
         }

@@ -139,7 +139,7 @@ pub async fn find_inputs(parts: &Parts, selection: &Selection) -> (Vec<Content>,
 
 /// What is put into the store, and what cannot be because it is not known.
 fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, Vec<MissingInput>) {
-    let Needed { images: _, sources, bases, families, kernels, strangers } = needed;
+    let Needed { images, sources, bases, families, kernels, strangers } = needed;
     let arches: BTreeSet<Architecture> = kernels.iter().map(|(kernel, _)| kernel.arch).collect();
     let mut inputs: Vec<Input<'a>> = sources.iter().map(|source| Input::Source(source)).collect();
     let mut missing: Vec<MissingInput> = strangers.iter().map(|kernel| without_family(kernel)).collect();
@@ -147,9 +147,10 @@ fn inputs_of<'a>(needed: &Needed<'a>, resolved: &Resolved) -> (Vec<Input<'a>>, V
     let mut packages = |root: &PackageRoot, arch: Architecture| {
         root_fs.insert(root.key(arch)).then(|| Input::Packages(root.clone(), arch))
     };
-    for family in families {
-        let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { continue };
-        let root = PackageRoot::Toolchain(spec.clone());
+    for (family, image) in families.iter().flat_map(|family| images.iter().map(move |image| (family, image)))
+    {
+        let Ok(Toolchain::Bootstrap(spec)) = image.spec.toolchain(family) else { continue };
+        let root = PackageRoot::Toolchain(spec);
         inputs.extend(arches.iter().filter_map(|arch| packages(&root, *arch)));
     }
     for (image, base) in bases {

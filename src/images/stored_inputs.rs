@@ -15,7 +15,7 @@ use crate::{
     inputs::PackageRoot,
     kernel::{Architecture, KernelTarget, Toolchain, match_family},
     parts::{Parts, TargetError},
-    plan::{FetchedInputs, Resolved, RootFsKey, Unverified},
+    plan::{FetchedInputs, Resolved, RootFsKey, Unverified, toolchain_key},
     registry::{Registry, RegistryLocation, Retrying},
     resolve::with_hint,
     store::{Standing, Store, Trust, TrustFault},
@@ -62,11 +62,13 @@ pub(crate) async fn look_at_root_fs(
 ) {
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
-        let Toolchain::Bootstrap(spec) = &family.spec.toolchain else { continue };
-        let Some(Ok(identity)) = resolved.toolchains.get(&family.metadata.name) else { continue };
-        let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
-        let root = PackageRoot::Toolchain(spec.clone());
-        look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+        for image in images {
+            let Ok(Toolchain::Bootstrap(spec)) = image.spec.toolchain(family) else { continue };
+            let Some(Ok(identity)) = resolved.toolchains.get(&toolchain_key(image, family)) else { continue };
+            let key = (FetchedInputs::TOOLCHAIN, identity.clone(), target.arch);
+            let root = PackageRoot::Toolchain(spec);
+            look_at(parts, RootFsSpec::Packages(&root), key, resolved).await;
+        }
     }
     let arches: BTreeSet<Architecture> = targets.iter().map(|target| target.arch).collect();
     for image in images {

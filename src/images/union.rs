@@ -73,6 +73,7 @@ fn documents(union: &PlannedUnion, made: &Assembled) -> Result<Documents, Target
         build_format: BUILD_FORMAT.to_owned(),
         materials: members.collect(),
         modules: Vec::new(),
+        canary: Vec::new(),
     };
     Documents::of(&provenance, &made.manifest)
 }

@@ -4,11 +4,10 @@ use std::{io, path::PathBuf, time::Duration};
 
 use fs_err::tokio::File;
 use reqwest::Method;
-use sha2::{Digest as _, Sha256};
 use tokio::{io::AsyncWriteExt, time::timeout};
 use url::Url;
 
-use super::{FetchError, Fetcher, files};
+use super::{FetchError, Fetcher, checksum::Checksum, files};
 use crate::{
     error_chain,
     image::checked::Download,
@@ -29,9 +28,30 @@ pub(super) async fn download(
     url: &Download,
     sha256: &str,
 ) -> Result<PathBuf, FetchError> {
-    let (name, url) = (name_of(url)?, parse(url)?);
-    let make = |dir: PathBuf| any_of(&fetcher.net, what, &url, sha256, dir.join(&name));
-    let place = fetcher.cache.get_or_make("downloads", sha256, make).await?;
+    let (places, checksum) = (fetcher.net.url_candidates(&parse(url)?), Checksum::sha256(sha256));
+    fetch(fetcher, what, &name_of(url)?, &places, &checksum).await
+}
+
+/// The file at one of these addresses, in the cache under its checksum.
+pub(super) async fn fetch_from(
+    fetcher: &Fetcher,
+    what: &str,
+    places: &[Url],
+    checksum: &Checksum,
+) -> Result<PathBuf, FetchError> {
+    let name = places.first().map_or_else(|| "download".to_owned(), plain_name);
+    fetch(fetcher, what, &name, places, checksum).await
+}
+
+async fn fetch(
+    fetcher: &Fetcher,
+    what: &str,
+    name: &str,
+    places: &[Url],
+    checksum: &Checksum,
+) -> Result<PathBuf, FetchError> {
+    let make = |dir: PathBuf| any_of(&fetcher.net, what, places, checksum, dir.join(name));
+    let place = fetcher.cache.get_or_make("downloads", checksum.hex(), make).await?;
     // Another address may have given the same content another name.
     let mut names = files::names_in(&place)?.into_iter();
     Ok(place.join(names.next().unwrap_or_else(|| name.into())))
@@ -39,24 +59,33 @@ pub(super) async fn download(
 
 /// What a downloaded file is called. It matters for a file that is no archive: the source is then a tree of that one file.
 pub(super) fn name_of(url: &Download) -> Result<String, FetchError> {
-    let url = parse(url)?;
+    Ok(plain_name(&parse(url)?))
+}
+
+fn plain_name(url: &Url) -> String {
     let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or_default();
     let plain = |c: &char| c.is_ascii_alphanumeric() || "._+~-".contains(*c);
     let name: String = last.chars().filter(plain).take(200).collect();
-    Ok(if name.trim_matches('.').is_empty() { "download".to_owned() } else { name })
+    if name.trim_matches('.').is_empty() { "download".to_owned() } else { name }
 }
 
 /// From the first place that has it.
-async fn any_of(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+async fn any_of(
+    net: &Net,
+    what: &str,
+    places: &[Url],
+    wanted: &Checksum,
+    path: PathBuf,
+) -> Result<(), FetchError> {
     let mut outcome = Ok(());
-    for place in net.url_candidates(url) {
-        outcome = transfer(net, what, &place, wanted, path.clone()).await;
+    for place in places {
+        outcome = transfer(net, what, place, Some(wanted), MOST, path.clone()).await.map(drop);
         match &outcome {
             Ok(()) => break,
             // This machine's fault, and not the place's.
             Err(FetchError::Io(error)) if error.kind() != io::ErrorKind::FileTooLarge => break,
-            Err(error) if place != *url => {
-                tracing::warn!(%url, mirror = %place, error = %error_chain(error), "the mirror cannot be used");
+            Err(error) if places.last() != Some(place) => {
+                tracing::warn!(mirror = %place, error = %error_chain(error), "the mirror cannot be used");
             }
             Err(_) => {}
         }
@@ -64,7 +93,15 @@ async fn any_of(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -
     outcome
 }
 
-async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf) -> Result<(), FetchError> {
+/// Writes what is at an address to a file, at most that many bytes; their checksum.
+pub(super) async fn transfer(
+    net: &Net,
+    what: &str,
+    url: &Url,
+    wanted: Option<&Checksum>,
+    most: u64,
+    path: PathBuf,
+) -> Result<Checksum, FetchError> {
     let shown = url.to_string();
     let broken = |source: reqwest::Error| FetchError::Transfer {
         url: shown.clone(),
@@ -88,9 +125,10 @@ async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf)
         return Err(FetchError::Status { url: shown, status: response.status().as_u16() });
     }
     let announced = response.content_length();
-    let mut room = Room::for_download(path.parent().unwrap_or(&path), announced, MOST)?;
+    let mut room = Room::for_download(path.parent().unwrap_or(&path), announced, most)?;
     let mut file = File::create(&path).await?;
-    let (mut hasher, mut got, mut fault) = (Sha256::new(), 0, None);
+    let hasher = wanted.map_or_else(|| Checksum::sha256("").hasher(), Checksum::hasher);
+    let (mut hasher, mut got, mut fault) = (hasher, 0, None);
     loop {
         match timeout(IDLE_TIMEOUT, response.chunk()).await.map_err(silent)? {
             Ok(Some(chunk)) => {
@@ -115,11 +153,14 @@ async fn transfer(net: &Net, what: &str, url: &Url, wanted: &str, path: PathBuf)
     }
     // The last write may still be under way, and fail on a full disk.
     file.flush().await?;
-    let found = hex::encode(hasher.finalize());
-    if found != wanted {
-        return Err(FetchError::Checksum { what: shown, found, wanted: wanted.to_owned() });
+    let found = hasher.finish();
+    match wanted {
+        Some(wanted) if found != *wanted => {
+            let (found, wanted) = (found.to_string(), wanted.to_string());
+            Err(FetchError::Checksum { what: shown, found, wanted })
+        }
+        _ => Ok(found),
     }
-    Ok(())
 }
 
 fn parse(text: &Download) -> Result<Url, FetchError> {

@@ -4,7 +4,7 @@ use std::{error::Error, io, path::PathBuf};
 
 use ::oci::client::{ConnectionProblem, connection_problem};
 
-use super::header_tree::TreeError;
+use super::{header_tree::TreeError, rpm::metadata::MetadataError};
 use crate::{
     archive::UnpackError,
     cache::{CacheError, FULL_DISK, is_full_disk},
@@ -73,14 +73,33 @@ pub enum FetchError {
         suites: String,
     },
     /// A digest that differs.
-    #[error("verify {what}: its sha256 is {found}, wanted {wanted}")]
+    #[error("verify {what}: its checksum is {found}, wanted {wanted}")]
     Checksum {
         /// The file.
         what: String,
-        /// As computed, hexadecimal.
+        /// As computed: `sha256:...`.
         found: String,
-        /// As said, hexadecimal.
+        /// As said.
         wanted: String,
+    },
+    /// A signature that is missing, or of another key.
+    #[error("verify the signature of {what} with the keys in {keys}: {said}")]
+    Signature {
+        /// The file.
+        what: String,
+        /// Whose signature counts.
+        keys: String,
+        /// The words of the tool that verifies.
+        said: String,
+    },
+    /// Metadata of a repository that cannot be read.
+    #[error("read the repository metadata {url}")]
+    Metadata {
+        /// Its address.
+        url: String,
+        /// What is wrong.
+        #[source]
+        source: MetadataError,
     },
     /// A download that ended too early.
     #[error("download {url}: {got} bytes arrived, {wanted} were announced")]
@@ -232,6 +251,7 @@ impl FetchError {
                 | Self::Transfer { .. }
                 | Self::Status { .. }
                 | Self::Truncated { .. }
+                | Self::Metadata { .. }
         )
     }
 
@@ -256,6 +276,10 @@ impl FetchError {
             Self::NoStore => "name one with --registry",
             Self::NoAptSource { .. } => "set `mirror` and `signedBy` beside `suites`",
             Self::NoPackage { .. } => "check the package's name, the suites and the components",
+            Self::Signature { .. } => {
+                "nothing of it was used: look where it came from; where the distribution has a new key, add it to that file"
+            }
+            Self::Metadata { .. } => "the mirror is damaged, or this is no RPM repository: check the address",
             Self::Checksum { .. } => {
                 "the file is damaged or was replaced: fetch it again, or correct the sha256 if it is the right one"
             }

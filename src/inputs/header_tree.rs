@@ -145,6 +145,20 @@ pub fn find_build(root: &Path, release: &KernelRelease) -> Result<PathBuf, TreeE
     Err(TreeError::NoBuild { release: release.clone() })
 }
 
+/// The text of a header in the build tree of `release`, or in its source tree, where distributions keep what their flavours
+/// share.
+pub fn read_header(root: &Path, release: &KernelRelease, header: &str) -> Result<Option<String>, TreeError> {
+    for tree in ["build", "source"] {
+        for modules in ["lib/modules", "usr/lib/modules"] {
+            let path = Path::new(modules).join(release.as_str()).join(tree).join(header);
+            if let Some(text) = read_inside(root, &path)? {
+                return Ok(Some(text));
+            }
+        }
+    }
+    Ok(None)
+}
+
 /// `utsrelease.h` is what modules get into their vermagic, so it counts: Debian's `kernel.release` says
 /// `6.1.192` where the kernel is `6.1.0-56-amd64`.
 fn check_release(
@@ -253,6 +267,18 @@ mod tests {
         tree.link("../src", "usr/lib/x");
         fs::remove_dir_all(tree.0.path().join("lib")).unwrap();
         assert!(tree.read().unwrap().symbols.is_none());
+    }
+
+    #[test]
+    fn a_header_is_read_where_flavours_share_it() {
+        let tree = Tree::debian();
+        tree.write("usr/src/common/include/linux/pci.h", "shared");
+        tree.link("/usr/src/common", &format!("lib/modules/{RELEASE}/source"));
+        let read = |header| read_header(tree.0.path(), &RELEASE.parse().unwrap(), header).unwrap();
+        assert_eq!(read("include/linux/pci.h").as_deref(), Some("shared"));
+        assert_eq!(read("include/linux/none.h"), None);
+        tree.write("usr/src/h/include/linux/pci.h", "its own");
+        assert_eq!(read("include/linux/pci.h").as_deref(), Some("its own"));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! [`source`], [`root_fs`], [`kernel_image`], [`host_tree`].
 
 pub mod apt;
+mod checksum;
 mod digest;
 mod download;
 mod error;
@@ -13,9 +14,11 @@ pub mod header_set;
 mod header_tree;
 pub mod host_tree;
 pub mod kernel_image;
+mod kernel_packages;
 mod process;
 pub mod root_fs;
 mod root_fs_layer;
+pub mod rpm;
 pub mod source;
 pub mod stored;
 
@@ -30,7 +33,7 @@ pub use header_set::{
     HeaderIdentity, HeaderLookup, HeaderSet, Headers, ListedHeaders,
     import::{HeaderImport, ImportSource, ImportedHeaders, Outcome, PackedHeaders},
 };
-pub use header_tree::{TreeError, read_header_set};
+pub use header_tree::{TreeError, find_build, read_header_set};
 pub use host_tree::{
     HostTree, HostTreeLookup,
     collect::{Collected, Collection, collect},
@@ -188,6 +191,9 @@ impl Fetcher {
 const CARRY: &str = "where the network is, `farrier mirror --kernel RELEASE --registry REGISTRY` puts it into a \
                                 registry's store, and `farrier bundle` carries it here; or name a mirror that has it, and its \
                                 host, in site.yaml";
+
+/// Lists of packages younger than this are believed when a package is not in them.
+const YOUNG: Duration = Duration::from_mins(3);
 
 /// The tree's name in a cache entry. It has a mode of its own: the entry's is private.
 const TREE: &str = "tree";

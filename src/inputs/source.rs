@@ -230,8 +230,8 @@ impl Sources<'_> {
                     Some(wanted) if wanted.to_ascii_lowercase() != known.digest => {
                         Err(FetchError::Checksum {
                             what: path.display().to_string(),
-                            found: known.digest,
-                            wanted: wanted.to_ascii_lowercase(),
+                            found: format!("sha256:{}", known.digest),
+                            wanted: format!("sha256:{}", wanted.to_ascii_lowercase()),
                         })
                     }
                     _ => Ok(Content::Local { path, sha256: known.digest, is_dir: known.is_dir }),

@@ -9,12 +9,13 @@ use futures::{StreamExt, stream};
 pub(crate) use tracked::tracked;
 
 use crate::{
+    definitions::read_patch,
     error_chain,
     image::{Digest, DriverImage, Need, Output, RuntimeBase, VersionSpec, checked::HeadersPath},
-    inputs::{HeaderIdentity, HostTreeLookup, bootstrap_key},
-    kernel::{Architecture, KernelFamily, KernelTarget, Toolchain, match_family},
+    inputs::{HeaderIdentity, HostTreeLookup, Lookup, bootstrap_key},
+    kernel::{Architecture, HeaderText, KernelTarget, Toolchain, match_family},
     parts::{AT_ONCE, FindingKind, Parts, TargetError},
-    plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey, Unverified},
+    plan::{EntrypointBinary, Resolved, ResolvedImage, SignedWith, TreeKey, Unverified, toolchain_key},
 };
 
 /// Looks up what the given images, and the families of the given targets, amount to.
@@ -52,11 +53,18 @@ pub(crate) async fn resolve_more(
     let mut unknown_headers = Vec::new();
     for target in targets {
         let Some(family) = match_family(&parts.definitions.families, target) else { continue };
-        let name = &family.metadata.name;
-        if !resolved.toolchains.contains_key(name) {
-            let outcome = toolchain_identity(parts, family).await;
-            resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-            resolved.toolchains.insert(name.clone(), outcome.map_err(|error| with_hint(&error)));
+        for image in all {
+            let key = toolchain_key(image, family);
+            if !resolved.toolchains.contains_key(&key) {
+                let outcome = match image.spec.toolchain(family) {
+                    Ok(toolchain) => toolchain_identity(parts, &toolchain).await.map_err(|error| {
+                        resolved.unreachable |= error.is_unreachable();
+                        with_hint(&error)
+                    }),
+                    Err(why) => Err(why),
+                };
+                resolved.toolchains.insert(key, outcome);
+            }
         }
         if !resolved.headers.contains_key(target) {
             let source = &family.spec.headers;
@@ -69,13 +77,52 @@ pub(crate) async fn resolve_more(
     // The store is asked for each.
     for (target, outcome) in stream::iter(unknown_headers).buffered(AT_ONCE).collect::<Vec<_>>().await {
         resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
-        if let Ok(HeaderIdentity { identity: _, unverified, refused }) = &outcome {
+        if let Ok(HeaderIdentity { identity: _, unverified, refused, missing }) = &outcome {
+            resolved.without_headers.extend(missing.clone().map(|looked_for| (target.clone(), looked_for)));
             let refused = refused.clone().map(Unverified::Refused);
             let unverified = refused.or_else(|| unverified.clone().map(Unverified::Content));
             resolved.unverified_headers.extend(unverified.map(|found| (target.clone(), found)));
         }
         let outcome = outcome.map(|found| found.identity).map_err(|error| with_hint(&error));
         resolved.headers.insert(target, outcome);
+    }
+    resolve_header_texts(parts, all, targets, resolved).await;
+}
+
+/// Looks into the headers of the kernels for which an image depends on what they say, which fetches them.
+async fn resolve_header_texts(
+    parts: &Parts,
+    images: &[&DriverImage],
+    targets: &BTreeSet<KernelTarget>,
+    resolved: &mut Resolved,
+) {
+    let mut asked = Vec::new();
+    for target in targets.iter().filter(|target| !resolved.without_headers.contains_key(*target)) {
+        let Some(family) = match_family(&parts.definitions.families, target) else { continue };
+        let is_new =
+            |text: &HeaderText| !resolved.header_texts.contains_key(&(target.clone(), text.to_string()));
+        let texts: Vec<HeaderText> =
+            images.iter().flat_map(|image| image.spec.asked_of_headers(target)).filter(is_new).collect();
+        if !texts.is_empty() {
+            asked.push(async move {
+                let (source, root) = (&family.spec.headers, &parts.definitions.root);
+                let look = || parts.fetcher.headers().say(source, root, target, &texts);
+                let outcome = parts.retry("look into headers", look).await;
+                (target, texts, outcome)
+            });
+        }
+    }
+    for (target, texts, outcome) in stream::iter(asked).buffered(AT_ONCE).collect::<Vec<_>>().await {
+        resolved.unreachable |= outcome.as_ref().is_err_and(TargetError::is_unreachable);
+        let said: Vec<Result<bool, String>> = match outcome {
+            Ok(Lookup::Found(said)) => said.into_iter().map(Ok).collect(),
+            Ok(Lookup::Missing { looked_for, hint }) => {
+                vec![Err(format!("there is no {looked_for} ({hint})")); texts.len()]
+            }
+            Err(error) => vec![Err(with_hint(&error)); texts.len()],
+        };
+        let keys = texts.iter().map(|text| (target.clone(), text.to_string()));
+        resolved.header_texts.extend(keys.zip(said));
     }
 }
 
@@ -103,8 +150,7 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     };
     let mut patches = BTreeMap::new();
     for (index, patch) in spec.patches.iter().enumerate() {
-        let path = root.join(&patch.path);
-        let bytes = fs_err::tokio::read(path).await?;
+        let bytes = read_patch(&parts.definitions, &patch.path).await?;
         patches.insert(index, Digest::of(&bytes).hex().to_owned());
     }
     let base_identity = match &spec.runtime.base {
@@ -129,8 +175,8 @@ async fn resolve_image(parts: &Parts, image: &DriverImage) -> Result<ResolvedIma
     Ok(ResolvedImage { version, sources, patches, base_identity, entrypoint, signed_with })
 }
 
-async fn toolchain_identity(parts: &Parts, family: &KernelFamily) -> Result<String, TargetError> {
-    match &family.spec.toolchain {
+async fn toolchain_identity(parts: &Parts, toolchain: &Toolchain) -> Result<String, TargetError> {
+    match toolchain {
         // The specification alone: the architecture is hashed with the target.
         Toolchain::Bootstrap(spec) => Ok(bootstrap_key(spec, Architecture::Amd64)),
         Toolchain::Image(reference) => Ok(parts.resolve_reference(reference).await?.to_string()),

@@ -1,17 +1,17 @@
 //! Adapter: the newest kernels of tracked families.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     error_chain,
-    image::checked::Flavour,
-    kernel::{KernelFamily, KernelTrack, TrackedSuites},
+    inputs::FetchError,
+    kernel::{FurtherRpmPackages, KernelFamily, KernelRelease, KernelTrack, TrackedSuites, order_of},
     parts::Parts,
-    plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest},
+    plan::{ClusterSnapshot, Platform, TrackedKernel, called_for, newest, rpm_flavour},
 };
 
-/// The newest kernels of the tracked suites, for the platforms whose nodes call for images. Suites that cannot be
-/// read announce nothing this time: what runs is not held up by what may run one day.
+/// The newest kernels of the tracked suites and repositories, for the platforms whose nodes call for images. Those that cannot
+/// be read announce nothing this time: what runs is not held up by what may run one day.
 pub(crate) async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeSet<TrackedKernel> {
     let mut found = BTreeSet::new();
     if parts.definitions.families.iter().all(|family| family.spec.track.is_none()) {
@@ -19,35 +19,80 @@ pub(crate) async fn tracked(parts: &Parts, snapshot: &ClusterSnapshot) -> BTreeS
     }
     let platforms = called_for(&parts.definitions, snapshot);
     for family in &parts.definitions.families {
-        let Some(KernelTrack::Apt(suites)) = &family.spec.track else { continue };
+        let Some(track) = &family.spec.track else { continue };
         for (platform, _) in platforms.iter().filter(|(_, images)| !images.is_empty()) {
             if !family.spec.matches.may_match(&platform.os, &platform.os_version, platform.arch) {
                 continue;
             }
-            found.extend(newest_of(parts, family, suites, platform).await);
+            let newest = match track {
+                KernelTrack::Apt(suites) => of_suites(parts, family, suites, platform).await,
+                KernelTrack::Rpm(packages) => of_repositories(parts, family, packages, platform).await,
+            };
+            match newest {
+                Ok(newest) => found.extend(newest),
+                Err(error) => {
+                    let (family, hint) = (&family.metadata.name, error.hint());
+                    tracing::warn!(%family, error = error_chain(&error), hint, "the tracked kernels cannot be read");
+                }
+            }
         }
     }
     found
 }
 
-async fn newest_of(
+async fn of_suites(
     parts: &Parts,
     family: &KernelFamily,
     suites: &TrackedSuites,
     platform: &Platform,
-) -> Vec<TrackedKernel> {
-    let name = &family.metadata.name;
-    let releases = match parts.fetcher.headers().releases(&family.spec.headers, suites, platform.arch).await {
-        Ok(releases) => releases,
-        Err(error) => {
-            let hint = error.hint();
-            tracing::warn!(family = %name, error = error_chain(&error), hint, "the tracked suites cannot be read");
-            return Vec::new();
+) -> Result<Vec<TrackedKernel>, FetchError> {
+    let headers = parts.fetcher.headers();
+    let releases = headers.releases(&family.spec.headers, suites, platform.arch).await?;
+    let newest = |flavour| newest_of(parts, family, platform, flavour, &releases);
+    Ok(suites.flavours.iter().filter_map(|flavour| newest(flavour)).collect())
+}
+
+/// The newest of each flavour, in each repository.
+async fn of_repositories(
+    parts: &Parts,
+    family: &KernelFamily,
+    packages: &FurtherRpmPackages,
+    platform: &Platform,
+) -> Result<Vec<TrackedKernel>, FetchError> {
+    // Repositories are of a platform, and of no kernel.
+    let Ok(any) = "any".parse() else { return Ok(Vec::new()) };
+    let (headers, root) = (parts.fetcher.headers(), &parts.definitions.root);
+    let releases =
+        match headers.rpm_releases(&family.spec.headers, packages, root, &platform.with(any)).await? {
+            Ok(releases) => releases,
+            Err(missing) => {
+                let family = &family.metadata.name;
+                tracing::warn!(%family, "no kernel is tracked: there is no {missing}");
+                return Ok(Vec::new());
+            }
+        };
+    let mut found = Vec::new();
+    for repository in releases {
+        let mut flavours: BTreeMap<String, Vec<KernelRelease>> = BTreeMap::new();
+        for release in repository {
+            flavours.entry(rpm_flavour(&release).to_owned()).or_default().push(release);
         }
-    };
-    let compare = crate::inputs::apt::version::compare;
-    let newest = |flavour: &Flavour| {
-        newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), compare)
-    };
-    suites.flavours.iter().filter_map(newest).collect()
+        found.extend(
+            flavours
+                .iter()
+                .filter_map(|(flavour, releases)| newest_of(parts, family, platform, flavour, releases)),
+        );
+    }
+    Ok(found)
+}
+
+fn newest_of(
+    parts: &Parts,
+    family: &KernelFamily,
+    platform: &Platform,
+    flavour: &str,
+    releases: &[KernelRelease],
+) -> Option<TrackedKernel> {
+    let name = &family.metadata.name;
+    newest(&parts.definitions, name, platform, flavour, releases.iter().cloned(), order_of(&platform.os))
 }

@@ -280,6 +280,7 @@ impl Registering {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Phase;
 
     #[test]
     fn figures_are_shown_with_checked_labels() {
@@ -317,5 +318,63 @@ mod tests {
         // What is resolved has no figure any more.
         metrics.kernels(Vec::new());
         assert!(!metrics.text().unwrap().contains("farrier_kernel_unresolved_seconds{"));
+    }
+
+    /// Whatever a dashboard or an alert asks for is a figure that farrier has, and so is each value of a label that it names.
+    #[test]
+    fn dashboard_and_alerts_ask_for_what_there_is() {
+        let metrics = Metrics::new();
+        let stats = KubeStats::default();
+        metrics.add_api(&stats);
+        // A family without a figure is not shown.
+        stats.requests.get_or_create(&[("verb", "list"), ("kind", "nodes"), ("outcome", "success")]).inc();
+        metrics
+            .images
+            .get_or_create(&[("image", "mofed".to_owned()), ("phase", "published".to_owned())])
+            .inc();
+        metrics.kernels(vec![("debian 12 6.1.0-1 amd64".to_owned(), Duration::from_secs(1))]);
+        let text = metrics.text().unwrap();
+        let families: Vec<(&str, &str)> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')).collect();
+        let is_there = |asked: &str| {
+            families.iter().any(|(name, kind)| match *kind {
+                "counter" => asked.strip_suffix("_total") == Some(name),
+                "histogram" => asked.strip_suffix("_bucket") == Some(name),
+                "info" => asked.strip_suffix("_info") == Some(name),
+                _ => asked == *name,
+            })
+        };
+        let values = |label: &str| -> Vec<&'static str> {
+            match label {
+                "phase" => Phase::VARIANTS.iter().map(|phase| phase.as_str()).collect(),
+                _ => PassOutcomeLabel::VARIANTS
+                    .iter()
+                    .map(<&'static str>::from)
+                    .chain(RewriteOutcomeLabel::VARIANTS.iter().map(<&'static str>::from))
+                    .chain(BuildOutcomeLabel::VARIANTS.iter().map(<&'static str>::from))
+                    .collect(),
+            }
+        };
+        let name = regex::Regex::new("farrier_[a-z_]+").unwrap();
+        let value = regex::Regex::new(r#"(phase|outcome)=~?\\?"([a-z|-]+)\\?""#).unwrap();
+        for (file, text) in [
+            ("dashboard", include_str!("../../deploy/dashboard/farrier.json")),
+            ("alerts", include_str!("../../deploy/kustomize/components/alerts/prometheus-rule.yaml")),
+        ] {
+            let asked: Vec<&str> = name.find_iter(text).map(|found| found.as_str()).collect();
+            assert!(asked.len() > 5, "{file} asks for {asked:?}");
+            for asked in asked {
+                assert!(is_there(asked), "{file} asks for {asked}, which is not in\n{families:?}");
+            }
+            for found in value.captures_iter(text) {
+                for wanted in found[2].split('|') {
+                    assert!(
+                        values(&found[1]).contains(&wanted),
+                        "{file}: no {} is called {wanted}",
+                        &found[1]
+                    );
+                }
+            }
+        }
     }
 }

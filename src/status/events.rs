@@ -30,7 +30,7 @@ pub enum EventReason {
     Rewritten,
     /// A rollout target could not be rewritten.
     RewriteFailed,
-    /// Somebody else changes a rollout target back.
+    /// Another writer changes a rollout target back.
     RolloutConflict,
     /// The pods did not get ready, and the image before was put back.
     RolloutPutBack,

@@ -137,7 +137,7 @@ impl KubeStatus {
                 Ok(Some(written)) => drop(state.known.insert(name, written)),
                 Ok(None) => {}
                 Err(error) => {
-                    // Somebody deleted it: the next pass makes it anew.
+                    // It was deleted: the next pass makes it anew.
                     if is_code(&error, 404) {
                         state.known.remove(&name);
                     }

@@ -17,9 +17,11 @@ use farrier::{
 };
 use tempfile::TempDir;
 
+use crate::support::kept;
+
 /// One cache for all tests that fetch package lists, as every farrier of a user has: they run at once.
 pub fn shared_cache() -> Cache {
-    Cache::open(Path::new(env!("CARGO_TARGET_TMPDIR")).join("fetch-cache")).unwrap()
+    Cache::open(kept("fetch-cache")).unwrap()
 }
 
 pub fn fetcher(cache: &Cache) -> Fetcher {

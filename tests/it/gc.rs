@@ -1,5 +1,6 @@
 //! `farrier gc` with the real parts: images that Debian's docker-registry holds, a cluster that names some of them, and
 //! a layout directory.
+use std::time::Duration;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -36,8 +37,13 @@ fn talk<T>(ask: impl AsyncFnOnce(&RemoteRegistry) -> T) -> T {
 
 fn manifest(reference: &str) -> Option<ImageManifest> {
     let reference: ImageReference = reference.parse().unwrap();
-    let stored = talk(async |registry| registry.manifest(&reference.repository, &reference.version).await);
-    stored.unwrap().map(|stored| ImageManifest::parse(&stored.bytes).unwrap())
+    // docker-registry 2.8 answers 500 while it writes a manifest: it is asked again.
+    let stored = (0..50).find_map(|_| {
+        let answer =
+            talk(async |registry| registry.manifest(&reference.repository, &reference.version).await);
+        answer.inspect_err(|_| std::thread::sleep(Duration::from_millis(100))).ok()
+    });
+    stored.expect("the registry answers").map(|stored| ImageManifest::parse(&stored.bytes).unwrap())
 }
 
 /// Writes the record of kernels as if farrier had done so on other days.

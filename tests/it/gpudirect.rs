@@ -66,8 +66,8 @@ impl Chain {
         let (_, after) = rest.split_once("    entrypoint:").unwrap();
         let base = "    base: {minimal: {suites: [bookworm]}}\n    entrypoint:";
         site.define(file, &format!("{before}{base}{after}"));
-        // Of Debian's stable suite: with a security update's kernel the GPU driver may not compile.
-        let chain = Self { site, kernel: kernels::stable(), entrypoint: entrypoint().display().to_string() };
+        let chain =
+            Self { site, kernel: kernels::newest().newer, entrypoint: entrypoint().display().to_string() };
         chain.pack_ofed(OFED, &root().join("tests/fixtures/ofed"));
         chain.pack("nv_peer_memory-1.3.tar.gz", &fixture("nv_peer_memory"), "nv_peer_memory-1.3");
         let sets = fixture("cluster/daemonsets.yaml");

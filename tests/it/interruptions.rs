@@ -15,7 +15,7 @@ const SLOW: &str = "rm -rf /build; sleep 120\n";
 
 /// A site whose canary's image takes two minutes to compile.
 fn slow_site(kernel: &str) -> Site {
-    let site = Site::new();
+    let site = Site::in_docker();
     let template = fs::read_to_string("templates/kbuild.Dockerfile.hbs").unwrap();
     site.define("templates/kbuild.Dockerfile.hbs", &template.replace("rm -rf /build\n", SLOW));
     site.canary(kernel);
@@ -92,7 +92,7 @@ fn a_run_that_is_killed() {
 #[test]
 fn a_run_that_ended_before_its_rollout() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.canary(&kernel);
     let built = site.build("hello", &kernel, &["--push", "-o", "json"]).exits(0).json();
     let run = site.run_once().exits(0);
@@ -105,7 +105,7 @@ fn a_run_that_ended_before_its_rollout() {
 #[test]
 fn two_runs_at_once() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.canary(&kernel);
     let (first, second) = (site.start(&["run", "--once"]), site.start(&["run", "--once"]));
     let runs = [first, second].map(|child| {
@@ -132,8 +132,8 @@ impl Two {
     fn new() -> Self {
         let kernel = kernels::newest().newer;
         // The engine has its toolchain, so that both take about as long.
-        Site::new().build("hello", &kernel, &[]).exits(0);
-        Self { site: Site::new(), elsewhere: Site::new(), kernel }
+        Site::in_docker().build("hello", &kernel, &[]).exits(0);
+        Self { site: Site::in_docker(), elsewhere: Site::in_docker(), kernel }
     }
 
     fn start(&self, site: &Site) -> Child {
@@ -191,7 +191,7 @@ fn a_farrier_that_publishes_late_what_another_has_published() {
 #[test]
 fn a_loop_with_nothing_to_do() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.canary(&kernel);
     site.run_once().exits(0);
     let child = site.start(&["run", "--interval", "3600"]);

@@ -11,7 +11,7 @@ use crate::support::{
 #[test]
 fn from_a_kernel_change_to_a_rewritten_image() {
     let kernels = kernels::newest();
-    let site = Site::new();
+    let site = Site::in_docker();
     for node in ["edge-1.yaml", "edge-2.yaml", "cp-1.yaml", "daemonset.yaml"] {
         site.manifest(node, &kernels.older);
     }
@@ -60,7 +60,7 @@ fn from_a_kernel_change_to_a_rewritten_image() {
 #[test]
 fn results_as_json() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.canary(&kernel);
     site.manifest("cp-1.yaml", &kernel);
 
@@ -91,7 +91,7 @@ fn results_as_json() {
 #[test]
 fn builds_are_reproducible() {
     let kernel = kernels::newest().newer;
-    let (site, other) = (Site::new(), Site::new());
+    let (site, other) = (Site::in_docker(), Site::in_docker());
     let build = |site: &Site, args: &[&str]| {
         let result =
             site.build("hello", &kernel, &[args, &["--push", "-o", "json"]].concat()).exits(0).json();
@@ -108,7 +108,7 @@ fn builds_are_reproducible() {
 #[test]
 fn the_published_image_is_one_for_every_tool() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.build("hello", &kernel, &["--push"]).exits(0);
     let tag = format!("hello:1.0-{kernel}-debian12-amd64");
     let image = site.inspect(&tag);
@@ -136,7 +136,7 @@ fn the_published_image_is_one_for_every_tool() {
 #[test]
 fn a_layout_directory_as_the_registry() {
     let kernel = kernels::newest().newer;
-    let mut site = Site::new();
+    let mut site = Site::in_docker();
     site.registry.stop();
     site.location = format!("oci:{}", site.path("layout").display());
     site.canary(&kernel);
@@ -172,7 +172,7 @@ fn read_index(site: &Site) -> Vec<String> {
 #[test]
 fn an_image_by_the_users_own_dockerfile() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.edit("images/hello.yaml", "template: kbuild", "template: own\n  output: image");
     site.define(
         "templates/own.Dockerfile.hbs",
@@ -198,7 +198,7 @@ fn an_image_by_the_users_own_dockerfile() {
 #[test]
 fn a_directory_of_manifests_beside_the_cluster() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.canary(&kernel);
     site.edit("images/hello.yaml", "strategy: image,", "strategy: file, path: gitops,");
     let manifest = fs::read_to_string(site.cluster().join("daemonset.yaml")).unwrap();
@@ -218,7 +218,7 @@ fn a_directory_of_manifests_beside_the_cluster() {
 #[test]
 fn mixed_kernels_hold_the_rewrite() {
     let kernels = kernels::newest();
-    let site = Site::new();
+    let site = Site::in_docker();
     site.manifest("edge-1.yaml", &kernels.older);
     site.canary(&kernels.newer);
     let path = site.cluster().join("daemonset.yaml");
@@ -235,7 +235,7 @@ fn mixed_kernels_hold_the_rewrite() {
 #[test]
 fn an_image_of_the_minimal_base_and_driver_entrypoint() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.edit(
         "images/hello.yaml",
         "  modules: [farrier_hello]\n",
@@ -272,7 +272,7 @@ fn an_image_of_the_minimal_base_and_driver_entrypoint() {
 #[test]
 fn a_toolchain_image_from_a_mirror() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    let site = Site::in_docker();
     site.canary(&kernel);
     // What the build started from becomes the mirror's image: it holds the family's own toolchain, whether this run made it or
     // an earlier one.

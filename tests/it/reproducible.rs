@@ -1,5 +1,5 @@
-//! The same inputs give the same image, bill and provenance: on another day, in another directory, with another cache and
-//! another engine.
+//! The same inputs give the same image, bill and provenance: on another day, in another directory and with another cache. With
+//! another engine they give the same image and bill.
 use std::collections::BTreeMap;
 
 use crate::support::{kernels, site::Site};
@@ -31,7 +31,7 @@ fn built(engine: &str, kernel: &str) -> BTreeMap<String, String> {
 #[test]
 fn another_directory_time_cache_and_engine() {
     let kernel = kernels::newest().newer;
-    let first = built("docker", &kernel);
+    let first = built("sandbox", &kernel);
     let kinds: Vec<&str> = first.keys().map(String::as_str).collect();
     assert_eq!(
         kinds,
@@ -42,8 +42,13 @@ fn another_directory_time_cache_and_engine() {
             "image",
         ]
     );
-    assert_eq!(built("docker", &kernel), first);
     assert_eq!(built("sandbox", &kernel), first);
+    // The provenance says what the canary of a sandbox was refused; a daemon's container has none.
+    let but_provenance = |mut digests: BTreeMap<String, String>| {
+        digests.remove("application/vnd.in-toto+json").expect("a provenance");
+        digests
+    };
+    assert_eq!(but_provenance(built("docker", &kernel)), but_provenance(first));
 }
 
 /// A root file system that is made again from the same packages: in the cache of one machine there is only ever one, and this

@@ -69,7 +69,9 @@ fn versions_agree(module: &Path, headers: &Path, kernel: &str) -> bool {
 /// Runs `farrier` where no engine is to be found.
 fn without_engine(site: &Site, args: &[&str]) -> Run {
     let mut command = site.command(args);
-    command.env("DOCKER_HOST", format!("unix://{}", site.path("no-engine.sock").display()));
+    command
+        .env("FARRIER_ENGINE", "docker")
+        .env("DOCKER_HOST", format!("unix://{}", site.path("no-engine.sock").display()));
     site.finish(command.spawn().unwrap())
 }
 

@@ -1,5 +1,5 @@
 //! What a hostile build step can do in a sandbox: nothing. It tries each way out, and looks for what others have put there to
-//! be found; limits hold for what it uses.
+//! be found; limits hold for what it uses. In a daemon's container it finds nothing, either.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use std::{
 };
 
 use farrier::engine::{
-    BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, InPlace, Owner, connect,
+    BuildJob, BuildLog, ContextEntry, Engine, EngineChoice, EngineEnv, EngineError, InPlace, Owner, connect,
 };
 use runner::plan::{Action, Limits, Plan, Run, Source, Step};
 use tokio_util::sync::CancellationToken;
@@ -65,7 +65,7 @@ async fn in_sandbox(
     steps: Vec<Step>,
     limits: Limits,
     context: Vec<ContextEntry>,
-) -> (Vec<String>, Result<(), EngineError>) {
+) -> (Vec<String>, Result<Vec<String>, EngineError>) {
     let Ok(Engine::Sandbox(sandbox)) = connect(EngineChoice::Sandbox, &EngineEnv::default()).await else {
         panic!("there is no sandbox on this machine");
     };
@@ -86,27 +86,63 @@ async fn in_sandbox(
     (lines, outcome)
 }
 
+/// What must not be found, as long as this lives: files in farrier's home, in its cache and beside its temporary files, an
+/// abstract socket, and a port on loopback.
+struct Canaries {
+    secrets: Vec<tempfile::NamedTempFile>,
+    name: String,
+    _abstract: std::os::unix::net::UnixListener,
+    tcp: std::net::TcpListener,
+}
+
+impl Canaries {
+    fn put(work: &Path) -> Self {
+        let home = std::env::home_dir().unwrap();
+        let cache = home.join(".cache");
+        fs::create_dir_all(&cache).unwrap();
+        let secret = |place: &Path| {
+            let file = tempfile::Builder::new().prefix(".farrier-canary-").tempfile_in(place).unwrap();
+            fs::write(&file, "CANARY").unwrap();
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+            file
+        };
+        let name = format!("farrier-canary-{}", work.file_name().unwrap().display());
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
+        Self {
+            secrets: [home.as_path(), &cache, work].map(secret).into(),
+            name,
+            _abstract: std::os::unix::net::UnixListener::bind_addr(&address).unwrap(),
+            tcp: std::net::TcpListener::bind("127.0.0.1:0").unwrap(),
+        }
+    }
+
+    /// Tries every way to each of them.
+    fn attack(&self) -> String {
+        let (name, port) = (&self.name, self.tcp.local_addr().unwrap().port());
+        let each =
+            self.secrets.iter().map(|file| format!("escape {} {name} {port}; ", file.path().display()));
+        each.collect()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hostile_step_gets_at_nothing() {
     let work = tempfile::tempdir().unwrap();
     tree(work.path());
-    let secret = work.path().join("registry-credentials.json");
-    fs::write(&secret, "CANARY").unwrap();
-    let name = format!("farrier-canary-{}", std::process::id());
-    let address = std::os::unix::net::SocketAddr::from_abstract_name(&name).unwrap();
-    let _abstract = std::os::unix::net::UnixListener::bind_addr(&address).unwrap();
-    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = tcp.local_addr().unwrap().port();
-    let attack = format!("escape {} {name} {port}", secret.display());
+    let canaries = Canaries::put(work.path());
     let steps = vec![
         run("env; ls /proc/self/fd; cat /proc/self/status"),
-        run(&attack),
+        run(&canaries.attack()),
         // The attack on process 1 did not end it, and a process that is left behind is gone in the next step.
         run("sleep 1000 & echo left $!"),
         run("mkdir /out && for process in /proc/[0-9]*; do cat $process/cmdline | head -c 100; echo; done"),
     ];
     let (lines, outcome) = in_sandbox(work.path(), steps, Limits::default(), Vec::new()).await;
-    outcome.unwrap();
+    // farrier's own canary says it in short, for the provenance.
+    let refused = outcome.unwrap();
+    for what in ["a capability", "a socket of IPv4", "a disk", "a mount", "a user namespace"] {
+        assert!(refused.iter().any(|refused| refused == what), "{what}: {refused:?}");
+    }
     let attempts: Vec<_> = lines.iter().filter_map(|line| line.strip_suffix(" denied")).collect();
     let escaped: Vec<_> = lines.iter().filter(|line| line.ends_with(" ESCAPED")).collect();
     assert_eq!(escaped, [""; 0], "{lines:#?}");
@@ -115,7 +151,7 @@ async fn a_hostile_step_gets_at_nothing() {
     {
         assert!(attempts.contains(&expected), "{expected} was not tried: {lines:#?}");
     }
-    assert!(attempts.len() >= 40, "{}", attempts.len());
+    assert!(attempts.len() >= 3 * 40, "{}", attempts.len());
     // Its environment is the plan's, and it has no capability.
     let mut variables: Vec<_> = lines
         .iter()
@@ -136,6 +172,55 @@ async fn a_hostile_step_gets_at_nothing() {
         "{lines:#?}"
     );
     assert!(!lines.iter().any(|line| line.contains("CANARY")));
+}
+
+/// A daemon's container is root, may make device nodes and sockets, and has a namespace of each kind that Docker makes: what is
+/// outside of it is not found from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_step_in_a_daemons_container_finds_nothing() {
+    let env = EngineEnv { docker_host: std::env::var("DOCKER_HOST").ok(), ..EngineEnv::default() };
+    let Ok(Engine::Docker(daemon)) = connect(EngineChoice::Docker, &env).await else {
+        panic!("there is no daemon on this machine");
+    };
+    let work = tempfile::tempdir().unwrap();
+    let canaries = Canaries::put(work.path());
+    let log = Arc::new(Lines::default());
+    let job = BuildJob {
+        id: format!("canary-{}", std::process::id()),
+        dockerfile: format!(
+            "FROM scratch AS modules\nCOPY tree /\nENV PATH=/bin\nRUN env; {} mkdir /out\nFROM scratch\n\
+             COPY --from=modules /out /\n",
+            canaries.attack()
+        ),
+        context: vec![ContextEntry { dest: "tree".to_owned(), from: tree(work.path()) }],
+        log: Arc::clone(&log) as Arc<dyn BuildLog>,
+        cancel: CancellationToken::new(),
+    };
+    let dest = work.path().join("payload");
+    fs::create_dir(&dest).unwrap();
+    daemon.build_payload(&job, &dest).await.unwrap();
+    let lines = log.0.lock().unwrap();
+    for attempt in [
+        "open the secret",
+        "double chroot",
+        "root of process 1",
+        "mount",
+        "bind mount",
+        "pivot_root",
+        "user namespace",
+        "abstract socket",
+        "loopback",
+        "bpf",
+        "keyctl",
+        "request_key",
+        "init_module",
+        "kexec",
+        "open_by_handle",
+    ] {
+        let denied = lines.iter().filter(|line| **line == format!("{attempt} denied")).count();
+        assert_eq!(denied, canaries.secrets.len(), "{attempt}: {lines:#?}");
+    }
+    assert!(!lines.iter().any(|line| line.contains("CANARY") || line.starts_with("CARGO_")), "{lines:#?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -133,11 +133,13 @@ fn an_unsigned_site_asks_for_no_signatures() {
     let site = Site::new();
     site.canary(&kernel);
     site.run_once().exits(0);
-    let before = site.registry.requests("GET");
+    // A toolchain that only the engine has is looked for in the store, too.
+    let asked = || site.registry.requests("GET") - site.registry.requests_to("GET", "drivers/rootfs");
+    let before = asked();
     site.run_once().exits(0).line("nothing to do");
-    let asked = site.registry.requests("GET") - before;
     assert_eq!(
-        asked, 5,
+        asked() - before,
+        5,
         "what the tag names, what the DaemonSet names, headers that were brought for the kernel, the toolchain, and the record of \
          the kernels that were seen"
     );
@@ -201,7 +203,8 @@ fn damage(path: &Path) {
 #[test]
 fn a_layout_in_which_something_was_changed() {
     let kernel = kernels::newest().newer;
-    let site = Site::new();
+    // For a sandbox the toolchain is stored, too, and has a signature of its own.
+    let site = Site::in_docker();
     key(&site, "site", P256);
     site_yaml(&site, SIGNING);
     let (image, blobs) = in_a_layout(&site, &kernel);

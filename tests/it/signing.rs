@@ -288,7 +288,9 @@ fn modinfo(module: &Path, field: &str) -> String {
 fn without_engine(site: &Site, kernel: &str) -> Run {
     let target = ["--kernel", kernel, "--os", "debian", "--os-version", "12", "--arch", "amd64"];
     let mut command = site.command(&[&["build", "hello", "--push", "-o", "json"][..], &target].concat());
-    command.env("DOCKER_HOST", format!("unix://{}", site.path("no-engine.sock").display()));
+    command
+        .env("FARRIER_ENGINE", "docker")
+        .env("DOCKER_HOST", format!("unix://{}", site.path("no-engine.sock").display()));
     site.finish(command.stdout(Stdio::piped()).spawn().unwrap())
 }
 

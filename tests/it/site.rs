@@ -419,7 +419,7 @@ async fn apt_shows_and_checks_certificates_of_the_site() {
     // apt asks the second one by its name, which only the proxy knows.
     for name in ["127.0.0.1", "archive.test"] {
         let archive = TlsArchive::start(&ours);
-        let proxy = Tunnels::start(archive.host.clone()).await;
+        let proxy = Tunnels::start(archive.host().to_owned()).await;
         let read = async |client: bool| {
             let mut host = json!({"host": name, "caFile": "ca.pem"});
             if client {

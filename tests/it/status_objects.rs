@@ -227,15 +227,16 @@ async fn who_lost_the_lease_writes_nothing() {
 #[test]
 fn preflight_waits_for_the_images_that_a_node_will_need() {
     let site = Site::new();
-    site.canary("6.1.0-90-amd64");
-    let ask = ["preflight", "--kernel", "6.1.0-91-amd64", "--node", "edge-2", "-o", "json"];
+    site.stand_in_kernels();
+    site.canary("6.1.0-901-amd64");
+    let ask = ["preflight", "--kernel", "6.1.0-902-amd64", "--node", "edge-2", "-o", "json"];
     let answer = site.farrier(&ask).exits(1).json();
     assert_eq!(answer["ready"], false);
     assert_eq!(answer["nodes"][0]["needs"][0]["state"], "missing");
 
     let node = site.cluster().join("edge-2.yaml");
     let text = std::fs::read_to_string(&node).unwrap();
-    let announced = "  name: edge-2\n  annotations: {farrier.dev/next-kernel: 6.1.0-91-amd64}\n";
+    let announced = "  name: edge-2\n  annotations: {farrier.dev/next-kernel: 6.1.0-902-amd64}\n";
     std::fs::write(&node, text.replace("  name: edge-2\n", announced)).unwrap();
     let plan = site.farrier(&["plan", "-o", "json"]).exits(0).json();
     let hello = |build: &&serde_json::Value| build["cell"]["image"] == "hello";
@@ -251,5 +252,5 @@ fn preflight_waits_for_the_images_that_a_node_will_need() {
     assert!(status.contains("announced by node edge-2"), "{status}");
     let hostile = ["preflight", "--kernel", "../../etc", "--node", "edge-2"];
     site.farrier(&hostile).exits(2);
-    site.farrier(&["preflight", "--kernel", "6.1.0-91-amd64", "--node", "nobody"]).exits(2);
+    site.farrier(&["preflight", "--kernel", "6.1.0-902-amd64", "--node", "nobody"]).exits(2);
 }

@@ -135,7 +135,7 @@ impl SymbolTable {
         self.rows.is_empty()
     }
 
-    /// Everybody who exports something, as written in the table.
+    /// All modules that export something, as written in the table.
     pub fn exporters(&self) -> impl Iterator<Item = &str> {
         self.modules.iter().map(AsRef::as_ref)
     }
@@ -235,7 +235,7 @@ fn columns(line: &str) -> Result<ExportedSymbol<'_>, &'static str> {
         name,
         crc,
         module,
-        // `EXPORT_SYMBOL_GPL_FUTURE` (until 5.9) still let everybody use the symbol, with a warning.
+        // `EXPORT_SYMBOL_GPL_FUTURE` (until 5.9) still let every module use the symbol, with a warning.
         gpl_only: export.ends_with("_GPL"),
         namespace: Some(namespace.trim()).filter(|namespace| !namespace.is_empty()),
     })

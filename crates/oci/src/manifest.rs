@@ -164,7 +164,7 @@ impl Shape {
         let is_index = manifests.is_some();
         let other = if is_index { media_type::IMAGES } else { media_type::INDEXES };
         if is_index && (config.is_some() || layers.is_some()) {
-            let reason = "has the fields of an image and of an index: nobody can tell what it is";
+            let reason = "has the fields of an image and of an index: which of them it is cannot be told";
             return Err(ImageError::unusable(what, reason));
         }
         if let Some(said) = media_type.as_deref().filter(|said| other.contains(said)) {

@@ -26,7 +26,7 @@ const NAMESPACES: [libc::c_int; 8] = [
 
 /// System calls that are refused whatever their arguments are.
 const REFUSED: &[i64] = &[
-    // Sockets: a build has no network, and talks to nobody by one. Pairs are pipes, and stay.
+    // Sockets: a build has no network, and reaches no other process by one. Pairs are pipes, and stay.
     libc::SYS_socket,
     // Other processes, and what the kernel can be asked to do in a process's place.
     libc::SYS_ptrace,

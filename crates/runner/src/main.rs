@@ -1,6 +1,7 @@
 //! `farrier-runner`: runs the steps of a build where farrier put their root file system. `sandbox` makes namespaces of its own
 //! for that; farrier starts it, and talks to it as [`runner::wire`] says.
 
+mod canary;
 mod copy;
 mod filter;
 mod glob;

@@ -80,7 +80,7 @@ pub fn change(scratch: &Path, lowers: &[&str]) -> io::Result<()> {
     fs::create_dir("/dev/shm")?;
     mount("shm", "/dev/shm", "tmpfs", quiet | MountFlags::NODEV, c"mode=1777,size=64m")
         .map_err(|error| said("mount /dev/shm", error))?;
-    // Nobody adds a device.
+    // No device is added.
     mount_remount("/dev", MountFlags::BIND | quiet | MountFlags::RDONLY, c"")
         .map_err(|error| said("seal /dev", error))?;
     unmount(Path::new("/").join(OLD), UnmountFlags::DETACH)

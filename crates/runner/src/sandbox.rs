@@ -32,7 +32,7 @@ use rustix::{
 };
 
 use crate::{
-    filter,
+    canary, filter,
     messages::{Messages, input, said},
     payload, root, steps,
 };
@@ -91,6 +91,7 @@ pub fn init(messages: &Messages, scratch: &str, lowers: &[&str]) -> io::Result<O
     let (context, disk) = (File::open(&context)?, File::open(scratch)?);
     root::change(scratch, lowers)?;
     confine(plan.limits.processes)?;
+    messages.send(&Message::Canary(canary::look()?))?;
     let context = Path::new("/proc/self/fd").join(context.as_raw_fd().to_string());
     match steps::run(messages, &plan, &context, &disk)? {
         Some(failure) => Ok(failure),

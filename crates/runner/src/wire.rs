@@ -25,6 +25,8 @@ pub struct Sandbox {
 pub enum Message {
     /// The user namespace is there and has no maps yet: they and one byte are waited for.
     Unshared,
+    /// What the canary was refused, before the first step.
+    Canary(Vec<String>),
     /// A step begins: its place in the plan, from 0.
     Step(u32),
     /// What a step prints, as it comes: lines may be cut anywhere.
@@ -142,6 +144,10 @@ impl Message {
         let mut out = Writer::default();
         match self {
             Self::Unshared => out.tag(b'u'),
+            Self::Canary(refused) => {
+                out.tag(b'c');
+                out.list(refused, |out, what| out.text(what));
+            }
             Self::Step(step) => {
                 out.tag(b's');
                 out.number(u64::from(*step));
@@ -175,6 +181,7 @@ impl Message {
         Reader(rest).whole(|from| {
             Ok(match tag {
                 b'u' => Self::Unshared,
+                b'c' => Self::Canary(from.list(Reader::text)?),
                 b's' => Self::Step(from.small()?),
                 b'l' => Self::Output(from.rest()),
                 b'o' => Self::Payload(from.rest()),
@@ -370,6 +377,7 @@ mod tests {
         let why = || "exit code 2".to_owned();
         vec![
             Message::Unshared,
+            Message::Canary(vec!["a mount".to_owned(), "a disk".to_owned()]),
             Message::Step(7),
             Message::Output(b"line\n".to_vec()),
             Message::Payload(vec![0; 70_000]),

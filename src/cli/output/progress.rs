@@ -4,10 +4,10 @@ use std::{
     collections::BTreeMap,
     io::{self, IsTerminal as _},
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -22,13 +22,43 @@ use crate::{
 pub struct Progress {
     bars: Option<MultiProgress>,
     running: Mutex<BTreeMap<String, ProgressBar>>,
+    stages: Mutex<BTreeMap<String, LongStage>>,
+}
+
+/// How long a plain log may be silent about a stage: some drivers configure themselves for longer than people wait.
+const SILENCE: Duration = Duration::from_mins(1);
+
+/// A stage that may take long, where no spinner shows that it goes on.
+struct LongStage {
+    stage: Stage,
+    since: Instant,
+    told: Instant,
+}
+
+impl LongStage {
+    fn begin(stage: Stage, now: Instant) -> Self {
+        Self { stage, since: now, told: now }
+    }
+
+    /// What is said when the stage prints a line, if the last word about it is long ago.
+    fn sign_of_life(&mut self, line: &str, now: Instant) -> Option<String> {
+        (now.duration_since(self.told) >= SILENCE).then(|| {
+            self.told = now;
+            let minutes = now.duration_since(self.since).as_secs() / 60;
+            format!("{} for {minutes} min, now: {line}", self.stage)
+        })
+    }
 }
 
 impl Progress {
     /// Progress as standard error can show it.
     pub fn new() -> Self {
         let bars = io::stderr().is_terminal().then(MultiProgress::new);
-        Self { bars, running: Mutex::default() }
+        Self { bars, running: Mutex::default(), stages: Mutex::default() }
+    }
+
+    fn stages(&self) -> MutexGuard<'_, BTreeMap<String, LongStage>> {
+        self.stages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with_bar(&self, subject: &str, show: impl FnOnce(&ProgressBar)) {
@@ -51,11 +81,18 @@ impl Reporter for Progress {
     fn stage(&self, subject: &str, stage: Stage) {
         if self.bars.is_none() {
             message(&format!("{subject}: {stage}"));
+            self.stages().insert(subject.to_owned(), LongStage::begin(stage, Instant::now()));
         }
         self.with_bar(subject, |bar| bar.set_message(stage.to_string()));
     }
 
     fn output(&self, subject: &str, line: &str) {
+        let mut stages = self.stages();
+        let told = stages.get_mut(subject).and_then(|stage| stage.sign_of_life(line, Instant::now()));
+        if let Some(told) = told {
+            message(&format!("{subject}: {told}"));
+        }
+        drop(stages);
         self.with_bar(subject, |bar| bar.set_message(line.to_owned()));
     }
 
@@ -69,6 +106,7 @@ impl Reporter for Progress {
     }
 
     fn finished(&self, subject: &str, outcome: &str) {
+        self.stages().remove(subject);
         match self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(subject) {
             Some(bar) => bar.finish_with_message(outcome.to_owned()),
             None => message(&format!("{subject}: {outcome}")),
@@ -138,5 +176,22 @@ impl Meter for Bar {
             self.bar.finish();
             message("");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_stage_is_told_of_once_a_minute() {
+        let start = Instant::now();
+        let mut stage = LongStage::begin(Stage::Compile, start);
+        let mut say =
+            |seconds: u64| stage.sign_of_life("checking x... yes", start + Duration::from_secs(seconds));
+        assert_eq!([say(1), say(59)], [None, None]);
+        assert_eq!(say(61).as_deref(), Some("compiling for 1 min, now: checking x... yes"));
+        assert_eq!([say(62), say(120)], [None, None]);
+        assert_eq!(say(125).as_deref(), Some("compiling for 2 min, now: checking x... yes"));
     }
 }

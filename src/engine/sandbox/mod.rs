@@ -98,12 +98,13 @@ impl Sandbox {
         match outcome {
             // It has no /out.
             Err(EngineError::Step { .. }) => Ok(()),
-            other => other,
+            other => other.map(drop),
         }
     }
 
-    /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process.
-    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<(), EngineError> {
+    /// Runs the steps, unpacks `/out` into `dest`, an empty directory, and leaves no process. Gives what process 1 was refused,
+    /// as a step would be, before the first of them.
+    pub async fn compile(&self, build: InPlace, dest: &Path) -> Result<Vec<String>, EngineError> {
         let InPlace { plan, lowers, context, scratch, log, cancel } = build;
         fs::create_dir(&scratch)?;
         self.owner.own(&scratch)?;
@@ -134,8 +135,8 @@ impl Sandbox {
     }
 }
 
-/// Ends what still runs. With process 1 of a sandbox everything in it has ended, and its parent waits for that: so nobody writes
-/// any more when this returns.
+/// Ends what still runs. With process 1 of a sandbox everything in it has ended, and its parent waits for that: so nothing is
+/// written any more when this returns.
 async fn end(child: &mut Child, id: u32) {
     let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     let init = children.split_whitespace().find_map(|pid| Pid::from_raw(pid.parse().ok()?));

@@ -37,17 +37,17 @@ pub(super) struct Talk<'a> {
     pub(super) cancel: &'a CancellationToken,
 }
 
-/// Ends the stream of a payload: it was cut, or nobody wants it any more.
+/// Ends the stream of a payload: it was cut, or is not wanted any more.
 type Payload = mpsc::Sender<Result<Bytes, io::Error>>;
 
 impl Talk<'_> {
-    /// Runs the build and unpacks its payload into `dest`.
+    /// Runs the build and unpacks its payload into `dest`. Gives what its canary was refused.
     pub(super) async fn run(
         self,
         stdin: ChildStdin,
         stdout: ChildStdout,
         dest: &Path,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Vec<String>, EngineError> {
         let (to, payload) = mpsc::channel(UNDER_WAY);
         // A payload is whole when the runner has said so: anything else ends its unpacking.
         let stop = self.cancel.child_token();
@@ -66,7 +66,7 @@ impl Talk<'_> {
         match tokio::join!(listen, unpack_out(payload, dest, &stop, EngineError::Io)) {
             // It was refused while it came.
             (Err(EngineError::Cancelled), Err(refused)) if !cancel.is_cancelled() => Err(refused),
-            (ended, unpacked) => ended.and(unpacked),
+            (ended, unpacked) => ended.and_then(|refused| unpacked.map(|()| refused)),
         }
     }
 
@@ -76,13 +76,14 @@ impl Talk<'_> {
         mut stdin: ChildStdin,
         stdout: ChildStdout,
         mut payload: Payload,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Vec<String>, EngineError> {
         let silent = |source| fault("run a build", source);
         write_frame(&mut stdin, &self.place.encode()).await.map_err(silent)?;
         let mut stdout = BufReader::with_capacity(256 << 10, stdout);
         let mut stdin = Some(stdin);
         let mut splitter = LineSplitter::default();
         let (mut size, mut hash) = (0, Sha256::new());
+        let mut refused = Vec::new();
         loop {
             let message = read_message(&mut stdout).await.map_err(silent)?;
             match message {
@@ -91,6 +92,7 @@ impl Talk<'_> {
                     self.maps().map_err(|source| fault("map users", source))?;
                     self.hand_in(stdin).await?;
                 }
+                Message::Canary(what) => refused = what,
                 Message::Step(step) => {
                     splitter.finish(|line| self.log.line(line));
                     let steps = self.plan.steps.len();
@@ -105,7 +107,9 @@ impl Talk<'_> {
                 Message::End(outcome) => {
                     splitter.finish(|line| self.log.line(line));
                     let received = Outcome::Done { size, sha256: hash.finalize().into() };
-                    return self.judge(outcome, &received);
+                    self.judge(outcome, &received)?;
+                    let without_canary = || fault("run a build", io::Error::other("it had no canary"));
+                    return Some(refused).filter(|refused| !refused.is_empty()).ok_or_else(without_canary);
                 }
             }
         }
@@ -146,10 +150,10 @@ impl Talk<'_> {
             Outcome::Done { .. } if outcome == *received => Ok(()),
             Outcome::Done { .. } => Err(fault("hand out the payload", damaged())),
             Outcome::Failed { step, why } => {
-                Err(EngineError::Step { message: format!("{}: {why}", self.text(step)) })
+                Err(EngineError::Step { message: format!("{}: {why}", shortened(self.text(step))) })
             }
             Outcome::Limit { step, why } => {
-                Err(EngineError::Limit { message: format!("{}: {why}", self.text(step)) })
+                Err(EngineError::Limit { message: format!("{}: {why}", shortened(self.text(step))) })
             }
             Outcome::Broken { why } => Err(fault("run a build", io::Error::other(why))),
         }
@@ -158,6 +162,15 @@ impl Talk<'_> {
     fn text(&self, step: u32) -> &str {
         let step = usize::try_from(step).ok().and_then(|step| self.plan.steps.get(step));
         step.map_or("a step", |step| &step.text)
+    }
+}
+
+/// A step's beginning: the log has all of it, and a template's may be a script of a hundred lines.
+fn shortened(text: &str) -> String {
+    const CHARS: usize = 80;
+    match text.char_indices().nth(CHARS) {
+        Some((end, _)) => format!("{} ...", text[..end].trim_end()),
+        None => text.to_owned(),
     }
 }
 
@@ -177,4 +190,16 @@ async fn read_message(from: &mut BufReader<ChildStdout>) -> io::Result<Message> 
 
 fn damaged() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "what came is not what was sent")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shortened;
+
+    #[test]
+    fn a_long_step_is_told_by_its_beginning() {
+        assert_eq!(shortened("RUN make"), "RUN make");
+        assert_eq!(shortened(&"é".repeat(80)), "é".repeat(80));
+        assert_eq!(shortened(&format!("RUN {}", "x".repeat(100))), format!("RUN {} ...", "x".repeat(76)));
+    }
 }

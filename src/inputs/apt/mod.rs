@@ -2,7 +2,6 @@
 //! configuration and state, so that signatures are verified as they are on the host.
 
 pub mod control;
-pub(super) mod kernel_packages;
 pub(super) mod package;
 pub mod sources;
 mod system;
@@ -21,7 +20,7 @@ use sources::SourceEntry;
 use tokio::process::Command;
 use url::Url;
 
-use super::{FetchError, Fetcher, digest, process};
+use super::{FetchError, Fetcher, YOUNG, digest, process};
 use crate::{
     blocking::stoppable,
     cache::{Cache, LockMode},
@@ -29,9 +28,6 @@ use crate::{
     kernel::{AptSuites, Architecture},
     net::Net,
 };
-
-/// Lists younger than this are believed when a package is not in them.
-const YOUNG: Duration = Duration::from_mins(3);
 
 const KIND: &str = "apt";
 
@@ -51,10 +47,10 @@ pub struct AptArchive {
 
 /// Packages that were looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Packages {
+pub enum Packages<P = PackageRecord> {
     /// Every one.
-    Found(Vec<PackageRecord>),
-    /// The first of the named packages that no suite has.
+    Found(Vec<P>),
+    /// The first of the named packages that is nowhere.
     Missing(String),
 }
 
@@ -269,8 +265,8 @@ impl AptArchive {
                 if found != sha256 {
                     return Err(FetchError::Checksum {
                         what: format!("package {what}"),
-                        found,
-                        wanted: sha256,
+                        found: format!("sha256:{found}"),
+                        wanted: format!("sha256:{sha256}"),
                     });
                 }
                 fs::rename(file, dir.join(sha256))?;

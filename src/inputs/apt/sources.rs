@@ -1,5 +1,7 @@
 //! Pure: apt's source entries: reading the host's, and deriving those for the suites that are wanted.
 
+use std::collections::BTreeMap;
+
 use deb822_fast::{Deb822, Paragraph};
 
 use crate::{image::checked::texts, inputs::FetchError, kernel::AptSuites};
@@ -17,8 +19,11 @@ pub struct SourceEntry {
     pub signed_by: SignedBy,
     /// Options that are handed on because the archive does not work without them: `Check-Valid-Until`
     /// and `Check-Date`, for mirrors of a day in the past.
-    pub checks: Vec<(String, String)>,
+    pub checks: BTreeMap<&'static str, bool>,
 }
+
+/// The options of `SourceEntry::checks`.
+const CHECKS: [&str; 2] = ["Check-Valid-Until", "Check-Date"];
 
 /// What signs an archive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -54,14 +59,22 @@ fn one_line(line: &str) -> Option<SourceEntry> {
         ..SourceEntry::default()
     };
     for (key, value) in options.split_whitespace().filter_map(|option| option.split_once('=')) {
-        match key.to_ascii_lowercase().as_str() {
-            "signed-by" => entry.signed_by = SignedBy::Named(value.trim_matches('"').replace(',', " ")),
-            "check-valid-until" => entry.checks.push(("Check-Valid-Until".to_owned(), value.to_owned())),
-            "check-date" => entry.checks.push(("Check-Date".to_owned(), value.to_owned())),
-            _ => {}
+        if key.eq_ignore_ascii_case("signed-by") {
+            entry.signed_by = SignedBy::Named(value.trim_matches('"').replace(',', " "));
         }
+        let check = CHECKS.into_iter().find(|check| key.eq_ignore_ascii_case(check));
+        entry.checks.extend(check.zip(switch(value)));
     }
     Some(entry)
+}
+
+/// What apt reads as yes or no. Nothing else is handed on: a value of several lines would become a field of its own.
+fn switch(value: &str) -> Option<bool> {
+    match value.trim().to_ascii_lowercase().as_str() {
+        "yes" | "true" | "with" | "on" | "enable" | "1" => Some(true),
+        "no" | "false" | "without" | "off" | "disable" | "0" => Some(false),
+        _ => None,
+    }
 }
 
 /// Reads a `.sources` file: paragraphs of fields. One that cannot be read is passed over.
@@ -86,10 +99,8 @@ fn deb822(paragraph: &Paragraph) -> Option<SourceEntry> {
         }
         names => SignedBy::Named(names.split_whitespace().collect::<Vec<_>>().join(" ")),
     };
-    let checks = ["Check-Valid-Until", "Check-Date"]
-        .into_iter()
-        .filter_map(|field| Some((field.to_owned(), paragraph.get(field)?.trim().to_owned())))
-        .collect();
+    let checks =
+        CHECKS.into_iter().filter_map(|field| Some((field, switch(paragraph.get(field)?)?))).collect();
     let entry = SourceEntry {
         uris: words("URIs"),
         suites: words("Suites"),
@@ -226,7 +237,7 @@ pub fn render(entries: &[SourceEntry]) -> String {
                 lines.extend(key.map(|line| format!(" {}", if line.is_empty() { "." } else { line })));
             }
         }
-        lines.extend(checks.iter().map(|(field, value)| format!("{field}: {value}")));
+        lines.extend(checks.iter().map(|(field, on)| format!("{field}: {}", if *on { "yes" } else { "no" })));
         lines.push(String::new());
     }
     lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect()
@@ -314,11 +325,32 @@ mod tests {
         );
         assert_eq!(entries.len(), 2);
         assert_eq!(entries[0].signed_by, SignedBy::Named("/k.gpg".into()));
-        assert_eq!(entries[0].checks, [("Check-Valid-Until".to_owned(), "no".to_owned())]);
+        assert_eq!(entries[0].checks, BTreeMap::from([("Check-Valid-Until", false)]));
         assert_eq!(entries[0].components, ["main", "contrib"]);
         assert_eq!(entries[1].suites, ["./"]);
         // Trust without a signature is never handed on.
         assert!(!render(&entries).to_lowercase().contains("trusted"));
+    }
+
+    /// The fuzzer found the first.
+    #[test]
+    fn an_option_is_handed_on_once_and_never_becomes_another_field() {
+        let text = format!(
+            "deb [signed-by={KEYRING} check-valid-until=x check-valid-until=no] http://a.test/debian bookworm main\n\
+             deb [signed-by={KEYRING} check-date=yes check-date=off] http://b.test/debian-security bookworm-security main\n"
+        );
+        let one_line = select_suites(&parse_one_line(&text), &["bookworm", "bookworm-security"]).unwrap();
+        assert_eq!(one_line.matches("Check-Valid-Until: no\n").count(), 1, "{one_line}");
+        assert_eq!(one_line.matches("Check-Date: no\n").count(), 1, "{one_line}");
+        let folded = debian_with("Check-Date: no\n Trusted: yes\n");
+        let written = select_suites(&parse_deb822(&folded), &["bookworm"]).unwrap();
+        assert!(!written.contains("Trusted") && !written.contains("Check-Date"), "{written}");
+    }
+
+    fn debian_with(field: &str) -> String {
+        format!(
+            "Types: deb\nURIs: http://mirror.test/debian\nSuites: bookworm\nComponents: main\nSigned-By: {KEYRING}\n{field}"
+        )
     }
 
     #[test]

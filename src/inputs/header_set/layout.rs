@@ -156,7 +156,7 @@ fn moved_target(dir: &Path, target: &Path) -> PathBuf {
 }
 
 /// Makes sure of `usr/lib/modules/<release>/build`, when there is a build tree it can point to.
-fn link_build(tree: &Path, release: &KernelRelease) -> Result<(), FetchError> {
+pub(super) fn link_build(tree: &Path, release: &KernelRelease) -> Result<(), FetchError> {
     let modules = make_dirs(tree, &format!("usr/lib/modules/{release}"))?;
     let build = modules.join("build");
     if !exists(&build)
@@ -169,9 +169,17 @@ fn link_build(tree: &Path, release: &KernelRelease) -> Result<(), FetchError> {
     Ok(())
 }
 
-/// Where distributions put a kernel's headers below `usr/src`: Debian and Ubuntu, RHEL and Fedora, plain `make install`.
-pub(super) fn usual_places(release: &KernelRelease) -> [String; 3] {
-    [format!("linux-headers-{release}"), format!("kernels/{release}"), format!("linux-{release}")]
+/// Where distributions put a kernel's headers below `usr/src`: Debian and Ubuntu, RHEL and Fedora, plain `make install`, SUSE
+/// on x86 and on Arm.
+pub(super) fn usual_places(release: &KernelRelease) -> [String; 5] {
+    let (version, flavour) = release.as_str().rsplit_once('-').unwrap_or((release.as_str(), ""));
+    [
+        format!("linux-headers-{release}"),
+        format!("kernels/{release}"),
+        format!("linux-{release}"),
+        format!("linux-{version}-obj/x86_64/{flavour}"),
+        format!("linux-{version}-obj/aarch64/{flavour}"),
+    ]
 }
 
 /// Makes directories below `tree`, none of which may be a link out of it.

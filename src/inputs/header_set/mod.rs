@@ -11,20 +11,19 @@ pub use stored::ListedHeaders;
 
 use super::{
     CARRY, FetchError, Fetcher, Lookup, TREE,
-    apt::{
-        AptArchive, control,
-        kernel_packages::{Found, Search},
-    },
+    apt::{AptArchive, control},
     files::{copy_tree, name_of},
-    header_tree::read_header_set,
+    header_tree::{read_header, read_header_set},
+    kernel_packages::{Found, Place, Search},
+    rpm::Repositories,
     unpack, with_release,
 };
 use crate::{
     blocking::stoppable,
     image::Digest,
     kernel::{
-        AptHeaders, AptSuites, Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget,
-        TarballHeaders, TrackedSuites,
+        AptHeaders, AptSuites, Architecture, Compiler, FurtherRpmPackages, HeaderSource, HeaderText,
+        KernelRelease, KernelTarget, RpmPackages, TarballHeaders, TrackedSuites,
     },
     kmod::KernelFacts,
     store::StoreError,
@@ -69,6 +68,8 @@ pub struct HeaderIdentity {
     pub unverified: Option<Digest>,
     /// Why nothing can be built with what the store has, whose identity is only said; and what to do.
     pub refused: Option<String>,
+    /// The file of a family's that is not there: then there are no headers.
+    pub missing: Option<String>,
 }
 
 /// What became of a search for headers.
@@ -117,6 +118,10 @@ impl Headers<'_> {
                 let what = || format!("headers of {release} ({arch})");
                 (self.0.unless_kept(self.in_packages(apt, target).await, what, CARRY)?, None)
             }
+            HeaderSource::Rpm(rpm) => {
+                let what = || format!("headers of {release} ({arch})");
+                (self.0.unless_kept(self.in_rpms(rpm, root, target).await, what, CARRY)?, None)
+            }
             HeaderSource::Tarball(tarball) => match self.in_tarball(tarball, root, target).await? {
                 Lookup::Found((found, digest)) => (Lookup::Found(found), Some(digest)),
                 Lookup::Missing { looked_for, hint } => (Lookup::Missing { looked_for, hint }, None),
@@ -147,13 +152,17 @@ impl Headers<'_> {
         };
         if let Some(imported) = imported {
             let unverified = imported.unverified();
-            return Ok(HeaderIdentity { identity: imported.identity, unverified, refused: None });
+            return Ok(HeaderIdentity {
+                identity: imported.identity,
+                unverified,
+                ..HeaderIdentity::default()
+            });
         }
         let HeaderSource::Tarball(tarball) = source else { return Ok(HeaderIdentity::default()) };
         let path = root.join(with_release(&tarball.path, target));
         if !path.exists() {
-            let message = format!("no headers for this kernel: {}", path.display());
-            return Err(FetchError::unusable(message, or_import(&bring(target), &target.release)));
+            let missing = Some(path.display().to_string());
+            return Ok(HeaderIdentity { missing, ..HeaderIdentity::default() });
         }
         let identity = Some(self.0.digest_of(&path).await?.digest);
         Ok(HeaderIdentity { identity, ..HeaderIdentity::default() })
@@ -200,28 +209,95 @@ impl Headers<'_> {
     ) -> Result<Vec<KernelRelease>, FetchError> {
         let known = match headers {
             HeaderSource::Apt(apt) => apt.apt_suites(),
-            HeaderSource::Tarball(_) => AptSuites::default(),
+            HeaderSource::Rpm(_) | HeaderSource::Tarball(_) => AptSuites::default(),
         };
         let wanted = AptSuites { suites: tracked.suites.to_vec(), ..known };
         let names = AptArchive::open(self.0, &wanted, arch).await?.names(PACKAGE).await?;
         Ok(names.iter().filter_map(|name| name.strip_prefix(PACKAGE)?.parse().ok()).collect())
     }
 
+    /// The kernels that each repository has packages of, in no order; the target's own release does not count. Where
+    /// there is nothing to ask, what is missing.
+    pub async fn rpm_releases(
+        self,
+        headers: &HeaderSource,
+        tracked: &FurtherRpmPackages,
+        root: &Path,
+        platform: &KernelTarget,
+    ) -> Result<Result<Vec<Vec<KernelRelease>>, String>, FetchError> {
+        let Some(archive) = tracked.archive(headers.rpm_archive()) else {
+            return Ok(Err("repositories in the family".to_owned()));
+        };
+        match Repositories::open(self.0, archive, root, platform, &tracked.packages)? {
+            Ok(repositories) => Ok(Ok(repositories.releases().await?)),
+            Err(missing) => Ok(Err(missing)),
+        }
+    }
+
+    /// Are there headers for the kernel? With the compiler that built it, where that is known already: packages are asked for by
+    /// name, and neither they nor what the store has is fetched.
+    pub async fn look(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Lookup<Option<Compiler>>, FetchError> {
+        if let Some(stored) = self.in_store(&target.release, target.arch).await? {
+            return Ok(Lookup::Found(stored::compiler_of(&stored)));
+        }
+        if self.imported_here(&target.release, target.arch)?.is_none() {
+            let suites = match source {
+                HeaderSource::Apt(apt) => apt.apt_suites(),
+                HeaderSource::Rpm(_) | HeaderSource::Tarball(_) => AptSuites::default(),
+            };
+            let search = match source {
+                HeaderSource::Apt(apt) => Some(search(apt, &suites)),
+                HeaderSource::Rpm(rpm) => Some(rpm_search(rpm, root)),
+                HeaderSource::Tarball(_) => None,
+            };
+            if let Some(search) = search {
+                if let Some(missing) = unnameable(&search, target) {
+                    return Ok(missing);
+                }
+                if search.known(self.0, target)?.is_none() {
+                    return search.is_there(self.0, target).await;
+                }
+            }
+        }
+        Ok(match self.find_here(source, root, target).await? {
+            Lookup::Found(set) => Lookup::Found(set.compiler),
+            Lookup::Missing { looked_for, hint } => Lookup::Missing { looked_for, hint },
+        })
+    }
+
+    /// For each of the texts: is it in the kernel's headers?
+    pub async fn say(
+        self,
+        source: &HeaderSource,
+        root: &Path,
+        target: &KernelTarget,
+        texts: &[HeaderText],
+    ) -> Result<Lookup<Vec<bool>>, FetchError> {
+        let set = match self.find(source, root, target).await? {
+            Lookup::Found(set) => set,
+            Lookup::Missing { looked_for, hint } => return Ok(Lookup::Missing { looked_for, hint }),
+        };
+        let (release, texts) = (target.release.clone(), texts.to_vec());
+        let look = move || {
+            let says = |text: &HeaderText| {
+                let found = read_header(&set.root, &release, &text.header)?;
+                Ok::<_, FetchError>(found.is_some_and(|found| text.is_in(&found)))
+            };
+            texts.iter().map(says).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Lookup::Found(stoppable(move |_| look()).await?))
+    }
+
     async fn in_packages(self, apt: &AptHeaders, target: &KernelTarget) -> Result<Lookup<Found>, FetchError> {
         let from = apt.apt_suites();
-        let search = Search {
-            kind: KIND,
-            format: FORMAT,
-            from: &from,
-            groups: apt.packages.iter().map(|name| vec![name.to_string()]).collect(),
-            with_dependencies: true,
-            hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
-        };
-        if let Some(name) = search.names(target).iter().flatten().find(|name| !control::is_package_name(name))
-        {
-            let hint =
-                "no package can have this name: bring the headers as a tarball, for a family of their own";
-            return Ok(Search { hint, ..search }.missing(target, name));
+        let search = search(apt, &from);
+        if let Some(missing) = unnameable(&search, target) {
+            return Ok(missing);
         }
         let wanted = target.clone();
         let finish = move |root: &Path| {
@@ -229,6 +305,22 @@ impl Headers<'_> {
             verify(root, &wanted)
         };
         search.run(self.0, target, finish).await
+    }
+
+    async fn in_rpms(
+        self,
+        rpm: &RpmPackages,
+        root: &Path,
+        target: &KernelTarget,
+    ) -> Result<Lookup<Found>, FetchError> {
+        let wanted = target.clone();
+        let finish = move |root: &Path| {
+            layout::merge_usr(root)?;
+            // Where the link to the headers is in the kernel's own package.
+            layout::link_build(root, &wanted.release)?;
+            verify(root, &wanted)
+        };
+        rpm_search(rpm, root).run(self.0, target, finish).await
     }
 
     /// With its digest.
@@ -283,6 +375,41 @@ impl Headers<'_> {
         let set = HeaderSet { root, facts, compiler, origin, key, identity, content, unverified };
         Ok(Lookup::Found(Box::new(set)))
     }
+}
+
+fn search<'a>(apt: &AptHeaders, from: &'a AptSuites) -> Search<'a> {
+    Search {
+        kind: KIND,
+        format: FORMAT,
+        from: Place::Apt(from, apt.packages.iter().map(|name| vec![name.to_string()]).collect()),
+        with_dependencies: true,
+        hint: "add the suite that has it to the family's `suites`, or bring the headers as a tarball",
+    }
+}
+
+fn rpm_search<'a>(rpm: &'a RpmPackages, root: &'a Path) -> Search<'a> {
+    Search {
+        kind: KIND,
+        format: FORMAT,
+        from: Place::Rpm(&rpm.from, root, &rpm.packages),
+        with_dependencies: false,
+        hint: "put the distribution's keys there, name mirrors of its repositories in site.yaml (`mirrors`), or add the repository \
+               that has it to the family",
+    }
+}
+
+/// The finding that no package can have a name with this release in it. RPM's names have none.
+fn unnameable<T>(search: &Search<'_>, target: &KernelTarget) -> Option<Lookup<T>> {
+    let names = match search.from {
+        Place::Apt(..) => search.names(target),
+        Place::Rpm(..) => return None,
+    };
+    let name = names.iter().flatten().find(|name| !control::is_package_name(name))?;
+    let hint = "no package can have this name: bring the headers as a tarball, for a family of their own";
+    Some(match search.missing(target, name) {
+        Lookup::Missing { looked_for, hint: _ } => Lookup::Missing { looked_for, hint: hint.to_owned() },
+        found @ Lookup::Found(_) => found,
+    })
 }
 
 /// What to do about a file that is not there.

@@ -17,9 +17,8 @@ use crate::{
     error_chain,
     image::{Digest, Tag},
     inputs::{
-        FetchError, Lookup, TREE,
-        apt::kernel_packages::Found,
-        digest,
+        FetchError, Lookup, TREE, digest,
+        kernel_packages::Found,
         stored::{Input, StoredUnder},
     },
     kernel::{Architecture, Compiler, HeaderSource, KernelRelease, KernelTarget},
@@ -146,6 +145,11 @@ fn plain(stored: &StoredInput, key: &str) -> Option<String> {
     (text.len() <= MAX_VALUE && !text.chars().any(char::is_control)).then(|| text.clone())
 }
 
+/// The compiler that built the kernel of a set in the store, as that says.
+pub(super) fn compiler_of(stored: &StoredInput) -> Option<Compiler> {
+    Compiler::named(&plain(stored, annotations::COMPILER)?)
+}
+
 fn parts(origin: &str) -> Vec<String> {
     origin.split(", ").filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
@@ -249,7 +253,7 @@ impl Headers<'_> {
         let found = self.0.required_store()?.find(InputKind::Headers, &header_tag(release, *arch)?).await?;
         let said = found.and_then(|stored| Imported::of_stored(&stored, release, *arch).ok());
         let identity = said.and_then(|set| set.identity);
-        Ok(HeaderIdentity { identity, unverified: None, refused })
+        Ok(HeaderIdentity { identity, refused, ..HeaderIdentity::default() })
     }
 
     /// The set that was imported for this kernel, if any: what the store has comes first, so that all who publish

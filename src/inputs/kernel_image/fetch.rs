@@ -9,14 +9,11 @@ use crate::{
     image::checked::{HeadersPath, PackageAlternatives},
     inputs::{
         FetchError, Lookup, TREE,
-        apt::kernel_packages::Search,
         files::{is_directory, name_of},
+        kernel_packages::{Place, Search},
         with_release,
     },
-    kernel::{
-        AptKernelImage, Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease,
-        KernelTarget,
-    },
+    kernel::{Architecture, KernelFamily, KernelImageFile, KernelImageSource, KernelRelease, KernelTarget},
 };
 
 /// Changes when the same packages are laid out differently.
@@ -69,36 +66,41 @@ impl KernelImages<'_> {
     ) -> Result<KernelImageLookup, FetchError> {
         match &family.spec.kernel_image {
             Some(KernelImageSource::Apt(apt)) => {
-                let what = || format!("kernel image of {} ({})", target.release, target.arch);
-                self.0.unless_kept(self.in_packages(apt, target, reach).await, what, BRING)
+                let from = apt.apt_suites();
+                let alternatives =
+                    |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
+                let groups = apt.packages.iter().map(alternatives).collect();
+                self.in_packages(Place::Apt(&from, groups), target, reach).await
             }
+            Some(KernelImageSource::Rpm(rpm)) => match rpm.archive(family.spec.headers.rpm_archive()) {
+                Some(archive) => {
+                    self.in_packages(Place::Rpm(archive, root, &rpm.packages), target, reach).await
+                }
+                None => Ok(without(family, target)),
+            },
             Some(KernelImageSource::File(file)) => Ok(file_image(file, root, target)),
-            None => Ok(Lookup::Missing {
-                looked_for: format!("the kernel image of {target}"),
-                hint: format!(
-                    "add `kernelImage` to kernel family {}, or give --kernel-image PATH",
-                    family.metadata.name
-                ),
-            }),
+            None => Ok(without(family, target)),
         }
     }
 
     async fn in_packages(
         self,
-        image: &AptKernelImage,
+        from: Place<'_>,
         target: &KernelTarget,
         reach: Reach,
     ) -> Result<KernelImageLookup, FetchError> {
-        let from = image.apt_suites();
-        let alternatives = |group: &PackageAlternatives| group.split(" | ").map(str::to_owned).collect();
-        let search = Search {
-            kind: KIND,
-            format: FORMAT,
-            from: &from,
-            groups: image.packages.iter().map(alternatives).collect(),
-            with_dependencies: false,
-            hint: "add the suite that has it to `suites` of the family's kernelImage, or give --kernel-image PATH",
-        };
+        let what = || format!("kernel image of {} ({})", target.release, target.arch);
+        self.0.unless_kept(self.search(from, target, reach).await, what, BRING)
+    }
+
+    async fn search(
+        self,
+        from: Place<'_>,
+        target: &KernelTarget,
+        reach: Reach,
+    ) -> Result<KernelImageLookup, FetchError> {
+        let hint = "add the suite or repository that has it to the family's kernelImage, or give --kernel-image PATH";
+        let search = Search { kind: KIND, format: FORMAT, from, with_dependencies: false, hint };
         let wanted: Vec<String> = search.names(target).iter().map(|group| group.join(" or ")).collect();
         let wanted = wanted.join(", ");
         let lookup = if reach == Reach::Here {
@@ -148,6 +150,15 @@ impl KernelImages<'_> {
         let is_its = name_of(vmlinuz) == format!("vmlinuz-{release}") && system_map.is_file();
         let system_map = is_its.then_some(system_map);
         Ok(KernelImage { release, arch, vmlinuz: vmlinuz.to_owned(), system_map, modules: None, origin })
+    }
+}
+
+/// The finding that a family does not say where kernel images are.
+fn without(family: &KernelFamily, target: &KernelTarget) -> KernelImageLookup {
+    let name = &family.metadata.name;
+    Lookup::Missing {
+        looked_for: format!("the kernel image of {target}"),
+        hint: format!("add `kernelImage` to kernel family {name}, or give --kernel-image PATH"),
     }
 }
 

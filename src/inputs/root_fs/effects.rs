@@ -18,7 +18,7 @@ use crate::archive::links;
 /// `/bin/x` of one package and `/usr/bin/y` of another come to one place.
 const MERGED: [&str; 6] = ["bin", "lib", "lib32", "lib64", "libx32", "sbin"];
 
-/// Where a sandbox or an engine mounts something, or everybody may write.
+/// Where a sandbox or an engine mounts something, or every user may write.
 const DIRECTORIES: [(&str, u32); 7] = [
     ("dev", 0o755),
     ("etc", 0o755),

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
 };
 
@@ -13,8 +13,8 @@ use farrier::{
     payload::read_modules,
 };
 
-use crate::support::packages;
 pub use crate::support::packages::{image_package, run, unpacked, unpacked_with};
+use crate::support::{kept, packages};
 
 /// kmod's tools lie in `sbin`, which a user's PATH may lack.
 pub fn kmod_tool(name: &str) -> Command {
@@ -32,8 +32,7 @@ pub fn releases() -> Vec<KernelRelease> {
 
 /// Options for an apt of its own, of another architecture than the host's: the same suites, its own lists.
 pub fn arm64_apt() -> Vec<String> {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("apt-arm64");
-    fs::create_dir_all(&root).unwrap();
+    let root = kept("apt-arm64");
     let place = root.display();
     let options: Vec<String> = [
         "APT::Architecture=arm64".to_owned(),

@@ -6,6 +6,8 @@ use std::{
     process::{Command, Output},
 };
 
+use super::kept;
+
 /// A version of `cosign`.
 pub struct Version {
     /// The suite that has it.
@@ -70,8 +72,7 @@ impl Cosign {
 
 fn program(suite: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let state = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cosign");
-    fs::create_dir_all(&state).unwrap();
+    let state = kept("cosign");
     // Tests run at once, each in its own process: the first fetches it.
     let lock = fs::File::create(state.join("lock")).unwrap();
     lock.lock().unwrap();

@@ -1,12 +1,13 @@
 //! Debian 12's newest kernels, found at run time in the suites that farrier itself looks into.
 
 use std::{
-    collections::BTreeSet,
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, SystemTime},
 };
+
+use super::kept;
 
 /// How long a list of kernels is believed; the suites change every few days.
 const FRESH: Duration = Duration::from_hours(1);
@@ -19,7 +20,7 @@ pub struct Kernels {
 
 /// The cache directory whose fetched parts all tests share.
 pub fn shared_cache() -> PathBuf {
-    Path::new(env!("CARGO_TARGET_TMPDIR")).join("shared-cache")
+    kept("shared-cache")
 }
 
 /// The two newest.
@@ -33,18 +34,8 @@ pub fn newest() -> Kernels {
 
 /// All of them, oldest first.
 pub fn all() -> Vec<String> {
-    list().lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    list().lines().map(str::to_owned).collect()
 }
-
-/// The newest of Debian's stable suite itself, without its security updates: all of the suite's drivers compile on it.
-pub fn stable() -> String {
-    let list = list();
-    let mut releases = list.lines().filter_map(|line| line.strip_suffix(STABLE));
-    releases.next_back().expect("Debian 12 has a kernel").to_owned()
-}
-
-/// Follows the kernels in the list that are in the suite `bookworm`.
-const STABLE: &str = " bookworm";
 
 /// One line for each. Tests run at once, each in its own process: the first asks apt, the others read its answer.
 fn list() -> String {
@@ -52,7 +43,7 @@ fn list() -> String {
     fs::create_dir_all(&cache).unwrap();
     let lock = File::create(cache.join("kernels.lock")).unwrap();
     lock.lock().unwrap();
-    let list = cache.join("kernels-with-suites");
+    let list = cache.join("kernels");
     let age = |path: &Path| SystemTime::now().duration_since(fs::metadata(path).ok()?.modified().ok()?).ok();
     if age(&list).is_none_or(|age| age > FRESH) {
         fs::write(&list, ask_apt(&cache).join("\n")).unwrap();
@@ -66,7 +57,7 @@ fn lists(cache: &Path) -> Vec<PathBuf> {
     states.map(|state| state.unwrap().path().join("apt.conf")).collect()
 }
 
-/// Releases of all 6.1 kernels with headers, oldest first, each with its suite if that is the stable one.
+/// Releases of all 6.1 kernels with headers, oldest first.
 fn ask_apt(cache: &Path) -> Vec<String> {
     // Fails, for want of such a kernel, and leaves farrier's own package lists in the cache.
     let _ = Command::new(env!("CARGO_BIN_EXE_farrier"))
@@ -94,21 +85,5 @@ fn ask_apt(cache: &Path) -> Vec<String> {
         .collect();
     releases.sort();
     releases.dedup();
-    let packages: Vec<String> =
-        releases.iter().map(|(_, release)| format!("linux-headers-{release}")).collect();
-    let stable = in_stable(&lists(cache), &packages);
-    let suite = |package: &String| if stable.contains(package) { STABLE } else { "" };
-    let lines = releases.iter().zip(&packages);
-    lines.map(|((_, release), package)| format!("{release}{}", suite(package))).collect()
-}
-
-/// Those of the packages that are in the suite itself.
-fn in_stable(lists: &[PathBuf], packages: &[String]) -> BTreeSet<String> {
-    let of_list = |list: &PathBuf| {
-        let output = Command::new("apt-cache").arg("-c").arg(list).arg("madison").args(packages).output();
-        let text = String::from_utf8(output.expect("run apt-cache").stdout).unwrap();
-        let stable = text.lines().filter(|line| line.contains(&format!("{STABLE}/")));
-        stable.filter_map(|line| Some(line.split_whitespace().next()?.to_owned())).collect::<Vec<_>>()
-    };
-    lists.iter().flat_map(of_list).collect()
+    releases.into_iter().map(|(_, release)| release).collect()
 }

@@ -52,6 +52,7 @@ impl Live {
                  - {{strategy: {strategy}, namespace: {NAMESPACE}, daemonSet: {DRIVER}, container: driver}}\n"
             ),
         );
+        live.site.stand_in_kernels();
         live.api.create(json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "farrier"}}));
         live.api.load(nodes);
         live.api.create(objects::daemon_set(NAMESPACE, DRIVER, OLD_IMAGE));

@@ -18,7 +18,21 @@ pub mod own_kernel;
 pub mod packages;
 pub mod published;
 pub mod registry_process;
+pub mod rpm_repository;
 pub mod site;
 pub mod tls_archive;
 pub mod tunnels;
 pub mod virtual_machine;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A directory whose content later runs find again. Compilers and apt write its path into what lies there, and `ci/test`
+/// reaches it through a link: it is the path without links, which stays the same.
+pub fn kept(name: &str) -> PathBuf {
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    fs::create_dir_all(&place).unwrap();
+    fs::canonicalize(place).unwrap()
+}

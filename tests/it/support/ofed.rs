@@ -12,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use super::{
+    kept,
     node_vm::{depmod, files, image_tree},
     packages::{header_tree, headers, run},
     virtual_machine::entrypoint,
@@ -56,8 +57,7 @@ fn made_once(
     sources: &Path,
     compile: impl FnOnce(&KernelRelease, &Path, &Path),
 ) -> PathBuf {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stand-ins");
-    fs::create_dir_all(&cache).unwrap();
+    let cache = kept("stand-ins");
     let lock = File::create(cache.join(format!("{name}.lock"))).unwrap();
     lock.lock().unwrap();
     // The GPU's are compiled against OFED's.
@@ -73,10 +73,12 @@ fn made_once(
 
 fn identity(sources: &[&Path], headers: &Path) -> String {
     let mut hash = Sha256::new();
-    hash.update(headers.to_str().unwrap());
-    for path in sources.iter().flat_map(|sources| files(sources, "")).filter(|path| path.is_file()) {
-        hash.update(path.to_str().unwrap());
-        hash.update(fs::read(path).unwrap());
+    hash.update(headers.canonicalize().unwrap().to_str().unwrap());
+    for place in sources {
+        for path in files(place, "").iter().filter(|path| path.is_file()) {
+            hash.update(path.strip_prefix(place).unwrap().as_os_str().as_encoded_bytes());
+            hash.update(fs::read(path).unwrap());
+        }
     }
     hex::encode(hash.finalize())[..12].to_owned()
 }

@@ -11,7 +11,7 @@ use farrier::{
     kernel::{Architecture, KernelRelease},
 };
 
-use super::packages::run;
+use super::{kept, packages::run};
 
 /// The kernel, what its build left, and the key that it believes.
 pub struct OwnKernel {
@@ -22,7 +22,7 @@ pub struct OwnKernel {
 /// Compiles it, where that was not done yet.
 pub fn own_kernel() -> OwnKernel {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("own-kernel");
+    let place = kept("own-kernel");
     let printed = run(Command::new(root.join("ci/own-kernel")).arg(place));
     let directory = PathBuf::from(printed.trim_end());
     let release = fs::read_to_string(directory.join("release")).unwrap();

@@ -11,6 +11,8 @@ use std::{
 
 use farrier::{inputs::KernelImage, kernel::Architecture, kernel::KernelRelease};
 
+use super::kept;
+
 /// Runs a program to its end and returns what it printed.
 pub fn run(command: &mut Command) -> String {
     let output = command
@@ -28,16 +30,16 @@ pub fn run(command: &mut Command) -> String {
 pub fn apt_cache(question: &[&str]) -> String {
     let lists = fs::metadata("/var/lib/apt/lists").and_then(|lists| lists.modified()).unwrap();
     let state = lists.duration_since(UNIX_EPOCH).unwrap().as_nanos();
-    let answers = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apt-answers/{state}"));
+    let answers = kept("apt-answers").join(state.to_string());
     fs::create_dir_all(&answers).unwrap();
-    let kept = answers.join(question.join(" ").replace('/', "%"));
-    if let Ok(answer) = fs::read_to_string(&kept) {
+    let file = answers.join(question.join(" ").replace('/', "%"));
+    if let Ok(answer) = fs::read_to_string(&file) {
         return answer;
     }
     let answer = run(Command::new("apt-cache").args(question));
-    let mut file = tempfile::NamedTempFile::new_in(&answers).unwrap();
-    file.write_all(answer.as_bytes()).unwrap();
-    file.persist(kept).unwrap();
+    let mut new = tempfile::NamedTempFile::new_in(&answers).unwrap();
+    new.write_all(answer.as_bytes()).unwrap();
+    new.persist(file).unwrap();
     answer
 }
 
@@ -59,8 +61,7 @@ pub fn unpacked(package: &str) -> PathBuf {
 
 /// The same, from an apt with these options beside the host's.
 pub fn unpacked_with(options: &[String], package: &str) -> PathBuf {
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kernels");
-    fs::create_dir_all(&cache).unwrap();
+    let cache = kept("kernels");
     let lock = File::create(cache.join(format!("{package}.lock"))).unwrap();
     lock.lock().unwrap();
     let version = field(options, package, "Version").replace([':', '/'], "_");
@@ -121,8 +122,7 @@ pub fn kernel_image(release: &KernelRelease) -> KernelImage {
 /// for each state of their sources.
 pub fn fixture_modules(release: &KernelRelease) -> PathBuf {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/modules");
-    let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fixture-modules");
-    fs::create_dir_all(&cache).unwrap();
+    let cache = kept("fixture-modules");
     let lock = File::create(cache.join("lock")).unwrap();
     lock.lock().unwrap();
     let identity = identity(&sources, &headers(release));
@@ -140,7 +140,8 @@ fn identity(sources: &Path, headers: &Path) -> String {
     let mut paths: Vec<PathBuf> = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let mut hash = sha2::Sha256::new();
-    hash.update(headers.to_str().unwrap());
+    // The same one for all clones, which share the directory.
+    hash.update(headers.canonicalize().unwrap().to_str().unwrap());
     for path in paths {
         hash.update(fs::read(path).unwrap());
     }

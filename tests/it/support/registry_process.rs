@@ -133,8 +133,13 @@ impl RegistryProcess {
 
     /// Requests of one method that the registry has answered so far.
     pub fn requests(&self, method: &str) -> usize {
+        self.requests_to(method, "")
+    }
+
+    /// The same, of those to this repository.
+    pub fn requests_to(&self, method: &str, repository: &str) -> usize {
         let log = fs::read_to_string(self.directory.path().join("log")).unwrap();
-        log.lines().filter(|line| line.contains(&format!("\"{method} /v2/"))).count()
+        log.lines().filter(|line| line.contains(&format!("\"{method} /v2/{repository}"))).count()
     }
 }
 

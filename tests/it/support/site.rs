@@ -38,6 +38,8 @@ pub struct Site {
     pub registry: RegistryProcess,
     /// `--registry`.
     pub location: String,
+    /// `--engine`; as for a user who says nothing, if a test is not about another.
+    engine: &'static str,
     directory: tempfile::TempDir,
 }
 
@@ -59,13 +61,18 @@ impl Site {
         let directory = tempfile::tempdir().unwrap();
         let registry = RegistryProcess::start(wants);
         let location = format!("{}/drivers", registry.host);
-        let site = Self { registry, location, directory };
+        let site = Self { registry, location, engine: "auto", directory };
         copy_tree(&fixtures().join("definitions"), &site.definitions());
         for name in ["cluster", "cache", "docker"] {
             fs::create_dir(site.path(name)).unwrap();
         }
         site.link_shared();
         site
+    }
+
+    /// The same, with builds in Docker.
+    pub fn in_docker() -> Self {
+        Self { engine: "docker", ..Self::new() }
     }
 
     /// In place of the fixtures' own definitions the chain a -> b, c -> d, of which nodes call for d alone.
@@ -114,6 +121,25 @@ impl Site {
         self.manifest("daemonset.yaml", kernel);
     }
 
+    /// Gives headers to the kernels 6.1.0-901 to 6.1.0-905, which exist nowhere: without them there would be nothing to plan.
+    pub fn stand_in_kernels(&self) {
+        self.define(
+            "kernels/05-stand-in.yaml",
+            "apiVersion: farrier.dev/v1alpha1\n\
+             kind: KernelFamily\n\
+             metadata: {name: stand-in}\n\
+             spec:\n  match: {release: '6\\.1\\.0-90[1-5]-amd64'}\n  headers: {tarball: {path: 'headers/{{release}}'}}\n  \
+             toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, make]}}\n",
+        );
+        for number in 901..=905 {
+            let (release, tree) = (format!("6.1.0-{number}-amd64"), format!("headers/6.1.0-{number}-amd64"));
+            self.define(&format!("{tree}/Makefile"), "");
+            self.define(&format!("{tree}/.config"), "CONFIG_X86_64=y\nCONFIG_MODULES=y\n");
+            let utsrelease = format!("#define UTS_RELEASE \"{release}\"\n");
+            self.define(&format!("{tree}/include/generated/utsrelease.h"), &utsrelease);
+        }
+    }
+
     /// Replaces text in a file of the definitions; it must be there.
     pub fn edit(&self, file: &str, from: &str, to: &str) {
         let path = self.definitions().join(file);
@@ -138,7 +164,7 @@ impl Site {
             .env("FARRIER_CACHE_DIR", self.cache())
             .env("FARRIER_REGISTRY", &self.location)
             .env("FARRIER_CLUSTER", format!("dir:{}", self.cluster().display()))
-            .env("FARRIER_ENGINE", "docker")
+            .env("FARRIER_ENGINE", self.engine)
             .env("DOCKER_CONFIG", self.path("docker"))
             .env("HOME", self.path("home"))
             .env_remove("REGISTRY_AUTH_FILE")

@@ -1,7 +1,7 @@
 //! A signed apt archive of one package behind TLS that wants a client's certificate: apt-ftparchive, gpg, python3.
 
 use std::{
-    fs::{self, File},
+    fs,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -23,11 +23,52 @@ print("port", server.server_port, flush=True)
 server.serve_forever()
 "#;
 
-/// Ended and removed on drop.
-pub struct TlsArchive {
+/// Serves a directory over TLS to who shows a certificate of an authority's; ended on drop.
+pub struct TlsServer {
     /// Where it listens: `127.0.0.1:<port>`.
     pub host: String,
-    server: Child,
+    child: Child,
+    _log: tempfile::NamedTempFile,
+}
+
+impl TlsServer {
+    /// The authority has a certificate `server`.
+    pub fn start(authority: &Authority, directory: &Path) -> Self {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut child = Command::new("python3")
+            .args(["-c", SERVER])
+            .arg(authority.ca_file())
+            .args([authority.path("server.pem"), authority.path("server.key")])
+            .current_dir(directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log.reopen().unwrap())
+            .spawn()
+            .expect("run python3 (Debian package python3)");
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        // It says where it listens; a server that ends says nothing.
+        let (sender, said) = std::sync::mpsc::channel();
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
+        let host = loop {
+            let line = said.recv().unwrap_or_else(|_| panic!("{}", fs::read_to_string(log.path()).unwrap()));
+            if let Some(port) = line.strip_prefix("port ") {
+                break format!("127.0.0.1:{port}");
+            }
+        };
+        Self { host, child, _log: log }
+    }
+}
+
+impl Drop for TlsServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Ended and removed on drop.
+pub struct TlsArchive {
+    server: TlsServer,
     directory: tempfile::TempDir,
 }
 
@@ -59,45 +100,22 @@ impl TlsArchive {
         fs::write(at("Release"), release).unwrap();
         sign(&at("gnupg"), &at("Release"), &repository.join("dists/stable/InRelease"), &at("archive.gpg"));
 
-        let log = File::create(at("log")).unwrap();
-        let mut server = Command::new("python3")
-            .args(["-c", SERVER])
-            .arg(authority.ca_file())
-            .args([authority.path("server.pem"), authority.path("server.key")])
-            .current_dir(&repository)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .expect("run python3 (Debian package python3)");
-        let lines = BufReader::new(server.stdout.take().unwrap()).lines();
-        // It says where it listens; a server that ends says nothing.
-        let (sender, said) = std::sync::mpsc::channel();
-        std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| drop(sender.send(line))));
-        let host = loop {
-            let line = said.recv().unwrap_or_else(|_| panic!("{}", fs::read_to_string(at("log")).unwrap()));
-            if let Some(port) = line.strip_prefix("port ") {
-                break format!("127.0.0.1:{port}");
-            }
-        };
-        Self { host, server, directory }
+        Self { server: TlsServer::start(authority, &repository), directory }
+    }
+
+    /// Where it listens: `127.0.0.1:<port>`.
+    pub fn host(&self) -> &str {
+        &self.server.host
     }
 
     /// The port.
     pub fn port(&self) -> &str {
-        self.host.rsplit(':').next().unwrap()
+        self.server.host.rsplit(':').next().unwrap()
     }
 
     /// The key that it is signed with.
     pub fn keyring(&self) -> PathBuf {
         self.directory.path().join("archive.gpg")
-    }
-}
-
-impl Drop for TlsArchive {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
     }
 }
 

@@ -163,6 +163,12 @@ texts! {
     /// Packages of which the first that exists is taken.
     PackageAlternatives: r"^([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+( \| ([a-z0-9]|\{\{ *release *\}\})([A-Za-z0-9+._-]|\{\{ *release *\}\})+)*$",
         "a package name, or several with ` | ` between them, in which `{{release}}` may stand for the kernel release";
+    /// RPM packages of which the first that is of the kernel's release is taken.
+    RpmAlternatives: r"^[A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?( \| [A-Za-z0-9_][A-Za-z0-9+._-]*(\{\{flavour\}\}[A-Za-z0-9+._-]*)?)*$",
+        "an RPM package's name, or several with ` | ` between them, in which `{{flavour}}` may stand for what follows the last `-` of the kernel release";
+    /// The address of an RPM repository, or of a list of its mirrors.
+    RepositoryAddress: r"^https?://[^\s\x00-\x1f/?#@{}]+(/([^\s\x00-\x1f{}#]|\{\{(releasever|releasever_major|releasever_minor|basearch)\}\})*)?$",
+        "an RPM repository's address: `http://` or `https://`, without a password (site.yaml says in `hosts` where that is: `login`), in which `{{releasever}}`, `{{releasever_major}}`, `{{releasever_minor}}` and `{{basearch}}` may stand for the node's system";
     /// What apt-get and mmdebstrap take as a package to install.
     PackageToInstall: r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(/[A-Za-z0-9.+~:-]+|=([A-Za-z0-9.+~:-]|\{\{ *version *\}\})+\*?)?$",
         "a package to install: `name`, `name:arch`, `name=version` or `name/suite`; a version may end in `*`, and in a runtime base `{{version}}` in it stands for the driver's";
@@ -188,6 +194,12 @@ texts! {
     InnerPattern: r"^[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "a relative path that stays inside (no `/` at its start, no `.`, `..` or empty component), with at most one `*`, in its last component",
         |text: &str| stays_inside(text) && one_star_at_the_end(text);
+    /// A compiler with its major version.
+    CompilerName: "^(gcc|clang)-[1-9][0-9]{0,2}$", "a compiler with its major version, as in `gcc-12` or `clang-18`";
+    /// A file inside a kernel's build tree.
+    HeaderFile: r"^[^/*\x00-\x1f\x7f][^*\x00-\x1f\x7f]*$",
+        "a file of the kernel's build tree, as in `include/linux/pci.h` (no `/` at its start, no `.`, `..` or empty component)",
+        |text: &str| stays_inside(text);
     /// Absolute, in a payload; the last component may hold one `*`.
     ExposedPath: r"^/[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]*$",
         "an absolute path with no `.`, `..` or empty component, with at most one `*`, in its last component",

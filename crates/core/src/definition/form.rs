@@ -1,6 +1,6 @@
 //! Pure: the forms of values in definitions: parsed texts, lists, and texts in the place of a mapping.
 
-use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref, str::FromStr};
+use std::{borrow::Cow, fmt, marker::PhantomData, ops::Deref};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
@@ -134,30 +134,6 @@ impl<T: JsonSchema> JsonSchema for NonEmpty<T> {
         json_schema!({"type": "array", "items": generator.subschema_for::<T>(), "minItems": 1})
     }
 }
-
-/// A range of versions such as `>=4.18, <6.18`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct VersionRange(semver::VersionReq);
-
-impl Deref for VersionRange {
-    type Target = semver::VersionReq;
-
-    fn deref(&self) -> &semver::VersionReq {
-        &self.0
-    }
-}
-
-impl FromStr for VersionRange {
-    type Err = String;
-
-    /// semver's own message does not name the text.
-    fn from_str(text: &str) -> Result<Self, String> {
-        let refused = NotA::new(text, "a range of versions such as `>=4.18, <6.18`");
-        text.parse().map(Self).map_err(|error: semver::Error| format!("{refused}: {error}"))
-    }
-}
-
-text_form!(read VersionRange, true, json_schema!({"type": "string"}));
 
 /// A text, or in its place a mapping or a list.
 pub enum TextOr<T, O> {

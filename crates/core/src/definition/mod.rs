@@ -4,12 +4,14 @@ mod apt;
 pub mod checked;
 mod form;
 mod period;
+mod rpm;
 
 pub use apt::{AptPackages, AptSuites, BootstrapSpec};
 use checked::ImageName;
 pub(crate) use form::text_form;
-pub use form::{NonEmpty, NotA, TextOr, VersionRange, text_or, without_logins};
+pub use form::{NonEmpty, NotA, TextOr, text_or, without_logins};
 pub use period::Period;
+pub use rpm::{FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -5,16 +5,16 @@ use std::{collections::BTreeMap, path::PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 
-use super::{BuildSpec, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec, tag};
+use super::{BuildSpec, KernelVars, MinimalSpec, Need, PatchSpec, RolloutSpec, SourceSpec, VersionSpec, tag};
 use crate::{
     definition::{
-        ApiVersion, BootstrapSpec, Metadata, NonEmpty, VersionRange,
+        ApiVersion, BootstrapSpec, Metadata, NonEmpty,
         checked::{
-            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine, Reference,
-            TemplateName, VariableName, texts,
+            Argument, EnvName, ExposedPath, ImageName, LabelKey, LabelValue, ModuleName, OneLine,
+            PackageToInstall, Reference, TemplateName, VariableName, texts,
         },
     },
-    kernel::{AnnouncedKernels, KernelFamily, KernelRelease, KernelTarget},
+    kernel::{AnnouncedKernels, KernelFamily, KernelRange, KernelTarget, Pattern, Toolchain},
     site::SiteSpec,
     template::TemplateContext,
 };
@@ -64,12 +64,20 @@ pub struct DriverImageSpec {
     /// Values for the template, as `{{vars.<name>}}`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub vars: BTreeMap<VariableName, OneLine>,
+    /// Other values of these for some kernels; all entries that fit a kernel count, a later one before an earlier one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kernel_vars: Vec<KernelVars>,
     /// What is compiled; each arrives in the build context as `sources/<name>/`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceSpec>,
-    /// Patches, in order; those whose range holds the kernel arrive as `patches/<number>-<file name>`.
+    /// Patches, in order; those for the kernel arrive as `patches/<number>-<file name>`. Entries with the same path are one
+    /// patch, which applies where one of them does.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<PatchSpec>,
+    /// Packages that its build needs beside the kernel family's toolchain, of the same suite: libraries, configure scripts'
+    /// tools. Where the toolchain is an image nothing can be added to it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub build_packages: Vec<PackageToInstall>,
     /// Exposed headers that it is compiled against; each arrives in the build context as `needs/<name>/`, with its
     /// natural paths below. Those of driver images are built first, for the same kernel, and an image is built again when
     /// what a needed one exposes has changed.
@@ -82,9 +90,14 @@ pub struct DriverImageSpec {
     /// The nodes that the image is for.
     #[serde(default)]
     pub nodes: NodeSelector,
-    /// Range over the release's `x.y.z`, such as `>=4.18, <6.18`; every kernel when absent.
+    /// The range of kernels, such as `>=4.18, <6.18`; every kernel when absent. Bounds of numbers alone are over the release's
+    /// `x.y.z`; those with more behind three numbers (`>=6.1.0-56`, `<5.14.0-600`) are in the order of the node's
+    /// distribution, Debian's or RPM's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernels: Option<VersionRange>,
+    pub kernels: Option<KernelRange>,
+    /// A regular expression over the kernel release, whole; kernels must fit both.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Pattern>,
     /// Module names that must be in the payload and must pass the check.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub modules: Vec<ModuleName>,
@@ -123,9 +136,23 @@ const DRIVER_ENTRYPOINTS: [&str; 4] =
     ["driver-entrypoint", "nvidia-driver", "/usr/bin/driver-entrypoint", "/usr/bin/nvidia-driver"];
 
 impl DriverImageSpec {
-    /// The range of kernels that the image is for, if the release is outside it.
-    pub fn range_without(&self, release: &KernelRelease) -> Option<&VersionRange> {
-        self.kernels.as_ref().filter(|range| !range.matches(&release.version()))
+    /// What it is compiled with for the kernels of a family: the family's toolchain and its own packages, or why these cannot be
+    /// added.
+    pub fn toolchain(&self, family: &KernelFamily) -> Result<Toolchain, String> {
+        match &family.spec.toolchain {
+            Toolchain::Bootstrap(spec) => {
+                let mut spec = spec.clone();
+                let new = self.build_packages.iter().filter(|package| !spec.include.contains(package));
+                let new: Vec<PackageToInstall> = new.cloned().collect();
+                spec.include.extend(new);
+                Ok(Toolchain::Bootstrap(spec))
+            }
+            image @ Toolchain::Image(_) if self.build_packages.is_empty() => Ok(image.clone()),
+            Toolchain::Image(image) => Err(format!(
+                "it is the image {image}, to which buildPackages ({}) cannot be added: name an image that has them",
+                texts(&self.build_packages).join(", ")
+            )),
+        }
     }
 
     /// Does farrier add `driver-entrypoint` to the image? Not where the engine makes all of it.
@@ -303,6 +330,37 @@ pub struct Definitions {
     pub site: SiteSpec,
     /// Template texts by name.
     pub templates: BTreeMap<String, String>,
+    /// Texts of the patches that farrier brings, by their path in definitions.
+    pub patches: BTreeMap<PathBuf, String>,
     /// Where relative paths in definitions start.
     pub root: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_images_packages_are_added_to_the_toolchain() {
+        let spec: DriverImageSpec = serde_json::from_value(serde_json::json!({
+            "version": "1", "template": "t", "buildPackages": ["make", "libxtables-dev"],
+        }))
+        .unwrap();
+        let of = |toolchain: serde_json::Value| -> KernelFamily {
+            serde_json::from_value(serde_json::json!({
+                "apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "f"},
+                "spec": {"match": {}, "headers": {"tarball": {"path": "h"}}, "toolchain": toolchain},
+            }))
+            .unwrap()
+        };
+        let bootstrap =
+            of(serde_json::json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-12", "make"]}}));
+        let Ok(Toolchain::Bootstrap(made)) = spec.toolchain(&bootstrap) else { panic!("no packages") };
+        assert_eq!(made.include, ["gcc-12", "make", "libxtables-dev"]);
+
+        let image = of(serde_json::json!({"image": "registry.test/toolchain:1"}));
+        insta::assert_snapshot!(spec.toolchain(&image).unwrap_err(), @"it is the image registry.test/toolchain:1, to which buildPackages (make, libxtables-dev) cannot be added: name an image that has them");
+        let plain = DriverImageSpec { build_packages: Vec::new(), ..spec };
+        assert_eq!(plain.toolchain(&image), Ok(image.spec.toolchain));
+    }
 }

@@ -4,6 +4,7 @@ mod build;
 mod chain;
 mod definition;
 mod input_hash;
+mod kernel_choice;
 mod minimal;
 mod need;
 mod rollout;
@@ -18,6 +19,7 @@ pub use definition::{
     RuntimeBase, RuntimeSpec, UnknownPolicy,
 };
 pub use input_hash::{InputHash, InputHasher};
+pub use kernel_choice::KernelVars;
 pub use minimal::MinimalSpec;
 pub use need::Need;
 pub use oci::{Digest, ImageReference, ReferenceError, Repository, Tag, Version, mirror_name};

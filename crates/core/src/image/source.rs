@@ -3,12 +3,15 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::definition::{
-    AptSuites, NonEmpty, VersionRange,
-    checked::{
-        Component, Download, ImageName, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion, Sha256,
-        Suite,
+use crate::{
+    definition::{
+        AptSuites, NonEmpty,
+        checked::{
+            Component, Download, ImageName, InnerPattern, LocalPath, Mirror, PackageName, PackageVersion,
+            Sha256, Suite,
+        },
     },
+    kernel::{HeaderText, KernelRange, Pattern},
 };
 
 /// One input that is compiled.
@@ -88,9 +91,15 @@ impl AptSource {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PatchSpec {
-    /// The file, relative to the definitions directory.
+    /// The file, relative to the definitions directory; where that has none, the one of this name that farrier brings.
     pub path: LocalPath,
-    /// Range over the release's `x.y.z`; every kernel when absent.
+    /// The range of kernels that it is for, as in the image's `kernels`; every kernel when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernels: Option<VersionRange>,
+    pub kernels: Option<KernelRange>,
+    /// A regular expression over the kernel release, whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Pattern>,
+    /// What the kernel's headers say, for changes that distributions took over into kernels of older numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<HeaderText>,
 }

@@ -26,6 +26,19 @@ pub struct Compiler {
 #[error("compiler text {0:?} names neither gcc nor clang with a version")]
 pub struct CompilerTextError(pub String);
 
+impl Compiler {
+    /// By its name and major version, `gcc-12` or, as it is displayed, `gcc 12`.
+    pub fn named(name: &str) -> Option<Self> {
+        let (kind, major) = name.split_once(['-', ' '])?;
+        let kind = match kind {
+            "gcc" => CompilerKind::Gcc,
+            "clang" => CompilerKind::Clang,
+            _ => return None,
+        };
+        Some(Self { kind, major: major.parse().ok()? })
+    }
+}
+
 impl FromStr for Compiler {
     type Err = CompilerTextError;
 
@@ -111,7 +124,10 @@ mod tests {
             ("clang version 17.0.6", "clang 17"),
             ("Android (10087095, +pgo) clang version 17.0.2 (https://example.org/llvm d9f8)", "clang 17"),
         ] {
-            assert_eq!(text.parse::<Compiler>().map(|c| c.to_string()).as_deref(), Ok(expected), "{text}");
+            let compiler = text.parse::<Compiler>().unwrap();
+            assert_eq!(compiler.to_string(), expected, "{text}");
+            assert_eq!(Compiler::named(expected), Some(compiler));
+            assert_eq!(Compiler::named(&expected.replace(' ', "-")), Some(compiler));
         }
     }
 

@@ -1,12 +1,15 @@
 //! Pure: kernel families (`kernels/*.yaml`): which targets they match and where headers come from.
 
+use std::fmt;
+
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Unexpected};
 
 use super::{Architecture, KernelImageSource, KernelTarget, OsId, OsVersion};
 use crate::definition::{
-    ApiVersion, AptPackages, BootstrapSpec, Metadata, NonEmpty, TextOr,
-    checked::{Flavour, HeadersPath, PackagePattern, Reference, Suite},
+    ApiVersion, AptPackages, BootstrapSpec, FurtherRpmPackages, Metadata, NonEmpty, RpmArchive, RpmPackages,
+    TextOr,
+    checked::{CompilerName, Flavour, HeadersPath, PackagePattern, Reference, Suite},
     text_or,
 };
 
@@ -22,6 +25,9 @@ pub struct KernelFamily {
     pub metadata: Metadata,
     /// What it says.
     pub spec: KernelFamilySpec,
+    /// The file that it stands in, for people.
+    #[serde(skip)]
+    pub file: String,
 }
 
 /// The one value of a family's `kind`.
@@ -42,9 +48,17 @@ pub struct KernelFamilySpec {
     pub headers: HeaderSource,
     /// The build stage's base.
     pub toolchain: Toolchain,
+    /// The compilers that these kernels were built with, such as `gcc-12`, each with its major version. Where the toolchain
+    /// has none of them the plan says so. What a kernel's headers say comes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub built_with: Vec<CompilerName>,
     /// Where the kernels themselves come from: for what headers cannot tell, and for boot checks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_image: Option<KernelImageSource>,
+    /// Do modules get type information (BTF)? Where the kernel's headers bring a `vmlinux` with it, and the toolchain has
+    /// pahole. Only modules that offer functions to BPF programs need it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub btf: bool,
     /// Where the family's newest kernel is found: images are made for it before a node runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub track: Option<KernelTrack>,
@@ -56,6 +70,8 @@ pub struct KernelFamilySpec {
 pub enum KernelTrack {
     /// Packages `linux-headers-<release>` of a Debian-like distribution.
     Apt(TrackedSuites),
+    /// RPM packages: the newest kernel of each name in each repository is announced.
+    Rpm(FurtherRpmPackages),
 }
 
 /// Suites that are tracked. The archive and keyring are those of the family's `headers`, or the host's.
@@ -94,8 +110,20 @@ pub enum HeaderSource {
     /// Header packages of a Debian-like distribution; the packages of the same source package that they depend on come
     /// along.
     Apt(AptHeaders),
+    /// RPM packages of the kernel's release.
+    Rpm(RpmPackages),
     /// A tarball, one for each release: `path` may hold `{{release}}`.
     Tarball(TarballHeaders),
+}
+
+impl HeaderSource {
+    /// The repositories, of headers in RPM packages.
+    pub fn rpm_archive(&self) -> Option<&RpmArchive> {
+        match self {
+            Self::Rpm(packages) => Some(&packages.from),
+            Self::Apt(_) | Self::Tarball(_) => None,
+        }
+    }
 }
 
 /// Header packages of one kernel.
@@ -159,6 +187,22 @@ impl Pattern {
     pub fn is_match(&self, text: &str) -> bool {
         self.compiled.is_match(text)
     }
+
+    /// Does a part of the text match?
+    pub fn is_found_in(&self, text: &str) -> bool {
+        // It compiled with more around it.
+        compile(&self.text).is_ok_and(|part| part.is_match(text))
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+fn compile(text: &str) -> Result<regex::Regex, regex::Error> {
+    regex::RegexBuilder::new(text).size_limit(COMPILED_LIMIT).build()
 }
 
 impl PartialEq for Pattern {
@@ -172,7 +216,6 @@ impl TryFrom<String> for Pattern {
 
     fn try_from(text: String) -> Result<Self, String> {
         // Alone first: `a)|(b` compiles once it stands in parentheses, and then is anchored at neither end.
-        let compile = |text: &str| regex::RegexBuilder::new(text).size_limit(COMPILED_LIMIT).build();
         match compile(&text).and_then(|_| compile(&format!("^(?:{text})$"))) {
             Ok(compiled) => Ok(Self { text, compiled }),
             Err(error) => {
@@ -229,9 +272,12 @@ mod tests {
                     path: "headers/{{release}}.tar".parse().unwrap(),
                 }),
                 toolchain: Toolchain::Image("registry.example/toolchain:1".parse().unwrap()),
+                built_with: Vec::new(),
                 kernel_image: None,
+                btf: false,
                 track: None,
             },
+            file: String::new(),
         }
     }
 

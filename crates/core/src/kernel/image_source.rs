@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::definition::{
-    AptPackages,
+    AptPackages, FurtherRpmPackages,
     checked::{HeadersPath, PackageAlternatives},
 };
 
@@ -16,6 +16,8 @@ pub enum KernelImageSource {
     /// Packages of a Debian-like distribution that hold a kernel image and its modules; what they depend on does not come
     /// along. Names with ` | ` between them are alternatives, the first that exists being taken.
     Apt(AptKernelImage),
+    /// RPM packages of the kernel's release that hold an image and its modules.
+    Rpm(FurtherRpmPackages),
     /// Files, one set for each release: paths may hold `{{release}}`.
     File(KernelImageFile),
 }

@@ -4,8 +4,12 @@ mod announced;
 mod compiler;
 pub mod debian_version;
 mod family;
+mod header_text;
 mod image_source;
 mod label;
+mod offer;
+mod range;
+pub mod rpm_version;
 mod target;
 
 pub use announced::{AnnouncedKernels, AnnouncedKernelsKind, AnnouncedKernelsSpec};
@@ -14,11 +18,14 @@ pub use family::{
     AptHeaders, FamilyMatch, HeaderSource, KernelFamily, KernelFamilySpec, KernelTrack, Pattern,
     TarballHeaders, Toolchain, TrackedSuites, match_family,
 };
+pub use header_text::HeaderText;
 pub use image_source::{AptKernelImage, KernelImageFile, KernelImageSource};
 pub use kmod::{Architecture, ArchitectureError, KernelRelease, ReleaseError};
+pub use offer::{lacks_compiler, without_headers};
+pub use range::{KernelRange, order_of};
 pub use target::KernelTarget;
 
 pub use crate::definition::{
-    AptSuites, BootstrapSpec,
+    AptSuites, BootstrapSpec, FurtherRpmPackages, RpmArchive, RpmPackages, RpmRepository, RpmSigned,
     checked::{KernelLabel, OsId, OsVersion},
 };

@@ -13,7 +13,9 @@ use super::{
 };
 use crate::{
     image::{Definitions, DriverImage, ImageName, Period},
-    kernel::{Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family},
+    kernel::{
+        Architecture, KernelLabel, KernelRelease, KernelTarget, OsId, OsVersion, match_family, order_of,
+    },
 };
 
 /// How many kernels nodes may announce: whoever may write one node's annotation must not be able to keep the
@@ -117,11 +119,21 @@ pub fn newest(
     Some(TrackedKernel { target, family: family.clone(), flavour: flavour.to_owned() })
 }
 
-/// `6.1.0-47-cloud-amd64` has the flavour `cloud-amd64` and not `amd64`: what stands before it is a number.
+/// `6.1.0-47-cloud-amd64` has the flavour `cloud-amd64` and not `amd64`: what stands before it is a number. So it is with
+/// `5.14.0-503.el9.x86_64` and `x86_64`.
 fn has_flavour(release: &KernelRelease, flavour: &str) -> bool {
-    let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix('-'));
+    let before = release.as_str().strip_suffix(flavour).and_then(|rest| rest.strip_suffix(['-', '.']));
     let last = before.and_then(|before| before.rsplit('-').next());
     last.is_some_and(|part| part.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The flavour of a release of an RPM distribution: `x86_64`, `x86_64+rt`, `default`, `azl3`.
+pub fn rpm_flavour(release: &KernelRelease) -> &str {
+    let text = release.as_str();
+    let last = text.rsplit('-').next().unwrap_or(text);
+    let starts = [".x86_64", ".aarch64"].iter().filter_map(|arch| last.find(arch)).map(|at| at + 1);
+    let start = starts.min().or_else(|| last.rfind('.').map(|at| at + 1)).unwrap_or_default();
+    if last.starts_with(|c: char| c.is_ascii_digit()) { last.get(start..).unwrap_or(last) } else { last }
 }
 
 /// Why a node's announcement is not used.
@@ -291,11 +303,17 @@ impl Announcements {
             None => {}
         }
         let (platform, release) = (Platform::of(node)?, node.kernel_version.parse().ok()?);
-        let tracked = self
-            .tracked
-            .iter()
-            .find(|tracked| platform.is_of(&tracked.target) && has_flavour(&release, &tracked.flavour))?;
-        Some(tracked.target.clone())
+        let fits = |tracked: &&TrackedKernel| {
+            platform.is_of(&tracked.target) && has_flavour(&release, &tracked.flavour)
+        };
+        let mut tracked: Vec<&KernelTarget> =
+            self.tracked.iter().filter(fits).map(|tracked| &tracked.target).collect();
+        // Of several streams, such as RHEL's EUS beside its newest minor release, the one that the node is in: the first
+        // that is not older than what it runs.
+        let order = order_of(&platform.os);
+        tracked.sort_by(|a, b| order(a.release.as_str(), b.release.as_str()));
+        let next = tracked.iter().find(|next| order(next.release.as_str(), release.as_str()).is_ge());
+        next.or(tracked.last()).copied().cloned()
     }
 }
 

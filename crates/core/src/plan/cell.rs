@@ -62,9 +62,11 @@ impl fmt::Display for CellNeed {
 }
 
 /// A patch that applies to the cell's kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct CellPatch {
     /// Its index in `spec.patches`.
+    #[serde(skip)]
     pub index: usize,
     /// Its name in the build context, below `patches/`: `001-foo.patch`.
     pub name: String,
@@ -137,7 +139,7 @@ pub struct Cell {
     #[serde(skip)]
     pub base_name: String,
     /// The patches that apply, in order.
-    #[serde(skip)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub patches: Vec<CellPatch>,
     /// An input that is not signed as the site asks, and what to do; what is published stays as it is.
     #[serde(skip)]

@@ -91,17 +91,20 @@ pub(super) fn recipe(
 fn add_definition(hasher: &mut InputHasher, inputs: &HashInputs<'_>) -> Result<(), SkipReason> {
     let HashInputs { spec, resolved, patches, needs, toolchain: _, headers: _, target: _ } = inputs;
     // Everything is named here, so that a new field cannot be forgotten. Those ignored with `_` choose
-    // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`).
+    // or name what is built and do not change it, or are in the Dockerfile (`template`, `vars`) or in the toolchain (`build_packages`).
     let DriverImageSpec {
         version: _,
         template: _,
         vars: _,
+        kernel_vars: _,
         sources,
         patches: _,
+        build_packages: _,
         needs: _,
         exposes,
         nodes: _,
         kernels: _,
+        release: _,
         modules,
         check: _,
         reuse: _,

@@ -2,15 +2,31 @@
 
 use std::sync::Arc;
 
-use super::{BuildReason, Cell, Failure, Outcome, PlanInputs, Published, Questions, SkipReason};
+use super::{BuildReason, Cell, Failure, HeaderState, Outcome, PlanInputs, Published, Questions, SkipReason};
 use crate::{
     image::{DriverImage, ImageReference, OnConflict, Reuse, UnknownPolicy},
+    kernel::{lacks_compiler, without_headers},
     kmod::Verdict,
 };
 
 /// How a changed driver gets past a tag that must not change.
 const REMEDY: &str = "change the version or the tag pattern (with {{signer}} in it, another signing certificate gives another tag), \
      delete the tag, or set onConflict: overwrite";
+
+/// Why nothing can be compiled for the cell's kernel, before an engine is asked.
+fn cannot_build(inputs: &PlanInputs<'_>, cell: &Cell, headers: &HeaderState) -> Option<SkipReason> {
+    let families = &inputs.definitions().families;
+    let built_with = match headers {
+        HeaderState::Missing(looked_for) => {
+            let detail = without_headers(families, &cell.target, looked_for);
+            return Some(SkipReason::NoHeaders { detail });
+        }
+        HeaderState::There(compiler) => *compiler,
+        HeaderState::Unknown => None,
+    };
+    let family = families.iter().find(|family| family.metadata.name == cell.family)?;
+    lacks_compiler(family, built_with).map(|detail| SkipReason::NoCompiler { detail })
+}
 
 /// Decides. What is not known yet is asked; the outcome then is one of those that remain possible.
 pub(super) fn decide(
@@ -54,6 +70,18 @@ pub(super) fn decide(
         questions.failures.insert(input_hash);
     }
     let failure = failure.and_then(Option::as_ref).filter(|failure| failure.still_holds(spec));
+    match observed.headers.get(&cell.target) {
+        Some(state) => {
+            if let Some(why) = cannot_build(inputs, cell, state) {
+                return why.into();
+            }
+        }
+        // What is published needs no headers.
+        None if cell.references().all(|reference| observed.knows(reference)) => {
+            questions.headers.insert(cell.target.clone());
+        }
+        None => {}
+    }
     let why = match (failure.cloned(), other) {
         (Some(Failure { at, message, permanent: true, .. }), _) => {
             return Outcome::HeldBack { cell: Arc::clone(cell), at, message };

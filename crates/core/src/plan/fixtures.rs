@@ -7,10 +7,10 @@ use std::{
 
 use super::{
     Announcements, Cell, CellInputs, Change, ClusterSnapshot, Container, DaemonSetChange, DaemonSetFacts,
-    ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts, OS_ID_LABEL,
-    OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Plan, PlanInputs, PlannedCell, PodCount, PodFacts,
-    Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, SkipReason, TrackedKernel,
-    UpdateStrategy, plan,
+    HeaderState, ImageLocation, Instance, KERNEL_LABEL, LiveDaemonSet, Manifests, NodeAffinity, NodeFacts,
+    OS_ID_LABEL, OS_VERSION_LABEL, ObjectVersion, Observed, Outcome, Plan, PlanInputs, PlannedCell, PodCount,
+    PodFacts, Published, Questions, Resolved, ResolvedImage, ResourceChange, ResourceFacts, SkipReason,
+    TrackedKernel, UpdateStrategy, plan,
 };
 use crate::{
     image::{Definitions, Digest, DriverImage, ImageName, Need, OperatorResource, UnknownPolicy},
@@ -49,7 +49,7 @@ impl World {
             },
             resolved: Resolved {
                 images: [(name("mft"), Ok(resolved()))].into(),
-                toolchains: [(name("debian-12"), Ok("toolchain-1".to_owned()))].into(),
+                toolchains: [((name("debian-12"), vec![]), Ok("toolchain-1".to_owned()))].into(),
                 ..Resolved::default()
             },
             location: ImageLocation { prefix: "registry.test/drivers".to_owned(), pullable: true },
@@ -116,6 +116,9 @@ impl World {
             };
             observed.absent.extend(questions.images);
             observed.failures.extend(questions.failures.into_iter().map(|inputs| (inputs, None)));
+            observed
+                .headers
+                .extend(questions.headers.into_iter().map(|kernel| (kernel, HeaderState::There(None))));
         }
     }
 
@@ -195,7 +198,7 @@ impl World {
         &found.unwrap().image
     }
 
-    /// Somebody else sets the image of the first DaemonSet's first container.
+    /// Another writer sets the image of the first DaemonSet's first container.
     pub(super) fn set_by_another(&mut self, image: &str) {
         let daemon_set = &mut self.snapshot.daemon_sets[0];
         image.clone_into(&mut daemon_set.containers[0].image);

@@ -7,11 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{Announcements, Cell, ClusterSnapshot, Instance, Manifests, SignedWith};
 use crate::{
+    definition::checked::PackageToInstall,
     image::{
-        CheckSpec, Definitions, Digest, DriverImageSpec, ImageName, ImageReference, InputHash, Period,
-        ReferenceError, Repository, Version,
+        CheckSpec, Definitions, Digest, DriverImage, DriverImageSpec, ImageName, ImageReference, InputHash,
+        Period, ReferenceError, Repository, Version,
     },
-    kernel::{Architecture, KernelTarget},
+    kernel::{Architecture, Compiler, KernelFamily, KernelTarget},
     kmod::Verdict,
     oci::ImageFacts,
 };
@@ -51,13 +52,15 @@ pub struct Questions {
     pub signatures: BTreeSet<ImageReference>,
     /// Did these inputs fail before?
     pub failures: BTreeSet<InputHash>,
+    /// Are there headers of these kernels, for which something is to be built?
+    pub headers: BTreeSet<KernelTarget>,
 }
 
 impl Questions {
     /// Is nothing asked?
     pub fn is_empty(&self) -> bool {
-        let Self { images, signatures, failures } = self;
-        images.is_empty() && signatures.is_empty() && failures.is_empty()
+        let Self { images, signatures, failures, headers } = self;
+        images.is_empty() && signatures.is_empty() && failures.is_empty() && headers.is_empty()
     }
 }
 
@@ -72,6 +75,8 @@ pub struct Observed {
     pub unreachable: BTreeMap<ImageReference, String>,
     /// The last failure of these inputs; `None` where there is none.
     pub failures: BTreeMap<InputHash, Option<Failure>>,
+    /// What is known of the headers of kernels.
+    pub headers: BTreeMap<KernelTarget, HeaderState>,
     /// What images hold that DaemonSets and pods name now; absent where they are not farrier's, or not known.
     pub contents: BTreeMap<String, ImageContents>,
     /// What is known of the signatures of published images, where the site asks for it.
@@ -91,6 +96,17 @@ impl Observed {
         let Version::Digest(digest) = &image.version else { return None };
         self.signatures.get(digest)
     }
+}
+
+/// What is known of a kernel's headers before they are fetched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HeaderState {
+    /// They are there; with the compiler that built the kernel, where they say so already.
+    There(Option<Compiler>),
+    /// They are not: what was looked for.
+    Missing(String),
+    /// It could not be found out.
+    Unknown,
 }
 
 /// An image that a registry holds under a tag, as its manifest describes it.
@@ -202,10 +218,14 @@ pub struct CellInputs<'a> {
 pub struct Resolved {
     /// Versions, sources, patches and bases of the images.
     pub images: BTreeMap<ImageName, Result<ResolvedImage, String>>,
-    /// Identities of the families' toolchains.
-    pub toolchains: BTreeMap<ImageName, Result<String, String>>,
+    /// Identities of the toolchains.
+    pub toolchains: BTreeMap<ToolchainKey, Result<String, String>>,
     /// Digests of the headers that users bring, nothing for those of packages.
     pub headers: BTreeMap<KernelTarget, Result<Option<String>, String>>,
+    /// Families whose headers users bring, and kernels for which there are none: what was looked for.
+    pub without_headers: BTreeMap<KernelTarget, String>,
+    /// Whether a kernel's headers say what an image asks, by the question's text.
+    pub header_texts: BTreeMap<(KernelTarget, String), Result<bool, String>>,
     /// Digests of the trees that users bring as needs.
     pub trees: BTreeMap<TreeKey, Result<Digest, String>>,
     /// Header sets in the registry's store that no key of the site signed and no archive vouches for.
@@ -228,6 +248,14 @@ pub enum Unverified {
 /// Is it a toolchain or a base ([`FetchedInputs`](super::FetchedInputs)), of which identity? Both may be of the same packages,
 /// and are made otherwise.
 pub type RootFsKey = (&'static str, String, Architecture);
+
+/// The kernel family, and the packages that images add to its toolchain.
+pub type ToolchainKey = (ImageName, Vec<PackageToInstall>);
+
+/// The key of the toolchain that an image is compiled with for the kernels of a family.
+pub fn toolchain_key(image: &DriverImage, family: &KernelFamily) -> ToolchainKey {
+    (family.metadata.name.clone(), image.spec.build_packages.clone())
+}
 
 /// The image that has the need, the need's name, and the kernel.
 pub type TreeKey = (ImageName, ImageName, KernelTarget);

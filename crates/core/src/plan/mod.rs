@@ -51,7 +51,7 @@ mod write_namespaces;
 pub use activity::{Activity, BuildActivity, Stage};
 pub use announced::{
     AnnouncedBy, AnnouncementReason, Announcements, Platform, TrackedKernel, UnusedAnnouncement, called_for,
-    newest,
+    newest, rpm_flavour,
 };
 pub use budget::Budget;
 pub use cell::{
@@ -66,8 +66,9 @@ pub use gc::{
     LiveKernels, gc_plan, kernels_to_note,
 };
 pub use inputs::{
-    CellInputs, EntrypointBinary, Failure, ImageContents, ImageLocation, Observed, PlanInputs, Published,
-    Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, TreeKey, Unverified,
+    CellInputs, EntrypointBinary, Failure, HeaderState, ImageContents, ImageLocation, Observed, PlanInputs,
+    Published, Questions, Resolved, ResolvedImage, RootFsKey, SignatureState, ToolchainKey, TreeKey,
+    Unverified, toolchain_key,
 };
 pub use instance::{Instance, InstanceError};
 pub use interest::Interest;

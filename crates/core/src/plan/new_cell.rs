@@ -6,14 +6,15 @@ use super::{
     BUILD_FORMAT, Cell, CellInputs, CellNeed, CellPatch, FetchedInputs, ImageLocation, Resolved,
     ResolvedImage, SignedWith, SkipReason, Unverified,
     cell_hash::{HashInputs, canonical, input_hash, recipe, unsigned_hash},
+    toolchain_key,
 };
 use crate::{
     image::{
-        Definitions, Digest, DriverImage, ImageReference, InputHash, InputHasher, PatchSpec, TagInputs,
-        Version, render_tags,
+        Definitions, Digest, DriverImage, DriverImageSpec, ImageReference, InputHash, InputHasher, PatchSpec,
+        TagInputs, Version, render_tags,
     },
-    kernel::{KernelFamily, KernelTarget, match_family},
-    template::{Templates, fetching_add},
+    kernel::{HeaderText, KernelFamily, KernelTarget, match_family, without_headers},
+    template::{TemplateContext, Templates, fetching_add},
 };
 
 /// The Dockerfile of one image for one kernel target. What it is compiled against need not be there.
@@ -31,8 +32,8 @@ pub(super) fn family_for<'a>(
     image: &DriverImage,
     target: &KernelTarget,
 ) -> Result<&'a KernelFamily, SkipReason> {
-    if let Some(range) = image.spec.range_without(&target.release) {
-        return Err(SkipReason::KernelOutOfRange { range: range.to_string() });
+    if let Some(range) = image.spec.range_without(target) {
+        return Err(SkipReason::KernelOutOfRange { range });
     }
     match_family(&definitions.families, target).ok_or(SkipReason::NoFamily)
 }
@@ -58,11 +59,14 @@ fn rendered<'a>(
 ) -> Result<Rendered<'a>, SkipReason> {
     let CellInputs { definitions, resolved, published: _, location: _ } = *inputs;
     let family = family_for(definitions, image, target)?;
+    if let Some(looked_for) = resolved.without_headers.get(target) {
+        let detail = without_headers(&definitions.families, target, looked_for);
+        return Err(SkipReason::NoHeaders { detail });
+    }
     let image_found = looked_up(&resolved.images, &image.metadata.name, "its sources were not looked up")
         .map_err(|detail| SkipReason::Unresolved { detail })?;
-    let family_name = &family.metadata.name;
-    let toolchain = looked_up(&resolved.toolchains, family_name, "it was not looked up")
-        .map_err(|detail| SkipReason::Toolchain { family: family_name.to_string(), detail })?;
+    let toolchain = looked_up(&resolved.toolchains, &toolchain_key(image, family), "it was not looked up")
+        .map_err(|detail| SkipReason::Toolchain { family: family.metadata.name.to_string(), detail })?;
     let mut headers = canonical("headers", &family.spec.headers)?;
     let headers_digest = match resolved.headers.get(target) {
         Some(Ok(digest)) => digest.clone(),
@@ -70,11 +74,18 @@ fn rendered<'a>(
         None => None,
     };
     headers.push_str(headers_digest.as_deref().unwrap_or_default());
+    if family.spec.btf {
+        headers.push_str(" btf");
+    }
     let base_name = base_name(toolchain, &headers, target);
-    let version = target.release.version();
-    let patches = image.spec.patches.iter().enumerate();
+    let says = |text: &HeaderText| {
+        let key = (target.clone(), text.to_string());
+        let found = looked_up(&resolved.header_texts, &key, "they were not looked at");
+        found.copied().map_err(|detail| SkipReason::Headers { detail })
+    };
+    let patches = image.spec.patches_for(target, says)?;
+    let patches = patches.into_iter().filter_map(|index| Some((index, image.spec.patches.get(index)?)));
     let patches = patches
-        .filter(|(_, patch)| patch.kernels.as_ref().is_none_or(|range| range.matches(&version)))
         .map(|(index, patch)| {
             let name = patch_name(index, patch);
             let sha256 = image_found.patches.get(&index).cloned().ok_or_else(|| SkipReason::Unresolved {
@@ -83,7 +94,13 @@ fn rendered<'a>(
             Ok(CellPatch { index, name, sha256 })
         })
         .collect::<Result<Vec<_>, SkipReason>>()?;
-    let dockerfile = dockerfile(definitions, templates, (image, image_found), &patches, &base_name, target)?;
+    let mut context = image.template_context(&base_name, &image_found.version, target);
+    context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
+    context.vars.extend(image.spec.vars_for(target, says)?);
+    if family.spec.btf {
+        context.with_btf();
+    }
+    let dockerfile = dockerfile(definitions, templates, &image.spec, &context)?;
     let resolved = image_found;
     Ok(Rendered { family, resolved, toolchain, headers, headers_digest, base_name, patches, dockerfile })
 }
@@ -203,21 +220,16 @@ pub(super) fn looked_up<'a, K: Ord, T>(
 fn dockerfile(
     definitions: &Definitions,
     templates: &mut Templates,
-    (image, resolved): (&DriverImage, &ResolvedImage),
-    patches: &[CellPatch],
-    base_name: &str,
-    target: &KernelTarget,
+    spec: &DriverImageSpec,
+    context: &TemplateContext,
 ) -> Result<String, SkipReason> {
-    let spec = &image.spec;
     let text = definitions
         .templates
         .get(spec.template.as_str())
         .ok_or_else(|| SkipReason::NoTemplate { template: spec.template.to_string() })?;
-    let mut context = image.template_context(base_name, &resolved.version, target);
-    context.patches = patches.iter().map(|patch| patch.name.clone()).collect();
     let refused = |detail: String| SkipReason::Template { detail };
     let dockerfile =
-        templates.render(&spec.template, text, &context).map_err(|error| refused(error.to_string()))?;
+        templates.render(&spec.template, text, context).map_err(|error| refused(error.to_string()))?;
     match fetching_add(&dockerfile) {
         None => Ok(dockerfile),
         Some((line, source)) => Err(refused(format!(

@@ -154,7 +154,7 @@ pub enum HoldReason {
         /// What is wrong with it.
         detail: String,
     },
-    /// Somebody else changed farrier's value back, and would again.
+    /// Another writer changed farrier's value back, and would again.
     #[error(
         "another writer changed it back {times} times, so it is left; find out who writes it, then remove the annotation {RECORD_ANNOTATION}"
     )]
@@ -252,7 +252,7 @@ pub enum HoldReason {
     /// The strategy needs a running cluster.
     #[error("this strategy needs a running cluster, not a directory of manifests")]
     OnlyLive,
-    /// Somebody else takes away again what keeps the DaemonSet off nodes that are handed over.
+    /// Another writer takes away again what keeps the DaemonSet off nodes that are handed over.
     #[error(
         "its node affinity was changed back {times} times; let whoever writes it keep the requirement on farrier.dev/driver..., or leave spec.template.spec.affinity to farrier"
     )]

@@ -39,6 +39,18 @@ pub enum SkipReason {
         /// Why not.
         detail: String,
     },
+    /// There are no headers for the kernel.
+    #[error("{detail}")]
+    NoHeaders {
+        /// What to do; whether a kernel family knows the distribution.
+        detail: String,
+    },
+    /// The toolchain has no compiler that the kernel was built with.
+    #[error("{detail}")]
+    NoCompiler {
+        /// Which it has.
+        detail: String,
+    },
     /// What the registry's store has of an input is not signed with a key of this site.
     #[error("{detail}")]
     Untrusted {

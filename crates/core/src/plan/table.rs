@@ -93,6 +93,15 @@ fn images(plan: &Plan) -> Table {
             let needs: Vec<String> =
                 planned.outcome.cell().iter().flat_map(|cell| &cell.needs).map(ToString::to_string).collect();
             let why = if needs.is_empty() { why } else { format!("{why}; needs {}", needs.join(", ")) };
+            let patches: Vec<&str> = planned
+                .outcome
+                .cell()
+                .iter()
+                .flat_map(|cell| &cell.patches)
+                .map(|patch| patch.name.as_str())
+                .collect();
+            let why =
+                if patches.is_empty() { why } else { format!("{why}; patched with {}", patches.join(", ")) };
             let why = announced(why, &planned.announced_by);
             rows.push((planned.image.to_string(), planned.target.to_string(), planned.nodes, action, why));
         }

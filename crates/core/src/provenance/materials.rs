@@ -174,7 +174,7 @@ pub struct Subject {
 }
 
 /// Everything that the documents say. The same provenance gives the same bytes: it has no time, no machine, no
-/// registry and no engine in it.
+/// registry and no engine in it, but for what the engine's canary said.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provenance {
     /// The image.
@@ -187,6 +187,8 @@ pub struct Provenance {
     pub materials: Vec<Material>,
     /// Its modules.
     pub modules: Vec<ModuleFile>,
+    /// What the engine saw refused, as it would be to a build step, before the first one; empty where it did not look.
+    pub canary: Vec<String>,
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ const BUILDER: &str = "https://farrier.dev/builder/v1";
 
 /// The predicate. External parameters are what the user chose; everything else follows from the dependencies.
 pub fn slsa(provenance: &Provenance) -> Value {
-    let Provenance { subject, farrier, build_format, materials, modules: _ } = provenance;
+    let Provenance { subject, farrier, build_format, materials, modules: _, canary } = provenance;
     let kernel = subject.target.as_ref().map(|target| {
         json!({
             "release": target.release.as_str(),
@@ -31,6 +31,8 @@ pub fn slsa(provenance: &Provenance) -> Value {
         "kernel": kernel,
     }));
     let dependencies: Vec<Value> = materials.iter().map(dependency).collect();
+    let byproducts =
+        (!canary.is_empty()).then(|| json!([{"name": "canary", "annotations": {"refused": canary}}]));
     json!({
         "buildDefinition": {
             "buildType": BUILD_TYPE,
@@ -41,9 +43,10 @@ pub fn slsa(provenance: &Provenance) -> Value {
             },
             "resolvedDependencies": dependencies,
         },
-        "runDetails": {
+        "runDetails": without_nulls(json!({
             "builder": {"id": BUILDER, "version": {"farrier": farrier}},
-        },
+            "byproducts": byproducts,
+        })),
     })
 }
 
@@ -69,6 +72,14 @@ mod tests {
     #[test]
     fn the_predicate() {
         insta::assert_snapshot!(serde_json::to_string_pretty(&slsa(&provenance())).unwrap());
+    }
+
+    #[test]
+    fn what_the_canary_was_refused_is_a_byproduct() {
+        assert_eq!(slsa(&provenance())["runDetails"].get("byproducts"), None);
+        let looked = Provenance { canary: vec!["a mount".to_owned()], ..provenance() };
+        let byproducts = &slsa(&looked)["runDetails"]["byproducts"];
+        assert_eq!(*byproducts, json!([{"name": "canary", "annotations": {"refused": ["a mount"]}}]));
     }
 
     #[test]

@@ -62,5 +62,6 @@ pub(super) fn provenance() -> Provenance {
             srcversion: Some("0123456789ABCDEF".to_owned()),
             digest: digest("mst.ko"),
         }],
+        canary: Vec::new(),
     }
 }

@@ -21,7 +21,8 @@ pub struct TemplateContext {
     /// `{{toolchain}}`: the local name of an image that holds the compiler and, at its natural paths,
     /// the header set (`/lib/modules/<release>/build`).
     pub toolchain: String,
-    /// `{{kernel.release}}`, `{{kernel.label}}`, `{{kernel.version}}` (`x.y.z`), `{{kernel.major}}`, `{{kernel.minor}}`.
+    /// `{{kernel.release}}`, `{{kernel.label}}`, `{{kernel.version}}` (`x.y.z`), `{{kernel.major}}`, `{{kernel.minor}}`,
+    /// `{{kernel.flags}}`.
     pub kernel: BTreeMap<String, String>,
     /// `{{os.id}}`, `{{os.version}}`.
     pub os: BTreeMap<String, String>,
@@ -41,6 +42,12 @@ pub struct TemplateContext {
     /// `{{vars.<name>}}`.
     pub vars: BTreeMap<String, String>,
 }
+
+/// `{{kernel.flags}}` of modules without type information: debug information would be stripped, so none is made.
+const WITHOUT_BTF: &str = "KCFLAGS=-g0";
+/// With it: pahole makes BTF of debug information. With a time, kbuild keeps pahole from working in parallel, which would
+/// give other bytes each time (`scripts/Makefile.btf`).
+const WITH_BTF: &str = "KCFLAGS=-g KBUILD_BUILD_TIMESTAMP=@0";
 
 /// Why a template was not rendered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,6 +73,7 @@ impl TemplateContext {
             ("version", version.to_string()),
             ("major", version.major.to_string()),
             ("minor", version.minor.to_string()),
+            ("flags", WITHOUT_BTF.to_owned()),
         ]);
         if let Some(label) = KernelLabel::of(release) {
             kernel.insert("label".to_owned(), label.to_string());
@@ -78,6 +86,11 @@ impl TemplateContext {
             image: map(&[("name", image.0.to_owned()), ("version", image.1.to_owned())]),
             ..Self::default()
         }
+    }
+
+    /// The kernel's family has modules get type information (BTF).
+    pub fn with_btf(&mut self) {
+        self.kernel.insert("flags".to_owned(), WITH_BTF.to_owned());
     }
 
     /// A line break in a value would start a new instruction of the Dockerfile.

@@ -44,7 +44,7 @@ pub(super) async fn save(
     to: &Path,
     action: String,
 ) -> Result<()> {
-    // Sizes that nobody states are no sizes to look for room for.
+    // Only for a stated size can room be looked for.
     let stated = Some(most).filter(|most| *most < u64::MAX);
     let room = Room::for_download(directory_of(to), stated, most).map_err(|error| named(&error, to))?;
     let inner = SyncIoBridge::new(StreamReader::new(stream.map_err(io::Error::other)));

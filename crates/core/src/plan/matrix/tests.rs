@@ -1,11 +1,12 @@
 use super::super::{
-    Cell, CellInputs, EntrypointBinary, SkipReason, cell_for,
+    Cell, CellInputs, EntrypointBinary, HeaderState, SkipReason, cell_for,
     fixtures::{K47, K48, World, image, name, resolved},
 };
 use crate::{
     definition::NonEmpty,
     image::{Output, RuntimeBase},
-    kernel::{Architecture, KernelTarget},
+    kernel::{Architecture, Compiler, CompilerKind, KernelTarget, Toolchain},
+    kmod::Verdict,
     template::Templates,
 };
 
@@ -111,7 +112,9 @@ fn what_cannot_be_built_has_a_reason() {
         why(|w| w.definitions.families.clear()),
         why(|w| w.resolved.images = [(name("mft"), Err("no package foo in bookworm".to_owned()))].into()),
         why(|w| w.resolved.images.clear()),
-        why(|w| w.resolved.toolchains = [(name("debian-12"), Err("no such suite".to_owned()))].into()),
+        why(|w| {
+            w.resolved.toolchains = [((name("debian-12"), vec![]), Err("no such suite".to_owned()))].into();
+        }),
         why(|w| w.resolved.toolchains.clear()),
         why(|w| {
             let target = w.cells()[0].target.clone();
@@ -185,7 +188,12 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
             found(w).base_identity = Some("sha256:3".to_owned());
         },
         entrypoint,
-        |w| drop(w.resolved.toolchains.insert(name("debian-12"), Ok("toolchain-2".to_owned()))),
+        |w| drop(w.resolved.toolchains.insert((name("debian-12"), vec![]), Ok("toolchain-2".to_owned()))),
+        |w| {
+            let packages = vec!["file".parse().unwrap()];
+            w.image("mft").spec.build_packages = packages.clone();
+            w.resolved.toolchains.insert((name("debian-12"), packages), Ok("toolchain-3".to_owned()));
+        },
         |w| drop(w.definitions.templates.insert("mft".to_owned(), "FROM {{toolchain}}".to_owned())),
         |w| {
             let patch = serde_json::json!({"path": "patches/a b.patch", "kernels": ">=6.1"});
@@ -199,7 +207,7 @@ fn the_input_hash_moves_with_each_input_and_with_nothing_else() {
     let distinct: std::collections::BTreeSet<_> = all.map(|cell| cell.input_hash).collect();
     assert_eq!(distinct.len(), different.len() + 1);
     let what: Vec<&str> = different.iter().map(|cell| cell.changed_since(&same).unwrap()).collect();
-    insta::assert_snapshot!(what.join(", "), @"its definition, a source, its definition, its definition, its definition, its definition, its definition, its definition, the runtime base, its definition, the toolchain, its definition, a patch");
+    insta::assert_snapshot!(what.join(", "), @"its definition, a source, its definition, its definition, its definition, its definition, its definition, its definition, the runtime base, its definition, the toolchain, the toolchain, its definition, a patch");
 }
 
 fn starts_with(world: &mut World, program: &str) {
@@ -246,6 +254,68 @@ fn patches_apply_to_their_kernels_under_safe_names() {
             .map(|p| p.name)
             .collect()
     };
+    let written =
+        serde_json::to_value(cell_for(&inputs, &mut Templates::default(), &image, &target(K47)).unwrap())
+            .unwrap();
+    assert_eq!(written["patches"], serde_json::json!([{"name": "001-__x_.patch", "sha256": "a"}]));
     assert_eq!(names(K47), ["001-__x_.patch"]);
     assert_eq!(names("6.12.3"), ["001-__x_.patch", "002-b.patch"]);
+}
+
+#[test]
+fn headers_choose_patches_and_variables() {
+    let mut world = World::new(&[K47, K48]);
+    let when = serde_json::json!({"header": "include/linux/pci.h", "matches": "bars"});
+    let patch = serde_json::json!({"path": "a.patch", "when": when});
+    world.image("mft").spec.patches = vec![serde_json::from_value(patch).unwrap()];
+    let set = serde_json::json!({"set": {"flag": "-DBARS"}, "when": when});
+    world.image("mft").spec.kernel_vars = vec![serde_json::from_value(set).unwrap()];
+    world.image("mft").spec.vars.insert("flag".parse().unwrap(), "-DNONE".parse().unwrap());
+    world
+        .definitions
+        .templates
+        .insert("mft".to_owned(), "FROM {{toolchain}}\nRUN cc {{vars.flag}}\n".to_owned());
+    world.resolved.images.get_mut(&name("mft")).unwrap().as_mut().unwrap().patches =
+        [(0, "a".to_owned())].into();
+    let why = world.skipped().remove(0).1.to_string();
+    assert_eq!(why, "headers: they were not looked at", "without an answer nothing is built");
+
+    let key = |release| (target(release), "include/linux/pci.h matches bars".to_owned());
+    world.resolved.header_texts = [(key(K47), Ok(false)), (key(K48), Ok(true))].into();
+    let chosen = |cell: &Cell| (cell.patches.len(), cell.dockerfile.contains("-DBARS"));
+    let cells = world.cells();
+    assert_eq!(cells.iter().map(|cell| chosen(cell)).collect::<Vec<_>>(), [(0, false), (1, true)]);
+    assert!(crate::plan::tables(&world.plan())[0].rows[1][4].ends_with("; patched with 001-a.patch"));
+
+    world.resolved.header_texts.insert(key(K48), Err("there is no package".to_owned()));
+    assert_eq!(world.skipped().remove(0).1.to_string(), "headers: there is no package");
+}
+
+#[test]
+fn what_cannot_be_built_is_a_reason_and_not_a_build() {
+    let mut world = World::new(&[K47, K48]);
+    world
+        .observed
+        .headers
+        .insert(target(K47), HeaderState::Missing("package linux-headers-x in bookworm".to_owned()));
+    let toolchain = serde_json::json!({"bootstrap": {"suite": "bookworm", "include": ["gcc-12", "make"]}});
+    world.definitions.families[0].spec.toolchain = serde_json::from_value::<Toolchain>(toolchain).unwrap();
+    let gcc = |major| HeaderState::There(Some(Compiler { kind: CompilerKind::Gcc, major }));
+    world.observed.headers.insert(target(K48), gcc(14));
+    insta::assert_snapshot!(
+        world.skipped().iter().map(|(_, why)| why.to_string()).collect::<Vec<_>>().join("\n")
+    );
+    assert!(world.plan().has_failures());
+    world.observed.headers.insert(target(K48), gcc(12));
+    assert_eq!(world.plan().builds().count(), 1);
+
+    // What is published needs no headers.
+    world.observed.headers.clear();
+    world.publish(Verdict::Loads);
+    world.observed.headers.insert(target(K47), HeaderState::Missing("package".to_owned()));
+    assert!(world.skipped().is_empty());
+
+    // Headers that users bring are part of what an image is, a published one, too.
+    world.resolved.without_headers.insert(target(K47), "headers/x.tar".to_owned());
+    assert!(matches!(&world.skipped()[..], [(_, SkipReason::NoHeaders { .. })]));
 }

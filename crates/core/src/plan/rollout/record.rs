@@ -18,14 +18,14 @@ pub enum RecordState {
     /// The value is set, and the first pods are watched until the deadline.
     #[default]
     Set,
-    /// The first pods got ready. Nobody looks at them for the sake of the rollout any more: what happens to a node
+    /// The first pods got ready. The rollout does not look at them any more: what happens to a node
     /// months later is not the image's doing, and must not put an old one back.
     Good,
     /// The pods did not get ready, and the value before it was put back. It is not set again.
     Failed,
     /// `farrier rollback` put the value before it back. It is not set again.
     RolledBack,
-    /// Somebody else changed the value back twice. It is left.
+    /// Another writer changed the value back twice. It is left.
     Conflict,
 }
 

@@ -27,7 +27,7 @@ pub enum RollbackOutcome {
         /// What was there before.
         to: String,
     },
-    /// Somebody else has set it since: that stays, and farrier leaves it, too.
+    /// Another writer has set it since: that stays, and farrier leaves it, too.
     Released {
         /// What it holds.
         holds: String,

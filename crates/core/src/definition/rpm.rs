@@ -1,0 +1,153 @@
+//! Pure: RPM repositories, and packages in them.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    NonEmpty,
+    checked::{LocalPath, OsVersion, RepositoryAddress, RpmAlternatives},
+};
+
+/// RPM packages of a kernel, and where they are.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RpmPackages {
+    /// Package names. Those with ` | ` between them are alternatives: the first that is of the kernel's release is taken.
+    /// `{{flavour}}` stands for what follows the last `-` of the release.
+    pub packages: NonEmpty<RpmAlternatives>,
+    /// Where the packages are.
+    pub from: RpmArchive,
+}
+
+/// Further RPM packages of a family whose headers are RPM packages.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FurtherRpmPackages {
+    /// Package names, as those of the headers.
+    pub packages: NonEmpty<RpmAlternatives>,
+    /// Where the packages are, where that is not where the headers are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<RpmArchive>,
+}
+
+/// RPM repositories that belong together, and how they are trusted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct RpmArchive {
+    /// The repositories. A kernel's packages may be in any of them.
+    pub repositories: NonEmpty<RpmRepository>,
+    /// The keys that sign, as text (`-----BEGIN PGP PUBLIC KEY BLOCK-----`, one or several), relative to the definitions
+    /// directory.
+    pub signed_by: LocalPath,
+    /// What the keys sign.
+    #[serde(default, skip_serializing_if = "RpmSigned::is_default")]
+    pub signed: RpmSigned,
+}
+
+/// One RPM repository: exactly one field.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub enum RpmRepository {
+    /// Its address: `repodata/repomd.xml` is below it. One whose host ends in `.invalid` is only a name, for which
+    /// `mirrors` in site.yaml says where it is.
+    Url(RepositoryAddress),
+    /// The address of a list of its mirrors: lines of addresses, or a metalink.
+    MirrorList(RepositoryAddress),
+}
+
+/// What the keys of RPM repositories sign.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum RpmSigned {
+    /// Each package.
+    #[default]
+    Packages,
+    /// The metadata (`repomd.xml.asc`), which has the packages' checksums.
+    Metadata,
+    /// The packages and the metadata.
+    Both,
+}
+
+impl RpmSigned {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Must `repomd.xml` have a signature?
+    pub fn metadata(self) -> bool {
+        matches!(self, Self::Metadata | Self::Both)
+    }
+
+    /// Must each package have a signature?
+    pub fn packages(self) -> bool {
+        matches!(self, Self::Packages | Self::Both)
+    }
+}
+
+impl FurtherRpmPackages {
+    /// Where they are, in a family whose headers are in `headers`.
+    pub fn archive<'a>(&'a self, headers: Option<&'a RpmArchive>) -> Option<&'a RpmArchive> {
+        self.from.as_ref().or(headers)
+    }
+}
+
+impl RepositoryAddress {
+    /// For a version of the distribution and RPM's name of an architecture.
+    pub fn expand(&self, os_version: &OsVersion, basearch: &str) -> String {
+        let (major, minor) = os_version.split_once('.').unwrap_or((os_version.as_str(), "0"));
+        self.replace("{{releasever}}", os_version)
+            .replace("{{releasever_major}}", major)
+            .replace("{{releasever_minor}}", minor)
+            .replace("{{basearch}}", basearch)
+    }
+}
+
+impl RpmAlternatives {
+    /// The names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.split(" | ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_expanded() {
+        let address: RepositoryAddress =
+            "https://rocky.invalid/{{releasever}}/x/{{releasever_major}}-SP{{releasever_minor}}/{{basearch}}/os/".parse().unwrap();
+        let expanded = address.expand(&"9.5".parse().unwrap(), "x86_64");
+        assert_eq!(expanded, "https://rocky.invalid/9.5/x/9-SP5/x86_64/os/");
+        for text in [
+            "https://{{releasever}}.test/",
+            "https://a.test/{{release}}",
+            "https://me:pw@a.test/",
+            "ftp://a.test/",
+        ] {
+            assert!(text.parse::<RepositoryAddress>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn names_of_packages() {
+        for text in ["kernel-devel", "kernel6.12-devel | kernel-devel", "kernel-{{flavour}}-devel"] {
+            assert!(text.parse::<RpmAlternatives>().is_ok(), "{text}");
+        }
+        for text in ["", "-x", "a|b", "a b", "{{release}}", "{{flavour}}-{{flavour}}", "../x"] {
+            assert!(text.parse::<RpmAlternatives>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_signed() {
+        let read = |json: &str| serde_json::from_str::<RpmArchive>(json).map(|archive| archive.signed);
+        let start = r#"{"repositories":[{"url":"https://a.test/"},{"mirrorList":"https://b.test/l"}],"signedBy":"k.asc""#;
+        let default = read(&format!("{start}}}")).unwrap();
+        assert!(default.packages() && !default.metadata());
+        let both = read(&format!(r#"{start},"signed":"both"}}"#)).unwrap();
+        assert!(both.packages() && both.metadata());
+        assert!(read(&format!(r#"{start},"signed":"none"}}"#)).is_err());
+    }
+}

@@ -1,0 +1,182 @@
+//! Pure: what of a definition holds for one kernel: its patches and variables.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{DriverImageSpec, PatchSpec};
+use crate::{
+    definition::checked::{OneLine, VariableName},
+    kernel::{HeaderText, KernelRange, KernelTarget, Pattern},
+};
+
+/// Values of variables for some kernels; a later one takes the place of an earlier one.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct KernelVars {
+    /// The kernels' range, as in the image's `kernels`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels: Option<KernelRange>,
+    /// A regular expression over their release, whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub release: Option<Pattern>,
+    /// What their headers say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<HeaderText>,
+    /// The values.
+    pub set: BTreeMap<VariableName, OneLine>,
+}
+
+/// Which kernels something is for: those that everything fits that is given.
+struct Choice<'a> {
+    kernels: &'a Option<KernelRange>,
+    release: &'a Option<Pattern>,
+    when: &'a Option<HeaderText>,
+}
+
+impl Choice<'_> {
+    /// Is it for the kernel? Its headers are asked last, and only where they decide.
+    fn holds<E>(
+        &self,
+        target: &KernelTarget,
+        says: &mut impl FnMut(&HeaderText) -> Result<bool, E>,
+    ) -> Result<bool, E> {
+        let Self { kernels, release, when } = self;
+        let by_name = kernels.as_ref().is_none_or(|range| range.holds(target))
+            && release.as_ref().is_none_or(|pattern| pattern.is_match(target.release.as_str()));
+        match when {
+            Some(text) if by_name => says(text),
+            _ => Ok(by_name),
+        }
+    }
+}
+
+impl DriverImageSpec {
+    /// The kernels that the image is for, if this one is not among them.
+    pub fn range_without(&self, target: &KernelTarget) -> Option<String> {
+        let range = self.kernels.as_ref().filter(|range| !range.holds(target));
+        let release = self.release.as_ref().filter(|pattern| !pattern.is_match(target.release.as_str()));
+        range
+            .map(ToString::to_string)
+            .or_else(|| release.map(|pattern| format!("whose release matches {pattern}")))
+    }
+
+    /// The places in `patches` of those that apply to a kernel. Entries with the same path are one patch: it applies where
+    /// one of them does.
+    pub fn patches_for<E>(
+        &self,
+        target: &KernelTarget,
+        mut says: impl FnMut(&HeaderText) -> Result<bool, E>,
+    ) -> Result<Vec<usize>, E> {
+        let mut chosen: Vec<usize> = Vec::new();
+        for (index, PatchSpec { path, kernels, release, when }) in self.patches.iter().enumerate() {
+            let is_there = |index: &usize| self.patches.get(*index).is_some_and(|patch| patch.path == *path);
+            if !chosen.iter().any(is_there) && (Choice { kernels, release, when }).holds(target, &mut says)? {
+                chosen.push(index);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// The variables that are set for a kernel beside `vars`, or in their place.
+    pub fn vars_for<E>(
+        &self,
+        target: &KernelTarget,
+        mut says: impl FnMut(&HeaderText) -> Result<bool, E>,
+    ) -> Result<BTreeMap<String, String>, E> {
+        let mut vars = BTreeMap::new();
+        for KernelVars { kernels, release, when, set } in &self.kernel_vars {
+            if (Choice { kernels, release, when }).holds(target, &mut says)? {
+                vars.extend(set.iter().map(|(name, value)| (name.to_string(), value.to_string())));
+            }
+        }
+        Ok(vars)
+    }
+
+    /// What must be known of a kernel's headers before its patches and variables are.
+    pub fn asked_of_headers(&self, target: &KernelTarget) -> Vec<HeaderText> {
+        let mut asked = Vec::new();
+        if self.range_without(target).is_none() {
+            let mut note = |text: &HeaderText| {
+                asked.push(text.clone());
+                Ok::<_, std::convert::Infallible>(false)
+            };
+            let (Ok(_), Ok(_)) = (self.patches_for(target, &mut note), self.vars_for(target, &mut note));
+        }
+        asked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Architecture;
+
+    fn spec() -> DriverImageSpec {
+        serde_json::from_value(serde_json::json!({
+            "version": "1", "template": "t", "kernels": ">=4.18", "release": r".*-amd64",
+            "patches": [
+                {"path": "a.patch", "kernels": ">=6.1.0-53, <6.2", "release": r"6\.1\.0-.*"},
+                {"path": "b.patch"},
+                {"path": "a.patch", "kernels": ">=6.2", "when": {"header": "include/linux/pci.h", "matches": "bars"}},
+            ],
+            "vars": {"x": "0"},
+            "kernelVars": [
+                {"kernels": "<6.2", "set": {"x": "1", "y": "1"}},
+                {"release": r"6\.1\.0-56-.*", "set": {"x": "2"}},
+                {"when": {"header": "include/linux/mm.h", "matches": "folio"}, "kernels": ">=6.12", "set": {"x": "3"}},
+            ],
+        }))
+        .unwrap()
+    }
+
+    fn target(release: &str) -> KernelTarget {
+        KernelTarget {
+            os: "debian".parse().unwrap(),
+            os_version: "12".parse().unwrap(),
+            release: release.parse().unwrap(),
+            arch: Architecture::Amd64,
+        }
+    }
+
+    #[test]
+    fn patches_and_variables_follow_the_release_then_the_headers() {
+        let chosen = |release: &str, says: bool| {
+            let (spec, target) = (spec(), target(release));
+            let patches = spec.patches_for(&target, |_| Ok::<_, ()>(says)).unwrap();
+            let vars = spec.vars_for(&target, |_| Ok::<_, ()>(says)).unwrap();
+            (patches, vars.into_iter().flat_map(|(name, value)| [name, value]).collect::<String>())
+        };
+        let expect = |patches: &[usize], vars: &str| (patches.to_vec(), vars.to_owned());
+        assert_eq!(chosen("6.1.0-47-amd64", true), expect(&[1], "x1y1"));
+        assert_eq!(chosen("6.1.0-53-amd64", false), expect(&[0, 1], "x1y1"));
+        assert_eq!(chosen("6.1.0-56-amd64", false), expect(&[0, 1], "x2y1"));
+        assert_eq!(chosen("6.12.117+deb12-amd64", true), expect(&[1, 2], "x3"));
+        assert_eq!(chosen("6.12.117+deb12-amd64", false), expect(&[1], ""));
+    }
+
+    #[test]
+    fn headers_are_asked_where_they_decide() {
+        let asked = |release: &str| -> Vec<String> {
+            spec().asked_of_headers(&target(release)).iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(asked("6.1.0-56-amd64"), [""; 0]);
+        assert_eq!(asked("6.6.1-amd64"), ["include/linux/pci.h matches bars"]);
+        assert_eq!(
+            asked("6.12.1-amd64"),
+            ["include/linux/pci.h matches bars", "include/linux/mm.h matches folio"]
+        );
+        assert_eq!(asked("6.12.1-cloud-arm64"), [""; 0], "the image is not for it");
+        let unknown = spec().patches_for(&target("6.12.1-amd64"), |_| Err("out of reach"));
+        assert_eq!(unknown, Err("out of reach"));
+    }
+
+    #[test]
+    fn an_image_is_for_the_kernels_that_both_fit() {
+        let left_out = |release: &str| spec().range_without(&target(release));
+        assert_eq!(left_out("6.1.0-47-amd64"), None);
+        assert_eq!(left_out("4.9.0-1-amd64").as_deref(), Some(">=4.18"));
+        assert_eq!(left_out("6.1.0-47-arm64").as_deref(), Some("whose release matches .*-amd64"));
+    }
+}

@@ -1,0 +1,92 @@
+//! Pure: kernels told apart by what their headers say, for what distributions take over into kernels of older numbers.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Pattern;
+use crate::definition::checked::HeaderFile;
+
+/// A header of the kernel that says something.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HeaderText {
+    /// The header, in the kernel's build tree: `include/linux/pci.h`. One that is not there says nothing.
+    pub header: HeaderFile,
+    /// A regular expression that a part of the header matches. A declaration over several lines counts as one line: line
+    /// breaks between parentheses are blanks.
+    pub matches: Pattern,
+}
+
+impl HeaderText {
+    /// Does this text of the header match?
+    pub fn is_in(&self, text: &str) -> bool {
+        self.matches.is_found_in(&with_declarations_joined(text))
+    }
+}
+
+impl fmt::Display for HeaderText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} matches {}", self.header, self.matches)
+    }
+}
+
+/// Parentheses that are not closed, as in comments, end with the statement or at an empty line.
+fn with_declarations_joined(text: &str) -> String {
+    let mut joined = String::with_capacity(text.len());
+    let mut open = 0_usize;
+    for line in text.lines() {
+        let line = if open > 0 { line.trim_start() } else { line };
+        if line.is_empty() {
+            open = 0;
+        }
+        joined.push_str(line.trim_end());
+        for c in line.chars() {
+            match c {
+                '(' => open += 1,
+                ')' => open = open.saturating_sub(1),
+                ';' | '{' | '}' => open = 0,
+                _ => {}
+            }
+        }
+        joined.push(if open > 0 { ' ' } else { '\n' });
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: &str = "/* resizes (a BAR */\n\nint __must_check pci_resize_resource(struct pci_dev *dev, int i, int size);\nint pci_select_bars(struct pci_dev *dev, unsigned long flags);\n";
+    const AFTER: &str = "int __must_check pci_resize_resource(struct pci_dev *dev, int i, int size,\n\t\t\t\t     int exclude_bars);\nint pci_select_bars(struct pci_dev *dev, unsigned long flags);\n";
+
+    fn says(pattern: &str, text: &str) -> bool {
+        let when: HeaderText =
+            serde_json::from_value(serde_json::json!({"header": "include/linux/pci.h", "matches": pattern}))
+                .unwrap();
+        when.is_in(text)
+    }
+
+    #[test]
+    fn a_declaration_is_one_line() {
+        for pattern in [
+            r"pci_resize_resource\(.*,.*,.*,",
+            r"pci_resize_resource\([^;]*\bint exclude_bars\)",
+            r"size, int ex",
+        ] {
+            assert!(says(pattern, AFTER) && !says(pattern, BEFORE), "{pattern}");
+        }
+        assert!(says(r"(?m)^int pci_select_bars\(.*\);$", AFTER));
+        assert!(!says(r"pci_resize_resource.*pci_select_bars", AFTER), "two declarations are two lines");
+    }
+
+    #[test]
+    fn a_header_is_a_file_of_the_tree() {
+        for header in ["/etc/passwd", "../x", "a/../b", "", "a*"] {
+            let when = serde_json::json!({"header": header, "matches": "x"});
+            assert!(serde_json::from_value::<HeaderText>(when).is_err(), "{header:?}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Pure: what stands in the way of a build before anything is fetched: compilers that a toolchain lacks, headers that are
+//! not there, distributions that no family knows.
+
+use std::collections::BTreeSet;
+
+use super::{Compiler, CompilerKind, KernelFamily, KernelTarget, Toolchain};
+use crate::definition::BootstrapSpec;
+
+/// Why the family's toolchain cannot compile for a kernel: it lacks the compiler that the kernel's headers name, or, where
+/// these are not here yet, all that the family names. `None` as well where only looking into the toolchain tells.
+pub fn lacks_compiler(family: &KernelFamily, built_with: Option<Compiler>) -> Option<String> {
+    let said = || family.spec.built_with.iter().filter_map(|name| Compiler::named(name)).collect();
+    let wanted: BTreeSet<Compiler> = built_with.map_or_else(said, |compiler| [compiler].into());
+    let Toolchain::Bootstrap(toolchain) = &family.spec.toolchain else { return None };
+    let offered = offered(toolchain)?;
+    if wanted.is_empty() || !wanted.is_disjoint(&offered) {
+        return None;
+    }
+    let joined = |compilers: &BTreeSet<Compiler>, with: &str| {
+        compilers.iter().map(ToString::to_string).collect::<Vec<_>>().join(with)
+    };
+    let (wanted, name) = (joined(&wanted, " or "), &family.metadata.name);
+    let offered = if offered.is_empty() { "no compiler".to_owned() } else { joined(&offered, ", ") };
+    Some(format!(
+        "the kernel was built with {wanted}, which the toolchain of family {name} lacks; it offers {offered} (add the package of {wanted} to \
+         that toolchain, or name an image that has it)"
+    ))
+}
+
+/// The compilers among the packages; `None` where a package without a number is one that is not known.
+fn offered(toolchain: &BootstrapSpec) -> Option<BTreeSet<Compiler>> {
+    let names = toolchain.include.iter().map(|package| package.split(['=', ':']).next().unwrap_or_default());
+    let mut offered = BTreeSet::new();
+    for name in names {
+        match name {
+            "gcc" | "g++" | "build-essential" => drop(offered.insert(default_gcc(&toolchain.suite)?)),
+            "clang" => return None,
+            _ => offered.extend(Compiler::named(name)),
+        }
+    }
+    Some(offered)
+}
+
+/// What the package `gcc` of a suite depends on (`gcc-defaults` of each).
+fn default_gcc(suite: &str) -> Option<Compiler> {
+    let major = match suite {
+        "focal" => 9,
+        "bullseye" => 10,
+        "jammy" => 11,
+        "bookworm" => 12,
+        "noble" => 13,
+        "trixie" => 14,
+        "resolute" => 15,
+        _ => return None,
+    };
+    Some(Compiler { kind: CompilerKind::Gcc, major })
+}
+
+/// That there are no headers for a kernel, and what to do; a distribution that no family names is told as well, with the file to
+/// start from.
+pub fn without_headers(families: &[KernelFamily], target: &KernelTarget, looked_for: &str) -> String {
+    let KernelTarget { os, os_version, release, arch } = target;
+    let names_it = |family: &&KernelFamily| family.spec.matches.os.contains(os);
+    let knows_it = |family: &KernelFamily| family.spec.matches.may_match(os, os_version, *arch);
+    let said = format!(
+        "no headers for {release}: import or collect them (`farrier headers import`, `farrier headers collect`), or name a mirror that has \
+         them; there is no {looked_for}"
+    );
+    if families.iter().filter(names_it).any(knows_it) {
+        return said;
+    }
+    let example = families.iter().rev().find(names_it).or_else(|| families.last());
+    let file = example.map_or("kernels/90-custom.yaml", |family| family.file.as_str());
+    format!(
+        "{said}; no kernel family is for {os} {os_version} ({arch}): copy {file} into your definitions' kernels/ under another name, and say \
+         there where its headers and its compiler come from"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::Architecture;
+
+    fn family(file: &str, matches: &str, built_with: &[&str], suite: &str, include: &[&str]) -> KernelFamily {
+        let matches: serde_json::Value = serde_json::from_str(matches).unwrap();
+        let family: KernelFamily = serde_json::from_value(serde_json::json!({
+            "apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "acme"},
+            "spec": {
+                "match": matches, "builtWith": built_with, "headers": {"tarball": {"path": "headers/{{release}}.tar.xz"}},
+                "toolchain": {"bootstrap": {"suite": suite, "include": include}},
+            },
+        }))
+        .unwrap();
+        KernelFamily { file: file.to_owned(), ..family }
+    }
+
+    #[test]
+    fn an_offer_without_the_kernel_s_compiler_is_told() {
+        let gcc = |major| Some(Compiler { kind: CompilerKind::Gcc, major });
+        let lacks = |built_with: &[&str], suite: &str, include: &[&str], found| {
+            lacks_compiler(&family("", "{}", built_with, suite, include), found).is_some()
+        };
+        assert!(!lacks(&[], "bookworm", &["gcc", "make"], None), "what built it is not said");
+        assert!(lacks(&[], "bookworm", &["gcc-11", "gcc"], gcc(14)));
+        assert!(!lacks(&[], "bookworm", &["gcc-11", "gcc"], gcc(12)), "the suite's own");
+        assert!(lacks(&["gcc-14"], "bookworm", &["gcc-12=12.2.0-14+deb12u1"], None));
+        assert!(!lacks(&["gcc-14", "gcc-12"], "bookworm", &["gcc-12:amd64"], None), "one of them");
+        assert!(!lacks(&["gcc-14"], "bookworm", &["gcc-12"], gcc(12)), "the headers know better");
+        assert!(lacks(&["clang-18"], "bookworm", &["gcc-12"], None));
+        assert!(lacks(&["gcc-12"], "bookworm", &["make"], None));
+        assert!(!lacks(&["gcc-15"], "sid", &["gcc"], None), "what sid has is not known");
+        insta::assert_snapshot!(
+            lacks_compiler(&family("", "{}", &[], "bookworm", &["gcc", "gcc-11"]), gcc(14)).unwrap(),
+            @"the kernel was built with gcc 14, which the toolchain of family acme lacks; it offers gcc 11, gcc 12 (add the package of gcc 14 to that toolchain, or name an image that has it)"
+        );
+    }
+
+    #[test]
+    fn a_distribution_that_no_family_knows_is_told_with_the_file_to_copy() {
+        let families = [
+            family(
+                "kernels/10-debian-12.yaml",
+                r#"{"os": "debian", "osVersion": "12"}"#,
+                &[],
+                "bookworm",
+                &[],
+            ),
+            family("kernels/90-custom.yaml", "{}", &[], "bookworm", &[]),
+        ];
+        let told = |os: &str, version: &str| {
+            let target = KernelTarget {
+                os: os.parse().unwrap(),
+                os_version: version.parse().unwrap(),
+                release: "6.12.1-acme".parse().unwrap(),
+                arch: Architecture::Amd64,
+            };
+            without_headers(&families, &target, "headers/6.12.1-acme.tar.xz")
+        };
+        insta::assert_snapshot!(
+            [told("debian", "12"), told("debian", "14"), told("flatcar", "3815.2")].join("\n")
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! The canary: before the first step process 1, which has no more rights by then than a step, tries what a hostile step would.
+//! Where it gets anything there is no build; what it was refused stands in the provenance.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+};
+
+use nix::{
+    sched::{CloneFlags, unshare},
+    sys::ptrace,
+    unistd::Pid,
+};
+use rustix::{
+    fs::{CWD, FileType, Mode, makedev, mknodat},
+    io::Errno,
+    mount::{MountFlags, mount},
+    net::{AddressFamily, SocketType, socket},
+    process::chroot,
+    system::init_module,
+};
+
+/// What is tried, in the words of the provenance, and how.
+type Attempt = (&'static str, fn() -> io::Result<()>);
+
+const ATTEMPTS: [Attempt; 13] = [
+    ("a capability", capability),
+    ("a socket of IPv4", || family(AddressFamily::INET)),
+    ("a socket of IPv6", || family(AddressFamily::INET6)),
+    ("a local socket", || family(AddressFamily::UNIX)),
+    ("a socket of the kernel's", || family(AddressFamily::NETLINK)),
+    ("to trace a process", || Ok(ptrace::attach(Pid::from_raw(1))?)),
+    ("another root", || Ok(chroot("/tmp")?)),
+    ("a mount", || Ok(mount("none", "/tmp", "tmpfs", MountFlags::empty(), None)?)),
+    ("a user namespace", || Ok(unshare(CloneFlags::CLONE_NEWUSER)?)),
+    ("a disk", || Ok(mknodat(CWD, "/tmp/.canary", FileType::BlockDevice, Mode::RUSR, makedev(8, 0))?)),
+    ("a file beside the devices", || File::create("/dev/.canary").map(drop)),
+    ("a setting of the kernel", || {
+        OpenOptions::new().write(true).open("/proc/sys/kernel/core_pattern").map(drop)
+    }),
+    ("a kernel module", || Ok(init_module(&[], c"")?)),
+];
+
+/// Tries all, and gives what was refused. The error names what was not.
+pub fn look() -> io::Result<Vec<String>> {
+    let tried = ATTEMPTS.iter().map(|(what, attempt)| {
+        let outcome = attempt();
+        if is_refused(&outcome) { Ok((*what).to_owned()) } else { Err(got(what, &outcome)) }
+    });
+    tried.collect()
+}
+
+/// Only a refusal is one: that something is not there, or was asked for in a wrong way, shows nothing.
+fn is_refused(outcome: &io::Result<()>) -> bool {
+    let refusals = [Errno::PERM, Errno::ACCESS, Errno::ROFS].map(Errno::raw_os_error);
+    outcome.as_ref().is_err_and(|error| error.raw_os_error().is_some_and(|code| refusals.contains(&code)))
+}
+
+fn got(what: &str, outcome: &io::Result<()>) -> io::Error {
+    let how = outcome.as_ref().err().map_or_else(|| "it was given".to_owned(), ToString::to_string);
+    io::Error::other(format!("what runs here could get {what} ({how}): nothing is compiled"))
+}
+
+fn family(family: AddressFamily) -> io::Result<()> {
+    Ok(socket(family, SocketType::DGRAM, None).map(drop)?)
+}
+
+/// Every set must be empty, the one that limits the others, too.
+fn capability() -> io::Result<()> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let sets: Vec<&str> =
+        status.lines().filter_map(|line| Some(line.strip_prefix("Cap")?.split_once(':')?.1)).collect();
+    let has_none = sets.len() >= 5 && sets.iter().all(|set| set.trim().bytes().all(|digit| digit == b'0'));
+    if has_none { Err(Errno::PERM.into()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_refused_counts_as_refused() {
+        assert!(is_refused(&Err(Errno::PERM.into())));
+        for other in [Ok(()), Err(Errno::NOENT.into()), Err(Errno::INVAL.into()), Err(io::Error::other("x"))]
+        {
+            assert!(!is_refused(&other), "{other:?}");
+        }
+        // Nothing holds this process back.
+        let local = family(AddressFamily::UNIX);
+        assert!(!is_refused(&local));
+        let said = got("a local socket", &local).to_string();
+        assert_eq!(said, "what runs here could get a local socket (it was given): nothing is compiled");
+    }
+}

@@ -1,0 +1,270 @@
+//! Adapter: a kernel's packages, unpacked in the cache: its headers, its image.
+
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    FetchError, Fetcher, Lookup, TREE,
+    apt::{self, AptArchive, Packages, control::PackageRecord},
+    digest,
+    rpm::{self, Listed, Repositories, package::names_for},
+    unpack, with_release,
+};
+use crate::{
+    blocking::stoppable,
+    image::checked::RpmAlternatives,
+    kernel::{AptSuites, Architecture, KernelTarget, RpmArchive},
+};
+
+/// What is looked for.
+pub(super) struct Search<'a> {
+    /// The kind of the cache's entries and records.
+    pub kind: &'static str,
+    /// Changes when the same packages are laid out differently.
+    pub format: &'static str,
+    pub from: Place<'a>,
+    /// Are those that they need and that come from the same source package taken as well?
+    pub with_dependencies: bool,
+    /// What to do where there are none.
+    pub hint: &'static str,
+}
+
+/// Packages, and where they are. One package of each group is wanted, the first that is there.
+pub(super) enum Place<'a> {
+    /// Suites. `{{release}}` is the kernel's.
+    Apt(&'a AptSuites, Vec<Vec<String>>),
+    /// Repositories, whose keys are below the directory. The packages say themselves which kernel they are for.
+    Rpm(&'a RpmArchive, &'a Path, &'a [RpmAlternatives]),
+}
+
+/// A place that is asked.
+enum Archive {
+    Apt(AptArchive),
+    Rpm(Repositories),
+}
+
+/// Packages that were found, of one kind.
+enum Chosen {
+    Deb(Vec<PackageRecord>),
+    Rpm(Vec<Listed>),
+}
+
+/// Remembers what a search came to. It holds for as long as the tree is in the cache: what belongs to a kernel release
+/// does not change in what it means, and the input hash should not change with the day.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Found {
+    pub release: String,
+    pub arch: Architecture,
+    /// Of the cache's entry.
+    pub key: String,
+    pub origin: Vec<String>,
+}
+
+impl Found {
+    /// What is made of this content for a kernel.
+    pub fn new(format: &str, target: &KernelTarget, content: &[String], origin: Vec<String>) -> Self {
+        let key = key(format, target, content.iter());
+        Self { release: target.release.to_string(), arch: target.arch, key, origin }
+    }
+}
+
+fn key<'a>(format: &'a str, target: &'a KernelTarget, parts: impl Iterator<Item = &'a String>) -> String {
+    let head = [format, target.release.as_str(), target.arch.as_str()];
+    digest::of_parts(head.into_iter().chain(parts.map(String::as_str)))
+}
+
+impl Search<'_> {
+    /// What an earlier search came to, while its tree is in the cache.
+    pub fn known(&self, fetcher: &Fetcher, target: &KernelTarget) -> Result<Option<Found>, FetchError> {
+        let Some(found) = fetcher.cache.read_record::<Found>(self.kind, &self.key(target))? else {
+            return Ok(None);
+        };
+        Ok(fetcher.cache.get(self.kind, &found.key)?.map(|_| found))
+    }
+
+    /// Does the archive have the packages? Nothing is fetched but its lists.
+    pub async fn is_there<T: Default>(
+        &self,
+        fetcher: &Fetcher,
+        target: &KernelTarget,
+    ) -> Result<Lookup<T>, FetchError> {
+        let archive = match self.open(fetcher, target).await? {
+            Ok(archive) => archive,
+            Err(missing) => return Ok(self.lookup(missing)),
+        };
+        Ok(match Box::pin(archive.choose(&self.names(target), target, false)).await? {
+            Ok(_) => Lookup::Found(T::default()),
+            Err(names) => self.missing(target, &names),
+        })
+    }
+
+    /// The packages' tree, from the cache or from the archive. `finish` is given the unpacked tree before it becomes an
+    /// entry.
+    pub async fn run<F>(
+        &self,
+        fetcher: &Fetcher,
+        target: &KernelTarget,
+        finish: F,
+    ) -> Result<Lookup<Found>, FetchError>
+    where
+        F: FnOnce(&Path) -> Result<(), FetchError> + Send + 'static,
+    {
+        if let Some(found) = self.known(fetcher, target)? {
+            return Ok(Lookup::Found(found));
+        }
+        let archive = match self.open(fetcher, target).await? {
+            Ok(archive) => archive,
+            Err(missing) => return Ok(self.lookup(missing)),
+        };
+        let groups = self.names(target);
+        let found = loop {
+            let chosen = match Box::pin(archive.choose(&groups, target, self.with_dependencies)).await? {
+                Ok(chosen) => chosen,
+                Err(names) => return Ok(self.missing(target, &names)),
+            };
+            let origin = chosen.identities();
+            let found = Found::new(self.format, target, &origin.clone(), origin);
+            if fetcher.cache.get(self.kind, &found.key)?.is_some() {
+                break found;
+            }
+            let files = match Box::pin(archive.download(&chosen)).await {
+                Ok(files) => files,
+                // Another signature will not be there next time.
+                Err(error @ FetchError::Signature { .. }) => return Err(error),
+                // A mirror drops a package when a newer one replaces it: the lists may be too old. New
+                // ones are not fetched twice, so this ends.
+                Err(_) if archive.renew().await? => continue,
+                Err(error) => return Err(error),
+            };
+            let names = found.origin.clone();
+            let make = |dir: PathBuf| {
+                stoppable(move |stop| {
+                    let root = dir.join(TREE);
+                    fs::create_dir(&root)?;
+                    for (file, name) in files.iter().zip(&names) {
+                        let name = name.split(' ').next().unwrap_or_default();
+                        unpack(stop, file, &root, &format!("package {name}"))?;
+                    }
+                    finish(&root)
+                })
+            };
+            fetcher.cache.get_or_make(self.kind, &found.key, make).await?;
+            break found;
+        };
+        fetcher.cache.write_record(self.kind, &self.key(target), &found)?;
+        Ok(Lookup::Found(found))
+    }
+
+    /// The archive; what it lacks to be asked at all is a finding.
+    async fn open(
+        &self,
+        fetcher: &Fetcher,
+        target: &KernelTarget,
+    ) -> Result<Result<Archive, String>, FetchError> {
+        Ok(match &self.from {
+            Place::Apt(suites, _) => Ok(Archive::Apt(AptArchive::open(fetcher, suites, target.arch).await?)),
+            Place::Rpm(archive, root, groups) => {
+                Repositories::open(fetcher, archive, root, target, groups)?.map(Archive::Rpm)
+            }
+        })
+    }
+
+    /// The finding that packages are not there.
+    pub fn missing<T>(&self, target: &KernelTarget, names: &str) -> Lookup<T> {
+        self.lookup(match &self.from {
+            Place::Apt(suites, _) => {
+                format!("package {names} ({}) in {}", target.arch, suites.suites.join(", "))
+            }
+            Place::Rpm(..) => {
+                format!("package {names} ({}) for this kernel in the repositories", target.arch)
+            }
+        })
+    }
+
+    fn lookup<T>(&self, looked_for: String) -> Lookup<T> {
+        Lookup::Missing { looked_for, hint: self.hint.to_owned() }
+    }
+
+    /// The packages' names.
+    pub fn names(&self, target: &KernelTarget) -> Vec<Vec<String>> {
+        match &self.from {
+            Place::Apt(_, groups) => {
+                let names =
+                    |group: &Vec<String>| group.iter().map(|name| with_release(name, target)).collect();
+                groups.iter().map(names).collect()
+            }
+            Place::Rpm(_, _, groups) => {
+                groups.iter().map(|group| names_for(group, target.release.as_str())).collect()
+            }
+        }
+    }
+
+    fn key(&self, target: &KernelTarget) -> String {
+        let parts = match &self.from {
+            Place::Apt(suites, _) => apt::key_parts(suites),
+            Place::Rpm(archive, ..) => rpm::key_parts(archive, target),
+        };
+        let groups: Vec<String> = self.names(target).iter().map(|group| group.join(" | ")).collect();
+        key(self.format, target, groups.iter().chain(&parts))
+    }
+}
+
+impl Archive {
+    /// The packages of one kernel, or the names of which none is there.
+    async fn choose(
+        &self,
+        groups: &[Vec<String>],
+        target: &KernelTarget,
+        with_dependencies: bool,
+    ) -> Result<Result<Chosen, String>, FetchError> {
+        Ok(match self {
+            Self::Apt(archive) => {
+                let chosen = if with_dependencies {
+                    archive.closure(groups).await?
+                } else {
+                    archive.choose(groups, None).await?
+                };
+                chosen.found().map(Chosen::Deb)
+            }
+            // Those of a kernel's packages that belong together are named one by one.
+            Self::Rpm(archive) => archive.choose(groups, &target.release).await?.found().map(Chosen::Rpm),
+        })
+    }
+
+    async fn download(&self, chosen: &Chosen) -> Result<Vec<PathBuf>, FetchError> {
+        match (self, chosen) {
+            (Self::Apt(archive), Chosen::Deb(packages)) => archive.download(packages).await,
+            (Self::Rpm(archive), Chosen::Rpm(packages)) => archive.download(packages).await,
+            // An archive chooses packages of its own kind.
+            _ => Err(FetchError::Interrupted),
+        }
+    }
+
+    async fn renew(&self) -> Result<bool, FetchError> {
+        match self {
+            Self::Apt(archive) => archive.renew().await,
+            Self::Rpm(archive) => archive.renew().await,
+        }
+    }
+}
+
+impl Chosen {
+    fn identities(&self) -> Vec<String> {
+        match self {
+            Self::Deb(packages) => packages.iter().map(PackageRecord::identity).collect(),
+            Self::Rpm(packages) => packages.iter().map(|listed| listed.package.identity()).collect(),
+        }
+    }
+}
+
+impl<P> Packages<P> {
+    /// The packages, or the names of which none is there.
+    fn found(self) -> Result<Vec<P>, String> {
+        match self {
+            Self::Found(packages) => Ok(packages),
+            Self::Missing(names) => Err(names),
+        }
+    }
+}

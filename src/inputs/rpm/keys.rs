@@ -1,0 +1,127 @@
+//! Adapter: signatures, verified by the tools of the distributions: `rpmkeys` for packages, `gpgv` for `repomd.xml`.
+
+use std::path::{Path, PathBuf};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use fs_err as fs;
+
+use crate::{
+    cache::Scratch,
+    inputs::{FetchError, process},
+};
+
+const BEGIN: &str = "-----BEGIN PGP PUBLIC KEY BLOCK-----";
+const END: &str = "-----END PGP PUBLIC KEY BLOCK-----";
+
+/// The keys that an archive is signed with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keys {
+    file: PathBuf,
+    /// As a keyring, which is all that gpgv reads.
+    binary: Vec<u8>,
+}
+
+impl Keys {
+    /// Reads a file of keys; `None` where there is none.
+    pub fn read(file: &Path) -> Result<Option<Self>, FetchError> {
+        if !file.exists() {
+            return Ok(None);
+        }
+        let binary = dearmored(&String::from_utf8_lossy(&fs::read(file)?)).ok_or_else(|| {
+            FetchError::unusable(
+                format!("use the keys in {}: they are no armored OpenPGP keys", file.display()),
+                format!("give the file that the distribution publishes, which begins with {BEGIN}"),
+            )
+        })?;
+        Ok(Some(Self { file: file.to_owned(), binary }))
+    }
+
+    /// Is `file` signed with one of the keys? `signature` is a detached one.
+    pub async fn verify_file(
+        &self,
+        scratch: &Scratch,
+        file: &Path,
+        signature: &Path,
+        what: &str,
+    ) -> Result<(), FetchError> {
+        let keyring = scratch.path().join("keyring.gpg");
+        fs::write(&keyring, &self.binary)?;
+        let mut command = process::command("gpgv");
+        command.arg("--homedir").arg(scratch.path()).arg("--keyring").arg(&keyring);
+        command.args(["--status-fd", "1"]).args([signature, file]);
+        let output = process::output(command, "gpgv").await?;
+        // The status says GOODSIG of neither expired nor revoked keys.
+        let is_good = output.stdout.lines().any(|line| line.starts_with("[GNUPG:] GOODSIG "));
+        if output.status.success() && is_good {
+            return Ok(());
+        }
+        Err(self.refused(what, output.stderr.lines().last().unwrap_or("gpgv found no good signature")))
+    }
+
+    /// Is each of the packages signed with one of the keys, and what it was when it was signed?
+    pub async fn verify_packages(&self, scratch: &Scratch, files: &[PathBuf]) -> Result<(), FetchError> {
+        let database = scratch.path().join("rpmdb");
+        let rpmkeys = || {
+            let mut command = process::command("rpmkeys");
+            // No configuration of the user's says otherwise. Without the level, a package without signatures passes.
+            command.env("HOME", scratch.path()).arg("--dbpath").arg(&database);
+            command.args(["--define", "_pkgverify_level all", "--define", "_pkgverify_flags 0"]);
+            command
+        };
+        if !database.exists() {
+            fs::create_dir(&database)?;
+            let mut import = rpmkeys();
+            import.arg("--import").arg(&self.file);
+            process::run(import, "rpmkeys", || format!("read the keys in {}", self.file.display())).await?;
+        }
+        let mut check = rpmkeys();
+        check.arg("--checksig").args(files);
+        let output = process::output(check, "rpmkeys").await?;
+        if output.status.success() {
+            return Ok(());
+        }
+        // `/path/x.rpm: digests SIGNATURES NOT OK`: what is wrong is in capitals.
+        let line = output.stdout.lines().find(|line| line.contains("NOT OK"));
+        let (file, said) = line.and_then(|line| line.rsplit_once(": ")).unwrap_or(("", output.stderr.trim()));
+        let name = file.rsplit('/').next().unwrap_or_default();
+        Err(self.refused(&format!("package {name}"), said))
+    }
+
+    fn refused(&self, what: &str, said: &str) -> FetchError {
+        FetchError::Signature {
+            what: what.to_owned(),
+            keys: self.file.display().to_string(),
+            said: said.chars().filter(|c| !c.is_control()).take(300).collect(),
+        }
+    }
+}
+
+/// The keys in a text, without their armor (RFC 9580, 6.2).
+fn dearmored(text: &str) -> Option<Vec<u8>> {
+    let mut keys = Vec::new();
+    for block in text.split(BEGIN).skip(1) {
+        let lines = block.split(END).next()?.lines().map(str::trim);
+        // Headers, then an empty line; the checksum at the end begins with `=`.
+        let body =
+            lines.skip(1).skip_while(|line| line.contains(": ")).take_while(|line| !line.starts_with('='));
+        keys.extend(STANDARD.decode(body.collect::<String>()).ok()?);
+    }
+    (!keys.is_empty()).then_some(keys)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn armor_is_taken_off() {
+        let block = |body: &str| format!("a comment\n{BEGIN}\nVersion: x 1\n\n{body}\n=abcd\n{END}\n");
+        assert_eq!(dearmored(&block("Zm9v\nYmFy")).unwrap(), b"foobar");
+        assert_eq!(
+            dearmored(&[block("Zm9v"), format!("{BEGIN}\n\nYmFy\n{END}")].concat()).unwrap(),
+            b"foobar"
+        );
+        assert_eq!(dearmored("foobar"), None);
+        assert_eq!(dearmored(&block("!")), None);
+    }
+}

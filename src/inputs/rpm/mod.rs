@@ -1,0 +1,434 @@
+//! Adapter: RPM repositories. Their metadata is read by farrier, signatures are verified by the distributions' own tools.
+
+mod keys;
+pub mod metadata;
+pub mod package;
+
+use std::{
+    collections::BTreeSet,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use fs_err::{self as fs, File};
+use keys::Keys;
+use metadata::{MetadataError, Part, Repomd};
+use package::{RpmPackage, basearch};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use super::{
+    FetchError, Fetcher, YOUNG,
+    apt::Packages,
+    digest,
+    download::{fetch_from, transfer},
+};
+use crate::{
+    archive,
+    blocking::stoppable,
+    cache::LockMode,
+    image::checked::{RpmAlternatives, fits},
+    kernel::{Architecture, KernelRelease, KernelTarget, RpmArchive, RpmRepository, RpmSigned},
+};
+
+/// Changes when listings have another form.
+const FORMAT: &str = "rpm-1";
+/// The kind of the cache's records and locks.
+const KIND: &str = "rpm";
+/// Largest `repomd.xml`, signature and list of mirrors.
+const MOST_INDEX: u64 = 4 << 20;
+
+/// The kernel packages of some repositories, for one platform.
+#[derive(Clone, Debug)]
+pub struct Repositories {
+    fetcher: Fetcher,
+    arch: Architecture,
+    signed: RpmSigned,
+    keys: Keys,
+    places: Vec<Place>,
+    /// Names of packages, in which a `*` stands for a flavour.
+    names: Vec<String>,
+    /// What is not there, for messages.
+    absent: Vec<String>,
+}
+
+/// Where a repository is, before it is asked.
+#[derive(Clone, Debug)]
+enum Place {
+    At(Vec<Url>),
+    Listed(Vec<Url>),
+}
+
+/// A package with the addresses of the repository that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The package.
+    pub package: RpmPackage,
+    places: Vec<String>,
+}
+
+/// The kernel packages of one repository, as it was last asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Listing {
+    /// Seconds since 1970.
+    asked: u64,
+    /// Digest of `repomd.xml`; `None` where there is no repository.
+    revision: Option<String>,
+    /// The repository's addresses, the one that answered first.
+    places: Vec<String>,
+    packages: Vec<RpmPackage>,
+}
+
+impl Repositories {
+    /// The repositories for a target's platform; nothing is asked yet. What is missing is a finding: keys, or any address.
+    pub fn open(
+        fetcher: &Fetcher,
+        archive: &RpmArchive,
+        root: &Path,
+        target: &KernelTarget,
+        groups: &[RpmAlternatives],
+    ) -> Result<Result<Self, String>, FetchError> {
+        let file = root.join(&archive.signed_by);
+        let Some(keys) = Keys::read(&file)? else {
+            return Ok(Err(format!("file {} with the keys of the distribution", file.display())));
+        };
+        let (mut places, mut absent) = (Vec::new(), Vec::new());
+        for repository in &*archive.repositories {
+            let (address, is_list) = match repository {
+                RpmRepository::Url(address) => (address, false),
+                RpmRepository::MirrorList(address) => (address, true),
+            };
+            let text = address.expand(&target.os_version, basearch(target.arch));
+            let url = directory(&text, !is_list)?;
+            let mut found = fetcher.net.url_candidates(&url);
+            // RFC 6761: no name below `invalid` is ever resolved, so that definitions may use it for what a site has elsewhere.
+            found.retain(|url| !url.host_str().is_some_and(|host| host.ends_with(".invalid")));
+            if found.is_empty() {
+                absent.push(format!("{text} (no `mirrors` in site.yaml is for it)"));
+            } else {
+                places.push(if is_list { Place::Listed(found) } else { Place::At(found) });
+            }
+        }
+        if places.is_empty() {
+            return Ok(Err(format!("repository {}", absent.join(", "))));
+        }
+        let names = groups.iter().flat_map(RpmAlternatives::names);
+        let names = names.map(|name| name.replace("{{flavour}}", "*")).collect();
+        let (fetcher, arch, signed) = (fetcher.clone(), target.arch, archive.signed);
+        Ok(Ok(Self { fetcher, arch, signed, keys, places, names, absent }))
+    }
+
+    /// One package of each group for a kernel; the listings are asked for again before a group has none.
+    pub async fn choose(
+        &self,
+        groups: &[Vec<String>],
+        release: &KernelRelease,
+    ) -> Result<Packages<Listed>, FetchError> {
+        let chosen = self.choose_now(groups, release, self.fetcher.options.refresh).await?;
+        let again = matches!(chosen, Packages::Missing(_)) && self.renew().await?;
+        if again { self.choose_now(groups, release, YOUNG).await } else { Ok(chosen) }
+    }
+
+    async fn choose_now(
+        &self,
+        groups: &[Vec<String>],
+        release: &KernelRelease,
+        max_age: Duration,
+    ) -> Result<Packages<Listed>, FetchError> {
+        let (mut known, mut absent, mut fault) = (Vec::new(), self.absent.clone(), None);
+        for place in &self.places {
+            let listing = match self.listing(place, max_age).await {
+                Ok((listing, _)) => listing,
+                // Another repository may have the packages: an entitlement need not be for all of them.
+                Err(error) => {
+                    fault.get_or_insert(error);
+                    continue;
+                }
+            };
+            if listing.revision.is_none() {
+                absent.extend(listing.places.first().map(|url| format!("{url} (not there)")));
+            }
+            known.extend(listing.packages.into_iter().map(|package| (package, listing.places.clone())));
+        }
+        let packages: Vec<RpmPackage> = known.iter().map(|(package, _)| package.clone()).collect();
+        let mut chosen = Vec::with_capacity(groups.len());
+        for names in groups {
+            let Some(package) = package::choose(&packages, names, release.as_str()) else {
+                if let Some(fault) = fault {
+                    return Err(fault);
+                }
+                let without = if absent.is_empty() {
+                    String::new()
+                } else {
+                    format!(", without {}", absent.join(", "))
+                };
+                return Ok(Packages::Missing(format!("{}{without}", names.join(" or "))));
+            };
+            let places = known.iter().find(|(known, _)| known == package).map(|(_, places)| places.clone());
+            chosen.push(Listed { package: package.clone(), places: places.unwrap_or_default() });
+        }
+        Ok(Packages::Found(chosen))
+    }
+
+    /// The kernels of each repository, in no order.
+    pub async fn releases(&self) -> Result<Vec<Vec<KernelRelease>>, FetchError> {
+        let (mut found, mut fault) = (Vec::new(), None);
+        for place in &self.places {
+            let listing = match self.listing(place, self.fetcher.options.refresh).await {
+                Ok((listing, _)) => listing,
+                Err(error) => {
+                    fault.get_or_insert(error);
+                    continue;
+                }
+            };
+            let releases = listing.packages.iter().flat_map(|package| &package.releases);
+            found.push(releases.filter_map(|release| release.parse().ok()).collect());
+        }
+        fault.filter(|_| found.is_empty()).map_or(Ok(found), Err)
+    }
+
+    /// Asks again unless that was done quite recently; whether anything was asked.
+    pub async fn renew(&self) -> Result<bool, FetchError> {
+        let mut asked = false;
+        for place in &self.places {
+            // What cannot be read is told where it is missing.
+            asked |= self.listing(place, YOUNG).await.is_ok_and(|(_, asked)| asked);
+        }
+        Ok(asked)
+    }
+
+    /// The packages' files, verified: by checksum, and by signature where packages are signed.
+    pub async fn download(&self, packages: &[Listed]) -> Result<Vec<PathBuf>, FetchError> {
+        let mut files = Vec::with_capacity(packages.len());
+        for Listed { package, places } in packages {
+            let what = format!("package {}-{}", package.name, package.version);
+            let places = places
+                .iter()
+                .map(|place| below(&directory(place, true)?, &package.location))
+                .collect::<Result<Vec<_>, _>>()?;
+            files.push(Box::pin(fetch_from(&self.fetcher, &what, &places, &package.checksum)).await?);
+        }
+        if self.signed.packages() {
+            Box::pin(self.keys.verify_packages(&self.fetcher.cache.scratch()?, &files)).await?;
+        }
+        Ok(files)
+    }
+
+    /// What a repository has, not older than `max_age`; and whether it was asked for that.
+    async fn listing(&self, place: &Place, max_age: Duration) -> Result<(Listing, bool), FetchError> {
+        let (kind, urls) = match place {
+            Place::At(urls) => ("at", urls),
+            Place::Listed(urls) => ("listed", urls),
+        };
+        let signed = if self.signed.metadata() { "signed" } else { "" };
+        let head = [FORMAT, basearch(self.arch), signed, kind];
+        let parts =
+            head.into_iter().chain(urls.iter().map(Url::as_str)).chain(self.names.iter().map(String::as_str));
+        let key = digest::of_parts(parts);
+        let cache = &self.fetcher.cache;
+        let fresh =
+            |listing: &Listing| now().checked_sub(listing.asked).is_some_and(|age| age < max_age.as_secs());
+        let known = cache.read_record::<Listing>(KIND, &key)?;
+        if let Some(known) = known.filter(fresh) {
+            return Ok((known, false));
+        }
+        let _lock = cache.lock(KIND, &key, LockMode::Exclusive).await?;
+        let known = match cache.read_record::<Listing>(KIND, &key)? {
+            // Another farrier did while this one waited.
+            Some(known) if fresh(&known) => return Ok((known, true)),
+            known => known,
+        };
+        let places = match place {
+            Place::At(urls) => urls.clone(),
+            Place::Listed(urls) => Box::pin(self.mirrors(urls)).await?,
+        };
+        // Boxed: what waits for it waits in many places, for much of its size.
+        let listing = Box::pin(self.ask(&places, known)).await?;
+        cache.write_record(KIND, &key, &listing)?;
+        Ok((listing, true))
+    }
+
+    /// The addresses in a list of mirrors.
+    async fn mirrors(&self, lists: &[Url]) -> Result<Vec<Url>, FetchError> {
+        let scratch = self.fetcher.cache.scratch()?;
+        let mut outcome = Ok(Vec::new());
+        for list in lists {
+            let file = scratch.path().join("mirrors");
+            let got =
+                transfer(&self.fetcher.net, "the list of mirrors", list, None, MOST_INDEX, file.clone())
+                    .await;
+            outcome = match got {
+                Ok(_) => {
+                    let found = metadata::mirrors(&fs::read(&file)?);
+                    let found = found.map_err(|source| unreadable(list, source))?;
+                    let found =
+                        found.iter().map(|text| directory(text, true)).collect::<Result<Vec<_>, _>>()?;
+                    return Ok(found.iter().flat_map(|url| self.fetcher.net.url_candidates(url)).collect());
+                }
+                Err(error) => Err(error),
+            };
+        }
+        outcome
+    }
+
+    /// From the first place that answers. A repository that no place has is a finding.
+    async fn ask(&self, places: &[Url], known: Option<Listing>) -> Result<Listing, FetchError> {
+        let mut fault = None;
+        for place in places {
+            match self.read(place, known.as_ref()).await {
+                Ok(listing) => {
+                    let others = places.iter().filter(|other| *other != place);
+                    return Ok(Listing {
+                        places: std::iter::once(place).chain(others).map(Url::to_string).collect(),
+                        ..listing
+                    });
+                }
+                Err(FetchError::Status { status: 404 | 410, .. }) => {}
+                Err(error) => {
+                    tracing::debug!(repository = %place, error = %crate::error_chain(&error), "the repository cannot be read");
+                    // Of several, the first is the place that is meant.
+                    fault.get_or_insert(error);
+                }
+            }
+        }
+        fault.map_or_else(|| Ok(Listing::absent(places)), Err)
+    }
+
+    async fn read(&self, place: &Url, known: Option<&Listing>) -> Result<Listing, FetchError> {
+        let (scratch, net) = (self.fetcher.cache.scratch()?, &self.fetcher.net);
+        let (index, url) = (scratch.path().join("repomd.xml"), below(place, "repodata/repomd.xml")?);
+        let what = format!("the metadata of {place}");
+        let revision = transfer(net, &what, &url, None, MOST_INDEX, index.clone()).await?;
+        if self.signed.metadata() {
+            let (signature, url) =
+                (scratch.path().join("repomd.xml.asc"), below(place, "repodata/repomd.xml.asc")?);
+            let got = transfer(net, &what, &url, None, MOST_INDEX, signature.clone()).await;
+            got.map_err(|error| match error {
+                FetchError::Status { url, status: 404 | 410 } => FetchError::unusable(
+                    format!("verify {what}: there is no signature {url}"),
+                    "where the packages are signed, the family may say `signed: packages`",
+                ),
+                error => error,
+            })?;
+            self.keys.verify_file(&scratch, &index, &signature, &what).await?;
+        }
+        let revision = Some(revision.to_string());
+        let packages = match known {
+            Some(known) if known.revision == revision => known.packages.clone(),
+            _ => {
+                let index = BufReader::new(File::open(&index)?);
+                let repomd = metadata::repomd(index).map_err(|source| unreadable(&url, source))?;
+                self.packages(place, &repomd).await?
+            }
+        };
+        Ok(Listing { asked: now(), revision, places: Vec::new(), packages })
+    }
+
+    /// The packages of these names; of those that do not say which kernel they are for, their files are looked at.
+    async fn packages(&self, place: &Url, repomd: &Repomd) -> Result<Vec<RpmPackage>, FetchError> {
+        let (names, arch) = (self.names.clone(), self.arch);
+        let wanted = move |name: &str| names.iter().any(|pattern| fits(pattern, name));
+        let read = move |from: &mut dyn BufRead| metadata::primary(from, arch, &wanted);
+        let mut packages = self.part(place, &repomd.primary, read).await?;
+        let silent = packages.iter().filter(|package| package.releases.is_empty());
+        let silent: BTreeSet<String> = silent.map(|package| package.checksum.hex().to_owned()).collect();
+        if let (Some(part), false) = (&repomd.filelists, silent.is_empty()) {
+            let read = move |from: &mut dyn BufRead| {
+                metadata::filelists(from, &silent.iter().map(String::as_str).collect())
+            };
+            let mut told = self.part(place, part, read).await?;
+            for package in &mut packages {
+                package.releases.extend(told.remove(package.checksum.hex()).unwrap_or_default());
+            }
+        }
+        packages.iter_mut().for_each(RpmPackage::releases_by_version);
+        Ok(packages)
+    }
+
+    /// Fetches a part of the metadata, and reads it.
+    async fn part<T: Send + 'static>(
+        &self,
+        place: &Url,
+        part: &Part,
+        read: impl FnOnce(&mut dyn BufRead) -> Result<T, MetadataError> + Send + 'static,
+    ) -> Result<T, FetchError> {
+        let url = below(place, &part.location)?;
+        let what = format!("the metadata of {place}");
+        let file = fetch_from(&self.fetcher, &what, std::slice::from_ref(&url), &part.checksum).await?;
+        stoppable(move |stop| {
+            let opened = archive::decompressed(&file, stop);
+            let mut from = opened.map_err(|source| FetchError::Unpack { what, source })?;
+            read(&mut *from).map_err(|source| unreadable(&url, source))
+        })
+        .await
+    }
+}
+
+impl Listing {
+    fn absent(places: &[Url]) -> Self {
+        Self {
+            asked: now(),
+            revision: None,
+            places: places.iter().map(Url::to_string).collect(),
+            packages: Vec::new(),
+        }
+    }
+}
+
+/// What tells one archive from another for a platform.
+pub(super) fn key_parts(archive: &RpmArchive, target: &KernelTarget) -> Vec<String> {
+    let RpmArchive { repositories, signed_by, signed } = archive;
+    let address = |repository: &RpmRepository| {
+        let (kind, address) = match repository {
+            RpmRepository::Url(address) => ("url", address),
+            RpmRepository::MirrorList(address) => ("mirrors", address),
+        };
+        format!("{kind} {}", address.expand(&target.os_version, basearch(target.arch)))
+    };
+    let mut parts: Vec<String> = repositories.iter().map(address).collect();
+    parts.push(format!("signed by {} {signed:?}", signed_by.display()));
+    parts
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+}
+
+fn unreadable(url: &Url, source: MetadataError) -> FetchError {
+    FetchError::Metadata { url: url.to_string(), source }
+}
+
+/// An address; one of a directory ends in `/`, so that what is below it can be joined.
+fn directory(text: &str, is_directory: bool) -> Result<Url, FetchError> {
+    let wrong = || FetchError::value("the address of an RPM repository", text, "it is not an address");
+    let mut url = Url::parse(text).map_err(|_| wrong())?;
+    if is_directory && !url.path().ends_with('/') {
+        url.set_path(&format!("{}/", url.path()));
+    }
+    Ok(url)
+}
+
+/// What a repository names lies below it, and nowhere else.
+fn below(place: &Url, location: &str) -> Result<Url, FetchError> {
+    let url = place.join(location).ok().filter(|url| {
+        url.origin() == place.origin() && url.path().starts_with(place.path()) && url.path() != place.path()
+    });
+    url.ok_or_else(|| {
+        FetchError::value("a place in an RPM repository", location, "it is not below the repository")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_repository_names_is_below_it() {
+        let place = directory("https://a.test/os", true).unwrap();
+        assert_eq!(below(&place, "Packages/x+1.rpm").unwrap().as_str(), "https://a.test/os/Packages/x+1.rpm");
+        for location in ["", "/x", "../x", "https://b.test/os/x", "//b.test/os/x", "a/../../x"] {
+            assert!(below(&place, location).is_err(), "{location:?}");
+        }
+    }
+}

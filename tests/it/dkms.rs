@@ -1,0 +1,170 @@
+//! The shipped `dkms` template on drivers that strangers wrote: packages of Debian 12, as their archive has them, on its kernels,
+//! and a `dkms.conf` that uses all that dkms(8) names.
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use crate::support::{
+    kernels,
+    site::{Run, Site},
+    virtual_machine::entrypoint,
+};
+
+/// A definition as a new user writes it.
+fn define(site: &Site, package: &str, more: &str) {
+    let from = format!("{{apt: {{package: {package}, suites: [bookworm]}}}}\n      subdir: usr/src/*");
+    define_from(site, package.trim_end_matches("-dkms"), "{source: driver}", &from, more);
+}
+
+fn define_from(site: &Site, name: &str, version: &str, from: &str, more: &str) {
+    site.define(
+        &format!("images/{name}.yaml"),
+        &format!(
+            "apiVersion: farrier.dev/v1alpha1\nkind: DriverImage\nmetadata: {{name: {name}}}\nspec:\n  version: {version}\n  \
+             template: dkms\n  vars: {{directory: ., makeArgs: ''}}\n  sources:\n    - name: driver\n      from: {from}\n{more}"
+        ),
+    );
+}
+
+fn build(site: &Site, image: &str, kernel: &str) -> Run {
+    let entrypoint = entrypoint().display().to_string();
+    site.build(image, kernel, &["--engine", "sandbox", "--entrypoint", &entrypoint, "-o", "json"])
+}
+
+/// The files of the modules in a build's report, each with its verdict.
+fn modules(run: &Run) -> Vec<String> {
+    let report = run.json();
+    let modules = report["check"]["modules"].as_array().unwrap_or_else(|| panic!("{run}")).iter();
+    modules.map(|module| format!("{} {}", module["path"], module["verdict"]).replace('"', "")).collect()
+}
+
+/// Its `MAKE` names the place where dkms(8) builds.
+#[test]
+fn a_conf_that_names_its_build_directory() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    define(&site, "acpi-call-dkms", "  modules: [acpi_call]\n  check: {boot: true}\n");
+    let run = build(&site, "acpi-call", &kernel).exits(0);
+    assert_eq!(modules(&run), [format!("lib/modules/{kernel}/updates/dkms/acpi_call.ko loads")]);
+    run.line("booting the kernel to load the modules");
+}
+
+/// The newest kernels have a tracepoint that this version of the driver does not know.
+#[test]
+fn a_conf_that_counts_up_its_arrays() {
+    let (site, kernel) = (Site::new(), kernels::all().swap_remove(0));
+    define(&site, "lttng-modules-dkms", "  modules: [lttng_tracer, lttng_probe_sched]\n");
+    let run = build(&site, "lttng-modules", &kernel).exits(0);
+    let modules = modules(&run);
+    assert!(modules.len() > 30 && modules.iter().all(|module| module.ends_with(" loads")), "{modules:?}");
+}
+
+/// Its `PRE_BUILD` is a configure script that looks for headers of user space.
+#[test]
+fn a_conf_with_a_configure_script_that_needs_packages() {
+    let (site, kernel) = (Site::new(), kernels::newest().newer);
+    let more = "  modules: [ipt_NETFLOW]\n  buildPackages: [libxtables-dev, pkg-config, iptables]\n";
+    define(&site, "iptables-netflow-dkms", more);
+    let run = build(&site, "iptables-netflow", &kernel).exits(0);
+    assert_eq!(modules(&run), [format!("lib/modules/{kernel}/updates/dkms/ipt_NETFLOW.ko loads")]);
+}
+
+const CONF: &str = r#"PACKAGE_NAME="strange"
+PACKAGE_VERSION="1.0"
+echo "this is thrown away"
+PRE_BUILD="configure
+  --kernel=$kernelver
+  --module=$module-$module_version"
+PATCH[0]="absent.patch"
+PATCH_MATCH[0]="^2\."
+PATCH[1]="makefile.patch"
+MAKE[0]="false"
+MAKE_MATCH[0]="^2\."
+MAKE[1]="make -C $kernel_source_dir M=$dkms_tree/$PACKAGE_NAME/$PACKAGE_VERSION/build/src modules"
+MAKE_MATCH[1]="^[3-9]\."
+BUILT_MODULE_NAME[0]="strange_second"
+BUILT_MODULE_LOCATION[0]="src"
+DEST_MODULE_LOCATION[0]="/kernel/drivers/misc"
+BUILT_MODULE_NAME[1]="strange"
+BUILT_MODULE_LOCATION[1]="src/"
+DEST_MODULE_NAME[1]="strange_first"
+DEST_MODULE_LOCATION[1]="/kernel/drivers/misc"
+POST_BUILD="after $arch"
+BUILD_EXCLUSIVE_KERNEL_MIN="4.18"
+BUILD_EXCLUSIVE_CONFIG="CONFIG_MODULES !CONFIG_NONESUCH"
+AUTOINSTALL="yes"
+[ -e /nonesuch ]
+"#;
+
+const SOURCE: &str = r#"#include <linux/module.h>
+#ifndef CONFIGURED
+#error "configure has not run"
+#endif
+static int __init strange_init(void) { return 0; }
+static void __exit strange_exit(void) {}
+module_init(strange_init);
+module_exit(strange_exit);
+MODULE_LICENSE("GPL");
+"#;
+
+const PATCH: &str = "--- a/src/Makefile\n+++ b/src/Makefile\n@@ -1 +1,2 @@\n obj-m := strange.o\n+obj-m += strange_second.o\n";
+
+/// A site with a driver whose `dkms.conf` is [`CONF`].
+fn strange() -> Site {
+    let site = Site::new();
+    define_from(&site, "strange", "'1.0'", "{path: {path: sources/strange}}", "  check: {boot: true}\n");
+    // What it is told, and the place that dkms(8) promises.
+    let configure = "#!/bin/sh -e\n[ \"$1 $2 $#\" = \"--kernel=$kernelver --module=strange-1.0 2\" ]\n\
+                     [ \"$PWD\" = /var/lib/dkms/strange/1.0/build ]\n[ -e /usr/src/strange-1.0/dkms.conf ]\n\
+                     echo 'ccflags-y := -DCONFIGURED' >> src/Makefile\n";
+    let after =
+        "#!/bin/sh -e\n[ -e ../$kernelver/$1/module/strange_first.ko ]\necho POST_BUILD has seen it\n";
+    for (file, text) in [
+        ("dkms.conf", CONF),
+        ("configure", configure),
+        ("after", after),
+        ("patches/makefile.patch", PATCH),
+        ("src/Makefile", "obj-m := strange.o\n"),
+        ("src/strange.c", SOURCE),
+        ("src/strange_second.c", SOURCE),
+    ] {
+        site.define(&format!("sources/strange/{file}"), text);
+    }
+    for script in ["configure", "after"] {
+        let file = site.definitions().join("sources/strange").join(script);
+        fs::set_permissions(file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    site
+}
+
+#[test]
+fn a_conf_with_all_that_it_may_say() {
+    let (site, kernel) = (strange(), kernels::newest().newer);
+    let run = build(&site, "strange", &kernel).exits(0);
+    let place = format!("lib/modules/{kernel}/updates/dkms");
+    let wanted = ["strange_first", "strange_second"].map(|name| format!("{place}/{name}.ko loads"));
+    assert_eq!(modules(&run), wanted);
+    run.line("booting the kernel to load the modules");
+}
+
+/// What a conf excludes is told in words, and nothing is compiled.
+#[test]
+fn a_conf_that_excludes_the_kernel() {
+    let (site, kernel) = (strange(), kernels::newest().newer);
+    for (line, words) in [
+        ("BUILD_EXCLUSIVE_KERNEL_MAX=\"5.4\"", "it is for kernels up to 5.4"),
+        ("BUILD_EXCLUSIVE_KERNEL_MIN=\"19.1\"", "it is for 19.1 and later"),
+        ("BUILD_EXCLUSIVE_KERNEL=\"^5\\.\"", r"it is for releases that match BUILD_EXCLUSIVE_KERNEL=^5\."),
+        (
+            "BUILD_EXCLUSIVE_ARCH=\"s390x\"",
+            "it is for processors that match BUILD_EXCLUSIVE_ARCH=s390x, and this one is x86_64",
+        ),
+        ("BUILD_EXCLUSIVE_CONFIG=\"CONFIG_NONESUCH\"", "it is for kernels with CONFIG_NONESUCH"),
+        ("BUILD_EXCLUSIVE_CONFIG=\"!CONFIG_MODULES\"", "it is for kernels without CONFIG_MODULES"),
+        ("build_exclude=\"yes\"", "it sets build_exclude, and gives no reason"),
+    ] {
+        site.define("sources/strange/dkms.conf", &format!("{CONF}{line}\n"));
+        let run = build(&site, "strange", &kernel).exits(1);
+        run.line(&format!("compile failed: dkms.conf excludes kernel {kernel}: {words}"));
+    }
+    site.define("sources/strange/dkms.conf", &format!("{CONF}BUILD_DEPENDS[0]=\"nvidia-current\"\n"));
+    let run = build(&site, "strange", &kernel).exits(1);
+    run.line("dkms.conf has BUILD_DEPENDS=nvidia-current: name the image that exposes what it is compiled against in needs");
+}

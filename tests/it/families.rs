@@ -1,0 +1,191 @@
+//! The kernel families that come with farrier, each on the newest kernel that its packages are there for: built, checked and
+//! booted as a user would, with nothing but the shipped definitions.
+use std::{fs, path::Path, process::Command};
+
+use farrier::{
+    cache::Cache,
+    definitions,
+    inputs::{FetchOptions, Fetcher},
+    kernel::{Architecture, HeaderSource, KernelFamily, KernelRelease, KernelTarget, debian_version},
+};
+use serde_json::json;
+
+use crate::support::{
+    kernels::shared_cache,
+    packages::run,
+    site::{Run, Site, skopeo},
+    virtual_machine::entrypoint,
+};
+
+/// Debian's families, and a version of Debian that each is for.
+const DEBIAN: [(&str, &str); 7] = [
+    ("debian-11", "11"),
+    ("debian-12", "12"),
+    ("debian-12-lts", "12"),
+    ("debian-12-backports", "12"),
+    ("debian-13", "13"),
+    ("debian-13-backports", "13"),
+    ("debian-sid", "sid"),
+];
+
+fn family(name: &str) -> KernelFamily {
+    let families = definitions::load(None).unwrap().families;
+    families
+        .into_iter()
+        .find(|family| family.metadata.name == name)
+        .unwrap_or_else(|| panic!("no family {name}"))
+}
+
+fn target(name: &str, release: KernelRelease) -> KernelTarget {
+    let (_, version) = DEBIAN.iter().find(|(known, _)| *known == name).unwrap();
+    let (os, os_version) = ("debian".parse().unwrap(), version.parse().unwrap());
+    KernelTarget { os, os_version, release, arch: Architecture::Amd64 }
+}
+
+/// The kernels of the plain flavour that a family's suites have headers of, oldest first.
+async fn kernels(name: &str) -> Vec<KernelTarget> {
+    let family = family(name);
+    let HeaderSource::Apt(apt) = &family.spec.headers else { panic!("{name} has no packages") };
+    let suites = serde_json::from_value(json!({"suites": apt.suites, "flavours": ["amd64"]})).unwrap();
+    let fetcher = Fetcher::new(Cache::open(shared_cache()).unwrap(), FetchOptions::default());
+    let releases =
+        fetcher.headers().releases(&family.spec.headers, &suites, Architecture::Amd64).await.unwrap();
+    let is_plain = |release: &KernelRelease| {
+        let version = release.as_str().strip_suffix("-amd64");
+        version.is_some_and(|version| !version.ends_with("-cloud") && !version.ends_with("-rt"))
+    };
+    let mut kernels: Vec<KernelTarget> =
+        releases.into_iter().filter(is_plain).map(|release| target(name, release)).collect();
+    kernels.retain(|kernel| family.spec.matches.is_match(kernel));
+    kernels.sort_by(|a, b| debian_version::compare(a.release.as_str(), b.release.as_str()));
+    kernels.dedup();
+    kernels
+}
+
+async fn newest(name: &str) -> KernelTarget {
+    kernels(name).await.pop().unwrap_or_else(|| panic!("the suites of {name} have no kernel"))
+}
+
+/// A site with the shipped definitions, but that this image's modules are booted before they are published.
+fn site(image: &str) -> Site {
+    let site = Site::new();
+    fs::remove_dir_all(site.definitions()).unwrap();
+    let file = format!("images/{image}.yaml");
+    let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(&file)).unwrap();
+    let text = text.replace("  modules: [", "  check: {boot: true}\n  modules: [");
+    site.define(&file, &text);
+    site
+}
+
+fn build(site: &Site, image: &str, kernel: &KernelTarget) -> Run {
+    let KernelTarget { os, os_version, release, arch } = kernel;
+    let entrypoint = entrypoint().display().to_string();
+    let target =
+        ["--kernel", release.as_str(), "--os", os, "--os-version", os_version, "--arch", arch.as_str()];
+    let mut command = site.command(
+        &[&["--entrypoint", &entrypoint, "build", image], &target[..], &["--push", "-o", "json"]].concat(),
+    );
+    command.env("FARRIER_ENGINE", "sandbox");
+    site.finish(command.spawn().unwrap())
+}
+
+/// Builds, checks and boots, and gives the published modules' directory.
+fn proven(site: &Site, image: &str, kernel: &KernelTarget) -> serde_json::Value {
+    let run = build(site, image, kernel).exits(0);
+    println!("{kernel}: {run}");
+    let built = run.json();
+    assert_eq!(
+        (&built["outcome"], &built["check"]["verdict"]),
+        (&"built".into(), &"loads".into()),
+        "{kernel}: {run}"
+    );
+    let booted = built["check"]["boot"]["modules"].as_array().unwrap_or_else(|| panic!("not booted: {run}"));
+    assert!(
+        !booted.is_empty() && booted.iter().all(|module| module["outcome"] != "refused"),
+        "{kernel}: {run}"
+    );
+    built
+}
+
+#[tokio::test]
+async fn debian_11() {
+    // Its security suite lists 6.1 kernels whose packages the archive does not have.
+    let mut kernels = kernels("debian-11").await;
+    kernels.retain(|kernel| kernel.release.as_str().starts_with("5.10."));
+    proven(&site("mstflint"), "mstflint", kernels.last().expect("the suites have a 5.10 kernel"));
+}
+
+#[tokio::test]
+async fn debian_12() {
+    proven(&site("mstflint"), "mstflint", &newest("debian-12").await);
+}
+
+#[tokio::test]
+async fn debian_12_lts() {
+    proven(&site("mstflint"), "mstflint", &newest("debian-12-lts").await);
+}
+
+#[tokio::test]
+async fn debian_13() {
+    proven(&site("mstflint"), "mstflint", &newest("debian-13").await);
+}
+
+#[tokio::test]
+async fn debian_13_backports() {
+    proven(&site("mstflint"), "mstflint", &newest("debian-13-backports").await);
+}
+
+#[tokio::test]
+async fn debian_sid() {
+    proven(&site("mstflint"), "mstflint", &newest("debian-sid").await);
+}
+
+/// The shipped definitions make none; a family that asks for it gets it, and the kernel takes both.
+#[tokio::test]
+async fn modules_with_and_without_type_information() {
+    let kernel = newest("debian-12-lts").await;
+    let plain = site("mstflint");
+    let without = proven(&plain, "mstflint", &kernel);
+    assert_eq!(sections(&plain, &without), [""; 0]);
+
+    // Twice: pahole works in parallel where it is let, and then gives other bytes each time.
+    let mut digests = Vec::new();
+    for _ in 0..2 {
+        let typed = site("mstflint");
+        let file = "kernels/11-debian-12-backports.yaml";
+        let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let text = text.replace("libelf1, xz-utils]", "libelf1, xz-utils, pahole]");
+        typed.define(file, &text.replace("spec:\n", "spec:\n  btf: true\n"));
+        let with = proven(&typed, "mstflint", &kernel);
+        assert!(sections(&typed, &with).contains(&".BTF".to_owned()), "{with}");
+        assert_ne!(without["inputHash"], with["inputHash"]);
+        digests.push(with["digest"].clone());
+    }
+    assert_eq!(digests[0], digests[1]);
+}
+
+/// The sections of type information in the published module.
+fn sections(site: &Site, built: &serde_json::Value) -> Vec<String> {
+    let copy = site.path("copy");
+    let from = format!("docker://{}", built["pinned"].as_str().unwrap());
+    let copied = skopeo(&["copy", "--src-tls-verify=false", &from, &format!("dir:{}", copy.display())]);
+    assert!(copied.status.success(), "{copied:?}");
+    let manifest: serde_json::Value =
+        serde_json::from_slice(&fs::read(copy.join("manifest.json")).unwrap()).unwrap();
+    let payload = manifest["layers"].as_array().unwrap().last().unwrap()["digest"].as_str().unwrap();
+    let tree = site.path("tree");
+    fs::create_dir(&tree).unwrap();
+    run(Command::new("tar")
+        .arg("-xf")
+        .arg(copy.join(payload.trim_start_matches("sha256:")))
+        .arg("-C")
+        .arg(&tree));
+    let files = walkdir::WalkDir::new(&tree).into_iter().map(Result::unwrap);
+    let modules: Vec<_> =
+        files.filter(|file| file.path().extension().is_some_and(|end| end == "ko")).collect();
+    let [module] = &modules[..] else { panic!("{modules:?}") };
+    let listed = run(Command::new("readelf").args(["-SW"]).arg(module.path()));
+    println!("{}: {} bytes", module.path().display(), module.metadata().unwrap().len());
+    let words = listed.split_whitespace().filter(|word| word.starts_with(".BTF"));
+    words.map(str::to_owned).collect()
+}

@@ -1,0 +1,454 @@
+//! RPM repositories with signatures, behind TLS that wants a client's certificate: stand-in packages in the forms of the
+//! distributions, and a real kernel's packages from its own `make binrpm-pkg`.
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use farrier::{
+    cache::Cache,
+    error_chain,
+    inputs::{FetchError, FetchOptions, Fetcher, HeaderLookup, KernelImageLookup, Lookup},
+    kernel::{Architecture, HeaderSource, KernelFamily, KernelTarget},
+    net::{Net, NetOptions},
+};
+use serde_json::{Value, json};
+
+use crate::support::{
+    certificates::{Authority, LATER},
+    kept,
+    own_kernel::{OwnKernel, own_kernel},
+    packages::run,
+    rpm_repository::{SigningKey, StandIn, index, tiny_headers},
+    site::Site,
+    tls_archive::TlsServer,
+    virtual_machine::entrypoint,
+};
+
+const ROCKY: &str = "5.14.0-503.11.1.el9_5.x86_64";
+const ROCKY_RT: &str = "5.14.0-503.11.1.el9_5.x86_64+rt";
+const NEWER: &str = "5.14.0-503.15.1.el9_5.x86_64";
+const EUS: &str = "5.14.0-427.50.1.el9_4.x86_64";
+const SUSE: &str = "6.4.0-150600.23.60-default";
+const AZURE: &str = "6.6.57.1-2.azl3";
+
+/// A distribution's repositories at `https://acme.invalid/`, on a server that wants a certificate.
+struct World {
+    key: SigningKey,
+    authority: Authority,
+    server: TlsServer,
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    /// With an empty directory to serve.
+    fn new() -> Self {
+        let (directory, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+        authority.issue("server", "IP:127.0.0.1", LATER);
+        authority.issue("client", "DNS:farrier.test", LATER);
+        let served = directory.path().join("served");
+        fs::create_dir_all(&served).unwrap();
+        fs::create_dir(directory.path().join("definitions")).unwrap();
+        let world = Self {
+            key: SigningKey::new("acme"),
+            server: TlsServer::start(&authority, &served),
+            authority,
+            directory,
+        };
+        world.define("acme.asc", &world.key.armored());
+        world
+    }
+
+    fn served(&self, path: &str) -> PathBuf {
+        self.directory.path().join("served").join(path)
+    }
+
+    fn definitions(&self) -> PathBuf {
+        self.directory.path().join("definitions")
+    }
+
+    fn define(&self, file: &str, text: &str) {
+        fs::write(self.definitions().join(file), text).unwrap();
+    }
+
+    /// Adds kernel-devel of RHEL's form to a repository, signed, and indexes it.
+    fn add(&self, repository: &str, name: &str, release: &str) -> PathBuf {
+        let package = self.add_unsigned(repository, name, release);
+        self.key.sign_package(&package);
+        index(&self.served(repository), "gz", "sha256");
+        package
+    }
+
+    fn add_unsigned(&self, repository: &str, name: &str, release: &str) -> PathBuf {
+        let (version, rest) = release.split_once('-').unwrap();
+        let package = StandIn {
+            name,
+            version,
+            release: rest.split(".x86_64").next().unwrap(),
+            provides: &format!("kernel-devel-uname-r = {release}"),
+            files: tiny_headers(&format!("usr/src/kernels/{release}"), release),
+        };
+        let package = package.build(&self.served(repository).join("Packages"));
+        index(&self.served(repository), "gz", "sha256");
+        package
+    }
+
+    /// What `site.yaml` says of the server.
+    fn site(&self) -> Value {
+        let file = |name: &str| self.authority.path(name).display().to_string();
+        json!({
+            "mirrors": [{"from": "https://acme.invalid/", "to": [format!("https://{}/", self.server.host)]}],
+            "hosts": [{
+                "host": self.server.host, "caFile": file("ca.pem"), "clientCertificate": file("client.pem"),
+                "clientKey": {"file": file("client.key")},
+            }],
+        })
+    }
+
+    fn fetcher(&self) -> Fetcher {
+        self.fetcher_of(&self.site())
+    }
+
+    /// With a cache of its own, which is new.
+    fn fetcher_of(&self, site: &Value) -> Fetcher {
+        let cache = tempfile::TempDir::with_prefix_in("cache-", self.directory.path()).unwrap().keep();
+        let options = NetOptions {
+            site: serde_json::from_value(site.clone()).unwrap(),
+            root: self.definitions(),
+            ..NetOptions::default()
+        };
+        Fetcher::new(Cache::open(cache).unwrap(), FetchOptions::default())
+            .with_net(Net::new(options).unwrap())
+    }
+
+    async fn find(&self, headers: &HeaderSource, release: &str) -> Result<HeaderLookup, FetchError> {
+        self.fetcher().headers().find(headers, &self.definitions(), &target(release)).await
+    }
+
+    /// The origin of the headers, which must be there.
+    #[track_caller]
+    fn origin(found: Result<HeaderLookup, FetchError>) -> Vec<String> {
+        match found.map_err(|error| error_chain(&error)) {
+            Ok(Lookup::Found(set)) => {
+                set.origin.iter().map(|o| o.split(' ').next().unwrap().to_owned()).collect()
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn target(release: &str) -> KernelTarget {
+    KernelTarget {
+        os: "rocky".parse().unwrap(),
+        os_version: "9.5".parse().unwrap(),
+        release: release.parse().unwrap(),
+        arch: Architecture::Amd64,
+    }
+}
+
+/// Headers of these packages, of repositories below `https://acme.invalid/`.
+fn headers(packages: &[&str], repositories: &[&str], signed: &str) -> HeaderSource {
+    let url = |path: &&str| match path.strip_prefix("list:") {
+        Some(list) => json!({"mirrorList": format!("https://acme.invalid/{list}")}),
+        None => json!({"url": format!("https://acme.invalid/{path}")}),
+    };
+    let repositories: Vec<Value> = repositories.iter().map(url).collect();
+    let from = json!({"repositories": repositories, "signedBy": "acme.asc", "signed": signed});
+    serde_json::from_value(json!({"rpm": {"packages": packages, "from": from}})).unwrap()
+}
+
+#[track_caller]
+fn missing<T: std::fmt::Debug>(found: Result<Lookup<T>, FetchError>) -> String {
+    match found.map_err(|error| error_chain(&error)) {
+        Ok(Lookup::Missing { looked_for, .. }) => looked_for,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn headers_of_each_form_are_found_behind_a_client_certificate() {
+    let world = World::new();
+    world.add("9.5/BaseOS/x86_64/os", "kernel-devel", ROCKY);
+    world.add("9.5/RT/x86_64/os", "kernel-rt-devel", ROCKY_RT);
+    let rocky = headers(
+        &["kernel-devel | kernel-rt-devel"],
+        &["{{releasever}}/BaseOS/{{basearch}}/os/", "{{releasever}}/RT/{{basearch}}/os", "9/absent/"],
+        "packages",
+    );
+    let found = world.find(&rocky, ROCKY).await;
+    let Ok(Lookup::Found(set)) = &found else { panic!("{found:?}") };
+    assert_eq!(set.facts.release.as_str(), ROCKY);
+    assert_eq!(set.compiler.unwrap().to_string(), "gcc 11");
+    assert!(set.root.join(format!("usr/lib/modules/{ROCKY}/build/Makefile")).exists(), "the link is made");
+    assert_eq!(World::origin(found), ["kernel-devel=5.14.0-503.11.1.el9_5.x86_64"]);
+    assert_eq!(
+        World::origin(world.find(&rocky, ROCKY_RT).await),
+        ["kernel-rt-devel=5.14.0-503.11.1.el9_5.x86_64"]
+    );
+    let looked_for = missing(world.find(&rocky, NEWER).await);
+    assert!(
+        looked_for.starts_with("package kernel-devel or kernel-rt-devel, without https://127.0.0.1"),
+        "{looked_for}"
+    );
+    assert!(looked_for.contains("/9/absent/ (not there)"), "{looked_for}");
+
+    // Without the certificate, or without a mirror.
+    let mut site = world.site();
+    site["hosts"][0]["clientCertificate"].take();
+    site["hosts"][0]["clientKey"].take();
+    let without = world.fetcher_of(&site);
+    let error = without.headers().find(&rocky, &world.definitions(), &target(ROCKY)).await.unwrap_err();
+    assert!(error_chain(&error).contains("CertificateRequired"), "{}", error_chain(&error));
+    let nowhere = world.fetcher_of(&json!({}));
+    let looked_for = missing(nowhere.headers().look(&rocky, &world.definitions(), &target(ROCKY)).await);
+    assert!(looked_for.contains("https://acme.invalid/9.5/BaseOS/x86_64/os/ (no `mirrors`"), "{looked_for}");
+    fs::remove_file(world.definitions().join("acme.asc")).unwrap();
+    let looked_for = missing(world.find(&rocky, ROCKY).await);
+    assert!(looked_for.ends_with("acme.asc with the keys of the distribution"), "{looked_for}");
+}
+
+/// Neither says in its packages' provides which kernel they are for: the files do, or the version.
+#[tokio::test]
+async fn suse_s_and_azure_s_packages_are_told_by_their_files() {
+    let world = World::new();
+    let build = "usr/src/linux-6.4.0-150600.23.60-obj/x86_64/default";
+    let packages = world.served("repo/x86_64");
+    let stand_in = |name, version, release, files| {
+        StandIn { name, version, release, provides: "", files }.build(&packages)
+    };
+    let source = vec![("usr/src/linux-6.4.0-150600.23.60/Makefile".to_owned(), String::new())];
+    for package in [
+        stand_in("kernel-default-devel", "6.4.0", "150600.23.60.5", tiny_headers(build, SUSE)),
+        stand_in("kernel-devel", "6.4.0", "150600.23.60.5", source),
+        stand_in(
+            "azl-devel",
+            "6.6.57.1",
+            "2.azl3",
+            tiny_headers(&format!("usr/src/linux-headers-{AZURE}"), AZURE),
+        ),
+    ] {
+        world.key.sign_package(&package);
+    }
+    // As openSUSE has it: the metadata is signed as well; in xz, with long checksums.
+    index(&world.served("repo"), "xz", "sha512");
+    let unsigned = headers(&["kernel-{{flavour}}-devel", "kernel-devel"], &["repo/"], "both");
+    let error = world.find(&unsigned, SUSE).await.unwrap_err();
+    assert!(error_chain(&error).contains("there is no signature"), "{}", error_chain(&error));
+    world.key.sign_file(&world.served("repo/repodata/repomd.xml"));
+
+    let suse = world.find(&unsigned, SUSE).await;
+    assert_eq!(
+        World::origin(suse),
+        ["kernel-default-devel=6.4.0-150600.23.60.5.x86_64", "kernel-devel=6.4.0-150600.23.60.5.x86_64"]
+    );
+    let azure = headers(&["azl-devel"], &["repo/"], "metadata");
+    assert_eq!(World::origin(world.find(&azure, AZURE).await), ["azl-devel=6.6.57.1-2.azl3.x86_64"]);
+
+    // Another's signature is none.
+    SigningKey::new("stranger").sign_file(&world.served("repo/repodata/repomd.xml"));
+    let error = world.find(&azure, AZURE).await.unwrap_err();
+    assert!(matches!(error, FetchError::Signature { .. }), "{}", error_chain(&error));
+}
+
+#[tokio::test]
+async fn what_is_not_signed_or_not_the_same_is_refused() {
+    let world = World::new();
+    let source = headers(&["kernel-devel"], &["os/"], "packages");
+    let package = world.add_unsigned("os", "kernel-devel", ROCKY);
+    let refused = async |why: &str| {
+        let error = world.find(&source, ROCKY).await.unwrap_err();
+        assert!(matches!(error, FetchError::Signature { .. }), "{why}: {}", error_chain(&error));
+        assert!(!error.is_transient() && error.hint().is_some(), "{why}");
+    };
+    refused("no signature").await;
+    SigningKey::new("stranger").sign_package(&package);
+    index(&world.served("os"), "gz", "sha256");
+    refused("a stranger's").await;
+
+    world.key.sign_package(&package);
+    let mut bytes = fs::read(&package).unwrap();
+    let end = bytes.len() - 20;
+    bytes[end] ^= 1;
+    fs::write(&package, &bytes).unwrap();
+    let error = world.find(&source, ROCKY).await.unwrap_err();
+    assert!(matches!(error, FetchError::Checksum { .. }), "{}", error_chain(&error));
+    index(&world.served("os"), "gz", "sha256");
+    refused("changed after it was signed").await;
+
+    fs::write(world.served("os/repodata/repomd.xml"), "<html>Hello").unwrap();
+    let error = world.find(&source, ROCKY).await.unwrap_err();
+    assert!(matches!(error, FetchError::Metadata { .. }), "{}", error_chain(&error));
+}
+
+/// The repository has moved on since it was asked.
+#[tokio::test]
+async fn new_kernels_are_found_in_each_stream() {
+    let world = World::new();
+    world.add("os", "kernel-devel", ROCKY);
+    world.add("eus", "kernel-devel", EUS);
+    fs::write(world.served("mirrors"), "# mirrors\nhttps://acme.invalid/gone/\nhttps://acme.invalid/eus\n")
+        .unwrap();
+    let source = headers(&["kernel-devel | kernel-rt-devel"], &["os/", "list:mirrors"], "packages");
+    let track = serde_json::from_value(json!({"packages": ["kernel-devel | kernel-rt-devel"]})).unwrap();
+    let releases = async || {
+        let fetcher = world.fetcher();
+        let found =
+            fetcher.headers().rpm_releases(&source, &track, &world.definitions(), &target(ROCKY)).await;
+        let found = found.map_err(|error| error_chain(&error)).unwrap().unwrap();
+        found
+            .iter()
+            .map(|kernels| kernels.iter().map(ToString::to_string).collect::<Vec<_>>())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(releases().await, [vec![ROCKY], vec![EUS]]);
+    // Lists that are just fetched are believed; older ones are asked for again before a kernel has no package.
+    let options = FetchOptions { refresh: Duration::ZERO, ..FetchOptions::default() };
+    let site = serde_json::from_value(world.site()).unwrap();
+    let net = Net::new(NetOptions { site, root: world.definitions(), ..NetOptions::default() }).unwrap();
+    let cache = Cache::open(world.directory.path().join("cache")).unwrap();
+    let fetcher = Fetcher::new(cache, options).with_net(net);
+    let look = async |release| fetcher.headers().look(&source, &world.definitions(), &target(release)).await;
+    assert!(missing(look(NEWER).await).starts_with("package kernel-devel"));
+    world.add("os", "kernel-devel", NEWER);
+    assert!(matches!(look(NEWER).await, Ok(Lookup::Found(None))));
+    assert_eq!(releases().await[0].len(), 2);
+}
+
+/// The repository of the kernel that `ci/own-kernel` compiles, signed, and a site that uses it.
+struct OwnRepository {
+    kernel: OwnKernel,
+    world: World,
+}
+
+impl OwnRepository {
+    fn new() -> Self {
+        let (kernel, world) = (own_kernel(), World::new());
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let place = kept("own-kernel");
+        let made = run(Command::new(root.join("ci/own-kernel-rpms")).arg(place));
+        fs::create_dir_all(world.served("os/Packages")).unwrap();
+        for package in fs::read_dir(made.trim_end()).unwrap() {
+            let package = package.unwrap().path();
+            let copy = world.served("os/Packages").join(package.file_name().unwrap());
+            fs::copy(&package, &copy).unwrap();
+            world.key.sign_package(&copy);
+        }
+        index(&world.served("os"), "gz", "sha256");
+        world.key.sign_file(&world.served("os/repodata/repomd.xml"));
+        Self { kernel, world }
+    }
+
+    /// A site whose family has its headers, its kernel and its newest kernel from the repository.
+    fn site(&self, keys: &Path) -> Site {
+        let site = Site::new();
+        fs::remove_file(site.definitions().join("images/broken.yaml")).unwrap();
+        site.edit("images/hello.yaml", "  modules: [", "  check: {boot: true}\n  modules: [");
+        site.define("acme.asc", &self.world.key.armored());
+        site.define(
+            "kernels/05-acme.yaml",
+            "apiVersion: farrier.dev/v1alpha1\nkind: KernelFamily\nmetadata: {name: acme}\nspec:\n  \
+             match: {os: rocky, osVersion: '9\\.5'}\n  \
+             headers:\n    rpm:\n      packages: [kernel-devel]\n      from:\n        \
+             repositories: [{url: 'https://acme.invalid/os/'}]\n        signedBy: acme.asc\n        signed: both\n  \
+             kernelImage: {rpm: {packages: [kernel]}}\n  track: {rpm: {packages: [kernel-devel]}}\n  \
+             toolchain: {bootstrap: {suite: bookworm, include: [gcc-12, libc6-dev, libelf1, kmod, make, perl, xz-utils]}}\n",
+        );
+        // This kernel loads nothing unsigned.
+        let (modules, images) = (keys.join("modules.pem"), keys.join("images.key"));
+        fs::copy(self.kernel.signing_key(), &modules).unwrap();
+        run(Command::new("openssl")
+            .args(["genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256", "-out"])
+            .arg(&images));
+        site.define("modules.crt", &run(Command::new("openssl").args(["x509", "-in"]).arg(&modules)));
+        site.define(
+            "images.pub",
+            &run(Command::new("openssl").args(["pkey", "-pubout", "-in"]).arg(&images)),
+        );
+        let mut spec = self.world.site();
+        spec["moduleSigning"] = json!({"key": {"file": modules}, "certificate": "modules.crt"});
+        spec["imageSigning"] = json!({"key": {"file": images}, "publicKey": "images.pub"});
+        let definition = json!({"apiVersion": "farrier.dev/v1alpha1", "kind": "Site", "metadata": {"name": "acme"}, "spec": spec});
+        site.define("site.yaml", &definition.to_string());
+        site
+    }
+}
+
+/// The kernel's own `make binrpm-pkg`, served over TLS: its headers, a build, the check, and a boot of that very kernel; then the
+/// same from the registry's store alone.
+#[test]
+fn a_kernel_in_rpm_packages_from_the_repository_to_the_boot() {
+    let repository = OwnRepository::new();
+    let keys = tempfile::tempdir().unwrap();
+    let site = repository.site(keys.path());
+    let release = repository.kernel.release.clone();
+    let release = release.as_str();
+    let target = ["--kernel", release, "--os", "rocky", "--os-version", "9.5", "--arch", "amd64"];
+    let entrypoint = entrypoint().display().to_string();
+    let building = |further: &[&str]| {
+        let start = ["--entrypoint", &entrypoint, "build", "hello", "-o", "json"];
+        let mut command = site.command(&[&start[..], &target, further].concat());
+        command.env("FARRIER_ENGINE", "sandbox");
+        command
+    };
+    let built = site.finish(building(&["--push"]).spawn().unwrap()).exits(0);
+    let report = built.json();
+    assert_eq!(
+        (&report["outcome"], &report["check"]["verdict"]),
+        (&"built".into(), &"loads".into()),
+        "{built}"
+    );
+    assert_eq!(report["check"]["boot"]["modules"][0]["outcome"], "loaded", "{built}");
+    assert_eq!(report["check"]["boot"]["kernel"], release, "{built}");
+
+    // What the apt way carries: header set, sources, toolchain and base, in the registry; then no repository is there.
+    let kept = site.farrier(&[&["mirror", "-o", "json"][..], &target].concat()).exits(0).json();
+    let kinds: Vec<&str> =
+        kept.as_array().unwrap().iter().map(|kept| kept["kind"].as_str().unwrap()).collect();
+    assert!(["headers", "source", "root-fs"].iter().all(|kind| kinds.contains(kind)), "{kept:#}");
+    let definitions = site.definitions();
+    // Its certificates stay: site.yaml names them.
+    let World { server, authority: _authority, key: _key, directory: _directory } = repository.world;
+    drop(server);
+    let text = fs::read_to_string(definitions.join("images/hello.yaml")).unwrap();
+    fs::write(definitions.join("images/hello.yaml"), text.replace("  check: {boot: true}\n", "")).unwrap();
+    fs::remove_dir_all(site.cache()).unwrap();
+    fs::create_dir(site.cache()).unwrap();
+    let mut command = building(&["--force"]);
+    command.env("FARRIER_OFFLINE", "1");
+    let offline = site.finish(command.spawn().unwrap()).exits(0);
+    assert_eq!(offline.json()["check"]["verdict"], "loads", "{offline}");
+}
+
+/// Without building: the headers and the kernel image are what the kernel's build left, and tracking names the kernel.
+#[tokio::test]
+async fn packages_of_make_binrpm_pkg_tell_their_kernel_by_their_files() {
+    let OwnRepository { kernel, world } = OwnRepository::new();
+    let release = kernel.release.as_str();
+    let family: KernelFamily = serde_json::from_value(json!({
+        "apiVersion": "farrier.dev/v1alpha1", "kind": "KernelFamily", "metadata": {"name": "acme"},
+        "spec": {
+            "match": {}, "toolchain": {"image": "localhost/x:1"},
+            "headers": headers(&["kernel-devel"], &["os/"], "both"), "kernelImage": {"rpm": {"packages": ["kernel"]}},
+        },
+    }))
+    .unwrap();
+    let (fetcher, root) = (world.fetcher(), world.definitions());
+    let found = fetcher.headers().find(&family.spec.headers, &root, &target(release)).await.unwrap();
+    let Lookup::Found(set) = found else { panic!("{found:?}") };
+    assert_eq!(set.compiler.unwrap().to_string(), "gcc 12");
+    assert!(set.facts.symbols.is_some_and(|table| !table.is_empty()));
+    let image = fetcher.kernel_images().find(&family, &root, &target(release)).await.unwrap();
+    let KernelImageLookup::Found(image) = image else { panic!("{image:?}") };
+    assert_eq!(fs::read(&image.vmlinuz).unwrap(), fs::read(kernel.vmlinuz()).unwrap());
+    assert!(
+        image.modules.is_some_and(|modules| modules.join("kernel/lib").is_dir())
+            && image.system_map.is_some()
+    );
+    let again = fetcher.kernel_images().find_here(&family, &root, &target(release)).await.unwrap();
+    assert!(again.is_some(), "what was fetched is found in the cache");
+    let track = serde_json::from_value(json!({"packages": ["kernel-devel"]})).unwrap();
+    let releases = fetcher.headers().rpm_releases(&family.spec.headers, &track, &root, &target(ROCKY)).await;
+    assert_eq!(releases.unwrap().unwrap(), [vec![kernel.release]]);
+}

@@ -1,0 +1,139 @@
+//! RPM repositories: rpmbuild, rpmsign, createrepo_c and gpg of Debian.
+
+use std::{
+    fs,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::packages::run;
+
+/// A key, in a directory of its own.
+pub struct SigningKey {
+    home: tempfile::TempDir,
+    user: String,
+}
+
+impl SigningKey {
+    pub fn new(user: &str) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        fs::DirBuilder::new().mode(0o700).create(home.path().join("gnupg")).unwrap();
+        let key = Self { home, user: format!("{user}@example.test") };
+        run(key
+            .gpg(&["--passphrase", "", "--quick-generate-key"])
+            .args([&key.user, "rsa2048", "sign", "never"]));
+        key
+    }
+
+    /// The public key, as distributions publish theirs.
+    pub fn armored(&self) -> String {
+        run(self.gpg(&["--armor", "--export"]).arg(&self.user))
+    }
+
+    /// Signs a file, beside it.
+    pub fn sign_file(&self, file: &Path) {
+        let signature = PathBuf::from(format!("{}.asc", file.display()));
+        let _ = fs::remove_file(&signature);
+        run(self.gpg(&["--armor", "--detach-sign", "--output"]).arg(signature).arg(file));
+    }
+
+    /// Signs a package.
+    pub fn sign_package(&self, package: &Path) {
+        run(Command::new("rpmsign")
+            .args([
+                "--define",
+                "__gpg /usr/bin/gpg",
+                "--define",
+                &format!("_gpg_name {}", self.user),
+                "--addsign",
+            ])
+            .arg(package)
+            .env("GNUPGHOME", self.home.path().join("gnupg")));
+    }
+
+    fn gpg(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new("gpg");
+        command.args(["--batch", "--quiet", "--pinentry-mode", "loopback", "--homedir"]);
+        command.arg(self.home.path().join("gnupg")).args(arguments);
+        command
+    }
+}
+
+impl Drop for SigningKey {
+    fn drop(&mut self) {
+        // Its agent would stay.
+        let _ = Command::new("gpgconf")
+            .arg("--homedir")
+            .arg(self.home.path().join("gnupg"))
+            .args(["--kill", "all"])
+            .status();
+    }
+}
+
+/// A package of some files, which stands in for a distribution's.
+pub struct StandIn<'a> {
+    pub name: &'a str,
+    pub version: &'a str,
+    pub release: &'a str,
+    /// `kernel-devel-uname-r = 5.14.0-503.el9.x86_64`.
+    pub provides: &'a str,
+    /// Below `/`, with their content.
+    pub files: Vec<(String, String)>,
+}
+
+impl StandIn<'_> {
+    /// Builds it into a directory; its file.
+    pub fn build(&self, into: &Path) -> PathBuf {
+        let work = tempfile::tempdir().unwrap();
+        let Self { name, version, release, provides, files } = self;
+        let root = work.path().join("root");
+        let mut listed = String::new();
+        for (path, content) in files {
+            let file = root.join(path);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, content).unwrap();
+            listed.extend(["/", path, "\n"]);
+        }
+        let provides = if provides.is_empty() { String::new() } else { format!("Provides: {provides}\n") };
+        let spec = format!(
+            "Name: {name}\nVersion: {version}\nRelease: {release}\nSummary: s\nLicense: l\nAutoReqProv: no\n{provides}\
+             %define __spec_install_post %{{nil}}\n%define debug_package %{{nil}}\n%description\nd\n%install\n\
+             mkdir -p %{{buildroot}}\ncp -a {}/. %{{buildroot}}/\n%files\n{listed}",
+            root.display()
+        );
+        let file = work.path().join("x.spec");
+        fs::write(&file, spec).unwrap();
+        let packages = work.path().join("packages");
+        run(Command::new("rpmbuild")
+            .args(["--quiet", "--target", "x86_64-linux", "--define"])
+            .arg(format!("_topdir {}", work.path().display()))
+            .args(["--define", &format!("_rpmdir {}", packages.display()), "-bb"])
+            .arg(&file));
+        let name = format!("{name}-{version}-{release}.x86_64.rpm");
+        fs::create_dir_all(into).unwrap();
+        fs::copy(packages.join("x86_64").join(&name), into.join(&name)).unwrap();
+        into.join(name)
+    }
+}
+
+/// The files that farrier asks every header set for, in the build tree at `build`.
+pub fn tiny_headers(build: &str, release: &str) -> Vec<(String, String)> {
+    let file = |name: &str, content: String| (format!("{build}/{name}"), content);
+    vec![
+        file("Makefile", String::new()),
+        file("Module.symvers", "0x12345678\tprintk\tvmlinux\tEXPORT_SYMBOL\t\n".to_owned()),
+        file(
+            "include/config/auto.conf",
+            "CONFIG_MODULES=y\nCONFIG_X86_64=y\nCONFIG_CC_VERSION_TEXT=\"gcc (GCC) 11.5.0\"\n".to_owned(),
+        ),
+        file("include/generated/utsrelease.h", format!("#define UTS_RELEASE \"{release}\"\n")),
+    ]
+}
+
+/// (Re)writes a repository's metadata. `compression`: `gz` or `xz`; `checksum`: `sha256` or `sha512`.
+pub fn index(repository: &Path, compression: &str, checksum: &str) {
+    run(Command::new("createrepo_c")
+        .args(["--quiet", "--no-database", "--general-compress-type", compression, "--checksum", checksum])
+        .arg(repository));
+}
