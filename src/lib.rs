@@ -20,6 +20,7 @@ pub mod images;
 pub mod inputs;
 pub mod machine;
 pub mod net;
+pub mod page;
 pub mod parts;
 pub mod payload;
 pub mod registry;

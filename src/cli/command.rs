@@ -12,7 +12,7 @@ use super::{
     headers::HeadersCommand,
     logs::LogsArgs,
     mirror::MirrorArgs,
-    plan::{PlanArgs, PlanCommandArgs},
+    plan::{PlanCommandArgs, StatusArgs},
     prebuild::PrebuildArgs,
     preflight::PreflightArgs,
     render::RenderArgs,
@@ -72,7 +72,7 @@ pub enum Command {
     /// The loop: observe, plan, build, check, publish, roll out
     Run(RunArgs),
     /// Show the matrix of images and kernels
-    Status(PlanArgs),
+    Status(StatusArgs),
     /// Put back what was there before farrier's rewrites
     Rollback(RollbackArgs),
     /// Remove published images for kernels that no node has any more; without --delete only say which
@@ -91,7 +91,7 @@ impl Command {
     pub fn cluster(&self) -> Option<&str> {
         match self {
             Self::Plan(args) => Some(&args.plan.cluster.cluster),
-            Self::Status(args) => Some(&args.cluster.cluster),
+            Self::Status(args) => Some(&args.plan.cluster.cluster),
             Self::Prebuild(args) => args.cluster.as_deref(),
             Self::Preflight(args) => Some(&args.cluster.cluster),
             Self::Run(args) => Some(&args.cluster.cluster),

@@ -14,6 +14,7 @@ use crate::{
     inputs::{FetchError, TreeError},
     net::NetError,
     oci::ImageError,
+    page::FilesError,
     parts::TargetError,
     payload::PayloadError,
     registry::{self, RegistryError},
@@ -176,5 +177,6 @@ endings! {
     PayloadError: |_| Exit::Failed, |_| None;
     CacheError: |_| Exit::Failed, CacheError::hint;
     OutputError: |_| Exit::Failed, |_| None;
+    FilesError: |_| Exit::Failed, |_| None;
     io::Error: |_| Exit::Failed, |_| None;
 }

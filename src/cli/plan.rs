@@ -1,6 +1,9 @@
 //! `farrier plan` and `farrier status`: what would be done, and how the matrix stands.
 
+use std::{path::PathBuf, sync::Arc};
+
 use clap::{Args, ValueEnum};
+use jiff::Timestamp;
 
 use super::{
     CliError, Exit,
@@ -8,7 +11,13 @@ use super::{
     output,
     session::Session,
 };
-use crate::{cluster::Cluster, parts::Parts, plan};
+use crate::{
+    cluster::Cluster,
+    controller::Planned,
+    page::{Facts, write_files},
+    parts::Parts,
+    plan,
+};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -25,6 +34,15 @@ pub struct PlanCommandArgs {
     /// Print only what is to be built, as the list from which a CI system makes jobs of `farrier build --push`
     #[arg(long, value_enum, value_name = "FORM", conflicts_with = "output")]
     pub matrix: Option<MatrixForm>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    pub plan: PlanArgs,
+    /// Also write the page that `farrier run` serves, as files of this directory that need no server
+    #[arg(long, value_name = "DIR")]
+    pub html: Option<PathBuf>,
 }
 
 /// Forms of a list of builds.
@@ -78,9 +96,15 @@ pub async fn show(session: &Session, parts: &Parts, cluster: &dyn Cluster) -> Re
 }
 
 /// `farrier status`.
-pub async fn status(session: &Session, args: PlanArgs) -> Result<Exit, CliError> {
-    let (parts, cluster) = session.of_cluster(&args.registry, &args.cluster).await?;
-    let planned = parts.plan(cluster.as_ref()).await?;
-    session.show(&plan::status(&planned.plan), |rows| output::status(rows, &planned.plan))?;
-    Ok(if planned.unreachable { Exit::Unreachable } else { Exit::Done })
+pub async fn status(session: &Session, args: StatusArgs) -> Result<Exit, CliError> {
+    let StatusArgs { plan: PlanArgs { registry, cluster }, html } = args;
+    let (parts, cluster) = session.of_cluster(&registry, &cluster).await?;
+    let Planned { plan, snapshot, unreachable, .. } = parts.plan(cluster.as_ref()).await?;
+    session.show(&plan::status(&plan), |rows| output::status(rows, &plan))?;
+    if let Some(directory) = html {
+        let facts = Facts::of(Arc::new(plan), &snapshot, &parts.definitions, Timestamp::now());
+        write_files(&directory, &facts, &parts).await?;
+        output::message(&format!("the page is {}", directory.join("index.html").display()));
+    }
+    Ok(if unreachable { Exit::Unreachable } else { Exit::Done })
 }

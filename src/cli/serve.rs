@@ -21,6 +21,7 @@ use crate::{
     cluster::{Fence, KubeCluster},
     collected::Receiver,
     controller::live::{Live, LiveContext, StatusSink},
+    page::PageServer,
     parts::{Parts, Reporter, Stage},
     runtime::{
         Configuration, Health, HttpServer, Metrics,
@@ -42,8 +43,8 @@ pub struct ServiceArgs {
     /// The lease's namespace [default: farrier's own]
     #[arg(long, value_name = "NAMESPACE")]
     pub lease_namespace: Option<String>,
-    /// Answer /metrics, /healthz and /readyz on this address, or `off` [default: 0.0.0.0:8080 in a pod with
-    /// --cluster kube, else off]
+    /// Answer /metrics, /healthz and /readyz on this address, and show the fleet at /; or `off` [default: 0.0.0.0:8080 in a
+    /// pod with --cluster kube, else off]
     #[arg(long, env = vars::FARRIER_LISTEN, value_name = "ADDRESS", hide_env_values = true)]
     pub listen: Option<String>,
     /// Take header sets that nodes send to the --listen address (`farrier headers collect --to`); the directory holds a key
@@ -68,12 +69,15 @@ pub async fn serve(
 ) -> Result<Exit, CliError> {
     let Connection { cluster, kube } = connection;
     let (metrics, health) = (Arc::new(Metrics::new()), Arc::new(Health::new()));
-    let around = CancellationToken::new();
+    let (around, mut page) = (CancellationToken::new(), None);
     if let Some(address) = listen(args, kube.is_some())? {
         let collected = args.collect_keys.clone().map(|keys| Receiver::new(parts.fetcher.clone(), keys));
         let further = collected.map(Receiver::router).unwrap_or_default();
+        let shown = PageServer::new(parts.clone());
+        let further = further.merge(shown.router());
+        page = Some(shown as Arc<dyn StatusSink>);
         let server = HttpServer::bind(address, Arc::clone(&health), Arc::clone(&metrics), further).await?;
-        tracing::info!(%address, "answers /metrics, /healthz and /readyz");
+        tracing::info!(%address, "answers /, /metrics, /healthz and /readyz");
         tokio::spawn(server.serve(around.clone()));
     }
     if let Some(kube) = &kube {
@@ -90,7 +94,7 @@ pub async fn serve(
         Arc::new(KubeStatus::new(kube.client(), place, parts.fence.clone())) as Arc<dyn StatusSink>
     });
     tracing::info!(cluster = cluster.describe(), "watching");
-    let context = LiveContext { resync, cluster, configuration, leads, status, metrics, health };
+    let context = LiveContext { resync, cluster, configuration, leads, status, page, metrics, health };
     Live::new(parts, context).run().await;
     // Only now: until here a write may have been under way.
     if let Some(lease) = lease {

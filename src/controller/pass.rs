@@ -27,7 +27,7 @@ pub struct Planned {
     pub unreachable: bool,
     pub(super) announced: Announcements,
     /// What it was made from.
-    pub(super) snapshot: ClusterSnapshot,
+    pub snapshot: ClusterSnapshot,
 }
 
 /// How a build ended.

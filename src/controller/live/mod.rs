@@ -59,8 +59,10 @@ pub struct LiveContext {
     pub configuration: watch::Receiver<Configuration>,
     /// Is this farrier the leader, as far as it knows? A standby observes and plans, and neither builds nor writes.
     pub leads: watch::Receiver<bool>,
-    /// Who writes status, if anybody.
+    /// Who writes the leader's status, if anybody.
     pub status: Option<Arc<dyn StatusSink>>,
+    /// Who shows every pass, also that of a standby.
+    pub page: Option<Arc<dyn StatusSink>>,
     /// Figures.
     pub metrics: Arc<Metrics>,
     /// Probes.
@@ -72,6 +74,7 @@ pub struct Live {
     parts: Parts,
     context: LiveContext,
     status: Option<StatusWorker>,
+    page: Option<StatusWorker>,
     builds: Builds,
     wake: Wake,
     memory: Memory,
@@ -110,6 +113,7 @@ impl Live {
         Self {
             parts,
             status: context.status.take().map(StatusWorker::start),
+            page: context.page.take().map(StatusWorker::start),
             context,
             builds,
             wake: Wake::new(now),
@@ -240,7 +244,7 @@ impl Live {
         if self.may_act() {
             self.states.log(&planned.plan, &self.builds.activity());
         }
-        self.show(planned.plan, rollouts);
+        self.show(planned, rollouts);
         Ok(if unreachable { PassOutcomeLabel::Unreachable } else { PassOutcomeLabel::Done })
     }
 
@@ -355,19 +359,27 @@ impl Live {
         }
     }
 
-    /// Hands the pass to those who write status. They are the leader's.
-    fn show(&self, plan: Plan, rollouts: Vec<RolloutReport>) {
+    /// Hands the pass to those who show it, and the leader's to those who write status.
+    fn show(&self, Planned { plan, snapshot, .. }: Planned, rollouts: Vec<RolloutReport>) {
         let cells = plan.cells.iter().filter(|planned| planned.outcome.cell().is_some());
         let cells = cells.map(|planned| (planned.image.clone(), planned.target.clone())).collect();
         self.builds.forget_others(&cells);
-        if let (Some(status), true) = (&self.status, self.may_act()) {
-            status.show(PassView {
-                plan,
-                activity: self.builds.activity(),
-                rollouts,
-                configuration_error: self.context.configuration.borrow().error.clone(),
-                now: Timestamp::now(),
-            });
+        let status = self.status.as_ref().filter(|_| self.may_act());
+        if status.is_none() && self.page.is_none() {
+            return;
+        }
+        let Configuration { definitions, error } = self.context.configuration.borrow().clone();
+        let view = PassView {
+            plan: Arc::new(plan),
+            snapshot: Arc::new(snapshot),
+            definitions,
+            activity: self.builds.activity(),
+            rollouts,
+            configuration_error: error,
+            now: Timestamp::now(),
+        };
+        for worker in self.page.iter().chain(status) {
+            worker.show(view.clone());
         }
     }
 

@@ -29,6 +29,7 @@ pub async fn run_once(parts: Parts, cluster: Arc<dyn Cluster>) -> Result<PassRep
         configuration: watch::channel(Configuration { definitions, error: None }).1,
         leads: watch::channel(true).1,
         status: None,
+        page: None,
         metrics: Arc::new(Metrics::new()),
         health: Arc::new(Health::new()),
     };

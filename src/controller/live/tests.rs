@@ -108,6 +108,7 @@ impl Running {
                 configuration: configuration.subscribe(),
                 leads: leads.subscribe(),
                 status: Some(Arc::clone(&views) as Arc<dyn StatusSink>),
+                page: None,
                 metrics: Arc::clone(&metrics),
                 health: Arc::clone(&health),
             },

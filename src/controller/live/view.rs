@@ -10,14 +10,19 @@ use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
     controller::RolloutReport,
-    plan::{Activity, Plan},
+    image::Definitions,
+    plan::{Activity, ClusterSnapshot, Plan},
 };
 
 /// How everything stands after a pass.
 #[derive(Clone, Debug)]
 pub struct PassView {
     /// What the pass decided.
-    pub plan: Plan,
+    pub plan: Arc<Plan>,
+    /// What it was made from.
+    pub snapshot: Arc<ClusterSnapshot>,
+    /// The definitions in use.
+    pub definitions: Arc<Definitions>,
     /// What builds do, and how they went.
     pub activity: Activity,
     /// What became of the rollouts.
@@ -28,10 +33,10 @@ pub struct PassView {
     pub now: Timestamp,
 }
 
-/// Writes down how things stand: objects of the API, Events.
+/// Writes down how things stand: objects of the API, Events, a page.
 #[async_trait::async_trait]
 pub trait StatusSink: Send + Sync {
-    /// After a pass of the leader. Faults are the sink's own to report and to get over: it is called again.
+    /// After a pass. Faults are the sink's own to report and to get over: it is called again.
     async fn pass(&self, view: &PassView);
 }
 

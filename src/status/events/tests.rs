@@ -22,7 +22,9 @@ impl Story {
 
     fn next(&mut self, plan: &Plan, rollouts: &[RolloutReport]) -> (Vec<StatusEvent>, usize) {
         let view = PassView {
-            plan: plan.clone(),
+            plan: plan.clone().into(),
+            snapshot: Arc::default(),
+            definitions: Arc::default(),
             activity: self.activity.clone(),
             rollouts: rollouts.to_vec(),
             configuration_error: None,

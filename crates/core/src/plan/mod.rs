@@ -103,6 +103,6 @@ pub use snapshot::{
 pub use status::{StatusEntry, StatusRow, status, status_entries};
 #[cfg(test)]
 pub(crate) use table::layout::{table, text};
-pub use table::{Table, counts, left_alone, readiness_table, status_table, summary, tables};
+pub use table::{Table, counts, left_alone, readiness_table, status_table, summary, tables, why_not};
 pub use union::{PlannedUnion, UnionMember, images_in_use};
 pub use write_namespaces::{WriteNamespaces, WriteNamespacesError};

@@ -214,7 +214,7 @@ pub fn readiness_table(next: &Next) -> Table {
 }
 
 /// `image: why` of everything that is missing.
-pub(super) fn why_not(next: &Next) -> String {
+pub fn why_not(next: &Next) -> String {
     let missing = next.needs.iter().filter_map(|needed| match &needed.state {
         Readiness::Ready { .. } => None,
         Readiness::Missing { message } | Readiness::Unknown { message } => {

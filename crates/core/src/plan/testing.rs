@@ -1,7 +1,7 @@
 //! Pure: plans of small fleets, for tests elsewhere.
 
-use super::{NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
-use crate::kmod::Verdict;
+use super::{ClusterSnapshot, NEXT_KERNEL_ANNOTATION, NodeFacts, Plan, fixtures::World};
+use crate::{image::Definitions, kmod::Verdict};
 
 /// A fleet with one image `mft`, as the fixtures have it.
 #[derive(Clone)]
@@ -46,6 +46,11 @@ impl Fleet {
     /// Empties the registry.
     pub fn lose(&mut self) {
         self.0.observed.published.clear();
+    }
+
+    /// What it is made from.
+    pub fn made_from(&self) -> (&ClusterSnapshot, &Definitions) {
+        (&self.0.snapshot, &self.0.definitions)
     }
 
     /// The plan now.

@@ -1,0 +1,323 @@
+//! Pure: the pages of one cell and one node, and those of all nodes and all rollouts.
+
+use std::fmt::Display;
+
+use serde::Serialize;
+
+use super::{
+    facts::Facts,
+    fleet::{Fleet, Link, Listed, ago, cell_link, log_link, node_link, nodes, subject},
+    history::record_state,
+    log::{Excerpt, Log},
+    report::Report,
+};
+use crate::{
+    image::ImageName,
+    plan::{
+        Change, FieldRecord, MayBoot, Outcome, Phase, PlannedNode, PlannedRollout, RolloutDecision,
+        StatusEntry, why_not,
+    },
+};
+
+/// Nodes that a cell's page names.
+const NAMED: usize = 200;
+
+/// A name and what is said of it.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Fact {
+    pub name: &'static str,
+    pub value: String,
+}
+
+fn fact(name: &'static str, value: impl Display) -> Fact {
+    Fact { name, value: value.to_string() }
+}
+
+/// One image for one kernel.
+#[derive(Debug, Serialize)]
+pub struct CellPage {
+    pub state: &'static str,
+    pub class: &'static str,
+    pub reason: String,
+    pub hint: String,
+    pub facts: Vec<Fact>,
+    pub inputs: Vec<Fact>,
+    pub excerpt: Option<Excerpt>,
+    /// The whole log, where there is one.
+    pub log: Option<String>,
+    pub report: Option<Report>,
+    /// Why the report is not shown.
+    pub no_report: Option<String>,
+    /// Do the nodes wait for it?
+    pub waits: bool,
+    pub nodes: Listed<Link>,
+}
+
+/// What is shown beside the plan: it is on disk and in the registry.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The log.
+    pub log: Option<Log>,
+    /// The check report, or why it cannot be shown.
+    pub report: Option<Result<Report, String>>,
+}
+
+impl Fleet<'_> {
+    /// The page of a cell.
+    pub fn cell_page(&self, entry: &StatusEntry<'_>, found: Found) -> CellPage {
+        let Found { log, report } = found;
+        let has_log = log.is_some();
+        let (report, no_report) = match report {
+            Some(Err(why)) => (None, Some(why)),
+            report => (report.and_then(Result::ok), None),
+        };
+        let (reason, hint) = self.reason_and_hint(entry);
+        let row = &entry.row;
+        let mut facts = Vec::new();
+        if let Some(since) = self.age(entry) {
+            facts.push(fact("Since", format!("{since:.0} ({})", ago(since, self.facts.now))));
+        }
+        facts.extend(row.verdict.map(|verdict| fact("Check", verdict)));
+        facts.extend((!row.reference.is_empty()).then(|| fact("Image", &row.reference)));
+        facts.extend(row.digest.as_ref().map(|digest| fact("Published digest", digest)));
+        if let Some(activity) = entry.activity {
+            facts.extend((activity.attempts > 0).then(|| fact("Attempts", activity.attempts)));
+            facts
+                .extend(activity.took.map(|took| fact("The last one took", format!("{} s", took.as_secs()))));
+            facts.extend(activity.next_retry.map(|at| fact("Tried again", format!("{at:.0}"))));
+        }
+        facts.extend(
+            (!row.announced_by.is_empty()).then(|| fact("Announced by", row.announced_by.join(", "))),
+        );
+        let calling = self.facts.groups.iter();
+        let calling =
+            calling.filter(|group| group.target == *entry.target && group.calls.contains(entry.image));
+        let links = calling.flat_map(|group| &group.nodes).map(|name| node_link(name)).collect();
+        CellPage {
+            state: row.phase.as_str(),
+            class: self.class(entry),
+            reason,
+            hint,
+            facts,
+            inputs: self.inputs(entry),
+            excerpt: log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty()),
+            log: has_log.then(|| log_link(entry)),
+            report,
+            no_report,
+            waits: row.phase != Phase::Published,
+            nodes: Listed::of(links, NAMED),
+        }
+    }
+
+    fn inputs(&self, entry: &StatusEntry<'_>) -> Vec<Fact> {
+        let Some(cell) = self.outcome(entry).and_then(Outcome::cell) else {
+            return entry.row.needs.iter().map(|need| fact("Waits for", need)).collect();
+        };
+        let mut inputs = vec![
+            fact("Input hash", cell.input_hash),
+            fact("Driver version", &cell.version),
+            fact("Kernel family", &cell.family),
+            fact("Toolchain", &cell.toolchain),
+        ];
+        inputs.extend(cell.fetched.headers.as_ref().map(|headers| fact("Headers", headers)));
+        let sources = cell.fetched.sources.iter();
+        inputs.extend(sources.map(|(name, identity)| fact("Source", format!("{name}: {identity}"))));
+        inputs.extend(cell.patches.iter().map(|patch| fact("Patch", &patch.name)));
+        inputs.extend(cell.needs.iter().map(|need| fact("Compiled against", need)));
+        inputs.extend(cell.fetched.base.as_ref().map(|base| fact("Runtime base", base)));
+        inputs.extend(cell.further.iter().map(|tag| fact("Further tag", tag)));
+        inputs
+    }
+
+    /// The page of a node, if there is one of this name.
+    pub fn node_page(&self, name: &str) -> Option<NodePage> {
+        let node = self.facts.nodes.get(name)?;
+        let group = node.group.as_ref().ok().and_then(|place| self.facts.groups.get(*place));
+        let runs = match (&node.group, group) {
+            (Err(why), _) => format!("left alone: {why}"),
+            (Ok(_), group) => group.map(|group| group.target.to_string()).unwrap_or_default(),
+        };
+        let mut facts = vec![fact("Runs", runs)];
+        facts.push(fact("Operating system", &node.os_image));
+        facts.extend(node.cordoned.then(|| fact("Scheduling", "cordoned")));
+        facts.extend(node.announces.as_ref().map(|release| fact("Announces", release)));
+        let planned = self.facts.plan.nodes.iter().find(|planned| planned.node == name);
+        let next = planned.and_then(|planned| planned.next.as_deref());
+        facts.extend(next.map(|next| fact("Next kernel", &next.kernel)));
+        let unused = self.facts.plan.unused_announcements.iter().filter(|unused| unused.node == name);
+        facts.extend(unused.map(|unused| fact("Announcement not used", &unused.why)));
+        let called = group.into_iter();
+        let called = called.flat_map(|group| group.calls.iter().map(move |image| (image, &group.target)));
+        let announced =
+            next.into_iter().flat_map(|next| next.needs.iter().map(|needed| (&needed.image, &next.kernel)));
+        let images = called.chain(announced).filter_map(|(image, target)| self.entry(image, target));
+        let images = images.map(|entry| NodeImage {
+            subject: subject(entry),
+            link: cell_link(entry.image, entry.target),
+            state: entry.row.phase.as_str(),
+            class: self.class(entry),
+            reason: self.reason_and_hint(entry).0,
+        });
+        Some(NodePage {
+            may_boot: planned.filter(|planned| planned.next.is_some()).map(may_boot),
+            facts,
+            images: images.collect(),
+        })
+    }
+}
+
+/// A node.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct NodePage {
+    /// May it boot its next kernel?
+    pub may_boot: Option<Answer>,
+    pub facts: Vec<Fact>,
+    pub images: Vec<NodeImage>,
+}
+
+/// Yes or no, and why not.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    pub word: &'static str,
+    pub class: &'static str,
+    pub why: String,
+}
+
+/// An image that a node calls for, or will.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct NodeImage {
+    pub subject: String,
+    pub link: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    pub reason: String,
+}
+
+fn may_boot(planned: &PlannedNode) -> Answer {
+    let (word, class) = match planned.may_boot {
+        MayBoot::Ready => ("ready", "ok"),
+        MayBoot::NoDriver => ("no driver is called for", "ok"),
+        MayBoot::Unknown => ("not known", "warn"),
+        MayBoot::Wait => ("wait", "bad"),
+    };
+    let why = planned.next.as_ref().map(|next| why_not(next)).unwrap_or_default();
+    Answer { word, class, why }
+}
+
+/// All nodes, by what they run.
+#[derive(Debug, Serialize)]
+pub struct NodesPage {
+    pub groups: Vec<NodesOf>,
+}
+
+/// Nodes that are alike.
+#[derive(Debug, Serialize)]
+pub struct NodesOf {
+    pub what: String,
+    pub count: String,
+    pub nodes: Vec<Link>,
+}
+
+impl NodesPage {
+    pub fn of(facts: &Facts) -> Self {
+        let of = |what: String, names: Vec<&String>| NodesOf {
+            what,
+            count: nodes(names.len()),
+            nodes: names.into_iter().map(|name| node_link(name)).collect(),
+        };
+        let mut groups: Vec<NodesOf> = facts
+            .groups
+            .iter()
+            .map(|group| {
+                let calls: Vec<&str> = group.calls.iter().map(ImageName::as_str).collect();
+                let calls = if calls.is_empty() { "no driver image".to_owned() } else { calls.join(", ") };
+                of(format!("{}: {calls}", group.target), group.nodes.iter().collect())
+            })
+            .collect();
+        groups.sort_by(|a, b| a.what.cmp(&b.what));
+        let unknown: Vec<&String> =
+            facts.nodes.iter().filter(|(_, node)| node.group.is_err()).map(|(name, _)| name).collect();
+        if !unknown.is_empty() {
+            groups.push(of("left alone".to_owned(), unknown));
+        }
+        Self { groups }
+    }
+}
+
+/// All rollout targets.
+#[derive(Debug, Serialize)]
+pub struct RolloutsPage {
+    pub rollouts: Vec<RolloutView>,
+}
+
+/// One rollout target.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct RolloutView {
+    pub subject: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    pub why: String,
+    pub facts: Vec<Fact>,
+    pub fields: Vec<FieldView>,
+}
+
+/// What farrier wrote down of one field.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct FieldView {
+    pub field: String,
+    pub at: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    pub set: String,
+    pub replaced: String,
+    pub why: String,
+}
+
+impl RolloutsPage {
+    pub fn of(facts: &Facts) -> Self {
+        let view = |rollout: &PlannedRollout| {
+            let (state, class, why) = match &rollout.decision {
+                RolloutDecision::Rewrite { from, to } => ("to rewrite", "run", format!("{from} -> {to}")),
+                RolloutDecision::Steps { now } => ("under way", "run", now.join("; ")),
+                RolloutDecision::Pending { on } => ("waiting", "wait", format!("after {on} is published")),
+                RolloutDecision::AlreadySet { image } => ("set", "ok", image.to_string()),
+                RolloutDecision::Settled { how } => ("settled", "ok", how.clone()),
+                RolloutDecision::Hold(why) => {
+                    ("on hold", if why.is_failure() { "bad" } else { "warn" }, why.to_string())
+                }
+            };
+            let mut said = vec![fact("Strategy", <&str>::from(rollout.target.strategy))];
+            let changes = rollout.changes.iter().map(Change::object);
+            said.extend(changes.map(|object| fact("Is changed", object)));
+            let failed = facts.failed_rewrites.get(&rollout.target);
+            said.extend(failed.map(|error| fact("The last rewrite failed", error)));
+            let fields = match facts.record_of(&rollout.target) {
+                None => Vec::new(),
+                Some(Err(why)) => {
+                    said.push(fact("Record", why));
+                    Vec::new()
+                }
+                Some(Ok(record)) => record.0.iter().map(|(name, record)| field(name, record)).collect(),
+            };
+            let subject = format!("{}: {}", rollout.image, rollout.target);
+            RolloutView { subject, state, class, why, facts: said, fields }
+        };
+        Self { rollouts: facts.plan.rollouts.iter().map(view).collect() }
+    }
+}
+
+fn field(name: &str, record: &FieldRecord) -> FieldView {
+    let FieldRecord { set, replaced, at, state, changed_back, why } = record;
+    let text = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let times = (*changed_back > 0).then(|| format!("changed back {changed_back} times"));
+    let (state, class) = record_state(*state);
+    FieldView {
+        field: name.to_owned(),
+        at: format!("{at:.0}"),
+        state,
+        class,
+        set: text(set),
+        replaced: text(replaced),
+        why: times.into_iter().chain(why.clone()).collect::<Vec<_>>().join("; "),
+    }
+}

@@ -1,0 +1,170 @@
+//! Pure: what pages are made from. Of a pass's snapshot it keeps what a page shows: a fleet has many nodes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+
+use crate::{
+    image::{Definitions, ImageName},
+    kernel::KernelTarget,
+    plan::{
+        Activity, ClusterSnapshot, NEXT_KERNEL_ANNOTATION, Next, Plan, RECORD_ANNOTATION, Record,
+        RolloutObject, RolloutTarget, node_target,
+    },
+};
+
+/// Names of nodes written out before the rest is only counted.
+const NAMED: usize = 5;
+
+/// How a fleet stands.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// What was decided.
+    pub plan: Arc<Plan>,
+    /// What builds do; empty where no loop runs.
+    pub activity: Activity,
+    /// The nodes, by name.
+    pub nodes: BTreeMap<String, NodeFact>,
+    /// Nodes that run the same kernel and call for the same images.
+    pub groups: Vec<NodeGroup>,
+    /// Kernels that nodes are to boot and may not yet.
+    pub unready: Vec<(Arc<Next>, Names)>,
+    /// Nodes that are left alone, or whose announcement is not used, by the reason.
+    pub aside: BTreeMap<String, Names>,
+    /// What farrier wrote down in the objects that it rewrites, by `DaemonSet kube-system/driver`.
+    pub records: BTreeMap<String, Result<Record, String>>,
+    /// Why rewrites failed.
+    pub failed_rewrites: BTreeMap<RolloutTarget, String>,
+    /// What is wrong with the definitions on disk, while the last good ones are in use.
+    pub configuration_error: Option<String>,
+    /// When.
+    pub now: Timestamp,
+}
+
+/// A node.
+#[derive(Clone, Debug)]
+pub struct NodeFact {
+    /// Its place in [`Facts::groups`], or why its kernel is not known.
+    pub group: Result<usize, String>,
+    /// What it says of its operating system.
+    pub os_image: String,
+    /// The kernel release that it announces.
+    pub announces: Option<String>,
+    /// Is it cordoned?
+    pub cordoned: bool,
+}
+
+/// Nodes that are alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeGroup {
+    /// What they run.
+    pub target: KernelTarget,
+    /// The images that they call for.
+    pub calls: Vec<ImageName>,
+    /// Their names, in order.
+    pub nodes: Vec<String>,
+}
+
+/// Some names of many.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// The first ones.
+    pub first: Vec<String>,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Names {
+    fn add(&mut self, name: &str) {
+        if self.first.len() < NAMED {
+            self.first.push(name.to_owned());
+        }
+        self.count += 1;
+    }
+
+    /// Of a list of names.
+    pub fn of<'a>(names: impl IntoIterator<Item = &'a String>) -> Self {
+        let mut all = Self::default();
+        names.into_iter().for_each(|name| all.add(name));
+        all
+    }
+}
+
+impl Facts {
+    /// What is kept of a plan and of what it was made from.
+    pub fn of(
+        plan: Arc<Plan>,
+        snapshot: &ClusterSnapshot,
+        definitions: &Definitions,
+        now: Timestamp,
+    ) -> Self {
+        let mut facts = Self { now, records: records(snapshot), ..Self::default() };
+        let mut places: HashMap<(KernelTarget, Vec<bool>), usize> = HashMap::new();
+        for node in &snapshot.nodes {
+            let group = node_target(node).map_err(|why| why.to_string()).map(|target| {
+                let calls: Vec<bool> =
+                    definitions.images.values().map(|image| node.calls_for(image)).collect();
+                let groups = &mut facts.groups;
+                let place = *places.entry((target, calls)).or_insert_with_key(|(target, calls)| {
+                    let called = definitions.images.keys().zip(calls).filter(|(_, calls)| **calls);
+                    let calls = called.map(|(name, _)| name.clone()).collect();
+                    groups.push(NodeGroup { target: target.clone(), calls, nodes: Vec::new() });
+                    groups.len() - 1
+                });
+                if let Some(group) = groups.get_mut(place) {
+                    group.nodes.push(node.name.clone());
+                }
+                place
+            });
+            let announces = node.annotations.get(NEXT_KERNEL_ANNOTATION).cloned();
+            let (os_image, cordoned) = (node.os_image.clone(), node.unschedulable);
+            facts.nodes.insert(node.name.clone(), NodeFact { group, os_image, announces, cordoned });
+        }
+        facts.groups.iter_mut().for_each(|group| group.nodes.sort_unstable());
+        let mut unready: HashMap<*const Next, usize> = HashMap::new();
+        for planned in plan.nodes.iter().filter(|planned| !planned.may_boot.is_free()) {
+            let Some(next) = &planned.next else { continue };
+            let place = *unready.entry(Arc::as_ptr(next)).or_insert_with(|| {
+                facts.unready.push((Arc::clone(next), Names::default()));
+                facts.unready.len() - 1
+            });
+            if let Some((_, names)) = facts.unready.get_mut(place) {
+                names.add(&planned.node);
+            }
+        }
+        let left = plan.left_alone.iter().map(|left| (format!("left alone: {}", left.why), &left.node));
+        let unused = plan.unused_announcements.iter();
+        let unused = unused.map(|unused| (format!("announcement not used: {}", unused.why), &unused.node));
+        for (why, node) in left.chain(unused) {
+            facts.aside.entry(why).or_default().add(node);
+        }
+        Self { plan, ..facts }
+    }
+
+    /// The record in the object that a rollout is about.
+    pub fn record_of(&self, target: &RolloutTarget) -> Option<&Result<Record, String>> {
+        let object = match &target.object {
+            RolloutObject::DaemonSet(found) => format!("DaemonSet {}/{}", found.namespace, found.daemon_set),
+            RolloutObject::Resource { resource, name } => format!("{resource} {name}"),
+            RolloutObject::Nothing {} => return None,
+        };
+        self.records.get(&object).filter(|_| target.path.is_none())
+    }
+}
+
+fn records(snapshot: &ClusterSnapshot) -> BTreeMap<String, Result<Record, String>> {
+    let daemon_sets = snapshot.daemon_sets.iter().filter_map(|found| {
+        let live = found.live.as_ref()?;
+        Some((format!("DaemonSet {}/{}", found.namespace, found.name), &live.annotations))
+    });
+    let resources = snapshot.resources.iter();
+    let resources = resources.map(|found| (format!("{} {}", found.kind, found.name), &found.annotations));
+    let noted =
+        daemon_sets.chain(resources).filter(|(_, annotations)| annotations.contains_key(RECORD_ANNOTATION));
+    noted
+        .map(|(object, annotations)| (object, Record::of(annotations).map_err(|why| why.to_string())))
+        .collect()
+}

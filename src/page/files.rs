@@ -1,0 +1,81 @@
+//! Adapter: the page as files of a directory, with relative links, for pipelines and sites without a server.
+
+use std::{io, path::Path};
+
+use fs_err as fs;
+use futures::{StreamExt as _, stream};
+
+use super::{
+    details::Found,
+    facts::Facts,
+    fleet::{Filter, Fleet, cell_link, log_link, node_link},
+    history::History,
+    html::{self, HtmlError, STYLE},
+    log::Log,
+    report::report_of,
+};
+use crate::parts::{AT_ONCE, Parts};
+
+/// Why the page was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    /// The directory cannot be written.
+    #[error("write the page")]
+    Io(#[from] io::Error),
+    /// A page could not be made.
+    #[error(transparent)]
+    Html(#[from] HtmlError),
+}
+
+/// Writes `index.html` and what it leads to. Pages of an earlier run are replaced, other files are left alone.
+pub async fn write_files(directory: &Path, facts: &Facts, parts: &Parts) -> Result<(), FilesError> {
+    let history = History::default();
+    let fleet = Fleet::new(facts, &history.since);
+    for pages in ["c", "n"] {
+        fs::create_dir_all(directory.join(pages))?;
+        remove_pages(&directory.join(pages))?;
+    }
+    let write = |name: &str, text: String| fs::write(directory.join(name), text);
+    write("style.css", STYLE.to_owned())?;
+    write("nodes.html", html::nodes_page(facts)?)?;
+    write("rollouts.html", html::rollouts_page(facts)?)?;
+    for name in facts.nodes.keys() {
+        if let Some(page) = html::node_page(&fleet, name) {
+            write(&node_link(name).link, page?)?;
+        }
+    }
+    let reports = fleet
+        .entries
+        .iter()
+        .map(|entry| (entry, fleet.outcome(entry)))
+        .map(|(entry, outcome)| async move { (entry, report_of(parts, outcome).await) });
+    let mut reports = stream::iter(reports).buffered(AT_ONCE);
+    while let Some((entry, report)) = reports.next().await {
+        let log = Log::find(&parts.cache, entry);
+        if let Some(Log { path, .. }) = &log {
+            fs::copy(path, directory.join(log_link(entry)))?;
+        }
+        write(&cell_link(entry.image, entry.target), html::cell_page(&fleet, entry, Found { log, report })?)?;
+    }
+    let states = fleet.entries.iter().map(|entry| entry.row.phase.as_str());
+    for state in states.collect::<std::collections::BTreeSet<_>>() {
+        let filter = Filter { state: state.to_owned(), ..Filter::default() };
+        write(&format!("state-{state}.html"), html::fleet_page(&fleet, filter, &[], false)?)?;
+    }
+    // Last: who sees it finds what it leads to.
+    write("index.html", html::fleet_page(&fleet, Filter::default(), &[], false)?)?;
+    Ok(())
+}
+
+/// Removes pages of cells and nodes that are perhaps there no more.
+fn remove_pages(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let stem = name.to_str().and_then(|name| name.strip_suffix(".html").or(name.strip_suffix(".txt")));
+        if stem.is_some_and(|stem| stem.len() == 16 && stem.bytes().all(|byte| byte.is_ascii_hexdigit())) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,120 @@
+//! Pure: what changed lately: what a loop saw from pass to pass, and what records and failures say of their time.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::fleet::{Fleet, ago, cell_link, subject};
+use crate::{
+    image::ImageName,
+    kernel::KernelTarget,
+    plan::{Outcome, Phase, RecordState},
+};
+
+/// Changes that are kept and shown.
+const KEPT: usize = 10;
+
+/// Something that changed.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Change {
+    #[serde(skip)]
+    pub at: Timestamp,
+    pub subject: String,
+    pub link: String,
+    pub state: &'static str,
+    pub class: &'static str,
+    /// As [`ago`] has it; filled in when it is shown.
+    pub ago: String,
+}
+
+/// What a loop has seen since it began.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    phases: BTreeMap<(ImageName, KernelTarget), Phase>,
+    /// Since when a cell stands as it does, where that was seen.
+    pub since: BTreeMap<(ImageName, KernelTarget), Timestamp>,
+    /// The newest first.
+    pub changes: Vec<Change>,
+}
+
+impl History {
+    /// Notes how cells stand now. The first time nothing is known to have changed.
+    pub fn note(&mut self, fleet: &Fleet<'_>) {
+        let (now, mut phases) = (fleet.facts.now, BTreeMap::new());
+        let mut found = Vec::new();
+        for entry in &fleet.entries {
+            let key = (entry.image.clone(), entry.target.clone());
+            let (phase, before) = (entry.row.phase, self.phases.get(&key));
+            if before != Some(&phase) && !self.phases.is_empty() {
+                self.since.insert(key.clone(), now);
+                found.push(Change {
+                    at: now,
+                    subject: subject(entry),
+                    link: cell_link(entry.image, entry.target),
+                    state: phase.as_str(),
+                    class: fleet.class(entry),
+                    ago: String::new(),
+                });
+            }
+            phases.insert(key, phase);
+        }
+        self.since.retain(|key, _| phases.contains_key(key));
+        self.phases = phases;
+        found.append(&mut self.changes);
+        found.truncate(KEPT);
+        self.changes = found;
+    }
+}
+
+/// What was seen, and the failures and rewrites that have a time: the newest first.
+pub fn changes(fleet: &Fleet<'_>, seen: &[Change]) -> Vec<Change> {
+    let failed = fleet.entries.iter().filter_map(|entry| match fleet.outcome(entry)? {
+        Outcome::HeldBack { at, .. } => Some(Change {
+            at: *at,
+            subject: subject(entry),
+            link: cell_link(entry.image, entry.target),
+            state: Phase::Failed.as_str(),
+            class: "bad",
+            ago: String::new(),
+        }),
+        _ => None,
+    });
+    let records =
+        fleet.facts.records.iter().filter_map(|(object, record)| Some((object, record.as_ref().ok()?)));
+    let rewritten = records.flat_map(|(object, record)| {
+        record.0.iter().map(move |(field, record)| {
+            let (state, class) = record_state(record.state);
+            let subject = format!("{object}, {field}");
+            Change {
+                at: record.at,
+                subject,
+                link: "rollouts.html".to_owned(),
+                state,
+                class,
+                ago: String::new(),
+            }
+        })
+    });
+    let mut all: Vec<Change> = failed.chain(rewritten).chain(seen.iter().cloned()).collect();
+    all.sort_by(|a, b| b.at.cmp(&a.at).then_with(|| a.cmp(b)));
+    // A failure that was seen has its own time, too.
+    let mut told = std::collections::BTreeSet::new();
+    all.retain(|change| told.insert((change.subject.clone(), change.state)));
+    all.truncate(KEPT);
+    for change in &mut all {
+        change.ago = ago(change.at, fleet.facts.now);
+    }
+    all
+}
+
+/// How a rewrite went, in a word, with its colour and shape.
+pub fn record_state(state: RecordState) -> (&'static str, &'static str) {
+    match state {
+        RecordState::Set => ("set", "run"),
+        RecordState::Good => ("good", "ok"),
+        RecordState::Failed => ("put back", "bad"),
+        RecordState::RolledBack => ("rolled back", "warn"),
+        RecordState::Conflict => ("changed by another writer", "bad"),
+    }
+}

@@ -1,0 +1,129 @@
+//! Pure: models as HTML. What comes from outside is escaped by the engine; nothing but what it wrote goes in as it is.
+
+use std::sync::LazyLock;
+
+use handlebars::{Handlebars, html_escape};
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::json;
+
+use super::{
+    details::{Found, NodesPage, RolloutsPage},
+    facts::Facts,
+    fleet::{Filter, Fleet, subject},
+    history::Change,
+};
+use crate::plan::StatusEntry;
+
+/// The style sheet.
+pub const STYLE: &str = include_str!("html/style.css");
+
+/// A template, by its name.
+#[derive(Clone, Copy, Debug, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "kebab-case")]
+enum Template {
+    /// The frame around the others.
+    Frame,
+    Fleet,
+    Cell,
+    Node,
+    Nodes,
+    Rollouts,
+}
+
+impl Template {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Frame => include_str!("html/frame.hbs"),
+            Self::Fleet => include_str!("html/fleet.hbs"),
+            Self::Cell => include_str!("html/cell.hbs"),
+            Self::Node => include_str!("html/node.hbs"),
+            Self::Nodes => include_str!("html/nodes.hbs"),
+            Self::Rollouts => include_str!("html/rollouts.hbs"),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        self.into()
+    }
+}
+
+static ENGINE: LazyLock<Result<Handlebars<'static>, String>> = LazyLock::new(|| {
+    let mut engine = Handlebars::new();
+    engine.register_escape_fn(|text| html_escape(&visible(text)));
+    for template in <Template as strum::VariantArray>::VARIANTS {
+        engine
+            .register_template_string(template.name(), template.text())
+            .map_err(|error| error.to_string())?;
+    }
+    Ok(engine)
+});
+
+/// Why a page was not written: a fault in its template.
+#[derive(Debug, thiserror::Error)]
+#[error("write a page from its template: {0}")]
+pub struct HtmlError(String);
+
+/// A whole page. `root` leads to the directory of the style sheet: empty, or `../`.
+fn html(
+    template: Template,
+    title: &str,
+    root: &str,
+    now: Timestamp,
+    model: &impl Serialize,
+) -> Result<String, HtmlError> {
+    let engine = ENGINE.as_ref().map_err(|error| HtmlError(error.clone()))?;
+    let render = |name, model: &serde_json::Value| {
+        engine.render(name, model).map_err(|error| HtmlError(error.to_string()))
+    };
+    let mut model = serde_json::to_value(model).map_err(|error| HtmlError(error.to_string()))?;
+    (model["root"], model["title"]) = (root.into(), title.into());
+    let body = render(template.name(), &model)?;
+    let now = format!("{now:.0}");
+    render(Template::Frame.name(), &json!({"title": title, "root": root, "now": now, "body": body}))
+}
+
+/// Without what steers a terminal or a reader's eye: control characters, and marks that turn the direction of text.
+fn visible(text: &str) -> String {
+    let steers = |c: char| {
+        c.is_control() && !matches!(c, '\n' | '\t')
+            || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.replace(steers, "\u{fffd}")
+}
+
+/// The first view.
+pub fn fleet_page(
+    fleet: &Fleet<'_>,
+    filter: Filter,
+    seen: &[Change],
+    served: bool,
+) -> Result<String, HtmlError> {
+    let title = if filter.state.is_empty() { "Fleet".to_owned() } else { format!("Fleet: {}", filter.state) };
+    html(Template::Fleet, &title, "", fleet.facts.now, &fleet.page(filter, seen, served))
+}
+
+/// The page of a cell.
+pub fn cell_page(fleet: &Fleet<'_>, entry: &StatusEntry<'_>, found: Found) -> Result<String, HtmlError> {
+    html(Template::Cell, &subject(entry), "../", fleet.facts.now, &fleet.cell_page(entry, found))
+}
+
+/// The page of a node, if there is one of this name.
+pub fn node_page(fleet: &Fleet<'_>, name: &str) -> Option<Result<String, HtmlError>> {
+    let page = fleet.node_page(name)?;
+    Some(html(Template::Node, name, "../", fleet.facts.now, &page))
+}
+
+/// All nodes.
+pub fn nodes_page(facts: &Facts) -> Result<String, HtmlError> {
+    html(Template::Nodes, "Nodes", "", facts.now, &NodesPage::of(facts))
+}
+
+/// All rollouts.
+pub fn rollouts_page(facts: &Facts) -> Result<String, HtmlError> {
+    html(Template::Rollouts, "Rollouts", "", facts.now, &RolloutsPage::of(facts))
+}
+
+#[cfg(test)]
+#[path = "html_tests.rs"]
+mod tests;

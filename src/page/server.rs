@@ -1,0 +1,253 @@
+//! Adapter: the page on farrier's HTTP port, from what the loop found in its newest pass. It only reads, and nothing of the
+//! loop waits for it.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::State,
+    http::{HeaderValue, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use tokio::sync::Semaphore;
+use tokio_util::io::ReaderStream;
+
+use super::{
+    details::Found,
+    facts::Facts,
+    fleet::{Filter, Fleet, cell_link, log_link, node_link},
+    history::History,
+    html::{self, HtmlError, STYLE},
+    log::Log,
+    report::{Report, report_of},
+};
+use crate::{
+    controller::live::{PassView, StatusSink},
+    error_chain,
+    image::Digest,
+    parts::Parts,
+    plan::{Outcome, StatusEntry},
+};
+
+const HTML: &str = "text/html; charset=utf-8";
+/// What a browser may do with a page: show it, with our style sheet, and send its form back. No script, no frame, no other host.
+const POLICY: &str =
+    "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// How long a page waits for a check report.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Check reports that are kept.
+const REPORTS: usize = 100;
+
+/// Pages of the newest pass.
+pub struct PageServer {
+    parts: Parts,
+    shown: Mutex<Option<Arc<Shown>>>,
+    /// Reports of digests: what a digest names does not change.
+    reports: tokio::sync::Mutex<BTreeMap<Digest, Report>>,
+    /// One page is made at a time, so that viewers take no more than one processor from builds.
+    turn: Semaphore,
+}
+
+/// What is shown between two passes.
+struct Shown {
+    facts: Facts,
+    history: History,
+    /// The first view, which is asked for most.
+    index: OnceLock<String>,
+}
+
+/// What is at an address.
+enum Answer {
+    Page(&'static str, String),
+    Log(PathBuf),
+    Nothing,
+}
+
+#[async_trait::async_trait]
+impl StatusSink for PageServer {
+    async fn pass(&self, view: &PassView) {
+        let PassView { plan, snapshot, definitions, activity, rollouts, configuration_error, now } = view;
+        let failed =
+            rollouts.iter().filter_map(|report| Some((report.planned.target.clone(), report.error.clone()?)));
+        let facts = Facts {
+            activity: activity.clone(),
+            failed_rewrites: failed.collect(),
+            configuration_error: configuration_error.clone(),
+            ..Facts::of(Arc::clone(plan), snapshot, definitions, *now)
+        };
+        let mut history = self.shown().map(|shown| shown.history.clone()).unwrap_or_default();
+        history.note(&Fleet::new(&facts, &BTreeMap::new()));
+        let shown = Arc::new(Shown { facts, history, index: OnceLock::new() });
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+    }
+}
+
+impl PageServer {
+    /// Shows nothing until the first pass.
+    pub fn new(parts: Parts) -> Arc<Self> {
+        let (shown, reports) = (Mutex::default(), tokio::sync::Mutex::default());
+        Arc::new(Self { parts, shown, reports, turn: Semaphore::new(1) })
+    }
+
+    /// The routes.
+    pub fn router(self: &Arc<Self>) -> Router {
+        let mut router = Router::new();
+        for path in
+            ["/", "/index.html", "/nodes.html", "/rollouts.html", "/style.css", "/c/{page}", "/n/{page}"]
+        {
+            router = router.route(path, get(answer));
+        }
+        router.with_state(Arc::clone(self))
+    }
+
+    fn shown(&self) -> Option<Arc<Shown>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The report of a cell's image, fetched once.
+    async fn report(&self, outcome: Option<&Outcome>) -> Option<Result<Report, String>> {
+        let Some(Outcome::UpToDate { published, .. }) = outcome else { return None };
+        let mut reports = self.reports.lock().await;
+        if let Some(known) = reports.get(&published.digest) {
+            return Some(Ok(known.clone()));
+        }
+        let report = report_of(&self.parts, outcome).await;
+        if let Some(Ok(report)) = &report {
+            if reports.len() >= REPORTS {
+                reports.clear();
+            }
+            reports.insert(published.digest.clone(), report.clone());
+        }
+        report
+    }
+
+    async fn find(self: Arc<Self>, shown: Arc<Shown>, uri: Uri) -> Result<Answer, HtmlError> {
+        let path = uri.path().trim_start_matches('/').to_owned();
+        let outcome = if path.starts_with("c/") { shown.outcome(&path) } else { None };
+        let asked = tokio::time::timeout(PATIENCE, self.report(outcome.as_ref())).await;
+        let report = asked.unwrap_or_else(|_| Some(Err("the registry did not answer in time".to_owned())));
+        let _turn = self.turn.acquire().await;
+        let page = Arc::clone(&self);
+        let make = move || shown.answer(&path, uri.query().unwrap_or_default(), report, &page.parts);
+        // The task is not cancelled; a panic in it has been told.
+        tokio::task::spawn_blocking(make).await.unwrap_or(Ok(Answer::Nothing))
+    }
+}
+
+impl Shown {
+    /// What is planned for the cell of a page.
+    fn outcome(&self, path: &str) -> Option<Outcome> {
+        let cells = &self.facts.plan.cells;
+        cells
+            .iter()
+            .find(|cell| cell_link(&cell.image, &cell.target) == path)
+            .map(|cell| cell.outcome.clone())
+    }
+
+    fn answer(
+        &self,
+        path: &str,
+        query: &str,
+        report: Option<Result<Report, String>>,
+        parts: &Parts,
+    ) -> Result<Answer, HtmlError> {
+        let Self { facts, history, index } = self;
+        let fleet = || Fleet::new(facts, &history.since);
+        let page = match path {
+            "style.css" => return Ok(Answer::Page("text/css; charset=utf-8", STYLE.to_owned())),
+            "nodes.html" => html::nodes_page(facts)?,
+            "rollouts.html" => html::rollouts_page(facts)?,
+            "" | "index.html" => {
+                let filter = filter(query);
+                if filter != Filter::default() {
+                    html::fleet_page(&fleet(), filter, &history.changes, true)?
+                } else if let Some(made) = index.get() {
+                    made.clone()
+                } else {
+                    let made = html::fleet_page(&fleet(), filter, &history.changes, true)?;
+                    index.get_or_init(|| made).clone()
+                }
+            }
+            node if node.starts_with("n/") => {
+                let name = facts.nodes.keys().find(|name| node_link(name).link == node);
+                let Some(page) = name.and_then(|name| html::node_page(&fleet(), name)) else {
+                    return Ok(Answer::Nothing);
+                };
+                page?
+            }
+            cell => {
+                let fleet = fleet();
+                let is_it = |entry: &&StatusEntry<'_>| {
+                    cell_link(entry.image, entry.target) == cell || log_link(entry) == cell
+                };
+                let Some(entry) = fleet.entries.iter().find(is_it) else { return Ok(Answer::Nothing) };
+                let log = Log::find(&parts.cache, entry);
+                if log_link(entry) == cell {
+                    return Ok(log.map_or(Answer::Nothing, |log| Answer::Log(log.path)));
+                }
+                html::cell_page(&fleet, entry, Found { log, report })?
+            }
+        };
+        Ok(Answer::Page(HTML, page))
+    }
+}
+
+/// What the address asks for.
+fn filter(query: &str) -> Filter {
+    let mut filter = Filter::default();
+    for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
+        match &*name {
+            "image" => filter.image = value.into_owned(),
+            "kernel" => filter.kernel = value.into_owned(),
+            "state" => filter.state = value.into_owned(),
+            _ => {}
+        }
+    }
+    filter
+}
+
+async fn answer(State(page): State<Arc<PageServer>>, uri: Uri) -> Response {
+    let mut response = match page.shown() {
+        None => (StatusCode::SERVICE_UNAVAILABLE, "no pass has been made yet\n").into_response(),
+        Some(shown) => match Arc::clone(&page).find(shown, uri).await {
+            Ok(Answer::Page(kind, text)) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
+            Ok(Answer::Log(path)) => log(path).await,
+            Ok(Answer::Nothing) => (StatusCode::NOT_FOUND, "there is no such page\n").into_response(),
+            Err(error) => {
+                tracing::error!(error = error_chain(&error), "no page");
+                (StatusCode::INTERNAL_SERVER_ERROR, "the page could not be made\n").into_response()
+            }
+        },
+    };
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+async fn log(path: PathBuf) -> Response {
+    match tokio::fs::File::open(path).await {
+        Ok(file) => {
+            let body = Body::from_stream(ReaderStream::new(file));
+            ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], body).into_response()
+        }
+        Err(_) => (StatusCode::NOT_FOUND, "the log is not in the cache any more\n").into_response(),
+    }
+}
+
+#[cfg(test)]
+#[path = "server_tests.rs"]
+mod tests;

@@ -1,0 +1,123 @@
+use std::net::SocketAddr;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    controller::testing::Bench,
+    page::fleet::tests::K47,
+    plan::{Activity, testing::Fleet as Small},
+    runtime::{Health, HttpServer, Metrics},
+};
+
+async fn ask(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: farrier\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    (answer.split(' ').nth(1).unwrap().parse().unwrap(), answer)
+}
+
+fn view(fleet: &Small) -> PassView {
+    let (snapshot, definitions) = fleet.made_from();
+    PassView {
+        plan: Arc::new(fleet.plan()),
+        snapshot: Arc::new(snapshot.clone()),
+        definitions: Arc::new(definitions.clone()),
+        activity: Activity::new(),
+        rollouts: Vec::new(),
+        configuration_error: None,
+        now: jiff::Timestamp::UNIX_EPOCH,
+    }
+}
+
+#[tokio::test]
+async fn the_page_of_the_newest_pass_is_served_and_only_read() {
+    let bench = Bench::new(&serde_json::json!({}));
+    let page = PageServer::new(bench.parts.clone());
+    let (health, metrics) = (Arc::new(Health::new()), Arc::new(Metrics::new()));
+    let server = HttpServer::bind(([127, 0, 0, 1], 0).into(), health, metrics, page.router()).await.unwrap();
+    let (address, cancel) = (server.address().unwrap(), CancellationToken::new());
+    let task = tokio::spawn(server.serve(cancel.clone()));
+    assert_eq!(ask(address, "GET", "/").await.0, 503);
+
+    let fleet = Small::new(&[K47]);
+    page.pass(&view(&fleet)).await;
+    let (status, first) = ask(address, "GET", "/").await;
+    assert_eq!(status, 200, "{first}");
+    for wanted in [
+        "content-security-policy: default-src 'none'; style-src 'self';",
+        "x-content-type-options: nosniff",
+        "mft",
+    ] {
+        assert!(first.contains(wanted), "{first}");
+    }
+    assert!(!first.to_lowercase().contains("set-cookie"), "{first}");
+    assert_eq!(
+        ask(address, "GET", "/index.html").await.1.split("\r\n\r\n").nth(1),
+        first.split("\r\n\r\n").nth(1)
+    );
+    let head = ask(address, "HEAD", "/").await;
+    assert_eq!((head.0, head.1.split("\r\n\r\n").nth(1)), (200, Some("")));
+    for method in ["POST", "PUT", "DELETE"] {
+        assert_eq!(ask(address, method, "/").await.0, 405, "{method}");
+    }
+    assert!(ask(address, "GET", "/?state=published&image=%3Cscript%3E").await.1.contains("&lt;script&gt;"));
+    assert!(ask(address, "GET", "/style.css").await.1.contains("content-type: text/css"));
+
+    let cell = {
+        let plan = fleet.plan();
+        cell_link(&plan.cells[0].image, &plan.cells[0].target)
+    };
+    assert!(ask(address, "GET", &format!("/{cell}")).await.1.contains("Nodes that wait for it"));
+    let log = format!("/{}", cell.replace(".html", ".txt"));
+    assert_eq!(ask(address, "GET", &log).await.0, 404);
+    let logs = bench.parts.cache.root().join("logs");
+    fs_err::create_dir_all(&logs).unwrap();
+    fs_err::write(logs.join(format!("mft-{K47}-0123456789ab.log")), "a.c:1:2: error: <script>bad\n").unwrap();
+    let (status, text) = ask(address, "GET", &log).await;
+    assert!(
+        status == 200 && text.contains("content-type: text/plain") && text.contains("<script>bad"),
+        "{text}"
+    );
+    assert!(text.contains("nosniff"), "{text}");
+    assert!(ask(address, "GET", &format!("/{cell}")).await.1.contains("&lt;script&gt;bad"));
+
+    let node = node_link("n0").link;
+    assert!(ask(address, "GET", &format!("/{node}")).await.1.contains("Node n0"));
+    for nothing in ["/n/n0", "/c/../../etc/passwd", "/c/%2e%2e%2fpasswd", "/n/0123456789abcdef.html"] {
+        assert_eq!(ask(address, "GET", nothing).await.0, 404, "{nothing}");
+    }
+    assert_eq!(
+        [ask(address, "GET", "/nodes.html").await.0, ask(address, "GET", "/rollouts.html").await.0],
+        [200; 2]
+    );
+    cancel.cancel();
+    task.await.unwrap();
+}
+
+#[tokio::test]
+async fn files_are_the_same_page_and_replace_those_of_an_earlier_run() {
+    let bench = Bench::new(&serde_json::json!({}));
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    fs_err::create_dir_all(at("c")).unwrap();
+    for name in ["c/0123456789abcdef.html", "c/mine.html"] {
+        fs_err::write(at(name), "").unwrap();
+    }
+    let facts = crate::page::fleet::tests::facts_of(&Small::new(&[K47]));
+    crate::page::write_files(directory.path(), &facts, &bench.parts).await.unwrap();
+    assert!(!at("c/0123456789abcdef.html").exists() && at("c/mine.html").exists());
+    let read = |name: &str| fs_err::read_to_string(at(name)).unwrap();
+    let index = read("index.html");
+    let cell = cell_link(&facts.plan.cells[0].image, &facts.plan.cells[0].target);
+    for link in [cell.as_str(), "state-missing.html", "nodes.html", "rollouts.html", "style.css"] {
+        assert!(index.contains(&format!("href=\"{link}\"")), "{link}: {index}");
+        assert!(at(link).exists(), "{link}");
+    }
+    assert!(!index.contains("<form"), "files read no address");
+    assert!(read(&cell).contains(&format!("href=\"../{}\"", node_link("n0").link)));
+    assert!(at(&node_link("n0").link).exists());
+}
