@@ -38,7 +38,7 @@ pub struct Filter {
 #[derive(Debug, Serialize)]
 pub struct FleetPage {
     pub configuration_error: Option<String>,
-    pub counts: Vec<Count>,
+    pub counts: Vec<StateCount>,
     pub changed: Vec<Change>,
     pub wrong: Listed<Problem>,
     pub at_risk: Listed<Risk>,
@@ -51,7 +51,7 @@ pub struct FleetPage {
 
 /// How many cells stand so.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Count {
+pub struct StateCount {
     pub state: &'static str,
     pub class: &'static str,
     pub count: usize,
@@ -210,12 +210,12 @@ impl<'a> Fleet<'a> {
         }
     }
 
-    fn counts(&self, filter: &Filter) -> Vec<Count> {
+    fn counts(&self, filter: &Filter) -> Vec<StateCount> {
         let mut counts: BTreeMap<Phase, usize> = BTreeMap::new();
         for entry in &self.entries {
             *counts.entry(entry.row.phase).or_default() += 1;
         }
-        let count = |(phase, count): (Phase, usize)| Count {
+        let count = |(phase, count): (Phase, usize)| StateCount {
             state: phase.as_str(),
             class: class_of(phase, Some(Verdict::Loads)),
             count,

@@ -23,8 +23,8 @@ impl Story {
     fn next(&mut self, plan: &Plan, rollouts: &[RolloutReport]) -> (Vec<StatusEvent>, usize) {
         let view = PassView {
             plan: plan.clone().into(),
-            snapshot: Arc::default(),
-            definitions: Arc::default(),
+            snapshot: std::sync::Arc::default(),
+            definitions: std::sync::Arc::default(),
             activity: self.activity.clone(),
             rollouts: rollouts.to_vec(),
             configuration_error: None,
