@@ -44,7 +44,7 @@ pub struct CellPage {
     pub inputs: Vec<Fact>,
     pub excerpt: Option<Excerpt>,
     /// The whole log, where there is one.
-    pub log: Option<String>,
+    pub whole_log: Option<String>,
     pub report: Option<Report>,
     /// Why the report is not shown.
     pub no_report: Option<String>,
@@ -101,7 +101,7 @@ impl Fleet<'_> {
             facts,
             inputs: self.inputs(entry),
             excerpt: log.and_then(|log| log.excerpt).filter(|excerpt| !excerpt.lines.is_empty()),
-            log: has_log.then(|| log_link(entry)),
+            whole_log: has_log.then(|| log_link(entry)),
             report,
             no_report,
             waits: row.phase != Phase::Published,

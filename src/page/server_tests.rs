@@ -83,7 +83,8 @@ async fn the_page_of_the_newest_pass_is_served_and_only_read() {
         "{text}"
     );
     assert!(text.contains("nosniff"), "{text}");
-    assert!(ask(address, "GET", &format!("/{cell}")).await.1.contains("&lt;script&gt;bad"));
+    let shown = ask(address, "GET", &format!("/{cell}")).await.1;
+    assert!(shown.contains("&lt;script&gt;bad") && shown.contains(&format!("href=\"..{log}\"")), "{shown}");
 
     let node = node_link("n0").link;
     assert!(ask(address, "GET", &format!("/{node}")).await.1.contains("Node n0"));
