@@ -73,7 +73,16 @@ impl Story {
         self.now += SignedDuration::from_mins(minutes);
         self.api.clear_log();
         let (plan, now, activity) = (self.plan.clone(), self.now, Activity::new());
-        let view = PassView { plan, activity, rollouts: Vec::new(), configuration_error: None, now };
+        let (snapshot, definitions) = <(Arc<_>, Arc<_>)>::default();
+        let view = PassView {
+            plan: plan.into(),
+            snapshot,
+            definitions,
+            activity,
+            rollouts: Vec::new(),
+            configuration_error: None,
+            now,
+        };
         self.sink.pass(&view).await;
         let told = |record: &crate::support::kube_api::Record| {
             let sub = record.subresource.as_deref().map(|sub| format!("/{sub}")).unwrap_or_default();
@@ -250,6 +259,16 @@ fn preflight_waits_for_the_images_that_a_node_will_need() {
     assert_eq!(answer["ready"], true);
     let status = site.farrier(&["status"]).exits(0).stdout;
     assert!(status.contains("announced by node edge-2"), "{status}");
+    let pages = tempfile::tempdir().unwrap();
+    let said = site.farrier(&["status", "--html", pages.path().to_str().unwrap()]).exits(0);
+    assert_eq!(said.stdout, status);
+    let read = |name: &str| std::fs::read_to_string(pages.path().join(name)).unwrap();
+    let index = read("index.html");
+    assert!(index.contains("<th scope=\"row\">6.1.0-902-amd64<i>0 nodes · announced</i>"), "{index}");
+    assert!(read("nodes.html").contains("edge-2") && read("state-published.html").contains("hello"));
+    let cells = std::fs::read_dir(pages.path().join("c")).unwrap();
+    let cells = cells.filter(|cell| cell.as_ref().unwrap().path().extension() == Some("html".as_ref()));
+    assert_eq!(cells.count(), index.matches("href=c/").count());
     let hostile = ["preflight", "--kernel", "../../etc", "--node", "edge-2"];
     site.farrier(&hostile).exits(2);
     site.farrier(&["preflight", "--kernel", "6.1.0-902-amd64", "--node", "nobody"]).exits(2);
