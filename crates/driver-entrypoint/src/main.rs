@@ -3,9 +3,11 @@
 //! network.
 #![forbid(unsafe_code)]
 
+mod blacklist;
 mod boot_check;
 mod error;
 mod files;
+mod firmware;
 mod isolated;
 mod kernel;
 mod kmsg;
@@ -16,6 +18,7 @@ mod mounts;
 mod node;
 mod personality;
 mod signals;
+mod taken_out;
 #[cfg(test)]
 mod testing;
 
@@ -35,7 +38,7 @@ const NVIDIA_DRIVER: &str = "nvidia-driver";
 const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
        driver-entrypoint nvidia-driver COMMAND [OPTION...]
        driver-entrypoint nv-peer-mem [--ready-file PATH]
-       driver-entrypoint generic [--keep] MODULE...
+       driver-entrypoint generic [OPTION...] MODULE...
        driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
@@ -57,8 +60,8 @@ fn main() -> ExitCode {
             Err(message) => misused(&message),
         },
         ["generic", ref rest @ ..] => match generic::Options::parse(rest) {
-            Some(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
-            None => misused(USAGE),
+            Ok(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
+            Err(message) => misused(&format!("{message}\n{}", generic::USAGE)),
         },
         [NVIDIA_DRIVER, ref rest @ ..] => nvidia_driver(rest),
         ["nv-peer-mem", ref rest @ ..] => match PeerMemory::nv_peer_mem(rest, |name| env::var(name).ok()) {
