@@ -13,6 +13,7 @@ use crate::{
     error::Error,
     files,
     firmware::Firmware,
+    forecast,
     lock::Lock,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     node::Node,
@@ -85,6 +86,7 @@ impl Container<'_> {
         if leaving.is_empty() {
             self.load(ending, loaded)?;
         } else {
+            forecast::announce(node, &leaving)?;
             self.taken_out.add(&self.of_the_host(&leaving)?)?;
             self.blacklist().write()?;
             let replaced = unload::unload_all(node, &leaving).and_then(|_| self.load(ending, loaded));

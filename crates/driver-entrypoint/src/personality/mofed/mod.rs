@@ -17,7 +17,7 @@ use stack::{Comparison, PEER_MEMORY, Stack};
 use crate::{
     blacklist::Blacklist,
     error::Error,
-    files,
+    files, forecast,
     lock::Lock,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     mounts,
@@ -122,6 +122,7 @@ impl Container<'_> {
         let Self { node, stack, .. } = self;
         self.check_peer_memory(loaded)?;
         let leaving = stack.in_the_way(loaded)?;
+        forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         self.write_udev_rules()?;
