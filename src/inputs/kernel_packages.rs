@@ -103,12 +103,12 @@ impl Search<'_> {
     ) -> Result<Lookup<T>, FetchError> {
         match &self.from {
             Place::Apt(suites, _) => {
-                let archive = AptArchive::open(fetcher, suites, target.arch).await?;
-                self.is_in(&archive, target).await
+                let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
+                Box::pin(self.is_in(&archive, target)).await
             }
             Place::Rpm(archive, root, groups) => {
                 match Repositories::open(fetcher, archive, root, target, groups)? {
-                    Ok(archive) => self.is_in(&archive, target).await,
+                    Ok(archive) => Box::pin(self.is_in(&archive, target)).await,
                     Err(lacking) => Ok(self.lookup(lacking)),
                 }
             }
@@ -142,12 +142,12 @@ impl Search<'_> {
         }
         let found = match &self.from {
             Place::Apt(suites, _) => {
-                let archive = AptArchive::open(fetcher, suites, target.arch).await?;
-                self.take(&archive, fetcher, target, finish).await?
+                let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
+                Box::pin(self.take(&archive, fetcher, target, finish)).await?
             }
             Place::Rpm(archive, root, groups) => {
                 match Repositories::open(fetcher, archive, root, target, groups)? {
-                    Ok(archive) => self.take(&archive, fetcher, target, finish).await?,
+                    Ok(archive) => Box::pin(self.take(&archive, fetcher, target, finish)).await?,
                     Err(lacking) => self.lookup(lacking),
                 }
             }

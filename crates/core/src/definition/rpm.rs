@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     NonEmpty,
-    checked::{LocalPath, OsVersion, RepositoryAddress, RpmAlternatives},
+    checked::{LocalPath, RepositoryAddress, RpmAlternatives},
 };
 
 /// RPM packages of a kernel, and where they are.

@@ -37,7 +37,7 @@ impl KernelTarget {
     /// those of the RHEL that their release names: `el9_4`.
     pub fn repository_version(&self) -> Cow<'_, str> {
         let Self { os, os_version, release, arch: _ } = self;
-        let of_rhel = (os.as_str() == "rhcos").then(|| release.split_once(".el")).flatten();
+        let of_rhel = (os.as_str() == "rhcos").then(|| release.as_str().split_once(".el")).flatten();
         let Some((_, version)) = of_rhel else { return Cow::Borrowed(os_version.as_str()) };
         let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
         Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
