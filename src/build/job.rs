@@ -34,7 +34,7 @@ impl<'a> Job<'a> {
             image.zip(family).ok_or_else(|| TargetError::definition_gone(&cell.subject()))?;
         let toolchain = image.spec.toolchain(family).map_err(|why| {
             let message = format!("toolchain of family {}: {why}", cell.family);
-            TargetError::finding(FindingKind::Compile, message, None)
+            TargetError::finding(FindingKind::Usage, message, None)
         })?;
         Ok(Self { parts, cell, image, family, toolchain })
     }

@@ -116,6 +116,7 @@ fn nodes_of_many_distributions_find_their_families() {
         ("ol", "10.0", "6.12.0-100.28.2.el10uek.x86_64"),
         ("fedora", "42", "6.14.0-63.fc42.x86_64"),
         ("rhcos", "4.18", "5.14.0-427.50.1.el9_4.x86_64"),
+        ("rhcos", "4.12", "4.18.0-372.76.1.el8_6.x86_64"),
         ("sles", "15.6", "6.4.0-150600.23.60-default"),
         ("sles", "16.0", "6.12.0-160000.5-default"),
         ("opensuse-leap", "15.6", "6.4.0-150600.23.60-default"),
@@ -145,7 +146,7 @@ fn nodes_of_many_distributions_find_their_families() {
             HeaderSource::Rpm(rpm) => {
                 let address = |repository: &RpmRepository| match repository {
                     RpmRepository::Url(address) | RpmRepository::MirrorList(address) => {
-                        address.expand(&target.os_version, "x86_64")
+                        address.expand(&target.repository_version(), "x86_64")
                     }
                 };
                 let places: Vec<String> = rpm.from.repositories.iter().map(address).collect();

@@ -39,16 +39,27 @@ pub(super) enum Place<'a> {
     Rpm(&'a RpmArchive, &'a Path, &'a [RpmAlternatives]),
 }
 
-/// A place that is asked.
-enum Archive {
-    Apt(AptArchive),
-    Rpm(Repositories),
-}
+/// Where packages of one form are. Each archive chooses, and downloads, packages of its own form.
+trait Archive: Sync {
+    type Package: Sync;
 
-/// Packages that were found, of one kind.
-enum Chosen {
-    Deb(Vec<PackageRecord>),
-    Rpm(Vec<Listed>),
+    /// The packages of one kernel, with what they need if that is wanted.
+    fn search(
+        &self,
+        groups: &[Vec<String>],
+        target: &KernelTarget,
+        with_dependencies: bool,
+    ) -> impl Future<Output = Result<Packages<Self::Package>, FetchError>> + Send;
+
+    fn identity(package: &Self::Package) -> String;
+
+    fn fetch(
+        &self,
+        packages: &[Self::Package],
+    ) -> impl Future<Output = Result<Vec<PathBuf>, FetchError>> + Send;
+
+    /// Reads the lists again unless they are new; did it?
+    fn update(&self) -> impl Future<Output = Result<bool, FetchError>> + Send;
 }
 
 /// Remembers what a search came to. It holds for as long as the tree is in the cache: what belongs to a kernel release
@@ -90,13 +101,28 @@ impl Search<'_> {
         fetcher: &Fetcher,
         target: &KernelTarget,
     ) -> Result<Lookup<T>, FetchError> {
-        let archive = match self.open(fetcher, target).await? {
-            Ok(archive) => archive,
-            Err(missing) => return Ok(self.lookup(missing)),
-        };
-        Ok(match Box::pin(archive.choose(&self.names(target), target, false)).await? {
-            Ok(_) => Lookup::Found(T::default()),
-            Err(names) => self.missing(target, &names),
+        match &self.from {
+            Place::Apt(suites, _) => {
+                let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
+                Box::pin(self.is_in(&archive, target)).await
+            }
+            Place::Rpm(archive, root, groups) => {
+                match Repositories::open(fetcher, archive, root, target, groups)? {
+                    Ok(archive) => Box::pin(self.is_in(&archive, target)).await,
+                    Err(lacking) => Ok(self.lookup(lacking)),
+                }
+            }
+        }
+    }
+
+    async fn is_in<T: Default>(
+        &self,
+        archive: &impl Archive,
+        target: &KernelTarget,
+    ) -> Result<Lookup<T>, FetchError> {
+        Ok(match Box::pin(archive.search(&self.names(target), target, false)).await? {
+            Packages::Found(_) => Lookup::Found(T::default()),
+            Packages::Missing(names) => self.missing(target, &names),
         })
     }
 
@@ -114,28 +140,53 @@ impl Search<'_> {
         if let Some(found) = self.known(fetcher, target)? {
             return Ok(Lookup::Found(found));
         }
-        let archive = match self.open(fetcher, target).await? {
-            Ok(archive) => archive,
-            Err(missing) => return Ok(self.lookup(missing)),
+        let found = match &self.from {
+            Place::Apt(suites, _) => {
+                let archive = Box::pin(AptArchive::open(fetcher, suites, target.arch)).await?;
+                Box::pin(self.take(&archive, fetcher, target, finish)).await?
+            }
+            Place::Rpm(archive, root, groups) => {
+                match Repositories::open(fetcher, archive, root, target, groups)? {
+                    Ok(archive) => Box::pin(self.take(&archive, fetcher, target, finish)).await?,
+                    Err(lacking) => self.lookup(lacking),
+                }
+            }
         };
+        if let Lookup::Found(found) = &found {
+            fetcher.cache.write_record(self.kind, &self.key(target), found)?;
+        }
+        Ok(found)
+    }
+
+    /// The packages' tree from an archive, unless the cache has one of the same packages.
+    async fn take<A: Archive, F>(
+        &self,
+        archive: &A,
+        fetcher: &Fetcher,
+        target: &KernelTarget,
+        finish: F,
+    ) -> Result<Lookup<Found>, FetchError>
+    where
+        F: FnOnce(&Path) -> Result<(), FetchError> + Send + 'static,
+    {
         let groups = self.names(target);
-        let found = loop {
-            let chosen = match Box::pin(archive.choose(&groups, target, self.with_dependencies)).await? {
-                Ok(chosen) => chosen,
-                Err(names) => return Ok(self.missing(target, &names)),
+        loop {
+            let packages = match Box::pin(archive.search(&groups, target, self.with_dependencies)).await? {
+                Packages::Found(packages) => packages,
+                Packages::Missing(names) => return Ok(self.missing(target, &names)),
             };
-            let origin = chosen.identities();
+            let origin: Vec<String> = packages.iter().map(A::identity).collect();
             let found = Found::new(self.format, target, &origin.clone(), origin);
             if fetcher.cache.get(self.kind, &found.key)?.is_some() {
-                break found;
+                return Ok(Lookup::Found(found));
             }
-            let files = match Box::pin(archive.download(&chosen)).await {
+            let files = match Box::pin(archive.fetch(&packages)).await {
                 Ok(files) => files,
                 // Another signature will not be there next time.
                 Err(error @ FetchError::Signature { .. }) => return Err(error),
                 // A mirror drops a package when a newer one replaces it: the lists may be too old. New
                 // ones are not fetched twice, so this ends.
-                Err(_) if archive.renew().await? => continue,
+                Err(_) if archive.update().await? => continue,
                 Err(error) => return Err(error),
             };
             let names = found.origin.clone();
@@ -151,24 +202,8 @@ impl Search<'_> {
                 })
             };
             fetcher.cache.get_or_make(self.kind, &found.key, make).await?;
-            break found;
-        };
-        fetcher.cache.write_record(self.kind, &self.key(target), &found)?;
-        Ok(Lookup::Found(found))
-    }
-
-    /// The archive; what it lacks to be asked at all is a finding.
-    async fn open(
-        &self,
-        fetcher: &Fetcher,
-        target: &KernelTarget,
-    ) -> Result<Result<Archive, String>, FetchError> {
-        Ok(match &self.from {
-            Place::Apt(suites, _) => Ok(Archive::Apt(AptArchive::open(fetcher, suites, target.arch).await?)),
-            Place::Rpm(archive, root, groups) => {
-                Repositories::open(fetcher, archive, root, target, groups)?.map(Archive::Rpm)
-            }
-        })
+            return Ok(Lookup::Found(found));
+        }
     }
 
     /// The finding that packages are not there.
@@ -211,60 +246,53 @@ impl Search<'_> {
     }
 }
 
-impl Archive {
-    /// The packages of one kernel, or the names of which none is there.
-    async fn choose(
+impl Archive for AptArchive {
+    type Package = PackageRecord;
+
+    async fn search(
+        &self,
+        groups: &[Vec<String>],
+        _: &KernelTarget,
+        with_dependencies: bool,
+    ) -> Result<Packages, FetchError> {
+        if with_dependencies { self.closure(groups).await } else { self.choose(groups, None).await }
+    }
+
+    fn identity(package: &PackageRecord) -> String {
+        package.identity()
+    }
+
+    async fn fetch(&self, packages: &[PackageRecord]) -> Result<Vec<PathBuf>, FetchError> {
+        self.download(packages).await
+    }
+
+    async fn update(&self) -> Result<bool, FetchError> {
+        self.renew().await
+    }
+}
+
+impl Archive for Repositories {
+    type Package = Listed;
+
+    // Those of a kernel's packages that belong together are named one by one.
+    async fn search(
         &self,
         groups: &[Vec<String>],
         target: &KernelTarget,
-        with_dependencies: bool,
-    ) -> Result<Result<Chosen, String>, FetchError> {
-        Ok(match self {
-            Self::Apt(archive) => {
-                let chosen = if with_dependencies {
-                    archive.closure(groups).await?
-                } else {
-                    archive.choose(groups, None).await?
-                };
-                chosen.found().map(Chosen::Deb)
-            }
-            // Those of a kernel's packages that belong together are named one by one.
-            Self::Rpm(archive) => archive.choose(groups, &target.release).await?.found().map(Chosen::Rpm),
-        })
+        _: bool,
+    ) -> Result<Packages<Listed>, FetchError> {
+        self.choose(groups, &target.release).await
     }
 
-    async fn download(&self, chosen: &Chosen) -> Result<Vec<PathBuf>, FetchError> {
-        match (self, chosen) {
-            (Self::Apt(archive), Chosen::Deb(packages)) => archive.download(packages).await,
-            (Self::Rpm(archive), Chosen::Rpm(packages)) => archive.download(packages).await,
-            // An archive chooses packages of its own kind.
-            _ => Err(FetchError::Interrupted),
-        }
+    fn identity(listed: &Listed) -> String {
+        listed.package.identity()
     }
 
-    async fn renew(&self) -> Result<bool, FetchError> {
-        match self {
-            Self::Apt(archive) => archive.renew().await,
-            Self::Rpm(archive) => archive.renew().await,
-        }
+    async fn fetch(&self, packages: &[Listed]) -> Result<Vec<PathBuf>, FetchError> {
+        self.download(packages).await
     }
-}
 
-impl Chosen {
-    fn identities(&self) -> Vec<String> {
-        match self {
-            Self::Deb(packages) => packages.iter().map(PackageRecord::identity).collect(),
-            Self::Rpm(packages) => packages.iter().map(|listed| listed.package.identity()).collect(),
-        }
-    }
-}
-
-impl<P> Packages<P> {
-    /// The packages, or the names of which none is there.
-    fn found(self) -> Result<Vec<P>, String> {
-        match self {
-            Self::Found(packages) => Ok(packages),
-            Self::Missing(names) => Err(names),
-        }
+    async fn update(&self) -> Result<bool, FetchError> {
+        self.renew().await
     }
 }

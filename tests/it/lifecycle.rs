@@ -113,6 +113,69 @@ fn a_drivers_modules_come_from_the_image_and_from_the_host() {
     }
 }
 
+/// An image's module in the place of the host's, and of the one that uses that; and a module that asks for firmware. Killed at
+/// any moment, it is followed by one that ends with the node as it was.
+#[test]
+fn a_driver_of_ones_own_replaces_the_hosts_and_brings_its_firmware() {
+    let release = newest();
+    let kernel = kernel_image(&release);
+    let tree = NodeTree::new(&kernel, &["mlx5_core"]);
+    let image = image_tree(&entrypoint());
+    let updates = image.path().join("lib/modules").join(release.as_str()).join("updates");
+    fs::create_dir_all(&updates).unwrap();
+    for module in ["farrier_firmware.ko", "mlxfw.ko"] {
+        fs::copy(fixture_modules(&release).join(module), updates.join(module)).unwrap();
+    }
+    depmod(&kernel, image.path());
+    fs::create_dir_all(image.path().join("lib/firmware/acme")).unwrap();
+    fs::write(image.path().join("lib/firmware/acme/card.fw"), "of the image").unwrap();
+    let setup = image.path().join("usr/bin/setup");
+    fs::write(&setup, "#!/bin/sh\necho \"set up: $*\"\n").unwrap();
+    fs::set_permissions(&setup, fs::Permissions::from_mode(0o755)).unwrap();
+    tree.image("site", image.path());
+    let mut node = Node::boot(&kernel, tree);
+    node.sh("modprobe mlx5_core; mkdir -p /run/modprobe.d");
+    let before = sorted(node.loaded());
+    let search_path = "/sys/module/firmware_class/parameters/path";
+
+    let mut spec = ContainerSpec::read("generic.yaml", "site-driver")
+        .with_host_path("/run/modprobe.d", "/host/run/modprobe.d");
+    let words = "generic --replace mlxfw --firmware --then /usr/bin/setup --ready-when /sys/module/mlxfw/version=out-of-tree \
+                 mlxfw farrier_firmware";
+    spec.args = words.split_whitespace().map(str::to_owned).collect();
+    spec.startup = Some(["ls", "/run/farrier/mlxfw.ready"].map(str::to_owned).to_vec());
+    let refused = node.start(&spec, "site", &["driver-entrypoint"]);
+    assert_eq!(node.await_end(&refused), 1);
+    let log = node.log(&refused);
+    assert!(
+        log.contains("module mlx5_core uses what is to be replaced") && log.contains("--replace mlx5_core"),
+        "{log}"
+    );
+    assert_eq!(sorted(node.loaded()), before, "{log}");
+
+    spec.args.splice(1..1, ["--replace".to_owned(), "mlx5_core".to_owned()]);
+    for moment in [None, Some("[ ! -e /sys/module/mlxfw ]"), Some("[ -e /sys/module/farrier_firmware ]")] {
+        if let Some(moment) = moment {
+            let killed = node.start(&spec, "site", &["driver-entrypoint"]);
+            node.kill_when(&killed, moment, LIMIT);
+        }
+        let started = node.start(&spec, "site", &["driver-entrypoint"]);
+        node.await_startup(&started, LIMIT);
+        let log = node.log(&started);
+        println!("{log}");
+        assert!(log.contains("set up: mlxfw farrier_firmware"), "{log}");
+        assert_eq!(node.sh("cat /sys/module/mlxfw/version").trim(), "out-of-tree");
+        assert!(!node.loaded().contains(&"mlx5_core".to_owned()));
+        assert!(node.holds("dmesg | grep 'runs \"of the image\"'"));
+        assert_eq!(node.sh(&format!("cat {search_path}")).trim(), "/run/farrier/mlxfw.firmware");
+        assert_eq!(node.terminate(&started), 0, "{}", node.log(&started));
+        assert_eq!(sorted(node.loaded()), before, "{}", node.log(&started));
+        assert!(!node.holds("[ -e /sys/module/mlxfw/version ]"), "it is the host's again");
+        assert_eq!(node.sh(&format!("tr -d '\\0\\n' < {search_path}")), "");
+        assert_eq!(node.sh("ls /run/modprobe.d"), "");
+    }
+}
+
 /// Both generations' stacks, and what stands on them.
 const IN_TREE: [&str; 6] = ["mlx5_core", "mlx5_ib", "rdma_ucm", "nvme-rdma", "9pnet_rdma", "rdma_rxe"];
 const MOFED: [&str; 2] = ["driver-entrypoint", "mofed"];

@@ -3,9 +3,12 @@
 //! network.
 #![forbid(unsafe_code)]
 
+mod blacklist;
 mod boot_check;
 mod error;
 mod files;
+mod firmware;
+mod forecast;
 mod isolated;
 mod kernel;
 mod kmsg;
@@ -16,11 +19,13 @@ mod mounts;
 mod node;
 mod personality;
 mod signals;
+mod taken_out;
 #[cfg(test)]
 mod testing;
 
 use std::{env, path::Path, process::ExitCode};
 
+use modules::is_module_name;
 use personality::{
     generic, mofed,
     nvidia::{
@@ -35,7 +40,8 @@ const NVIDIA_DRIVER: &str = "nvidia-driver";
 const USAGE: &str = "usage: driver-entrypoint mofed [--expose-root]
        driver-entrypoint nvidia-driver COMMAND [OPTION...]
        driver-entrypoint nv-peer-mem [--ready-file PATH]
-       driver-entrypoint generic [--keep] MODULE...
+       driver-entrypoint generic [OPTION...] MODULE...
+       driver-entrypoint forecast MODULE...
        driver-entrypoint boot-check";
 
 fn main() -> ExitCode {
@@ -57,9 +63,15 @@ fn main() -> ExitCode {
             Err(message) => misused(&message),
         },
         ["generic", ref rest @ ..] => match generic::Options::parse(rest) {
-            Some(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
-            None => misused(USAGE),
+            Ok(options) => personality::run(|node, signals| generic::run(node, &options, signals)),
+            Err(message) => misused(&format!("{message}\n{}", generic::USAGE)),
         },
+        ["forecast", ref names @ ..]
+            if names.iter().all(|name| is_module_name(name)) && !names.is_empty() =>
+        {
+            personality::run(|node, _| forecast::run(node, names))
+        }
+        ["forecast", ..] => misused(forecast::USAGE),
         [NVIDIA_DRIVER, ref rest @ ..] => nvidia_driver(rest),
         ["nv-peer-mem", ref rest @ ..] => match PeerMemory::nv_peer_mem(rest, |name| env::var(name).ok()) {
             Some(peer_memory) => personality::run(|node, signals| peer_memory.run(node, signals)),

@@ -99,7 +99,7 @@ impl Repositories {
                 RpmRepository::Url(address) => (address, false),
                 RpmRepository::MirrorList(address) => (address, true),
             };
-            let text = address.expand(&target.os_version, basearch(target.arch));
+            let text = address.expand(&target.repository_version(), basearch(target.arch));
             let url = directory(&text, !is_list)?;
             let mut found = fetcher.net.url_candidates(&url);
             // RFC 6761: no name below `invalid` is ever resolved, so that definitions may use it for what a site has elsewhere.
@@ -384,7 +384,7 @@ pub(super) fn key_parts(archive: &RpmArchive, target: &KernelTarget) -> Vec<Stri
             RpmRepository::Url(address) => ("url", address),
             RpmRepository::MirrorList(address) => ("mirrors", address),
         };
-        format!("{kind} {}", address.expand(&target.os_version, basearch(target.arch)))
+        format!("{kind} {}", address.expand(&target.repository_version(), basearch(target.arch)))
     };
     let mut parts: Vec<String> = repositories.iter().map(address).collect();
     parts.push(format!("signed by {} {signed:?}", signed_by.display()));

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     NonEmpty,
-    checked::{LocalPath, OsVersion, RepositoryAddress, RpmAlternatives},
+    checked::{LocalPath, RepositoryAddress, RpmAlternatives},
 };
 
 /// RPM packages of a kernel, and where they are.
@@ -94,9 +94,9 @@ impl FurtherRpmPackages {
 
 impl RepositoryAddress {
     /// For a version of the distribution and RPM's name of an architecture.
-    pub fn expand(&self, os_version: &OsVersion, basearch: &str) -> String {
-        let (major, minor) = os_version.split_once('.').unwrap_or((os_version.as_str(), "0"));
-        self.replace("{{releasever}}", os_version)
+    pub fn expand(&self, version: &str, basearch: &str) -> String {
+        let (major, minor) = version.split_once('.').unwrap_or((version, "0"));
+        self.replace("{{releasever}}", version)
             .replace("{{releasever_major}}", major)
             .replace("{{releasever_minor}}", minor)
             .replace("{{basearch}}", basearch)
@@ -118,7 +118,7 @@ mod tests {
     fn addresses_are_expanded() {
         let address: RepositoryAddress =
             "https://rocky.invalid/{{releasever}}/x/{{releasever_major}}-SP{{releasever_minor}}/{{basearch}}/os/".parse().unwrap();
-        let expanded = address.expand(&"9.5".parse().unwrap(), "x86_64");
+        let expanded = address.expand("9.5", "x86_64");
         assert_eq!(expanded, "https://rocky.invalid/9.5/x/9-SP5/x86_64/os/");
         for text in [
             "https://{{releasever}}.test/",

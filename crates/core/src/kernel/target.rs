@@ -1,6 +1,6 @@
 //! Pure: one kernel target, the unit that images are built for.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,16 @@ impl KernelTarget {
             _ => format!("{os}{os_version}"),
         }
     }
+
+    /// The version that the distribution's repositories have in their addresses. RHCOS itself has OpenShift's; its kernels are
+    /// those of the RHEL that their release names: `el9_4`.
+    pub fn repository_version(&self) -> Cow<'_, str> {
+        let Self { os, os_version, release, arch: _ } = self;
+        let of_rhel = (os.as_str() == "rhcos").then(|| release.as_str().split_once(".el")).flatten();
+        let Some((_, version)) = of_rhel else { return Cow::Borrowed(os_version.as_str()) };
+        let end = version.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(version.len());
+        Cow::Owned(version.get(..end).unwrap_or_default().replace('_', "."))
+    }
 }
 
 impl fmt::Display for KernelTarget {
@@ -52,6 +62,21 @@ mod tests {
             assert!(text.parse::<OsId>().is_err(), "{text:?} was accepted as an id");
             assert!(text.parse::<OsVersion>().is_err(), "{text:?} was accepted as a version");
         }
+    }
+
+    #[test]
+    fn rhcos_has_kernels_of_rhel() {
+        let version = |os: &str, release: &str| {
+            let (os, os_version) = (os.parse().unwrap(), "4.16".parse().unwrap());
+            let target =
+                KernelTarget { os, os_version, release: release.parse().unwrap(), arch: Architecture::Amd64 };
+            target.repository_version().into_owned()
+        };
+        assert_eq!(version("rhcos", "5.14.0-427.50.1.el9_4.x86_64"), "9.4");
+        assert_eq!(version("rhcos", "4.18.0-553.el8_10.x86_64"), "8.10");
+        assert_eq!(version("rhcos", "5.14.0-70.el9.x86_64+rt"), "9");
+        assert_eq!(version("rhcos", "6.1.0-acme"), "4.16");
+        assert_eq!(version("rhel", "5.14.0-427.50.1.el9_4.x86_64"), "4.16");
     }
 
     #[test]

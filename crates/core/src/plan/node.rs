@@ -89,6 +89,12 @@ impl From<PassedLimit> for NodeReason {
 
 /// The kernel target that a node runs.
 pub fn node_target(node: &NodeFacts) -> Result<KernelTarget, NodeReason> {
+    // A manifest that was written by hand; a kubelet says both.
+    for (value, field) in [(&node.kernel_version, "kernelVersion"), (&node.architecture, "architecture")] {
+        if value.is_empty() {
+            return Err(NodeReason::Malformed { detail: format!("status.nodeInfo.{field} is missing") });
+        }
+    }
     let release: KernelRelease = node.kernel_version.parse().map_err(malformed)?;
     let arch: Architecture = node.architecture.parse().map_err(malformed)?;
     let label = |key: &'static str| match node.labels.get(key) {

@@ -53,8 +53,9 @@ pub(crate) fn in_use(node: &Node<'_>, loaded: &Loaded, name: &str) -> Option<Err
     let module = loaded.get(name)?;
     let references =
         module.references.checked_sub(module.holders.len()).filter(|&references| references > 0)?;
-    let by = users::processes(&node.paths, users::devices(&kernel_name(name)));
-    Some(Error::InUse { name: kernel_name(name), references, by })
+    let name = kernel_name(name);
+    let by = users::processes(&node.paths, &users::devices(&node.paths, loaded, &name));
+    Some(Error::InUse { name, references, by })
 }
 
 /// Says whether processes stand in the way of unloading a module, before anything is unloaded. References that no

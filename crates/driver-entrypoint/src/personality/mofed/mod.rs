@@ -3,7 +3,6 @@
 //!
 //! The steps, files and variables are those of the Network Operator's container (Mellanox/doca-driver-build).
 
-mod blacklist;
 mod settings;
 pub(crate) mod sriov;
 mod stack;
@@ -11,19 +10,20 @@ mod stack;
 mod tests;
 mod udev;
 
-use blacklist::Blacklist;
 pub(crate) use settings::Settings;
 use sriov::State;
 use stack::{Comparison, PEER_MEMORY, Stack};
 
 use crate::{
+    blacklist::Blacklist,
     error::Error,
-    files,
+    files, forecast,
     lock::Lock,
     modules::{index::Index, load::Loader, loaded::Loaded, parameters::Parameters, unload},
     mounts,
     node::Node,
     signals::Ending,
+    taken_out::TakenOut,
 };
 
 /// From start to stop.
@@ -36,7 +36,11 @@ pub(crate) fn run(node: &Node<'_>, settings: &Settings, ending: &mut dyn Ending)
         node,
         settings,
         stack: Stack { node, settings, loader: Loader { node, index: &index, parameters: &parameters } },
-        host: Loader { node, index: &host, parameters: &parameters },
+        taken_out: TakenOut {
+            node,
+            host: Loader { node, index: &host, parameters: &parameters },
+            file: settings.state_file("replaced"),
+        },
     };
     if let Err(error) = container.start(ending) {
         // What is exposed would be of drivers that are not there.
@@ -52,7 +56,7 @@ struct Container<'a> {
     node: &'a Node<'a>,
     settings: &'a Settings,
     stack: Stack<'a>,
-    host: Loader<'a>,
+    taken_out: TakenOut<'a>,
 }
 
 impl Container<'_> {
@@ -68,7 +72,7 @@ impl Container<'_> {
                 node.log.step("the loaded drivers are those of this image: not reloaded");
                 // One that was killed half-way through loading left the rest to us.
                 let unfinished = node.paths.at(&self.state_file("replacing")).exists();
-                stack.load(&if unfinished { self.taken_out() } else { Vec::new() })?;
+                stack.load(&if unfinished { self.taken_out.names() } else { Vec::new() })?;
                 files::remove(node, &self.state_file("replacing"))?;
             }
             Comparison::Differs { module, loaded: there, image } => {
@@ -118,11 +122,11 @@ impl Container<'_> {
         let Self { node, stack, .. } = self;
         self.check_peer_memory(loaded)?;
         let leaving = stack.in_the_way(loaded)?;
+        forecast::announce(node, &leaving)?;
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(loaded)?;
         self.write_udev_rules()?;
-        let taken_out = union(self.taken_out(), &leaving);
-        self.note_taken_out(&taken_out)?;
+        let taken_out = self.taken_out.add(&leaving)?;
         files::write(node, &self.state_file("replacing"), "")?;
         self.blacklist().write()?;
         let replaced = self.exchange(loaded, &leaving, &taken_out);
@@ -155,8 +159,7 @@ impl Container<'_> {
         unload::unload_all(node, &PEER_MEMORY)?;
         self.save_network(&loaded)?;
         node.log.step("putting back the host's drivers");
-        let names = union(self.taken_out(), &leaving);
-        self.note_taken_out(&names)?;
+        let names = self.taken_out.add(&leaving)?;
         files::write(node, &self.state_file("replacing"), "")?;
         if let Err(error) = unload::unload_all(node, &leaving) {
             node.log.warn("the image's drivers stay loaded");
@@ -166,11 +169,10 @@ impl Container<'_> {
             files::remove(node, &self.state_file("replacing"))?;
             return Err(error);
         }
-        self.load_host(&names)?;
+        self.taken_out.load(&names)?;
         self.restore_network()?;
         files::remove(node, &self.state_file("replacing"))?;
-        files::remove(node, &self.state_file("replaced"))?;
-        Ok(())
+        self.taken_out.forget()
     }
 
     fn check_peer_memory(&self, loaded: &Loaded) -> Result<(), Error> {
@@ -186,17 +188,7 @@ impl Container<'_> {
         };
         let ours: Vec<&str> = loaded.names().filter(is_ours).collect();
         unload::unload_all(self.node, &loaded.with_holders(&ours))?;
-        self.load_host(names)
-    }
-
-    /// Those that the host has; `names` are in the order in which they were unloaded.
-    fn load_host(&self, names: &[String]) -> Result<(), Error> {
-        for name in names.iter().rev() {
-            if self.host.index.has(name) {
-                self.host.load(name)?;
-            }
-        }
-        Ok(())
+        self.taken_out.load(names)
     }
 
     fn conceal(&self) -> Result<(), Error> {
@@ -205,7 +197,7 @@ impl Container<'_> {
     }
 
     fn blacklist(&self) -> Blacklist<'_> {
-        Blacklist { node: self.node, settings: self.settings }
+        self.settings.blacklist(self.node)
     }
 
     fn write_udev_rules(&self) -> Result<(), Error> {
@@ -246,29 +238,9 @@ impl Container<'_> {
         Ok(())
     }
 
-    /// The modules that containers took out since the node's boot, in the order in which they were unloaded.
-    fn taken_out(&self) -> Vec<String> {
-        let names = files::text(self.node.paths.at(&self.state_file("replaced"))).unwrap_or_default();
-        names.lines().map(str::to_owned).collect()
-    }
-
-    fn note_taken_out(&self, names: &[String]) -> Result<(), Error> {
-        files::write(self.node, &self.state_file("replaced"), &names.join("\n"))
-    }
-
     fn state_file(&self, name: &str) -> String {
         self.settings.state_file(name)
     }
-}
-
-/// The first names, and those of the others that are not among them.
-fn union(mut names: Vec<String>, others: &[String]) -> Vec<String> {
-    for name in others {
-        if !names.contains(name) {
-            names.push(name.clone());
-        }
-    }
-    names
 }
 
 /// Does udev give an NVIDIA interface a name with its port, such as `enp8s0f0np0`? From its database, where the pod

@@ -1,6 +1,10 @@
 //! What a MOFED container is told: its arguments, and the environment that the Network Operator's users know. Pure.
 
-use crate::{modules::is_module_name, node::is_plain_path};
+use crate::{
+    blacklist::Blacklist,
+    modules::is_module_name,
+    node::{Node, is_plain_path},
+};
 
 /// Storage over RDMA, initiators and targets: what the operators' container calls storage modules.
 const STORAGE: &str = "ib_iser ib_isert ib_srp ib_srpt nvme_rdma nvmet_rdma rpcrdma xprtrdma";
@@ -135,9 +139,15 @@ impl Settings {
         format!("{}/.{name}", self.mount)
     }
 
-    /// What a link at [`blacklist_file`](Self::blacklist_file) leads to. The volume has the same path on the node.
-    pub(crate) fn blacklist_contents(&self) -> String {
-        self.state_file("blacklist")
+    /// What is kept from the host while it is replaced. The volume has the same path on the node.
+    pub(crate) fn blacklist<'a>(&'a self, node: &'a Node<'a>) -> Blacklist<'a> {
+        let third_party = self.third_party.iter().filter(|_| self.unload_third_party);
+        Blacklist {
+            node,
+            name: self.blacklist_file.rsplit('/').next().unwrap_or_default().to_owned(),
+            link: Some((&self.blacklist_file, self.state_file("blacklist"))),
+            modules: self.blacklist.iter().chain(third_party).chain(&self.auxiliary).cloned().collect(),
+        }
     }
 
     /// Where the headers, or the root, are exposed.

@@ -328,7 +328,7 @@ fn the_blacklist_names_what_the_variables_say() {
     let text = |environment: &[(&str, &str)]| {
         let settings = settings(environment);
         let node = bench.node();
-        Blacklist { node: &node, settings: &settings }.text()
+        settings.blacklist(&node).text()
     };
     assert!(
         text(&[])

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use super::{
     daemons::{self, Started},
-    driver, firmware,
+    driver,
     options::Settings,
     parameters, selinux, state,
 };
 use crate::{
     error::Error,
     files::{self, entries, text},
+    firmware::Firmware,
     lock::Lock,
     modules::{load::Loader, loaded::Loaded, parameters::Parameters},
     mounts,
@@ -20,6 +21,9 @@ use crate::{
 
 /// Mellanox's vendor number, as a PCI device shows it.
 const MELLANOX: &str = "0x15b3";
+
+/// The GSP firmware: below the exposed root.
+const FIRMWARE: Firmware<'_> = Firmware { host_path: "/run/nvidia/driver/lib/firmware", part: "nvidia" };
 
 /// How often the node is looked at while the start waits for something.
 const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
@@ -87,7 +91,7 @@ fn stop(node: &Node<'_>) -> Result<(), Error> {
     state::set_not_ready(node)?;
     daemons::stop(node)?;
     driver::unload(node)?;
-    firmware::restore_search_path(node)?;
+    FIRMWARE.restore_search_path(node)?;
     mounts::conceal(node, state::ROOT)?;
     state::clear(node)
 }
@@ -99,10 +103,10 @@ fn set_up_firmware(loader: &Loader<'_>) -> Result<(), Error> {
         node.log.step("NVreg_EnableGpuFirmware=0: the GPU's firmware is not set up");
         return Ok(());
     }
-    let files = firmware::provide(node)?;
-    node.log.step(format!("firmware: {files} file(s) copied to {}", firmware::HOST_PATH));
+    let files = FIRMWARE.provide(node)?;
+    node.log.step(format!("firmware: {files} file(s) copied to {}", FIRMWARE.host_path));
     // GPUs before Turing need none.
-    if let Err(error) = firmware::set_search_path(node) {
+    if let Err(error) = FIRMWARE.set_search_path(node) {
         node.log.warn(format!("go on without a search path for firmware: {error}"));
     }
     Ok(())

@@ -11,7 +11,6 @@ use crate::{
 
 mod daemons;
 mod driver;
-mod firmware;
 mod init;
 mod options;
 pub(crate) mod parameters;

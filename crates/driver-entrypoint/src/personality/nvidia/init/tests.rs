@@ -106,9 +106,9 @@ fn the_driver_comes_and_goes_in_the_operators_order() {
     };
     run(&bench.node(), &digest("1234"), &mut EndsWhenReady(&mut look)).unwrap();
     let pid = format!("{}\n", std::process::id());
-    assert_eq!(seen, Some((pid, "Ready\n".into(), "1234\n".into(), firmware::HOST_PATH.into())));
+    assert_eq!(seen, Some((pid, "Ready\n".into(), "1234\n".into(), FIRMWARE.host_path.into())));
     assert_eq!(
-        bench.text(&format!("{}/nvidia/535.1/gsp_ga10x.bin", firmware::HOST_PATH)).unwrap(),
+        bench.text(&format!("{}/nvidia/535.1/gsp_ga10x.bin", FIRMWARE.host_path)).unwrap(),
         "firmware"
     );
     let expected: Vec<&str> = LOADS.into_iter().chain(EXPOSES).chain(STOPS).collect();
@@ -127,7 +127,7 @@ fn parameters_go_to_their_module() {
     let nvidia = "load nvidia of the image NVreg_EnableGpuFirmware=0 NVreg_A=1 NVreg_B=\"x y\"";
     assert!(calls.iter().any(|call| call == nvidia), "{calls:?}");
     assert!(calls.iter().any(|call| call == "load nvidia_uvm of the image uvm_debug_prints=1"), "{calls:?}");
-    assert!(!bench.at(firmware::HOST_PATH).exists(), "no firmware is wanted");
+    assert!(!bench.at(FIRMWARE.host_path).exists(), "no firmware is wanted");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Adapter: the GSP firmware. The kernel opens it by a path of the host's, so it must be visible there, and the
+//! Adapter: a driver's firmware. The kernel opens it by a path of the host's, so it must be visible there, and the
 //! kernel must know where.
 
 use std::{
@@ -15,44 +15,74 @@ use rustix::{
 
 use crate::{error::Error, files::if_there, node::Node};
 
-/// Where the host sees the driver's firmware: below the exposed root.
-pub(crate) const HOST_PATH: &str = "/run/nvidia/driver/lib/firmware";
-
 /// The kernel's own search path (`Documentation/driver-api/firmware/fw_search_path.rst`).
 const SEARCH_PATH: &str = "/sys/module/firmware_class/parameters/path";
 
 /// So much of two files is compared at a time.
 const PIECE: usize = 256 << 10;
 
-/// Where images keep the firmware. The operator mounts the host's directory over `/lib/firmware`, which is why its
+/// Where images keep their firmware. The operators mount the host's directory over `/lib/firmware`, which is why their
 /// own images have the first.
-const IMAGE_PATHS: &[&str] = &["opt/lib/firmware/nvidia", "lib/firmware/nvidia", "usr/lib/firmware/nvidia"];
+const IMAGE_PATHS: [&str; 3] = ["opt/lib/firmware", "lib/firmware", "usr/lib/firmware"];
 
-/// Makes the kernel look for firmware at [`HOST_PATH`], and says so. A search path with another value is left alone, as
-/// the operators' images do; one that is ours already is of a container that was killed.
-pub(crate) fn set_search_path(node: &Node<'_>) -> Result<(), Error> {
-    match search_path(node)?.as_deref() {
-        None => node.log.warn("this kernel has no search path for firmware"),
-        Some(current) if !current.is_empty() && current != HOST_PATH => node.log.warn(format!(
-            "the kernel looks for firmware at {current}, which is kept: GPUs that need firmware find none at {HOST_PATH}"
-        )),
-        Some(current) => {
-            if current.is_empty() {
-                write_search_path(node, HOST_PATH)?;
-            }
-            node.log.step(format!("the kernel looks for firmware at {HOST_PATH}"));
-        }
-    }
-    Ok(())
+/// The firmware of an image, and where the host sees it.
+#[derive(Clone, Copy)]
+pub(crate) struct Firmware<'a> {
+    /// The directory that the kernel is to look in, which has the same path on the host.
+    pub(crate) host_path: &'a str,
+    /// What of the image's firmware: a directory, or all of it (`""`).
+    pub(crate) part: &'a str,
 }
 
-/// Empties the search path if it is ours.
-pub(crate) fn restore_search_path(node: &Node<'_>) -> Result<(), Error> {
-    if search_path(node)?.is_some_and(|current| current == HOST_PATH) {
-        // An empty write does nothing, and a newline would be part of the path.
-        write_search_path(node, "\0")?;
+impl Firmware<'_> {
+    /// Makes the kernel look for firmware there, and says so. A search path with another value is left alone, as
+    /// the operators' images do; one that is ours already is of a container that was killed.
+    pub(crate) fn set_search_path(self, node: &Node<'_>) -> Result<(), Error> {
+        let Self { host_path, .. } = self;
+        match search_path(node)?.as_deref() {
+            None => node.log.warn("this kernel has no search path for firmware"),
+            Some(current) if !current.is_empty() && current != host_path => node.log.warn(format!(
+                "the kernel looks for firmware at {current}, which is kept: devices that need firmware find none at {host_path}"
+            )),
+            Some(current) => {
+                if current.is_empty() {
+                    write_search_path(node, host_path)?;
+                }
+                node.log.step(format!("the kernel looks for firmware at {host_path}"));
+            }
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// Empties the search path if it is ours.
+    pub(crate) fn restore_search_path(self, node: &Node<'_>) -> Result<(), Error> {
+        if search_path(node)?.is_some_and(|current| current == self.host_path) {
+            // An empty write does nothing, and a newline would be part of the path.
+            write_search_path(node, "\0")?;
+        }
+        Ok(())
+    }
+
+    /// Copies the image's firmware to where the host sees it; gives the number of files that had to be written.
+    pub(crate) fn provide(self, node: &Node<'_>) -> Result<usize, Error> {
+        let (root, target) = (node.paths.at("/"), node.paths.at(self.host_path).join(self.part));
+        // The image's root without what the manifest mounts over it. Linux 5.2 and later; before, the image has to keep
+        // its firmware where nothing is mounted.
+        let bare =
+            open_tree(CWD, &root, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).ok();
+        let bare = bare.as_ref().map(|root| PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd())));
+        let mut written = 0;
+        for root in bare.iter().chain([&root]) {
+            for directory in IMAGE_PATHS {
+                let from = root.join(directory).join(self.part);
+                if from.is_dir() {
+                    let copied = copy(&from, &target);
+                    written += copied.map_err(Error::on("copy firmware to", self.host_path))?;
+                }
+            }
+        }
+        Ok(written)
+    }
 }
 
 fn search_path(node: &Node<'_>) -> Result<Option<String>, Error> {
@@ -63,26 +93,6 @@ fn search_path(node: &Node<'_>) -> Result<Option<String>, Error> {
 
 fn write_search_path(node: &Node<'_>, value: &str) -> Result<(), Error> {
     fs::write(node.paths.at(SEARCH_PATH), value).map_err(Error::on("write", SEARCH_PATH))
-}
-
-/// Copies the image's firmware to where the host sees it; gives the number of files that had to be written.
-pub(crate) fn provide(node: &Node<'_>) -> Result<usize, Error> {
-    let (root, target) = (node.paths.at("/"), node.paths.at(HOST_PATH));
-    // The image's root without what the manifest mounts over it. Linux 5.2 and later; before, the image has to keep
-    // its firmware where nothing is mounted.
-    let bare = open_tree(CWD, &root, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC).ok();
-    let bare = bare.as_ref().map(|root| PathBuf::from(format!("/proc/self/fd/{}", root.as_raw_fd())));
-    let mut written = 0;
-    for root in bare.iter().chain([&root]) {
-        for directory in IMAGE_PATHS {
-            let from = root.join(directory);
-            if from.is_dir() {
-                let copied = copy(&from, &target.join("nvidia"));
-                written += copied.map_err(Error::on("copy firmware to", HOST_PATH))?;
-            }
-        }
-    }
-    Ok(written)
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<usize> {
@@ -132,39 +142,42 @@ mod tests {
     use super::*;
     use crate::testing::Bench;
 
+    const HOST_PATH: &str = "/run/nvidia/driver/lib/firmware";
+    const GSP: Firmware<'_> = Firmware { host_path: HOST_PATH, part: "nvidia" };
+
     #[test]
     fn an_empty_search_path_becomes_ours_and_empty_again() {
         for empty in ["", "\n", "\0\n"] {
             let bench = Bench::new();
             bench.file(SEARCH_PATH, empty);
             let ours = format!("INFO  the kernel looks for firmware at {HOST_PATH}");
-            set_search_path(&bench.node()).unwrap();
+            GSP.set_search_path(&bench.node()).unwrap();
             assert_eq!((bench.text(SEARCH_PATH).unwrap(), bench.log()), (HOST_PATH.to_owned(), ours.clone()));
             // After a kill -9 it is still there.
-            set_search_path(&bench.node()).unwrap();
+            GSP.set_search_path(&bench.node()).unwrap();
             assert_eq!(bench.log(), format!("{ours}\n{ours}"));
-            restore_search_path(&bench.node()).unwrap();
+            GSP.restore_search_path(&bench.node()).unwrap();
             assert_eq!(search_path(&bench.node()).unwrap().as_deref(), Some(""));
         }
     }
 
     #[test]
-    fn somebody_elses_search_path_is_left_alone() {
+    fn the_search_path_of_another_program_is_left_alone() {
         let bench = Bench::new();
         bench.file(SEARCH_PATH, "/var/lib/firmware\n");
-        set_search_path(&bench.node()).unwrap();
+        GSP.set_search_path(&bench.node()).unwrap();
         let kept = "WARN  the kernel looks for firmware at /var/lib/firmware, which is kept";
         assert!(bench.log().starts_with(kept), "{}", bench.log());
-        restore_search_path(&bench.node()).unwrap();
+        GSP.restore_search_path(&bench.node()).unwrap();
         assert_eq!(bench.text(SEARCH_PATH).unwrap(), "/var/lib/firmware\n");
     }
 
     #[test]
     fn a_kernel_without_a_search_path_is_no_fault() {
         let bench = Bench::new();
-        set_search_path(&bench.node()).unwrap();
+        GSP.set_search_path(&bench.node()).unwrap();
         assert_eq!(bench.log(), "WARN  this kernel has no search path for firmware");
-        restore_search_path(&bench.node()).unwrap();
+        GSP.restore_search_path(&bench.node()).unwrap();
         assert_eq!(bench.text(SEARCH_PATH), None);
     }
 
@@ -174,13 +187,13 @@ mod tests {
         bench.file("/opt/lib/firmware/nvidia/535.1/gsp_ga10x.bin", "firmware");
         bench.file("/lib/firmware/nvidia/535.1/gsp_tu10x.bin", "other");
         let copied = format!("{HOST_PATH}/nvidia/535.1/gsp_ga10x.bin");
-        assert_eq!(provide(&bench.node()).unwrap(), 2);
-        assert_eq!(provide(&bench.node()).unwrap(), 0);
+        assert_eq!(GSP.provide(&bench.node()).unwrap(), 2);
+        assert_eq!(GSP.provide(&bench.node()).unwrap(), 0);
         assert_eq!(bench.text(&copied).unwrap(), "firmware");
         // Another length, and another content of the same length.
         for other in ["firm", "fakeware"] {
             bench.file(&copied, other);
-            assert_eq!(provide(&bench.node()).unwrap(), 1);
+            assert_eq!(GSP.provide(&bench.node()).unwrap(), 1);
             assert_eq!(bench.text(&copied).unwrap(), "firmware");
         }
         let names = fs::read_dir(bench.at(&copied).parent().unwrap()).unwrap().count();
@@ -188,9 +201,20 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_of_another_vendor_has_it_all_in_its_own_directory() {
+        let bench = Bench::new();
+        bench.file("/usr/lib/firmware/acme/card.fw", "firmware");
+        bench.file("/lib/firmware/card.fw", "old");
+        let firmware = Firmware { host_path: "/run/farrier/acme/firmware", part: "" };
+        assert_eq!(firmware.provide(&bench.node()).unwrap(), 2);
+        assert_eq!(bench.text("/run/farrier/acme/firmware/acme/card.fw").unwrap(), "firmware");
+        assert_eq!(bench.text("/run/farrier/acme/firmware/card.fw").unwrap(), "old");
+    }
+
+    #[test]
     fn an_image_without_firmware_gives_none() {
         let bench = Bench::new();
-        assert_eq!(provide(&bench.node()).unwrap(), 0);
+        assert_eq!(GSP.provide(&bench.node()).unwrap(), 0);
         assert!(!bench.at(HOST_PATH).exists());
     }
 }

@@ -1,0 +1,25 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # ci/bench's variables
+# How fast the machine is. Sourced by ci/bench.
+
+# Seconds of the plain make below on the machine for which the design's targets in seconds were set.
+reference_make=1.2
+
+# Sets `pace`: how many times longer than there the same work takes here, never below 1. Targets in seconds are that much longer
+# (see row); ratios, bytes and counts are not touched.
+measure_pace() {
+    local kernel base run
+    kernel="$(debian_kernels bookworm-security 1)"
+    say "the machine's pace: plain make of mstflint_access on $kernel"
+    unpack_package sid mstflint-dkms "$state/pace"
+    base="$(toolchain "$kernel")"
+    for ((run = 1; run <= (runs > 5 ? runs : 5); run++)); do
+        docker run --rm --network none --name "$mark" --volume "$state/pace/usr/src:/source:ro" "$base" bash -c "
+            cp -a /source/mstflint-* /build && cd /build || exit 1
+            start=\$(date +%s.%N)
+            make -C /lib/modules/$kernel/build M=/build -j\$(nproc) modules > /tmp/log 2>&1 || { tail /tmp/log >&2; exit 1; }
+            awk -v s=\$start -v e=\$(date +%s.%N) 'BEGIN { printf \"%.3f\n\", e - s }'" | tee -a "$state/times/pace" >&2
+    done
+    pace="$(awk -v s="$(median pace)" -v r="$reference_make" 'BEGIN { p = s / r; printf "%.2f", p < 1 ? 1 : p }')"
+    say "the machine's pace: $(median pace) s of make, $reference_make s on the reference machine"
+}

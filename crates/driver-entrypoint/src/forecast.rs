@@ -1,0 +1,277 @@
+//! What an unload would come to, before it is tried: who holds each module, and what goes down with it.
+
+use std::{fmt, fs, net::Ipv4Addr};
+
+use crate::{
+    error::Error,
+    files,
+    modules::{loaded::Loaded, unload, users::module_of},
+    node::Node,
+};
+
+/// How `forecast` is used.
+pub(crate) const USAGE: &str = "\
+usage: driver-entrypoint forecast MODULE...
+
+Says what unloading these modules, and those that use them, would come to. Exit code 0: all would go; 1: one would not.
+With hostPID and hostNetwork it sees the node's processes, mounts and routes; else those of its own container.";
+
+/// Where API servers listen, unless a cluster chose otherwise.
+const API_PORT: u16 = 6443;
+
+/// What becomes of a module, in the order of unloading.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    name: String,
+    /// Why it stays.
+    held: Vec<String>,
+    /// What goes down with it.
+    down: Vec<String>,
+}
+
+impl Departure {
+    pub(crate) fn stays(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Is there anything to say of it?
+    pub(crate) fn matters(&self) -> bool {
+        self.stays() || !self.down.is_empty()
+    }
+}
+
+impl fmt::Display for Departure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, held, down } = self;
+        match (held.is_empty(), down.is_empty()) {
+            (false, _) => write!(f, "module {name} stays: {}", held.join("; ")),
+            (true, false) => write!(f, "module {name} goes, and with it {}", down.join("; ")),
+            (true, true) => write!(f, "module {name} goes"),
+        }
+    }
+}
+
+/// The command: writes a line for each module.
+pub(crate) fn run(node: &Node<'_>, names: &[&str]) -> Result<(), Error> {
+    let departures = forecast(node, names)?;
+    if departures.is_empty() {
+        node.log.step("none of these modules is loaded");
+    }
+    for departure in &departures {
+        node.log.step(departure);
+    }
+    if departures.iter().any(Departure::stays) {
+        return Err(Error::new(
+            "not all of these modules would go",
+            "end what uses them, unmount what is on them, or drain the node",
+        ));
+    }
+    Ok(())
+}
+
+/// Says, before modules are unloaded, what goes down with them.
+pub(crate) fn announce(node: &Node<'_>, names: &[String]) -> Result<(), Error> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for departure in forecast(node, &names)?.iter().filter(|departure| departure.matters()) {
+        node.log.step(format!("forecast: {departure}"));
+    }
+    Ok(())
+}
+
+/// For these modules and all that use them.
+pub(crate) fn forecast(node: &Node<'_>, names: &[&str]) -> Result<Vec<Departure>, Error> {
+    let loaded = Loaded::read(&node.paths)?;
+    let (interfaces, mounts) = (interfaces(node), mounts(node));
+    let departures = loaded.with_holders(names).into_iter().map(|name| {
+        let of = |found: &[(String, String)]| -> Vec<String> {
+            found.iter().filter(|(module, _)| *module == name).map(|(_, what)| what.clone()).collect()
+        };
+        let mut held = of(&mounts);
+        if let Some(Error::InUse { by, references, .. }) = unload::in_use(node, &loaded, &name) {
+            held.extend(by.iter().map(|process| format!("used by {process}")));
+            if by.is_empty() && held.is_empty() {
+                held.push(format!("{references} reference(s) of an unknown user"));
+            }
+        }
+        let down = of(&interfaces);
+        Departure { name, held, down }
+    });
+    Ok(departures.collect())
+}
+
+/// Network interfaces with an address or a route, each behind the name of its driver's module.
+fn interfaces(node: &Node<'_>) -> Vec<(String, String)> {
+    let routes = routes(node);
+    let servers = api_servers(node);
+    let devices = files::entries(node.paths.at("/sys/class/net")).into_iter();
+    devices
+        .filter_map(|device| {
+            let module = module_of(&device.join("device"))?;
+            let name = device.file_name()?.to_str()?.to_owned();
+            let mut uses = Vec::new();
+            if routes.iter().any(|route| route.interface == name && route.mask == 0) {
+                uses.push("the node's default route".to_owned());
+            } else if routes.iter().any(|route| route.interface == name) {
+                uses.push("routes".to_owned());
+            }
+            let carried = |server: &&Ipv4Addr| {
+                let best =
+                    routes.iter().filter(|route| route.leads_to(**server)).max_by_key(|route| route.mask);
+                best.is_some_and(|route| route.interface == name)
+            };
+            if let Some(server) = servers.iter().find(carried) {
+                uses.push(format!("the connection to the API server at {server}:{API_PORT}"));
+            }
+            let uses = if uses.is_empty() { String::new() } else { format!(" ({})", uses.join(", ")) };
+            Some((module, format!("interface {name}{uses}")))
+        })
+        .collect()
+}
+
+/// What is mounted from block devices, each behind the name of the device's driver.
+fn mounts(node: &Node<'_>) -> Vec<(String, String)> {
+    let text = fs::read_to_string(node.paths.at("/proc/1/mountinfo")).unwrap_or_default();
+    let lines = text.lines().filter_map(|line| {
+        // id parent major:minor root place ... (proc_pid_mountinfo(5))
+        let mut fields = line.split(' ').skip(2);
+        let (device, place) = (fields.next()?, fields.nth(1)?);
+        let device = fs::canonicalize(node.paths.at(&format!("/sys/dev/block/{device}"))).ok()?;
+        let module = device.ancestors().find_map(module_of)?;
+        Some((module, format!("a file system is mounted at {place}")))
+    });
+    lines.collect()
+}
+
+struct Route {
+    interface: String,
+    destination: u32,
+    mask: u32,
+}
+
+impl Route {
+    fn leads_to(&self, address: Ipv4Addr) -> bool {
+        u32::from(address) & self.mask == self.destination
+    }
+}
+
+/// `/proc/net/route`: addresses are hexadecimal, as the processor has them (proc_net(5)).
+fn routes(node: &Node<'_>) -> Vec<Route> {
+    let text = fs::read_to_string(node.paths.at("/proc/1/net/route")).unwrap_or_default();
+    let lines = text.lines().skip(1).filter_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let address = |index: usize| Some(u32::from(address(fields.get(index)?)?));
+        Some(Route { interface: (*fields.first()?).to_owned(), destination: address(1)?, mask: address(7)? })
+    });
+    lines.collect()
+}
+
+/// Where established connections to an API server's port lead, from `/proc/net/tcp`.
+fn api_servers(node: &Node<'_>) -> Vec<Ipv4Addr> {
+    let text = fs::read_to_string(node.paths.at("/proc/1/net/tcp")).unwrap_or_default();
+    let lines = text.lines().skip(1).filter_map(|line| {
+        let mut fields = line.split_whitespace().skip(2);
+        let ((remote, port), state) = (fields.next()?.split_once(':')?, fields.next()?);
+        let is_one = state == "01" && u16::from_str_radix(port, 16) == Ok(API_PORT);
+        is_one.then(|| address(remote))?
+    });
+    lines.collect()
+}
+
+fn address(hexadecimal: &str) -> Option<Ipv4Addr> {
+    Some(Ipv4Addr::from(u32::from_str_radix(hexadecimal, 16).ok()?.to_ne_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::testing::Bench;
+
+    const ROUTES: &str = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n\
+                          eth0\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n\
+                          eth1\t0000A8C0\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0\n";
+    // 192.168.7.9:6443 established; 10.0.0.5:6443 closing.
+    const CONNECTIONS: &str = "  sl  local_address rem_address   st\n\
+                               0: 0100007F:9C40 0907A8C0:192B 01 00000000:00000000\n\
+                               1: 0100007F:9C41 0500000A:192B 06 00000000:00000000\n";
+
+    fn bench() -> Bench {
+        let bench = Bench::new();
+        for (name, depends) in [("mlx5_core", ""), ("mlx5_ib", "mlx5_core"), ("nvme", ""), ("dummy", "")] {
+            bench.host_module(name, depends);
+        }
+        bench.loaded_from_host(&["mlx5_core", "mlx5_ib", "nvme", "dummy"]);
+        bench
+    }
+
+    /// A device below `/sys` whose driver is a module.
+    fn device(bench: &Bench, path: &str, module: &str) {
+        let driver = bench.at(path).join("driver");
+        fs::create_dir_all(&driver).unwrap();
+        symlink(format!("../../../module/{module}"), driver.join("module")).unwrap();
+    }
+
+    fn told(bench: &Bench, names: &[&str]) -> Vec<String> {
+        forecast(&bench.node(), names).unwrap().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_goes_down_is_told() {
+        let bench = bench();
+        bench.file("/proc/1/net/route", ROUTES);
+        bench.file("/proc/1/net/tcp", CONNECTIONS);
+        for name in ["eth0", "eth1", "eth2"] {
+            device(&bench, &format!("/sys/class/net/{name}/device"), "mlx5_core");
+        }
+        fs::create_dir_all(bench.at("/sys/class/net/lo")).unwrap();
+        assert_eq!(
+            told(&bench, &["mlx5-core", "absent"]),
+            [
+                "module mlx5_ib goes",
+                "module mlx5_core goes, and with it interface eth0 (the node's default route); interface eth1 (routes, the \
+                 connection to the API server at 192.168.7.9:6443); interface eth2",
+            ]
+        );
+    }
+
+    #[test]
+    fn who_holds_a_module_is_told() {
+        let bench = bench();
+        device(&bench, "/sys/devices/pci0/nvme0", "nvme");
+        let disk = bench.at("/sys/devices/pci0/nvme0/block/nvme0n1/nvme0n1p1");
+        fs::create_dir_all(&disk).unwrap();
+        fs::create_dir_all(bench.at("/sys/dev/block")).unwrap();
+        symlink(&disk, bench.at("/sys/dev/block/259:1")).unwrap();
+        bench.file(
+            "/proc/1/mountinfo",
+            "30 1 259:1 / /var/lib/data rw - ext4 /dev/nvme0n1p1 rw\n31 1 0:5 / /dev rw - devtmpfs none rw\n",
+        );
+        bench.kernel.users.borrow_mut().extend([
+            ("mlx5_ib".into(), 1),
+            ("nvme".into(), 1),
+            ("dummy".into(), 2),
+        ]);
+        bench.host_module("x", "");
+        bench.loaded_from_host(&["x"]);
+        bench.file("/proc/12/comm", "ucx\n");
+        bench.file("/proc/12/maps", "7f00-7f01 rw-s 0000 00:05 1 /dev/infiniband/uverbs1\n");
+        let departures = forecast(&bench.node(), &["mlx5_core", "nvme", "dummy"]).unwrap();
+        assert_eq!(departures.iter().map(Departure::stays).collect::<Vec<_>>(), [true, false, true, true]);
+        assert_eq!(
+            told(&bench, &["mlx5_core", "nvme", "dummy"]),
+            [
+                "module mlx5_ib stays: used by process 12 (ucx) with /dev/infiniband/uverbs1 open",
+                "module mlx5_core goes",
+                "module nvme stays: a file system is mounted at /var/lib/data",
+                "module dummy stays: 2 reference(s) of an unknown user",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_container_that_sees_nothing_says_as_much_as_it_can() {
+        let bench = bench();
+        assert_eq!(told(&bench, &["mlx5_core"]), ["module mlx5_ib goes", "module mlx5_core goes"]);
+    }
+}

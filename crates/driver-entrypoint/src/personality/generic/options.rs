@@ -1,0 +1,163 @@
+//! Pure: what `generic` is asked to do.
+
+use std::fmt;
+
+use crate::{
+    files,
+    modules::{is_module_name, kernel_name},
+    node::{Paths, is_plain_path},
+};
+
+/// How `generic` is used.
+pub(crate) const USAGE: &str = "\
+usage: driver-entrypoint generic [OPTION...] MODULE...
+
+  --replace NAME            a module of the host that makes way, and comes back at the end; those that use it are
+                            named, too
+  --firmware                the kernel finds the image's firmware while the container runs
+  --wait-for PATH[=TEXT]    load when the path is there, or when its text is TEXT
+  --then PROGRAM            runs after the modules are loaded, with their names as arguments
+  --ready-when PATH[=TEXT]  get ready when the path is there, or when its text is TEXT
+  --keep                    leave all as it is at the end";
+
+/// What the arguments after `generic` say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// In the order in which they are loaded.
+    pub(super) modules: Vec<String>,
+    /// The host's modules that make way for them.
+    pub(super) replace: Vec<String>,
+    /// The image's firmware is for the kernel, too.
+    pub(super) firmware: bool,
+    /// What must hold before anything is loaded.
+    pub(super) wait_for: Vec<Condition>,
+    /// What must hold once the modules are loaded.
+    pub(super) ready_when: Vec<Condition>,
+    /// What runs once the modules are loaded.
+    pub(super) then: Option<String>,
+    /// Everything stays when the container ends.
+    pub(super) keep: bool,
+}
+
+/// A path that is there; with a text, one that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Condition {
+    path: String,
+    text: Option<String>,
+}
+
+impl Options {
+    /// The error says what is wrong with which argument.
+    pub(crate) fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Self::default();
+        let mut arguments = arguments.iter();
+        while let Some(&argument) = arguments.next() {
+            let mut value = || arguments.next().copied().ok_or_else(|| format!("{argument} wants a value"));
+            match argument {
+                "--keep" => options.keep = true,
+                "--firmware" => options.firmware = true,
+                "--replace" => options.replace.push(module(value()?)?),
+                "--wait-for" => options.wait_for.push(Condition::parse(value()?)?),
+                "--ready-when" => options.ready_when.push(Condition::parse(value()?)?),
+                "--then" => options.then = Some(path(value()?)?),
+                name => options.modules.push(module(name)?),
+            }
+        }
+        if options.modules.is_empty() { Err("no module is named".to_owned()) } else { Ok(options) }
+    }
+
+    /// The first module names the container.
+    pub(super) fn name(&self) -> &str {
+        self.modules.first().map_or("none", String::as_str)
+    }
+
+    /// `/run/farrier/<name>.ready`, and what else is kept beside it.
+    pub(super) fn file(&self, ending: &str) -> String {
+        format!("/run/farrier/{}.{ending}", self.name())
+    }
+}
+
+fn module(name: &str) -> Result<String, String> {
+    if is_module_name(name) && !name.starts_with(['-', '_']) {
+        Ok(kernel_name(name))
+    } else {
+        Err(format!("{name:?} is neither an option of generic nor a module's name"))
+    }
+}
+
+fn path(path: &str) -> Result<String, String> {
+    if is_plain_path(path) {
+        Ok(path.to_owned())
+    } else {
+        Err(format!("{path:?} is no absolute path without .."))
+    }
+}
+
+impl Condition {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (place, text) = match text.split_once('=') {
+            Some((place, text)) => (place, Some(text.to_owned())),
+            None => (text, None),
+        };
+        Ok(Self { path: path(place)?, text })
+    }
+
+    pub(super) fn holds(&self, paths: &Paths) -> bool {
+        let at = paths.at(&self.path);
+        match &self.text {
+            None => at.exists(),
+            Some(text) => files::text(at).as_ref() == Some(text),
+        }
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.path)?;
+        self.text.as_ref().map_or(Ok(()), |text| write!(f, " with {text:?} in it"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_and_modules_in_any_order() {
+        let options = Options::parse(&[
+            "--replace",
+            "dummy-holder",
+            "acme-core",
+            "--firmware",
+            "--wait-for",
+            "/dev/acme",
+            "--ready-when",
+            "/sys/class/acme/state=up",
+            "--then",
+            "/usr/bin/acme-setup",
+            "acme",
+        ])
+        .unwrap();
+        assert_eq!(options.modules, ["acme_core", "acme"]);
+        assert_eq!((options.replace.as_slice(), options.firmware), (&["dummy_holder".to_owned()][..], true));
+        assert_eq!(options.wait_for[0].to_string(), "/dev/acme");
+        assert_eq!(options.ready_when[0].to_string(), "/sys/class/acme/state with \"up\" in it");
+        assert_eq!(options.then.as_deref(), Some("/usr/bin/acme-setup"));
+        assert_eq!(options.file("ready"), "/run/farrier/acme_core.ready");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let wrong = |arguments: &[&str]| Options::parse(arguments).unwrap_err();
+        assert_eq!(wrong(&[]), "no module is named");
+        assert_eq!(wrong(&["--keep"]), "no module is named");
+        assert_eq!(wrong(&["x", "--replace"]), "--replace wants a value");
+        assert_eq!(wrong(&["x", "--then", "setup"]), "\"setup\" is no absolute path without ..");
+        assert_eq!(wrong(&["x", "--wait-for", "/dev/../x"]), "\"/dev/../x\" is no absolute path without ..");
+        for name in ["../x", "--force", "a b", "_x"] {
+            let expected = format!("{name:?} is neither an option of generic nor a module's name");
+            assert_eq!(wrong(&[name]), expected);
+            assert_eq!(wrong(&["--replace", name]), expected);
+        }
+    }
+}
