@@ -102,5 +102,5 @@ clocked() {
         --registry "$registry" --cache-dir "$place/$4" --push --force 2>&1 >> "$state/bench.log" |
         while IFS= read -r line; do echo "$EPOCHREALTIME $line"; done >> "$place/lines" ||
         { cat "$place/lines" >&2; die "$2 does not build in a $1 on $3"; }
-    "$farrier" logs "$2" "$3" --cache-dir "$place/$4" | grep -o 'STEPS-[A-Z]* [0-9.]*' | sed 's/^/- /' >> "$place/lines"
+    "$farrier" logs "$2" "$3" --cache-dir "$place/$4" | grep -o 'STEPS-[A-Z]* [0-9][0-9.]*' | sed 's/^/- /' >> "$place/lines"
 }
