@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # ci/bench's variables
+# shellcheck disable=SC2034,SC2154 # variables for, and of, ci/bench
 # How fast the machine is. Sourced by ci/bench.
 
 # Seconds of the plain make below on the machine for which the design's targets in seconds were set.

@@ -117,9 +117,13 @@ impl Container<'_> {
             }
         }
         let (taken_out, there) = (self.taken_out.names(), Loaded::read(&node.paths)?);
-        if self.options.modules.iter().any(|name| there.contains(name)) {
-            node.log.step("modules of the image stay loaded: the host's do not come back yet");
-            return Ok(());
+        for name in &self.options.modules {
+            if self.is_ours(&there, name)? {
+                node.log.step(format!(
+                    "module {name} of the image stays loaded: the host's do not come back yet"
+                ));
+                return Ok(());
+            }
         }
         if !taken_out.is_empty() {
             node.log.step("putting back the host's modules");
@@ -374,6 +378,17 @@ mod tests {
         bench.image_module("acme_more", "acme");
         bench.kernel.refuses.borrow_mut().insert("acme_more".to_owned(), Errno::NOEXEC);
         live(&bench, &[&REPLACE[..], &["acme_more"]].concat(), || panic!("it became ready")).unwrap_err();
+        is_as_before(&bench);
+    }
+
+    #[test]
+    fn what_went_before_one_that_stays_comes_back() {
+        let bench = in_tree();
+        // No process that this container sees: only the kernel knows.
+        bench.kernel.users.borrow_mut().insert("acme".to_owned(), 1);
+        let error = live(&bench, &REPLACE, || panic!("it became ready")).unwrap_err();
+        assert!(error.to_string().starts_with("unload acme: 1 reference(s)"), "{error}");
+        assert_eq!(bench.calls(), ["unload acme_net", "load acme_net of the host"]);
         is_as_before(&bench);
     }
 
