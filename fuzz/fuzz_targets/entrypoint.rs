@@ -2,12 +2,18 @@
 //! in the crate's library, so that this program is made of its sources.
 #![no_main]
 // The rest of the program is not called from here.
-#![allow(dead_code)]
+#![allow(dead_code, unused_imports)]
 
+#[path = "../../crates/driver-entrypoint/src/blacklist.rs"]
+mod blacklist;
 #[path = "../../crates/driver-entrypoint/src/error.rs"]
 mod error;
 #[path = "../../crates/driver-entrypoint/src/files.rs"]
 mod files;
+#[path = "../../crates/driver-entrypoint/src/firmware.rs"]
+mod firmware;
+#[path = "../../crates/driver-entrypoint/src/forecast.rs"]
+mod forecast;
 #[path = "../../crates/driver-entrypoint/src/isolated.rs"]
 mod isolated;
 #[path = "../../crates/driver-entrypoint/src/kernel.rs"]
@@ -28,6 +34,8 @@ mod node;
 mod personality;
 #[path = "../../crates/driver-entrypoint/src/signals.rs"]
 mod signals;
+#[path = "../../crates/driver-entrypoint/src/taken_out.rs"]
+mod taken_out;
 
 use std::{fs, io, path::Path, sync::OnceLock};
 
