@@ -55,7 +55,10 @@ fn layer(directory: &Path, name: &str) -> (PathBuf, Layer) {
 }
 
 fn assembled(base: Option<&Base>, layers: &[Layer]) -> Assembled {
-    let labels = BTreeMap::from([("farrier.test".to_owned(), "yes".to_owned())]);
+    labelled(base, layers, &BTreeMap::from([("farrier.test".to_owned(), "yes".to_owned())]))
+}
+
+fn labelled(base: Option<&Base>, layers: &[Layer], labels: &BTreeMap<String, String>) -> Assembled {
     let notes = BTreeMap::from([("farrier.dev/os".to_owned(), "debian-12".to_owned())]);
     let env = BTreeMap::from([("A".to_owned(), "b".to_owned())]);
     assemble(&Assembly {
@@ -64,7 +67,7 @@ fn assembled(base: Option<&Base>, layers: &[Layer]) -> Assembled {
         layers,
         entrypoint: &["driver-entrypoint".to_owned()],
         env: &env,
-        labels: &labels,
+        labels,
         annotations: &notes,
         architecture: "amd64",
     })
@@ -134,6 +137,51 @@ async fn pushed_images_are_what_skopeo_sees_and_are_sent_once() {
     let out = directory.path().join("fetched");
     registry.fetch_blob(&repository, &image.config_digest, u64::MAX, &out).await.unwrap();
     assert_eq!(fs::read(&out).unwrap(), image.config);
+}
+
+/// docker-registry 2.8 writes its links in place. Without another try, one of some thirty pushes fails.
+#[tokio::test]
+async fn two_that_push_the_same_at_once_both_get_through() {
+    let server = RegistryProcess::start(Wants::default());
+    let directory = tempfile::tempdir().unwrap();
+    let repository = &repository(&server.host, "drivers/same");
+    let [one, other] = [(); 2].map(|()| Retrying::new(plain(), CancellationToken::new()));
+    let (_, layer) = layer(directory.path(), "same");
+    let file = &directory.path().join("same");
+    for round in 0..150 {
+        let labels = BTreeMap::from([("round".to_owned(), round.to_string())]);
+        let image = &labelled(None, std::slice::from_ref(&layer), &labels);
+        let push = async |registry: &Retrying| {
+            registry.push_blob(repository, &layer.digest, file).await?;
+            registry.push_bytes(repository, &image.config).await?;
+            let by_digest = Version::Digest(image.digest.clone());
+            for version in [by_digest, tag(&round.to_string())] {
+                registry
+                    .push_manifest(repository, &version, media_type::OCI_MANIFEST, &image.manifest)
+                    .await?;
+            }
+            Ok::<_, RegistryError>(())
+        };
+        let (first, second) = tokio::join!(push(&one), push(&other));
+        first.and(second).unwrap();
+    }
+}
+
+/// The code is one for what passes, and for what the registry never had: that is tried as often as every other fault.
+#[tokio::test]
+async fn a_registry_that_misses_what_a_manifest_names_is_asked_again() {
+    let missed = r#"{"errors":[{"code":"DIGEST_INVALID","message":"provided digest did not match uploaded content"},
+        {"code":"MANIFEST_BLOB_UNKNOWN","message":"blob unknown to registry"}]}"#;
+    let invalid = r#"{"errors":[{"code":"MANIFEST_INVALID","message":"no schema"}]}"#;
+    let fake = FakeHttp::start(vec![answer(400, missed), answer(201, ""), answer(400, invalid)]).await;
+    let repository = repository(&fake.host, "drivers/x");
+    let registry = Retrying::new(plain(), CancellationToken::new());
+    let image = assembled(None, &[]);
+    let put = || registry.push_manifest(&repository, &tag("1"), media_type::OCI_MANIFEST, &image.manifest);
+    assert_eq!(put().await.unwrap(), image.digest);
+    let error = put().await.unwrap_err();
+    assert!(error.to_string().ends_with("400, MANIFEST_INVALID: no schema"), "{error}");
+    assert_eq!(fake.requests().len(), 3);
 }
 
 #[tokio::test]

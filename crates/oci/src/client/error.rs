@@ -59,6 +59,17 @@ pub enum RegistryError {
         /// The registry's words, or what is wrong with its answer.
         reason: String,
     },
+    /// The registry says that it lacks something that a manifest names. Transient: all of it was sent before, and
+    /// docker-registry 2.8 writes its links in place, so that it misses one that another client is just writing.
+    #[error("{host} misses what it was sent before, to {action}: {reason}")]
+    Missed {
+        /// The registry.
+        host: String,
+        /// What was to be done.
+        action: String,
+        /// The registry's words.
+        reason: String,
+    },
     /// The registry is set up so that nothing can be deleted. Permanent.
     #[error("{host} does not allow to {action}")]
     NoDeletion {
@@ -122,7 +133,7 @@ impl RegistryError {
             Self::Unreachable { source, .. } => {
                 connection_problem(source.as_ref()) == ConnectionProblem::Broken
             }
-            Self::Server { .. } | Self::Digest { .. } => true,
+            Self::Server { .. } | Self::Digest { .. } | Self::Missed { .. } => true,
             Self::NotSent { transient, .. } => *transient,
             Self::Denied { .. }
             | Self::Protocol { .. }

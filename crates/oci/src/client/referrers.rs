@@ -49,7 +49,6 @@ impl RemoteRegistry {
         let is_listed =
             |index: &ImageIndex| index.manifests.iter().any(|known| known.digest == referrer.digest);
         let _listing = self.listing.lock().await;
-        let mut last = None;
         for attempt in 0..MAX_TRIES {
             pause_before(attempt).await;
             let mut index = self.listed_by_tag(repository, subject).await?;
@@ -59,18 +58,12 @@ impl RemoteRegistry {
             index.manifests.push(referrer.clone());
             let bytes =
                 index.to_bytes().map_err(|error| unusable(repository, &version, &error.to_string()))?;
-            match self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await {
-                // docker-registry 2.8 writes manifests in place: while another client puts the same referrer, it
-                // reads a part of it, and answers 400 to a list that names it.
-                Err(error @ RegistryError::Protocol { .. }) => last = Some(error),
-                Err(error) => return Err(error),
-                Ok(_) if is_listed(&self.listed_by_tag(repository, subject).await?) => return Ok(()),
-                Ok(_) => last = None,
+            self.put_manifest(repository, &version, media_type::OCI_INDEX, &bytes).await?;
+            if is_listed(&self.listed_by_tag(repository, subject).await?) {
+                return Ok(());
             }
         }
-        let gone =
-            || unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times"));
-        Err(last.unwrap_or_else(gone))
+        Err(unusable(repository, &version, &format!("what is added is gone again, {MAX_TRIES} times")))
     }
 
     /// The list that clients keep; an empty one where there is none.

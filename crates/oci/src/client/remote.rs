@@ -25,6 +25,9 @@ use crate::{Descriptor, Digest, Repository, Tag, Version, media_type};
 /// Subject").
 const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+/// The code for what a manifest names and the registry lacks: blobs, and manifests in a list (distribution-spec 1.1, "Error
+/// Codes").
+const BLOB_UNKNOWN: &str = "MANIFEST_BLOB_UNKNOWN";
 /// Tags asked for at once.
 const TAGS_PAGE: usize = 1000;
 
@@ -100,7 +103,15 @@ impl RemoteRegistry {
         let digest = digest_of(bytes, version.digest(), &action)?;
         let call = self.http.call(Method::PUT, name, Scope::Push, &manifests(version), &action).await?;
         let call = call.with(CONTENT_TYPE, media_type).sending(Payload::Bytes(bytes));
-        let response = self.http.expect(&call, &[200, 201, 202]).await?;
+        let response = self.http.send(&call).await?;
+        if !matches!(response.status().as_u16(), 200..=202) {
+            return Err(match unexpected(&call, response).await {
+                RegistryError::Protocol { host, action, reason } if reason.contains(BLOB_UNKNOWN) => {
+                    RegistryError::Missed { host, action, reason }
+                }
+                error => error,
+            });
+        }
         let subject = header(response.headers(), &OCI_SUBJECT).and_then(|text| text.parse().ok());
         Ok((digest, subject))
     }
