@@ -177,7 +177,8 @@ async fn a_registry_that_misses_what_a_manifest_names_is_asked_again() {
     let repository = repository(&fake.host, "drivers/x");
     let registry = Retrying::new(plain(), CancellationToken::new());
     let image = assembled(None, &[]);
-    let put = || registry.push_manifest(&repository, &tag("1"), media_type::OCI_MANIFEST, &image.manifest);
+    let version = &tag("1");
+    let put = || registry.push_manifest(&repository, version, media_type::OCI_MANIFEST, &image.manifest);
     assert_eq!(put().await.unwrap(), image.digest);
     let error = put().await.unwrap_err();
     assert!(error.to_string().ends_with("400, MANIFEST_INVALID: no schema"), "{error}");
